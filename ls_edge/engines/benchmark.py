@@ -21,7 +21,7 @@ from ls_edge.core.peers_file import EngineKind
 from ls_edge.device.profile import Times
 from ls_edge.engines.engine import Engine, signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, open_session
-from ls_edge.engines.opening import choose, open_engine, usable_threads
+from ls_edge.engines.opening import open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import engine_name, noise_images, time_chain
 
@@ -86,13 +86,11 @@ def bench(
         raise UsageError(f"cannot time batch {batch} for {duration} seconds; give numbers above 0")
     threads = usable_threads(threads)
     images = noise_images(bundle, batch)
-    choice = choose(bundle, kind, provider)
-    if choice.kind == "tensorrt" and bundle.manifest.parts.whole is None:
-        monolith = None, "TensorRT needs a whole.onnx in the bundle; export it with --whole"
-    raw, origin = monolith
-    with Pipeline.open(
-        bundle, threads=threads, provider=choice.named_provider, kind=choice.kind, max_batch=batch
-    ) as pipeline:
+    with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind, max_batch=batch) as pipeline:
+        choice = pipeline.choice
+        if choice.kind == "tensorrt" and bundle.manifest.parts.whole is None:
+            monolith = None, "TensorRT needs a whole.onnx in the bundle; export it with --whole"
+        raw, origin = monolith
         whole = _whole(bundle, pipeline, raw, threads, batch)
         calls: list[Callable[[], Any]] = [lambda: pipeline.forward(images)]
         if whole is not None:

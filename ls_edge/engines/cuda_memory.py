@@ -1,4 +1,4 @@
-"""One CUDA stream and the memory that all engines of one thread share, through ``cuda.bindings.runtime``.
+"""One CUDA stream and the memory that all engines of one thread share.
 
 During a *visit*, tokens are copied to the GPU, several engines run on them in sequence, and the result is copied back:
 :meth:`CudaWorkspace.visit` makes one copy in, one copy out and one synchronization, however many engines there are.
@@ -11,7 +11,6 @@ Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,31 +18,11 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines.engine import Signature, first_line, signature_of
+from ls_edge.engines.cuda_runtime import NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
+from ls_edge.engines.engine import Signature, signature_of
 
 ALIGNMENT = 256
 """Bytes: TensorRT asks for tensors that begin at a multiple of this."""
-
-
-def cuda_module() -> Any:
-    """Import ``cuda.bindings.runtime``; raise :class:`EngineError` if it is missing."""
-    try:
-        return importlib.import_module("cuda.bindings.runtime")
-    except Exception as error:
-        raise EngineError(
-            f"cuda-bindings does not load ({first_line(error)}), which TensorRT engines need; install it with "
-            "pip install cuda-bindings, of the CUDA version that is here, or use --engine onnx"
-        ) from error
-
-
-def checked(cuda: Any, result: tuple[Any, ...], doing: str) -> Any:
-    """Return the value of a CUDA call; raise :class:`EngineError` with CUDA's message if it failed."""
-    error, *values = result
-    if error != cuda.cudaError_t.cudaSuccess:
-        _, text = cuda.cudaGetErrorString(error)
-        words = text.decode() if isinstance(text, bytes) else str(text)
-        raise EngineError(f"CUDA failed while {doing}: {words}; see 'ls-edge doctor', or use --engine onnx")
-    return values[0] if values else None
 
 
 class DeviceEngine(Protocol):
@@ -69,7 +48,7 @@ class CudaWorkspace:
         ``slot_rows`` is the maximum of engines in a visit that takes slots. Raises :class:`EngineError` if CUDA does
         not work.
         """
-        self.cuda = cuda_module()
+        self.cuda = cuda_runtime()
         self.max_batch = max_batch
         self._slot_rows = slot_rows
         self._slot_bytes = _aligned(max_batch * 8)
@@ -83,8 +62,7 @@ class CudaWorkspace:
         self._holders = 0
         self.generation = 0
         """Number of times that scratch memory has moved, which makes captured graphs invalid."""
-        flags = self.cuda.cudaStreamNonBlocking
-        self._stream: Any = self.call("cudaStreamCreateWithFlags", flags, doing="making a stream")
+        self._stream: int | None = self.call("cudaStreamCreateWithFlags", NON_BLOCKING, doing="making a stream")
 
     @classmethod
     def for_bundle(cls, bundle: Bundle, max_batch: int) -> CudaWorkspace:
@@ -97,11 +75,11 @@ class CudaWorkspace:
         """The stream as a number; raises :class:`EngineError` after everything was freed."""
         if self._stream is None:
             raise EngineError("the memory of these engines was freed; open them again")
-        return int(self._stream)
+        return self._stream
 
     def call(self, name: str, *arguments: Any, doing: str) -> Any:
         """Call a function of CUDA and return its value; raises :class:`EngineError` with CUDA's words."""
-        return checked(self.cuda, getattr(self.cuda, name)(*arguments), doing)
+        return self.cuda.call(name, *arguments, doing=doing)
 
     def hold(self) -> None:
         """Count a user of this workspace."""
@@ -114,14 +92,14 @@ class CudaWorkspace:
             return
         stream, self._stream = self._stream, None
         # Errors do not matter here: the first one has been reported, and everything else still has to be freed.
-        self.cuda.cudaStreamSynchronize(stream)
+        self.cuda.attempt("cudaStreamSynchronize", stream)
         for address in (*self._device, self._scratch):
             if address:
-                self.cuda.cudaFree(address)
+                self.cuda.attempt("cudaFree", address)
         self._device, self._scratch = [], 0
         for pinned in self._pinned:
             pinned.free()
-        self.cuda.cudaStreamDestroy(stream)
+        self.cuda.attempt("cudaStreamDestroy", stream)
 
     def scratch(self, size: int) -> tuple[int, int]:
         """Address and bytes of memory that the kernels of one engine at a time may use; at least ``size`` bytes."""
@@ -131,7 +109,7 @@ class CudaWorkspace:
                 self.call("cudaFree", self._scratch, doing="making room")
                 self._scratch = 0
             wanted = _aligned(max(size, 1))
-            self._scratch = int(self.call("cudaMalloc", wanted, doing=f"making {wanted >> 20} MiB of scratch memory"))
+            self._scratch = self.call("cudaMalloc", wanted, doing=f"making {wanted >> 20} MiB of scratch memory")
             self._scratch_bytes = wanted
             self.generation += 1
         return self._scratch, self._scratch_bytes
@@ -167,14 +145,13 @@ class CudaWorkspace:
             rows = host[:data].view(np.int64).reshape(self._slot_rows, -1)[: len(engines), :batch]
             rows[...] = slots + np.arange(len(rows), dtype=np.int64)[:, None]
         host[data : data + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-        kinds = self.cuda.cudaMemcpyKind
         try:
             self.call(
                 "cudaMemcpyAsync",
                 self._device[0],
                 given.address,
                 data + array.nbytes,
-                kinds.cudaMemcpyHostToDevice,
+                TO_DEVICE,
                 self._stream,
                 doing=f"copying to the GPU for {engines[0].part}",
             )
@@ -194,13 +171,13 @@ class CudaWorkspace:
                 returned.address,
                 self._device[at] + data,
                 result.nbytes,
-                kinds.cudaMemcpyDeviceToHost,
+                TO_HOST,
                 self._stream,
                 doing=f"copying from the GPU after {engines[-1].part}",
             )
         except BaseException:
             # The queued work uses these buffers; it has to end before they are filled again.
-            self.cuda.cudaStreamSynchronize(self._stream)
+            self.cuda.attempt("cudaStreamSynchronize", self._stream)
             raise
         self.synchronize(f"running {_parts(engines)}")
         result[...] = returned.array[: result.nbytes].view(result.dtype).reshape(result.shape)
@@ -209,7 +186,7 @@ class CudaWorkspace:
         """Allocate buffers for any tensor at the largest batch, behind the rows of slots; once."""
         size = self._buffer_bytes
         while len(self._device) < 2:
-            self._device.append(int(self.call("cudaMalloc", size, doing=f"making buffers for {_parts(engines)}")))
+            self._device.append(self.call("cudaMalloc", size, doing=f"making buffers for {_parts(engines)}"))
         for pinned in self._pinned:
             if not pinned.address:
                 pinned.grow(size)
@@ -218,21 +195,20 @@ class CudaWorkspace:
 class _Pinned:
     """Pinned host memory as an array of bytes."""
 
-    def __init__(self, cuda: Any) -> None:
+    def __init__(self, cuda: CudaRuntime) -> None:
         self._cuda = cuda
         self.address = 0
         self.array = np.empty(0, np.uint8)
 
     def grow(self, size: int) -> None:
-        made = self._cuda.cudaHostAlloc(size, self._cuda.cudaHostAllocDefault)
-        self.address = int(checked(self._cuda, made, f"making {size} bytes of pinned memory"))
+        self.address = self._cuda.call("cudaHostAlloc", size, 0, doing=f"making {size} bytes of pinned memory")
         self.array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
 
     def free(self) -> None:
         address, self.address = self.address, 0
         self.array = np.empty(0, np.uint8)
         if address:
-            self._cuda.cudaFreeHost(address)
+            self._cuda.attempt("cudaFreeHost", address)
 
 
 def _aligned(size: int) -> int:

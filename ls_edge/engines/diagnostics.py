@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ls_edge.device import hardware
 from ls_edge.device.diagnostics import (
     PROBE_LIMIT_S,
     Finding,
@@ -56,9 +55,9 @@ engine.close()
 
 _CUDA_CODE = """
 import json
-from ls_edge.engines.cuda_memory import cuda_module
-error, driver = cuda_module().cudaDriverGetVersion()
-print(json.dumps({"error": int(error), "driver": int(driver or 0)}))
+from ls_edge.engines.cuda_runtime import cuda_runtime
+cuda = cuda_runtime()
+print(json.dumps({"path": cuda.path, "runtime": cuda.release_of("Runtime"), "driver": cuda.release_of("Driver")}))
 """
 
 
@@ -90,7 +89,7 @@ def _check_each_engine() -> Iterator[Finding]:
     if has_ort:
         yield from check_onnxruntime(builds[0] if builds else "onnxruntime")
     yield from check_tensorrt()
-    yield from check_cuda_bindings()
+    yield from check_cuda()
 
 
 def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
@@ -119,38 +118,17 @@ def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
         yield Finding("ok", what, f"{tried.found['device']}, builds and runs a layer{graphs}")
 
 
-def check_cuda_bindings() -> Iterator[Finding]:
-    """Check that ``cuda-bindings`` are of a CUDA release that the driver knows."""
-    version = installed("cuda-bindings")
-    has_tensorrt = importlib.util.find_spec("tensorrt") is not None
-    if not has_tensorrt and installed("onnxruntime-gpu") is None:  # torch brings them too, and has its own check
-        return
-    if version is None:
-        if has_tensorrt and importlib.util.find_spec("cuda") is None:
-            fix = f"pip install '{_bindings_for(hardware.jetpack())}'"
-            yield Finding("warn", "cuda-bindings", "not installed; TensorRT engines need it", fix)
+def check_cuda() -> Iterator[Finding]:
+    """Check that a CUDA runtime is installed that the driver supports, where an engine library uses one."""
+    if importlib.util.find_spec("tensorrt") is None and installed("onnxruntime-gpu") is None:
         return
     tried = probe(_CUDA_CODE)
     if tried.found is None:
-        yield Finding("warn", "cuda-bindings", f"{version}: {tried.why}", "pip install --force-reinstall cuda-bindings")
+        yield Finding("warn", "CUDA runtime", tried.why, _fix_of(tried.why, "the CUDA runtime"))
         return
-    major, driver = numbers(version)[0], tried.found["driver"] // 1000
-    known = f"{driver}.{tried.found['driver'] % 1000 // 10}"
-    if driver == 0:
-        yield Finding("warn", "cuda-bindings", f"{version}, and no driver of NVIDIA", "install the driver, or leave it")
-    elif major > driver:
-        yield Finding(
-            "warn", "cuda-bindings", f"{version} are for CUDA {major}, the driver knows CUDA {known}",
-            f"pip install 'cuda-bindings<{driver + 1}'",
-        )  # fmt: skip
-    else:
-        yield Finding("ok", "cuda-bindings", f"{version}; the driver knows CUDA {known}")
-
-
-def _bindings_for(jetpack: str | None) -> str:
-    if jetpack is not None and jetpack.startswith("6"):
-        return "cuda-bindings>=12.8,<13"
-    return "cuda-bindings>=13,<14" if jetpack is not None else "cuda-bindings"
+    runtime, driver = tried.found["runtime"], tried.found["driver"]
+    newer = ", an older release, with which it works all the same" if numbers(runtime) > numbers(driver) else ""
+    yield Finding("ok", "CUDA runtime", f"{runtime} in {tried.found['path']}; the driver supports {driver}{newer}")
 
 
 def _fix_of(why: str, package: str) -> str:

@@ -1,14 +1,15 @@
 """Opening of engines: choice of the library, and engines of single parts or of several parts.
 
-A process makes the choice once: :func:`choose` returns it with the rejected alternatives and the reasons. There is no
-silent fallback.
+:func:`choose` returns the choice with the rejected alternatives and the reasons. What the user named is used or is an
+error; otherwise the next choice is tried if an engine cannot be built or loaded. No fallback is silent.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from ls_edge.core.bundle import Bundle
@@ -38,25 +39,27 @@ class EngineChoice:
     passed_over: tuple[str, ...] = ()
     """Rejected alternatives that would have been better, with the reasons."""
 
-    @property
-    def named_provider(self) -> str | None:
-        """The provider to open parts with."""
-        return self.provider if self.kind == "onnx" else None
-
     def __str__(self) -> str:
         """Format the choice for HELLO and reports."""
         reasons = f" (not {'; not '.join(self.passed_over)})" if self.passed_over else ""
         return f"{self.kind} {self.provider}{reasons}"
 
 
-def choose(bundle: Bundle, kind: EngineKind = "auto", provider: str | None = None, part: str = "stem") -> EngineChoice:
+def choose(
+    bundle: Bundle,
+    kind: EngineKind = "auto",
+    provider: str | None = None,
+    part: str = "stem",
+    failed: Mapping[str, str] = MappingProxyType({}),
+) -> EngineChoice:
     """Choose the library, and ONNX Runtime's provider, for a bundle.
 
     ``auto`` is TensorRT if it is installed with a GPU, no provider is named and TensorRT can read the bundle; else ONNX
     Runtime on CUDA if ``part`` loads on it; else on the CPU. The choice has the reasons for rejecting the ones before.
-    A named provider (``cpu``, ``cuda``, ``tensorrt``, or ONNX Runtime's own name) is taken as it is; opening a part
-    shows whether it loads. Raises :class:`UsageError` for another kind or for TensorRT with a provider, and
-    :class:`EngineError` if TensorRT is missing.
+    ``failed`` has the reasons against ``tensorrt`` or CUDA's provider that are known already. A named provider
+    (``cpu``, ``cuda``, ``tensorrt``, or ONNX Runtime's own name) is taken as it is; opening a part shows whether it
+    loads. Raises :class:`UsageError` for another kind or for TensorRT with a provider, and :class:`EngineError` if
+    every library is missing that may be chosen.
     """
     if kind not in ("auto", "onnx", "tensorrt"):
         raise UsageError(f"engine {kind!r} is not known; use auto, onnx or tensorrt")
@@ -68,19 +71,26 @@ def choose(bundle: Bundle, kind: EngineKind = "auto", provider: str | None = Non
     if named:
         return EngineChoice("onnx", full_name(str(provider)))
     passed_over: list[str] = []
-    dynamic = bundle.manifest.verified.get("int8") == "dynamic"
     if kind == "auto":
-        if dynamic:
-            passed_over.append("tensorrt: the bundle's int8 is dynamic, export with --engine tensorrt --calibrate DATA")
-        else:
-            try:
-                return EngineChoice("tensorrt", str(this_device()))
-            except EngineError as error:
-                passed_over.append(f"tensorrt: {_reason(error)}")
-    why = _why_not_cuda(bundle, part)
+        try:
+            if "tensorrt" in failed:
+                raise EngineError(failed["tensorrt"])
+            if bundle.manifest.verified.get("int8") == "dynamic":
+                raise EngineError("the bundle's int8 is dynamic, export with --engine tensorrt --calibrate DATA")
+            return EngineChoice("tensorrt", str(this_device()))
+        except EngineError as error:
+            passed_over.append(f"tensorrt: {_reason(error)}")
+    try:
+        why = failed.get(CUDA) or _why_not_cuda(bundle, part)
+    except EngineError as error:  # ONNX Runtime is missing, too
+        raise EngineError("; ".join((*passed_over, str(error)))) from error
     if not why:
         return EngineChoice("onnx", CUDA, tuple(passed_over))
     return EngineChoice("onnx", CPU, (*passed_over, f"{CUDA}: {why}"))
+
+
+OnChoice = Callable[[EngineChoice], None]
+"""Callback that receives the choice before engines are opened."""
 
 
 def announce(choice: EngineChoice) -> None:
@@ -102,7 +112,7 @@ class EngineMemory:
         self._no_workspace = ""
 
     def workspace(self, choice: EngineChoice) -> CudaWorkspace | None:
-        """Memory on the GPU; None where ``choice`` needs none, or ONNX Runtime has to do without ``cuda-bindings``."""
+        """Memory on the GPU; None where ``choice`` needs none, or ONNX Runtime has to do without it."""
         if self._workspace is not None or self._no_workspace or (choice.kind == "onnx" and choice.provider != CUDA):
             return self._workspace
         try:
@@ -122,20 +132,87 @@ def open_engine(
     kind: EngineKind = "auto",
     provider: str | None = None,
     threads: int | None = None,
-    memory: EngineMemory | None = None,
     max_batch: int | None = None,
-    on_status: Callable[[str], None] = lambda _: None,
+    on_step: OnStep = lambda _done, _total, _text: None,
 ) -> Engine:
-    """Open one part of a bundle, reading only its file. Engines with the same ``memory`` belong to one thread.
+    """Open one part of a bundle, reading only its file; see :func:`open_parts`."""
+    found = open_parts(
+        bundle, [part], kind=kind, provider=provider, threads=threads, max_batch=max_batch, on_step=on_step
+    )
+    return found[part]
 
-    ``max_batch`` is the largest batch of an engine that is built without ``memory``; ``on_status`` receives the reason
-    for a build. Raises :class:`EngineError` if the engine, its library or the provider does not load, and
-    :class:`ls_edge.core.errors.BundleError` if the file does not match the manifest.
+
+def open_parts(
+    bundle: Bundle,
+    names: Sequence[str],
+    *,
+    kind: EngineKind = "auto",
+    provider: str | None = None,
+    threads: int | None = None,
+    max_batch: int | None = None,
+    on_step: OnStep = lambda _done, _total, _text: None,
+    on_choice: OnChoice = lambda _: None,
+) -> dict[str, Engine]:
+    """Open several parts for one thread; blocks that share a file share an engine.
+
+    If an engine that was not named does not open, the next choice is tried; ``on_choice`` is called with each.
+    ``max_batch`` is the largest batch of engines that are built. ``on_step`` is called before each engine is opened,
+    with the status of a build, and at the end. Raises :class:`EngineError` if the engine, its library or the provider
+    does not load, and :class:`ls_edge.core.errors.BundleError` if a file does not match the manifest.
     """
-    choice = choose(bundle, kind, provider, part)
-    memory = memory if memory is not None else EngineMemory(bundle, max_batch)
-    signature = signature_of(bundle.manifest, part)
     threads = usable_threads(threads)
+    failed: dict[str, str] = {}
+    while True:
+        choice = choose(bundle, kind, provider, names[0], failed)
+        on_choice(choice)
+        try:
+            return _open_with(choice, bundle, names, threads, max_batch, on_step)
+        except EngineError as error:
+            which = "tensorrt" if choice.kind == "tensorrt" else choice.provider
+            if kind == "tensorrt" or provider not in (None, "auto") or which == CPU:
+                raise
+            failed[which] = _reason(error)
+            log.warning("engine does not open", extra={"engine": which, "why": first_line(error)})
+
+
+def _open_with(
+    choice: EngineChoice,
+    bundle: Bundle,
+    names: Sequence[str],
+    threads: int,
+    max_batch: int | None,
+    on_step: OnStep,
+) -> dict[str, Engine]:
+    """Open parts with the chosen engine; close those that are open if one does not open."""
+    memory = EngineMemory(bundle, max_batch)
+    engines: dict[str, Engine] = {}
+    by_file: dict[str, Engine] = {}
+    try:
+        for name in names:
+            file = bundle.part(name).file
+            if file not in by_file:
+                on_step(len(engines), len(names), name)
+                by_file[file] = _open_part(
+                    choice, bundle, name, threads, memory, lambda text: on_step(len(engines), len(names), text)
+                )
+            engines[name] = by_file[file]
+    except BaseException:
+        for engine in by_file.values():
+            engine.close()
+        raise
+    on_step(len(names), len(names), "ready")
+    return engines
+
+
+def _open_part(
+    choice: EngineChoice,
+    bundle: Bundle,
+    part: str,
+    threads: int,
+    memory: EngineMemory,
+    on_status: Callable[[str], None],
+) -> Engine:
+    signature = signature_of(bundle.manifest, part)
     workspace = memory.workspace(choice)
     if workspace is not None:
         workspace.hold()  # freed again if the engine does not open
@@ -157,47 +234,6 @@ def open_engine(
             workspace.release()
 
 
-def open_parts(
-    bundle: Bundle,
-    names: Sequence[str],
-    *,
-    kind: EngineKind = "auto",
-    provider: str | None = None,
-    threads: int | None = None,
-    max_batch: int | None = None,
-    on_step: OnStep = lambda _done, _total, _text: None,
-) -> dict[str, Engine]:
-    """Open several parts for one thread; blocks that share a file share an engine. See :func:`open_engine` for errors.
-
-    ``on_step`` is called before each engine is opened, with the status of a build, and at the end.
-    """
-    choice = choose(bundle, kind, provider, names[0])
-    memory = EngineMemory(bundle, max_batch)
-    engines: dict[str, Engine] = {}
-    by_file: dict[str, Engine] = {}
-    try:
-        for name in names:
-            file = bundle.part(name).file
-            if file not in by_file:
-                on_step(len(engines), len(names), name)
-                by_file[file] = open_engine(
-                    bundle,
-                    name,
-                    kind=choice.kind,
-                    provider=choice.named_provider,
-                    threads=threads,
-                    memory=memory,
-                    on_status=lambda text: on_step(len(engines), len(names), text),
-                )
-            engines[name] = by_file[file]
-    except BaseException:
-        for engine in by_file.values():
-            engine.close()
-        raise
-    on_step(len(names), len(names), "ready")
-    return engines
-
-
 def open_block_engines(
     bundle: Bundle,
     blocks: Iterable[int],
@@ -207,6 +243,7 @@ def open_block_engines(
     threads: int | None = None,
     max_batch: int | None = None,
     on_step: OnStep = lambda _done, _total, _text: None,
+    on_choice: OnChoice = lambda _: None,
 ) -> dict[int, Engine]:
     """Open the engines of some blocks as :func:`open_parts` does."""
     names = {block: f"block {block}" for block in blocks}
@@ -223,6 +260,7 @@ def open_block_engines(
         threads=threads,
         max_batch=max_batch,
         on_step=on_step,
+        on_choice=on_choice,
     )
     return {block: found[name] for block, name in names.items()}
 
@@ -241,7 +279,7 @@ def _why_not_cuda(bundle: Bundle, part: str) -> str:
 
 def _reason(error: EngineError) -> str:
     """Return the reason of an error without the advice, short enough for HELLO."""
-    return first_line(error).split("; ")[0][:100]
+    return first_line(error).split("; ")[0][:160]
 
 
 def usable_threads(threads: int | None) -> int:

@@ -21,14 +21,17 @@ from ls_edge.core.peers_file import EngineKind
 from ls_edge.core.records import RequestRecord
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import HEAD, STEM, Executor
-from ls_edge.engines.opening import OnStep, open_parts
+from ls_edge.engines.opening import EngineChoice, OnStep, open_parts
 
 
 class Pipeline:
     """Stem, blocks and head of a bundle as engines; created by :meth:`open`."""
 
-    def __init__(self, bundle: Bundle, stem: Engine, blocks: Sequence[Engine], head: Engine) -> None:
+    def __init__(
+        self, bundle: Bundle, stem: Engine, blocks: Sequence[Engine], head: Engine, choice: EngineChoice
+    ) -> None:
         self.bundle = bundle
+        self.choice = choice
         self.stem_engine = stem
         self.block_engines = tuple(blocks)
         self.head_engine = head
@@ -47,11 +50,19 @@ class Pipeline:
     ) -> Pipeline:
         """Open every part except ``whole``; arguments and errors are those of :func:`open_parts`."""
         names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
+        choices: list[EngineChoice] = []
         engines = open_parts(
-            bundle, names, kind=kind, provider=provider, threads=threads, max_batch=max_batch, on_step=on_step
+            bundle,
+            names,
+            kind=kind,
+            provider=provider,
+            threads=threads,
+            max_batch=max_batch,
+            on_step=on_step,
+            on_choice=choices.append,
         )
         stem, *blocks, head = (engines[name] for name in names)
-        return cls(bundle, stem, blocks, head)
+        return cls(bundle, stem, blocks, head, choices[-1])
 
     @property
     def num_blocks(self) -> int:

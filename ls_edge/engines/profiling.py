@@ -23,7 +23,7 @@ from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
 from ls_edge.device.sensors import PowerMeter, PowerReading, Sensors, throttling
 from ls_edge.engines.onnxruntime import onnxruntime_module
-from ls_edge.engines.opening import EngineChoice, OnStep, choose, usable_threads
+from ls_edge.engines.opening import EngineChoice, OnStep, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 
 IDLE_S = 1.0
@@ -53,7 +53,6 @@ def profile_bundle(
         raise UsageError(f"cannot time batches {list(batches)} for {duration} seconds; give numbers above 0")
     facts = _facts(name, sensors := sensors or Sensors())
     threads = usable_threads(threads)
-    choice = choose(bundle, kind, provider)
     opened = bundle.num_blocks + 2
     steps = opened + len(sizes)
     before = sensors.state()
@@ -64,9 +63,8 @@ def profile_bundle(
     timed: dict[str, BatchTimes] = {}
     readings: list[PowerReading | None] = []
     with Pipeline.open(
-        bundle, threads=threads, provider=choice.named_provider, kind=choice.kind, max_batch=sizes[-1],
-        on_step=loads.step,
-    ) as pipeline:  # fmt: skip
+        bundle, threads=threads, provider=provider, kind=kind, max_batch=sizes[-1], on_step=loads.step
+    ) as pipeline:
         taken = None if resident is None else (_resident_bytes() or 0) - resident
         for done, size in enumerate(sizes, opened):
             on_step(done, steps, f"batch {size}")
@@ -78,7 +76,7 @@ def profile_bundle(
     manifest, power, parts = bundle.manifest, readings[0], loads.of_parts()
     return DeviceProfile(
         schema=SCHEMA, bundle_id=manifest.bundle_id, model_id=manifest.model_id, model=manifest.model, device=facts,
-        engine=engine_name(choice), provider=pipeline.provider, precision=manifest.precision, threads=threads,
+        engine=engine_name(pipeline.choice), provider=pipeline.provider, precision=manifest.precision, threads=threads,
         batch=timed, parts=parts, memory_bytes=max(sum(part.file_bytes for part in parts), taken or 0),
         power_watts=None if power is None else power.watts, idle_watts=None if idle is None else idle.watts,
         power_scope=None if power is None else power.scope, power_channels={} if power is None else power.channels,
@@ -105,6 +103,8 @@ class _Loads:
         """Note a step of :func:`ls_edge.engines.opening.open_parts`."""
         if done < total:
             self._on_step(done, self._steps, text)
+        if done == 0 and text == "stem":
+            self._marks.clear()  # the next choice of engine, after one that did not open
         name, status, _ = text.partition(":")
         if status:
             self._built.add(name)

@@ -17,7 +17,7 @@ from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.core.peers_file import EngineKind, PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
-from ls_edge.engines.opening import announce, choose, open_block_engines
+from ls_edge.engines.opening import EngineChoice, announce, open_block_engines
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.peer.inspector import Examine
@@ -147,20 +147,20 @@ class Peer:
 
     def open_engines(self) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it, on the engine's thread; raise the library's errors."""
-        bundle, entry = self.bundle, self.entry
-        choice = choose(bundle, self._settings.engine, entry.provider, f"block {entry.blocks[0]}")
-        announce(choice)
-        engines = open_block_engines(
-            bundle,
-            entry.blocks,
-            kind=choice.kind,
-            provider=choice.named_provider,
+        return open_block_engines(
+            self.bundle,
+            self.entry.blocks,
+            kind=self._settings.engine,
+            provider=self.entry.provider,
             threads=self._settings.threads,
-            max_batch=entry.max_batch,
+            max_batch=self.entry.max_batch,
             on_step=self.on_step,
+            on_choice=self._on_choice,
         )
+
+    def _on_choice(self, choice: EngineChoice) -> None:
+        announce(choice)
         self._engine_text = str(choice)[:MAX_TEXT]
-        return engines
 
     @property
     def _running(self) -> Service:

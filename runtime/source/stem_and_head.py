@@ -10,8 +10,8 @@ import numpy as np
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import NotFinite, RequestError
 from ls_edge.core.peers_file import EngineKind, SourceEntry
-from ls_edge.engines.engine import Engine, warm_up
-from ls_edge.engines.opening import EngineMemory, announce, choose, open_engine
+from ls_edge.engines.engine import warm_up
+from ls_edge.engines.opening import EngineChoice, announce, open_parts
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.routing.events import Complete
 from ls_edge.runtime.source.results import InFlightRequest, RequestState, itinerary_holders
@@ -50,22 +50,17 @@ class StemAndHead:
         self.threads = settings.threads or entry.threads or 1
         kind: EngineKind = settings.engine or entry.engine
         provider = settings.provider or (entry.provider if settings.engine is None else None)
-        choice = choose(bundle, kind, provider)
-        announce(choice)
-        self.engine = str(choice)
+        self.engine = ""
         """Engine and provider, and the ones that were passed over."""
-        memory = EngineMemory(bundle)
-        self._engines: dict[str, Engine] = {}
-        try:
-            for part in ("stem", "head"):
-                self._engines[part] = open_engine(
-                    bundle, part, kind=choice.kind, provider=choice.named_provider, threads=self.threads, memory=memory
-                )
-        except BaseException:
-            self.close()
-            raise
+        self._engines = open_parts(
+            bundle, ("stem", "head"), kind=kind, provider=provider, threads=self.threads, on_choice=self._on_choice
+        )
         self.stem_us, self.head_us = (round(warm_up(engine) * 2e3) for engine in self._engines.values())
         """Usual times, rather too long than too short."""
+
+    def _on_choice(self, choice: EngineChoice) -> None:
+        announce(choice)
+        self.engine = str(choice)
 
     def close(self) -> None:
         """Close the engines."""

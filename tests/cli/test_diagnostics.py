@@ -1,6 +1,7 @@
 """Doctor: probes survive what they look for, and each fault has its line."""
 
 import importlib.metadata
+import re
 from pathlib import Path
 
 import numpy as np
@@ -202,13 +203,17 @@ def test_tensorrt_that_the_environment_hides(monkeypatch, tmp_path, python, word
     assert words in found.detail
 
 
-def test_cuda_bindings_that_do_not_fit_the_driver(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(DOUBLES))  # its driver knows CUDA 12.6
-    for version, status, fix in (("13.0.1", "warn", "pip install 'cuda-bindings<13'"), ("12.9.4", "ok", None)):
-        monkeypatch.setattr(engines, "installed", lambda name, version=version: version)
-        (found,) = engines.check_cuda_bindings()
-        assert (found.status, found.fix) == (status, fix)
-        assert "knows CUDA 12.6" in found.detail
+def test_a_cuda_runtime_newer_than_the_driver_is_explained(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLES))  # its driver supports CUDA 12.6
+    monkeypatch.setattr(engines, "installed", lambda name: "1.31.1")
+    (found,) = engines.check_cuda()
+    assert (found.status, found.fix) == ("ok", None)
+    assert re.fullmatch(r"12\.6 in \S*libcudart\S*; the driver supports 12\.6", found.detail)
+    monkeypatch.setenv("CUDA_DOUBLE_RUNTIME", "12080")
+    (found,) = engines.check_cuda()
+    assert found.status == "warn"
+    assert "is of CUDA 12.8, newer than the driver supports (12.6, error 35)" in found.detail
+    assert "use --engine onnx" in found.fix
 
 
 def test_a_wheel_made_for_numpy_1(monkeypatch, tmp_path):

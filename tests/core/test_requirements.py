@@ -60,14 +60,14 @@ def test_a_build_that_is_there_is_not_doubled(monkeypatch):
 def test_the_bounds_of_an_extra_whose_name_has_a_hyphen(monkeypatch):
     """The index's tools write the upper bound first."""
     found = requirements.requirements()
-    assert all(item.name not in ("cuda-bindings", "tensorrt-cu12") for item in found[""])
-    (tensorrt, bindings) = found["tensorrt-cu12"]
+    assert all(item.name not in ("nvidia-cuda-runtime-cu12", "tensorrt-cu12") for item in found[""])
+    (tensorrt, runtime) = found["tensorrt-cu12"]
     assert (tensorrt.name, tensorrt.least, tensorrt.below) == ("tensorrt-cu12", "10.3", "12")
-    assert str(bindings) == "'cuda-bindings>=12.8,<13'"
-    monkeypatch.setattr(requirements, "installed", {"cuda-bindings": "13.0.1"}.get)
-    assert not requirements.satisfied(bindings)
-    monkeypatch.setattr(requirements, "installed", {"cuda-bindings": "12.9.4"}.get)
-    assert requirements.satisfied(bindings)
+    assert str(runtime) == "'nvidia-cuda-runtime-cu12>=12.6,<13'"
+    monkeypatch.setattr(requirements, "installed", {"nvidia-cuda-runtime-cu12": "13.0.1"}.get)
+    assert not requirements.satisfied(runtime)
+    monkeypatch.setattr(requirements, "installed", {"nvidia-cuda-runtime-cu12": "12.9.79"}.get)
+    assert requirements.satisfied(runtime)
 
 
 def test_extras_that_include_others():

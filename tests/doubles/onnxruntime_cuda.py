@@ -8,10 +8,10 @@ TF32 on gets results that are rounded as TF32 rounds.
 import json
 from pathlib import Path
 
+import cudart as cuda
 import numpy as np
 import onnx
 import onnxruntime
-from cuda.bindings import runtime as cuda
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 OPTIONS = {

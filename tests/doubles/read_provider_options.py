@@ -2,8 +2,8 @@
 
     python tests/doubles/read_provider_options.py WHEEL > tests/doubles/provider_options.json
 
-``WHEEL`` is a wheel of ``onnxruntime-gpu`` for Linux (``pip download --no-deps``). Its Python module checks the value of
-each option and has a message for each check; the messages are read from the file, and nothing of the wheel runs.
+``WHEEL`` is a wheel of ``onnxruntime-gpu`` for Linux (``pip download --no-deps``). Its Python module checks the value
+of each option and has a message for each check; the messages are read from the file, and nothing of the wheel runs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Write ``signatures.json``: what the published Python bindings of TensorRT and CUDA say of the names that we use.
+"""Write ``signatures.json``: what TensorRT's Python bindings and CUDA's headers say of the names that we use.
 
     python tests/doubles/read_signatures.py WHEEL... > tests/doubles/signatures.json
 
-Each wheel is one of ``tensorrt-cu12-bindings``, ``tensorrt-cu13-bindings`` or ``cuda-bindings`` for the Python that
-runs this (``pip download --no-deps``), of any number of versions; ``cuda-bindings`` needs the wheel of
-``cuda-pathfinder`` beside it. TensorRT's own libraries are not in them: libraries whose functions do nothing are
-compiled in their place (a C compiler is needed), which is enough to load the module and to read its docstrings.
-Nothing of TensorRT or CUDA runs.
+Each wheel is one of ``tensorrt-cu12-bindings``, ``tensorrt-cu13-bindings`` for the Python that runs this, or
+``nvidia-cuda-runtime``, ``nvidia-cuda-runtime-cu12`` (``pip download --no-deps``), of any number of versions. CUDA's
+prototypes are in the headers of its wheels. TensorRT's own libraries are not in those of its bindings: libraries whose
+functions do nothing are compiled in their place (a C compiler is needed), which is enough to load the module and to
+read its docstrings. Nothing of TensorRT or CUDA runs.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ IExecutionContext.execute_async_v3 IExecutionContext.set_device_memory
 IExecutionContext.set_optimization_profile_async nptype
 """.split()
 CUDA = """
-cudaMalloc cudaFree cudaHostAlloc cudaFreeHost cudaMemcpyAsync cudaStreamCreate cudaStreamCreateWithFlags
-cudaStreamDestroy cudaStreamSynchronize cudaStreamBeginCapture cudaStreamEndCapture cudaGraphInstantiate
-cudaGraphLaunch cudaGraphExecDestroy cudaGraphDestroy cudaGetErrorString cudaGetDevice cudaGetDeviceProperties
-cudaDriverGetVersion cudaRuntimeGetVersion cudaGetLastError cudaError_t.cudaSuccess
-cudaMemcpyKind.cudaMemcpyHostToDevice cudaMemcpyKind.cudaMemcpyDeviceToHost
-cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal cudaStreamNonBlocking cudaHostAllocDefault
+cudaGetErrorString cudaGetDeviceCount cudaGetDevice cudaGetDeviceProperties cudaDeviceGetAttribute
+cudaDriverGetVersion cudaRuntimeGetVersion cudaMemGetInfo cudaMalloc cudaFree cudaHostAlloc cudaFreeHost
+cudaMemcpyAsync cudaStreamCreateWithFlags cudaStreamDestroy cudaStreamSynchronize cudaStreamBeginCapture
+cudaStreamEndCapture cudaGraphInstantiateWithFlags cudaGraphLaunch cudaGraphExecDestroy cudaGraphDestroy
+""".split()
+VALUES = """
+cudaMemcpyHostToDevice cudaMemcpyDeviceToHost cudaErrorInsufficientDriver cudaStreamCaptureModeThreadLocal
+cudaDevAttrComputeCapabilityMajor cudaDevAttrComputeCapabilityMinor
 """.split()
 
 _PROGRAM = """
@@ -76,23 +78,33 @@ print(json.dumps({name: plain(of(name)) for name in sys.argv[2:]}))
 def main(wheels: list[str]) -> None:
     """Print the document."""
     document: dict[str, dict[str, object]] = {}
-    needed = [wheel for wheel in wheels if Path(wheel).name.startswith("cuda_pathfinder")]
-    for wheel in sorted(set(wheels) - set(needed), key=lambda path: Path(path).name):
+    for wheel in sorted(wheels, key=lambda path: Path(path).name):
         package, version = Path(wheel).name.split("-")[:2]
-        kind = "cuda" if package.startswith("cuda") else "tensorrt"
         with tempfile.TemporaryDirectory() as folder:
-            for each in (*needed, wheel):
-                zipfile.ZipFile(each).extractall(folder)
-            env = {**os.environ, "PYTHONPATH": folder}
-            if kind == "tensorrt":
-                env["LD_LIBRARY_PATH"] = _empty_libraries(Path(folder))
-            module = "cuda.bindings.runtime" if kind == "cuda" else "tensorrt_bindings"
-            names = CUDA if kind == "cuda" else TENSORRT
+            zipfile.ZipFile(wheel).extractall(folder)
+            if package.startswith("nvidia_cuda_runtime"):
+                document[f"cuda {version}"] = _of_headers(Path(folder))
+                continue
+            env = {**os.environ, "PYTHONPATH": folder, "LD_LIBRARY_PATH": _empty_libraries(Path(folder))}
             done = subprocess.run(
-                [sys.executable, "-c", _PROGRAM, module, *names], env=env, check=True, capture_output=True, text=True
-            )
-        document[f"{kind} {version}"] = json.loads(done.stdout.splitlines()[-1])
+                [sys.executable, "-c", _PROGRAM, "tensorrt_bindings", *TENSORRT],
+                env=env, check=True, capture_output=True, text=True,
+            )  # fmt: skip
+        document[f"tensorrt {version}"] = json.loads(done.stdout.splitlines()[-1])
     print(json.dumps(document, indent=1))
+
+
+def _of_headers(folder: Path) -> dict[str, object]:
+    """Return the prototype of each function and the number behind each name, from the headers in a wheel."""
+    headers = {name: next(folder.rglob(name)).read_text() for name in ("cuda_runtime_api.h", "driver_types.h")}
+    found: dict[str, object] = {}
+    for name in CUDA:
+        match = re.search(rf"(const char\*|cudaError_t) CUDARTAPI {name}\([^;]*\)(?=;)", headers["cuda_runtime_api.h"])
+        found[name] = [match[0].replace("CUDARTAPI ", "")] if match else []
+    for name in VALUES:
+        match = re.search(rf"\b{name}\s*=\s*(\d+)", headers["driver_types.h"])
+        found[name] = [match[1]] if match else []
+    return found
 
 
 def _empty_libraries(folder: Path) -> str:

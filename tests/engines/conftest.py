@@ -1,5 +1,6 @@
 """The doubles of CUDA and TensorRT for tests of the engines; see tests/doubles/README.md."""
 
+import ctypes
 import gc
 import importlib
 import sys
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ls_edge.engines.cuda_runtime import cuda_runtime
+
 DOUBLES = Path(__file__).parents[1] / "doubles"
-NAMES = ("tensorrt", "cuda", "cuda.bindings", "cuda.bindings.runtime", "onnxruntime_cuda")
+NAMES = ("tensorrt", "cudart", "onnxruntime_cuda", "sitecustomize")
 
 
 @pytest.fixture
@@ -17,8 +20,13 @@ def doubles(monkeypatch, tmp_path):
     saved = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
     monkeypatch.syspath_prepend(str(DOUBLES))
     monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path / "cache"))
+    cudart = importlib.import_module("cudart")
+    monkeypatch.setattr(ctypes, "CDLL", ctypes.CDLL)  # restored at the end; the next line replaces it
+    importlib.import_module("sitecustomize")
+    cuda_runtime.cache_clear()
     yield importlib.import_module("tensorrt")
-    device = sys.modules["cuda.bindings.runtime"].DEVICE
+    cuda_runtime.cache_clear()
+    device = cudart.DEVICE
     if device.left():
         gc.collect()
     left = device.left() + device.misuse
@@ -32,7 +40,7 @@ def doubles(monkeypatch, tmp_path):
 @pytest.fixture
 def gpu(doubles):
     """The double of the GPU."""
-    return sys.modules["cuda.bindings.runtime"].DEVICE
+    return sys.modules["cudart"].DEVICE
 
 
 @pytest.fixture(params=["late", "at once"])

@@ -94,9 +94,9 @@ def test_graphs_are_used_for_one_image_and_the_largest_batch_and_others_run_with
         assert (counts["graph"], counts["execute"]) == (graphs, 2 - graphs)
 
 
-@pytest.mark.parametrize("function", ["cudaStreamBeginCapture", "cudaGraphInstantiate"])
+@pytest.mark.parametrize("function", ["cudaStreamBeginCapture", "cudaGraphInstantiateWithFlags"])
 def test_without_graphs_it_runs_all_the_same_and_says_why(bundle, gpu, exact, function, caplog):
-    code = sys.modules["cuda.bindings.runtime"].cudaError_t.cudaErrorStreamCaptureUnsupported
+    code = sys.modules["cudart"].cudaError_t.cudaErrorStreamCaptureUnsupported
     gpu.refuse[function] = (code, "not here")
     engine = open_engine(bundle, "block 0", kind="tensorrt")
     with caplog.at_level(logging.WARNING, "ls_edge.engines"):
@@ -109,12 +109,12 @@ def test_without_graphs_it_runs_all_the_same_and_says_why(bundle, gpu, exact, fu
 
 
 def test_a_graph_with_other_numbers_is_not_used(runner, any_gpu, exact):
-    launch = sys.modules["cuda.bindings.runtime"].cudaGraphLaunch
-    sys.modules["cuda.bindings.runtime"].cudaGraphLaunch = lambda *_: (0,)  # reports success and does nothing
+    launch = sys.modules["cudart"].cudaGraphLaunch
+    sys.modules["cudart"].cudaGraphLaunch = lambda *_: (0,)  # reports success and does nothing
     try:
         runner.warm_up(1)
     finally:
-        sys.modules["cuda.bindings.runtime"].cudaGraphLaunch = launch
+        sys.modules["cudart"].cudaGraphLaunch = launch
     assert "other values" in runner.engines[0].no_graphs
     close(runner.run(ORDER, tokens()), expected(exact, ORDER, tokens()))
 
@@ -218,7 +218,10 @@ def test_tensorrts_own_words_are_in_the_error_and_the_progress_is_reported(bundl
     monkeypatch.setattr(tensorrt_build, "PROGRESS_EVERY_S", 0.0)
     reported = []
     with caplog.at_level(logging.INFO, "ls_edge.engines"):
-        open_engine(bundle, "block 0", kind="tensorrt", on_status=reported.append).close()
+        open_engine(
+            bundle, "block 0", kind="tensorrt", on_step=lambda _done, _total, text: reported.append(text)
+        ).close()
+    assert (reported.pop(0), reported.pop()) == ("block 0", "ready")
     assert reported[0] == "block 0: building an engine: there is none of this file yet"
     assert "block 0: Building Engine, step 1 of 2" in reported
     assert reported[-1].startswith("block 0: ready after ")
@@ -234,22 +237,56 @@ def test_an_engine_of_another_version_is_built_again(bundle, gpu, doubles, monke
     open_engine(bundle, "block 0", kind="tensorrt").close()
     monkeypatch.setattr(doubles, "_MAGIC", b"another version\n")
     reported = []
-    open_engine(bundle, "block 0", kind="tensorrt", on_status=reported.append).close()
+    open_engine(bundle, "block 0", kind="tensorrt", on_step=lambda *step: reported.append(step[-1])).close()
     assert any("does not load in" in text for text in reported)
 
 
 def test_auto_takes_tensorrt_where_it_is_and_says_why_not(bundle, gpu, doubles):
     assert choose(bundle).kind == "tensorrt"
-    gpu.refuse["cudaGetDevice"] = (sys.modules["cuda.bindings.runtime"].cudaError_t.cudaErrorInvalidValue, "no driver")
+    gpu.refuse["cudaGetDevice"] = (sys.modules["cudart"].cudaError_t.cudaErrorInvalidValue, "no driver")
     choice = choose(bundle)
     assert (choice.kind, choice.provider) == ("onnx", "CPUExecutionProvider")
     assert "tensorrt: CUDA failed while looking for a GPU: no driver" in choice.passed_over
+
+
+def test_an_engine_that_cannot_be_built_gives_way_to_the_next_unless_it_was_named(bundle, gpu, doubles, monkeypatch):
+    monkeypatch.setattr(doubles.Builder, "refuse", "no tactic fits the workspace")
+    chosen = []
+    engines = open_block_engines(bundle, ORDER, threads=1, on_choice=chosen.append)
+    assert [choice.kind for choice in chosen] == ["tensorrt", "onnx"]
+    assert "tensorrt: block 0: TensorRT 10.3.0 could not build an engine" in str(chosen[-1])
+    assert {engine.kind for engine in engines.values()} == {"onnx"}
+    for engine in engines.values():
+        engine.close()
+    with Pipeline.open(bundle, threads=1) as pipeline:
+        assert pipeline.choice == chosen[-1]
+    with pytest.raises(EngineError, match="no tactic fits the workspace"):
+        open_block_engines(bundle, ORDER, kind="tensorrt")
+
+
+@pytest.mark.parametrize("version", ["10.0.1", "8.6.1", "12.0.0"])
+def test_a_tensorrt_of_another_version_is_refused_in_one_line(bundle, gpu, doubles, monkeypatch, version):
+    monkeypatch.setattr(doubles, "__version__", version)
+    with pytest.raises(EngineError, match=rf"^tensorrt is version {version}, this ls-edge supports 10.3 to 11; update"):
+        open_block_engines(bundle, ORDER, kind="tensorrt")
+
+
+def test_without_onnx_runtime_the_reason_against_tensorrt_stays(bundle, gpu, monkeypatch):
+    gpu.runtime = 12080  # newer than the driver supports
+
+    def missing():
+        raise EngineError("onnxruntime is not installed; pip install onnxruntime")
+
+    monkeypatch.setattr("ls_edge.engines.opening.onnxruntime_module", missing)
+    with pytest.raises(EngineError, match=r"^tensorrt: the CUDA runtime cannot be used: .*error 35.*; onnxruntime is"):
+        choose(bundle)
 
 
 # --- broken code: the doubles find it ------------------------------------------------------------------------------
 
 
 WAIT = 'self.synchronize(f"running {_parts(engines)}")'
+FREE = 'self.cuda.attempt("cudaFree", self._scratch)'
 READ = "result[...] = returned.array[: result.nbytes].view(result.dtype).reshape(result.shape)"
 
 
@@ -262,13 +299,13 @@ READ = "result[...] = returned.array[: result.nbytes].view(result.dtype).reshape
         ("buffers for too few images", "size, doing=f\"making buffers", "size // 4, doing=f\"making buffers"),
         ("an address of the host", "first.name: self._device[at] + data", "first.name: given.address + data"),
         ("an address of the other buffer", "first.name: self._device[at]", "first.name: self._device[0]"),
-        ("frees scratch memory too early", WAIT, f"self.cuda.cudaFree(self._scratch); self._scratch = 0; {WAIT}"),
+        ("frees scratch memory too early", WAIT, f"{FREE}; self._scratch = 0; {WAIT}"),
         ("pinned memory is left", "pinned.free()\n", "pass\n"),
-        ("the stream is left", "self.cuda.cudaStreamDestroy(stream)", "pass"),
+        ("the stream is left", 'self.cuda.attempt("cudaStreamDestroy", stream)', "pass"),
         ("memory on the GPU is left", "for address in (*self._device, self._scratch):", "for address in self._device:"),
         ("scratch memory is too small", "_aligned(max(size, 1))", "_aligned(max(size // 4, 1))"),
         ("pageable memory", "given.address,", "array.ctypes.data,"),
-        ("copies in the wrong direction", "kinds.cudaMemcpyHostToDevice", "kinds.cudaMemcpyDeviceToHost"),
+        ("copies in the wrong direction", "TO_DEVICE,", "TO_HOST,"),
         ("copies too few bytes", "data + array.nbytes,", "data + array.nbytes // 2,"),
         ("copies too many bytes back", "result.nbytes,", "result.nbytes * 1000,"),
     ],
@@ -288,8 +325,8 @@ def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what
         ("no address", "if not context.set_tensor_address(name, address):", "if False:"),
         ("one context for all graphs", "_Graph(self._new_context(),", "_Graph(self._context,"),
         ("captured before it ran", "self._execute(found.context)\n            return\n        if", "pass\n        if"),
-        ("a graph is left", "self.workspace.cuda.cudaGraphExecDestroy(found.graph)", "pass"),
-        ("what it was made of is left", "cuda.cudaGraphDestroy(graph)", "pass"),
+        ("a graph is left", 'self.workspace.cuda.attempt("cudaGraphExecDestroy", found.graph)', "pass"),
+        ("what it was made of is left", 'cuda.attempt("cudaGraphDestroy", graph)', "pass"),
         ("the memory is left", "self._runtime = None\n        self.workspace.release()", "self._runtime = None"),
         ("another stream", "execute_async_v3(self.workspace.stream)", "execute_async_v3(0)"),
     ],
@@ -329,7 +366,7 @@ def is_found(bundle, gpu, exact):
         found = any(
             not np.abs(ours - expected(exact, (2, 0, 1), tokens(batch))).max() < 1e-4 for ours, batch in results
         )
-    except (EngineError, sys.modules["cuda.bindings.runtime"].Fault):
+    except (EngineError, sys.modules["cudart"].Fault):
         found = True
     for engine in engines.values():
         engine.close()
@@ -347,19 +384,13 @@ def _arguments(text):
     return [name for name in names if name not in ("self", "/")]
 
 
-def _double(doubles, kind, name):
-    found = doubles if kind == "tensorrt" else sys.modules["cuda.bindings.runtime"]
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-@pytest.mark.parametrize("version", SIGNATURES)
+@pytest.mark.parametrize("version", [version for version in SIGNATURES if version.startswith("tensorrt")])
 def test_the_doubles_have_the_signatures_of_the_bindings(doubles, gpu, version):
-    kind = version.split()[0]
     for name, texts in SIGNATURES[version].items():
         assert texts, f"{name} is not in {version}"
-        double = _double(doubles, kind, name)
+        double = doubles
+        for part in name.split("."):
+            double = getattr(double, part, None)
         if texts[0] in ("value", "property", "class") or double is None:
             continue
         call = double.__init__ if inspect.isclass(double) else double
@@ -400,18 +431,3 @@ def test_every_name_of_tensorrt_is_in_all_bindings_and_in_the_double(module, dou
     for name in used:
         for version in versions:
             assert SIGNATURES[version].get(name), f"{name} is not in {version}"
-
-
-@pytest.mark.parametrize("module", [cuda_memory, tensorrt_build, tensorrt_engine])
-def test_every_name_of_cuda_is_in_all_bindings_and_in_the_double(module, gpu):
-    source = ast.parse(Path(module.__file__).read_text())
-    used = {node.attr for node in ast.walk(source) if isinstance(node, ast.Attribute)}
-    used |= {node.value for node in ast.walk(source) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    used = {name for name in used if name.startswith("cuda") and name.isidentifier() and not name.islower()}
-    assert used
-    for version in (version for version in SIGNATURES if version.startswith("cuda")):
-        known = {part for name in SIGNATURES[version] for part in name.split(".")}
-        assert used <= known, (version, used - known)
-    double = sys.modules["cuda.bindings.runtime"]
-    owners = (double, double.cudaError_t, double.cudaMemcpyKind, double.cudaStreamCaptureMode)
-    assert all(any(hasattr(owner, name) for owner in owners) for name in used)

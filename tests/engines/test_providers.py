@@ -187,9 +187,9 @@ def test_the_words_of_the_loader_are_the_reason(tmp_path):
     assert why_not(Build, "CoreMLExecutionProvider") == ""
 
 
-def test_without_cuda_bindings_onnx_runtime_copies_and_it_is_logged(bundle, ort, any_gpu, monkeypatch, caplog):
+def test_without_a_cuda_runtime_onnx_runtime_copies_and_it_is_logged(bundle, ort, any_gpu, monkeypatch, caplog):
     def missing(*_, **__):
-        raise EngineError("cuda-bindings does not load (no module)")
+        raise EngineError("the CUDA runtime cannot be used")
 
     monkeypatch.setattr("ls_edge.engines.opening.CudaWorkspace.for_bundle", missing)
     monkeypatch.setattr("ls_edge.engines.onnxruntime.memory_of", lambda provider: "cpu")  # the double has no OrtValue

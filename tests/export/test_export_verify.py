@@ -56,7 +56,11 @@ def test_a_part_that_is_slightly_off_is_named(exported, loaded):
         signature = signature_of(exported.manifest, "block 1")
         spoilt = OnnxEngine(model.SerializeToString(), "block 1", signature, provider=chain.provider, threads=1)
         wrong = Pipeline(
-            exported, chain.stem_engine, [chain.block_engines[0], spoilt, chain.block_engines[2]], chain.head_engine
+            exported,
+            chain.stem_engine,
+            [chain.block_engines[0], spoilt, chain.block_engines[2]],
+            chain.head_engine,
+            chain.choice,
         )
         with pytest.raises(VerificationError, match=r"^block 1 differs from PyTorch by 0\.00"):
             verify_numbers(PartsView(loaded.view), wrong, images, source="generated", precision="fp32")
@@ -66,7 +70,7 @@ def test_a_part_that_is_slightly_off_is_named(exported, loaded):
 def test_blocks_in_each_others_place_are_named(exported, loaded):
     images = generated_images(loaded.record.image)
     with Pipeline.open(exported, threads=1, provider="cpu") as chain:
-        swapped = Pipeline(exported, chain.stem_engine, chain.block_engines[::-1], chain.head_engine)
+        swapped = Pipeline(exported, chain.stem_engine, chain.block_engines[::-1], chain.head_engine, chain.choice)
         with pytest.raises(VerificationError, match=r"^block 0 differs"):
             verify_numbers(PartsView(loaded.view), swapped, images, source="generated", precision="fp32")
 

@@ -47,7 +47,7 @@ def command(
     """Build the engines of a bundle for this device in advance.
 
     Builds what 'ls-edge peer' and 'ls-edge run' load from the folder BUNDLE and keeps it in this user's cache. Requires
-    TensorRT and cuda-bindings, but neither torch nor onnx.
+    TensorRT and the CUDA runtime, but neither torch nor onnx.
 
     An engine depends on file, GPU, TensorRT, precision, and the largest batch. A peer that finds its engines in the
     cache starts in seconds; otherwise it builds them.

@@ -1,6 +1,6 @@
 """Build a TensorRT engine from an ONNX part, on the device that will run it.
 
-For TensorRT 10 (JetPack 6 has 10.3) and 11. The network is strongly typed: which numbers are half, int8 or float is
+For TensorRT 10.3, which JetPack 6 has, to 11. The network is strongly typed: which numbers are half, int8 or float is
 written in the ONNX file (``export --precision``). One dynamic batch profile; for float32 files TF32 is switched off,
 since answers must be the same on every device. Identical blocks share TensorRT's timing cache, so the first takes long
 and the others seconds.
@@ -20,7 +20,8 @@ from typing import Any
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines.cuda_memory import checked, cuda_module
+from ls_edge.device.requirements import numbers
+from ls_edge.engines.cuda_runtime import CAPABILITY_MAJOR, CAPABILITY_MINOR, cuda_runtime
 from ls_edge.engines.engine import first_line
 from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, OnStatus
 
@@ -48,7 +49,7 @@ class Device:
 
 
 def tensorrt_module() -> Any:
-    """Import ``tensorrt``, version 10 or 11; raise :class:`EngineError` if it is missing."""
+    """Import ``tensorrt``, version 10.3 to 11; raise :class:`EngineError` if it is missing."""
     if importlib.util.find_spec("tensorrt") is None:
         raise EngineError(
             "tensorrt is not installed; follow NVIDIA's instructions for this device, or use --engine onnx"
@@ -57,18 +58,24 @@ def tensorrt_module() -> Any:
         trt = importlib.import_module("tensorrt")
     except Exception as error:
         raise EngineError(f"tensorrt does not load ({first_line(error)}); use --engine onnx") from error
-    if int(trt.__version__.split(".")[0]) not in (10, 11):
-        raise EngineError(f"tensorrt is version {trt.__version__}, this ls-edge supports 10 and 11; use --engine onnx")
+    if not (10, 3) <= numbers(trt.__version__) < (12,):
+        raise EngineError(
+            f"tensorrt is version {trt.__version__}, this ls-edge supports 10.3 to 11; update JetPack or TensorRT, or "
+            "use --engine onnx"
+        )
     return trt
 
 
 def this_device() -> Device:
     """Return TensorRT and GPU of this machine; raise :class:`EngineError` if one is missing."""
-    trt, cuda = tensorrt_module(), cuda_module()
-    number = checked(cuda, cuda.cudaGetDevice(), "looking for a GPU")
-    found = checked(cuda, cuda.cudaGetDeviceProperties(number), "looking at the GPU")
-    name = found.name.decode(errors="replace") if isinstance(found.name, bytes) else str(found.name)
-    return Device(trt.__version__, name.strip("\0 "), f"{found.major}.{found.minor}")
+    trt, cuda = tensorrt_module(), cuda_runtime()
+    number = cuda.call("cudaGetDevice", doing="looking for a GPU")
+    name = cuda.call("cudaGetDeviceProperties", number, doing="looking at the GPU").decode(errors="replace")
+    major, minor = (
+        cuda.call("cudaDeviceGetAttribute", attribute, number, doing="looking at the GPU")
+        for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR)
+    )
+    return Device(trt.__version__, name.strip(), f"{major}.{minor}")
 
 
 @dataclass(frozen=True)

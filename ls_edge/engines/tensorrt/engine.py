@@ -20,7 +20,8 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines.cuda_memory import CudaWorkspace, checked
+from ls_edge.engines.cuda_memory import CudaWorkspace
+from ls_edge.engines.cuda_runtime import THREAD_LOCAL
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
 from ls_edge.engines.tensorrt.build import (
     BuiltPart,
@@ -141,22 +142,22 @@ class TensorRTEngine:
         """Record one run as a graph; restore the state of the stream even if that fails."""
         cuda, stream, call = self.workspace.cuda, self.workspace.stream, self.workspace.call
         # only calls of this thread count: other threads of the process may allocate meanwhile
-        mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        call("cudaStreamBeginCapture", stream, mode, doing="recording a graph")
+        call("cudaStreamBeginCapture", stream, THREAD_LOCAL, doing="recording a graph")
         try:
             self._execute(context)
-        finally:
-            ended = cuda.cudaStreamEndCapture(stream)
-        graph = checked(cuda, ended, "recording a graph")
+        except BaseException:
+            cuda.attempt("cudaStreamEndCapture", stream)
+            raise
+        graph = call("cudaStreamEndCapture", stream, doing="recording a graph")
         try:
-            return call("cudaGraphInstantiate", graph, 0, doing="making a graph")
+            return call("cudaGraphInstantiateWithFlags", graph, 0, doing="making a graph")
         finally:
-            cuda.cudaGraphDestroy(graph)
+            cuda.attempt("cudaGraphDestroy", graph)
 
     def _drop(self, key: _Key) -> None:
         found = self._graphs.pop(key)
         if found.graph is not None:
-            self.workspace.cuda.cudaGraphExecDestroy(found.graph)
+            self.workspace.cuda.attempt("cudaGraphExecDestroy", found.graph)
 
     def _new_context(self) -> Any:
         user_managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED

@@ -4,9 +4,9 @@ import enum
 import json
 import weakref
 
+import cudart as cuda
 import numpy as np
 import onnxruntime
-from cuda.bindings import runtime as cuda
 
 __version__ = "10.3.0"
 _MAGIC = b"double of a TensorRT engine\n"

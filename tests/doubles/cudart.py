@@ -1,13 +1,19 @@
-"""A double of ``cuda.bindings.runtime`` for tests, strict where CUDA is lenient; see tests/doubles/README.md."""
+"""A double of the CUDA runtime library for tests, strict where CUDA is lenient; see tests/doubles/README.md.
+
+:data:`LIBRARY` has the functions as C functions, with the parameters of CUDA's own header (``signatures.json``).
+"""
 
 import atexit
 import bisect
+import ctypes
 import enum
 import json
 import os
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +27,7 @@ class cudaError_t(enum.IntEnum):
     cudaSuccess = 0
     cudaErrorInvalidValue = 1
     cudaErrorMemoryAllocation = 2
+    cudaErrorInsufficientDriver = 35
     cudaErrorInvalidResourceHandle = 400
     cudaErrorIllegalAddress = 700
     cudaErrorStreamCaptureUnsupported = 900
@@ -90,7 +97,7 @@ class Device:
     def __init__(self):
         self.name, self.major, self.minor = "Double of a GPU", 8, 7
         self.memory = 1 << 30
-        self.driver, self.runtime = 12060, 12060
+        self.driver, self.runtime = 12060, int(os.environ.get("CUDA_DOUBLE_RUNTIME", "12060"))
         self.reset()
 
     def reset(self):
@@ -217,9 +224,9 @@ def _call(name, body):
 
 
 _GIVING = {
-    "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags", "cudaStreamCreate", "cudaStreamEndCapture",
-    "cudaGraphInstantiate", "cudaGetDevice", "cudaGetDeviceProperties", "cudaDriverGetVersion",
-    "cudaRuntimeGetVersion",
+    "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags", "cudaStreamEndCapture",
+    "cudaGraphInstantiateWithFlags", "cudaGetDevice", "cudaGetDeviceCount", "cudaGetDeviceProperties",
+    "cudaDeviceGetAttribute", "cudaDriverGetVersion", "cudaRuntimeGetVersion", "cudaMemGetInfo",
 }  # fmt: skip
 
 
@@ -248,7 +255,7 @@ def cudaMemcpyAsync(dst, src, count, kind, stream):
         }[kind]
         DEVICE.span(into, dst, count)
         DEVICE.span(out_of, src, count)
-        DEVICE.counts[kind.name] += 1
+        DEVICE.counts[cudaMemcpyKind(kind).name] += 1
 
         def work():
             DEVICE.span(into, dst, count)[...] = DEVICE.span(out_of, src, count)
@@ -265,10 +272,6 @@ def cudaStreamCreateWithFlags(flags):
         return made
 
     return _call("cudaStreamCreateWithFlags", body)
-
-
-def cudaStreamCreate():
-    return cudaStreamCreateWithFlags(0)
 
 
 def cudaStreamDestroy(stream):
@@ -304,13 +307,13 @@ def cudaStreamEndCapture(stream):
     return _call("cudaStreamEndCapture", body)
 
 
-def cudaGraphInstantiate(graph, flags):
+def cudaGraphInstantiateWithFlags(graph, flags):
     def body():
         made = DEVICE.handle(cudaGraphExec_t)
         DEVICE.execs[int(made)] = list(DEVICE.graphs[int(graph)])
         return made
 
-    return _call("cudaGraphInstantiate", body)
+    return _call("cudaGraphInstantiateWithFlags", body)
 
 
 def cudaGraphLaunch(graphExec, stream):
@@ -339,26 +342,34 @@ def cudaGraphExecDestroy(graphExec):
 
 
 def cudaGetErrorString(error):
-    return cudaError_t.cudaSuccess, getattr(DEVICE, "last", error.name).encode()
-
-
-def cudaGetLastError():
-    return ((DEVICE.sticky.code if DEVICE.sticky else cudaError_t.cudaSuccess),)
+    return getattr(DEVICE, "last", f"error {error}").encode()
 
 
 def cudaGetDevice():
     return _call("cudaGetDevice", lambda: 0)
 
 
-@dataclass
-class cudaDeviceProp:
-    name: bytes
-    major: int
-    minor: int
+def cudaGetDeviceCount():
+    def body():
+        if DEVICE.runtime > DEVICE.driver:  # as on a Jetson, where minor versions count too
+            text = "CUDA driver version is insufficient for CUDA runtime version"
+            raise Fault(cudaError_t.cudaErrorInsufficientDriver, text)
+        return 1
+
+    return _call("cudaGetDeviceCount", body)
 
 
 def cudaGetDeviceProperties(device):
-    return _call("cudaGetDeviceProperties", lambda: cudaDeviceProp(DEVICE.name.encode(), DEVICE.major, DEVICE.minor))
+    return _call("cudaGetDeviceProperties", lambda: DEVICE.name.encode())
+
+
+def cudaDeviceGetAttribute(attr, device):
+    return _call("cudaDeviceGetAttribute", lambda: {75: DEVICE.major, 76: DEVICE.minor}[attr])
+
+
+def cudaMemGetInfo():
+    used = sum(a.size for a in DEVICE.allocations if a.kind == "device" and not a.freed)
+    return _call("cudaMemGetInfo", lambda: (DEVICE.memory - used, DEVICE.memory))
 
 
 def cudaDriverGetVersion():
@@ -367,6 +378,67 @@ def cudaDriverGetVersion():
 
 def cudaRuntimeGetVersion():
     return _call("cudaRuntimeGetVersion", lambda: DEVICE.runtime)
+
+
+def parameters(prototype):
+    """Names and C types of the parameters in a prototype of CUDA's header, and whether they are for results."""
+    found = []
+    for text in re.search(r"\((.*)\)", prototype)[1].split(", "):
+        kind, name = re.fullmatch(r"(.*?)(\w+)", re.sub(r" __dv\(\w+\)", "", text)).groups()
+        is_out = bool(re.search(r"\*\*|(_t|int|Prop) \*", kind))
+        if "*" in kind or re.match(r"cuda(Stream|Graph|GraphExec)_t", kind):
+            made = ctypes.c_void_p
+        elif "unsigned long long" in kind:
+            made = ctypes.c_ulonglong
+        else:
+            made = {"size_t": ctypes.c_size_t, "unsigned int": ctypes.c_uint}.get(kind.strip(), ctypes.c_int)
+        found.append((name, kind.strip(), made, is_out))
+    return found
+
+
+class Library:
+    """What ``ctypes.CDLL`` gives for the library: C functions, behind each of which is one of this module."""
+
+    def __init__(self):
+        recorded = json.loads(Path(__file__).with_name("signatures.json").read_text())
+        self._prototypes = next(value for key, value in recorded.items() if key.startswith("cuda "))
+        self._words = []
+
+    def __getattr__(self, name):
+        if name not in self._prototypes or name not in globals():
+            raise AttributeError(f"undefined symbol: {name}")
+        takes = parameters(self._prototypes[name][0])
+
+        def run(*given):
+            given = [value or 0 for value in given]
+            if name == "cudaGetErrorString":
+                self._words.append(ctypes.create_string_buffer(cudaGetErrorString(*given)))
+                return ctypes.addressof(self._words[-1])
+            inputs = [value for value, (*_, is_out) in zip(given, takes, strict=True) if not is_out]
+            code, *values = globals()[name](*inputs)
+            if code == cudaError_t.cudaSuccess:
+                values = values[0] if values and isinstance(values[0], tuple) else values
+                places = [(address, kind) for address, (_, kind, _, is_out) in zip(given, takes, strict=True) if is_out]
+                for value, (address, kind) in zip(values, places, strict=True):
+                    _write(address, kind, value)
+            return int(code)
+
+        gives = ctypes.c_void_p if name == "cudaGetErrorString" else ctypes.c_int
+        function = ctypes.CFUNCTYPE(gives, *(made for _, _, made, _ in takes))(run)
+        self.__dict__[name] = function
+        return function
+
+
+def _write(address, kind, value):
+    """Write a result to an address, as the type of the parameter says."""
+    if "Prop" in kind:
+        ctypes.memmove(address, value + b"\0", len(value) + 1)
+    else:
+        made = ctypes.c_int if kind == "int *" else ctypes.c_size_t
+        made.from_address(address).value = int(value)
+
+
+LIBRARY = Library()
 
 
 @atexit.register

@@ -1,0 +1,150 @@
+"""The CUDA runtime library that is installed, called through ctypes, which releases the GIL during each call.
+
+TensorRT, JetPack and the CUDA packages of pip each bring the library ``libcudart``; it may not be newer than what the
+driver supports, on a Jetson not even by a minor version. Candidates are tried in turn, and the first that works counts.
+
+Not run on hardware yet: the functions and their parameters are compared with the headers of CUDA 12.6, 12.9 and 13.0,
+and loading with the libraries themselves, which need no GPU for that (``tests/engines/test_cuda_runtime.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ls_edge.core.errors import EngineError
+
+_POINTER, _SIZE, _ENUM = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_PROPERTIES = ctypes.c_char * 8192
+"""Room for ``cudaDeviceProp``, which has other fields in each release but always begins with the name."""
+
+
+class _Out:
+    """A parameter through which a function returns a value of this type."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind = kind
+
+
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "cudaGetDeviceCount": (_Out(ctypes.c_int),),
+    "cudaGetDevice": (_Out(ctypes.c_int),),
+    "cudaGetDeviceProperties": (_Out(_PROPERTIES), ctypes.c_int),
+    "cudaDeviceGetAttribute": (_Out(ctypes.c_int), _ENUM, ctypes.c_int),
+    "cudaDriverGetVersion": (_Out(ctypes.c_int),),
+    "cudaRuntimeGetVersion": (_Out(ctypes.c_int),),
+    "cudaMemGetInfo": (_Out(_SIZE), _Out(_SIZE)),
+    "cudaMalloc": (_Out(_POINTER), _SIZE),
+    "cudaFree": (_POINTER,),
+    "cudaHostAlloc": (_Out(_POINTER), _SIZE, ctypes.c_uint),
+    "cudaFreeHost": (_POINTER,),
+    "cudaMemcpyAsync": (_POINTER, _POINTER, _SIZE, _ENUM, _POINTER),
+    "cudaStreamCreateWithFlags": (_Out(_POINTER), ctypes.c_uint),
+    "cudaStreamDestroy": (_POINTER,),
+    "cudaStreamSynchronize": (_POINTER,),
+    "cudaStreamBeginCapture": (_POINTER, _ENUM),
+    "cudaStreamEndCapture": (_POINTER, _Out(_POINTER)),
+    "cudaGraphInstantiateWithFlags": (_Out(_POINTER), _POINTER, ctypes.c_ulonglong),
+    "cudaGraphLaunch": (_POINTER, _POINTER),
+    "cudaGraphExecDestroy": (_POINTER,),
+    "cudaGraphDestroy": (_POINTER,),
+}
+"""Parameters of each function that is called; each returns an error code."""
+TO_DEVICE, TO_HOST = 1, 2
+"""``cudaMemcpyKind``."""
+NON_BLOCKING = 1
+"""``cudaStreamNonBlocking``."""
+THREAD_LOCAL = 1
+"""``cudaStreamCaptureModeThreadLocal``."""
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
+"""``cudaDeviceAttr``."""
+DRIVER_TOO_OLD = 35
+"""``cudaErrorInsufficientDriver``, which a runtime reports that is newer than the driver supports."""
+
+
+class CudaError(EngineError):
+    """A function of CUDA failed; :attr:`code` is its ``cudaError_t``."""
+
+    def __init__(self, code: int, doing: str, words: str) -> None:
+        super().__init__(f"CUDA failed while {doing}: {words}; see 'ls-edge doctor', or use --engine onnx")
+        self.code = code
+
+
+class CudaRuntime:
+    """One loaded library."""
+
+    def __init__(self, library: Any, path: str) -> None:
+        """Declare the functions of ``library``; raises AttributeError if one is missing."""
+        self.path = path
+        library.cudaGetErrorString.restype, library.cudaGetErrorString.argtypes = ctypes.c_char_p, (ctypes.c_int,)
+        self._words = library.cudaGetErrorString
+        self._functions = {name: getattr(library, name) for name in FUNCTIONS}
+        for name, function in self._functions.items():
+            kinds = FUNCTIONS[name]
+            function.argtypes = [ctypes.POINTER(kind.kind) if isinstance(kind, _Out) else kind for kind in kinds]
+            function.restype = ctypes.c_int
+
+    def call(self, name: str, *given: Any, doing: str) -> Any:
+        """Call a function; return its output, a list of several or None. Raises :class:`CudaError`."""
+        code, outputs = self._call(name, given)
+        if code:
+            raise CudaError(code, doing, self._words(code).decode(errors="replace"))
+        values = [output.value or 0 if isinstance(output, _POINTER) else output.value for output in outputs]
+        return values if len(values) > 1 else values[0] if values else None
+
+    def attempt(self, name: str, *given: Any) -> int:
+        """Call a function whose failure changes nothing, as when memory is freed; return the error code."""
+        return self._call(name, given)[0]
+
+    def _call(self, name: str, given: tuple[Any, ...]) -> tuple[int, list[Any]]:
+        inputs, outputs, arguments = iter(given), [], []
+        for kind in FUNCTIONS[name]:
+            if isinstance(kind, _Out):
+                outputs.append(kind.kind())
+                arguments.append(ctypes.byref(outputs[-1]))
+            else:
+                arguments.append(next(inputs))
+        return int(self._functions[name](*arguments)), outputs
+
+    def release_of(self, which: str) -> str:
+        """Return the CUDA release of the ``Driver`` or the ``Runtime``, such as ``12.6``; ``0.0`` without a driver."""
+        number = int(self.call(f"cuda{which}GetVersion", doing="asking for versions"))
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+
+@functools.cache
+def cuda_runtime() -> CudaRuntime:
+    """Return the first installed CUDA runtime that the driver supports; raise :class:`EngineError` if there is none."""
+    problems: list[str] = []
+    for path in _candidates():
+        try:
+            found = CudaRuntime(ctypes.CDLL(path), path)
+        except (OSError, AttributeError) as error:
+            problems.append(f"{path}: {error}")
+            continue
+        code = found.attempt("cudaGetDeviceCount")
+        if code != DRIVER_TOO_OLD:
+            return found
+        runtime, driver = found.release_of("Runtime"), found.release_of("Driver")
+        if driver == "0.0":
+            problems.insert(0, "there is no NVIDIA driver")
+        else:
+            problems.insert(0, f"{path} is of CUDA {runtime}, newer than the driver supports ({driver}, error 35)")
+    why = problems[0] if problems else "libcudart is not installed"
+    raise EngineError(
+        f"the CUDA runtime cannot be used: {why}; install the one of this driver's CUDA release, or use --engine onnx"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    """Yield the CUDA runtimes of the system, which fit its driver best, and of pip's packages; newest first."""
+    for folder in sorted(Path("/usr/local").glob("cuda*/lib64"), reverse=True):
+        yield from sorted(map(str, folder.glob("libcudart.so.[0-9]*")), key=len)[:1]
+    yield from ("libcudart.so.13", "libcudart.so.12")
+    packages = importlib.util.find_spec("nvidia")
+    for place in (packages and packages.submodule_search_locations) or ():
+        yield from sorted(map(str, Path(place).glob("*/lib/libcudart.so.[0-9]*")), reverse=True)

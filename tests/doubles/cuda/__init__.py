@@ -1,1 +1,0 @@
-"""A double for tests; see tests/doubles/README.md."""

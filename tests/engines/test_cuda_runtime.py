@@ -1,0 +1,103 @@
+"""The CUDA runtime through ctypes: prototypes of CUDA's headers, the double, and the real library where it is."""
+
+import ctypes
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from ls_edge.core.errors import EngineError
+from ls_edge.engines import cuda_runtime as module
+from ls_edge.engines.cuda_runtime import FUNCTIONS, CudaRuntime, cuda_runtime
+
+SIGNATURES = json.loads((Path(__file__).parents[1] / "doubles/signatures.json").read_text())
+HEADERS = [version for version in SIGNATURES if version.startswith("cuda ")]
+
+
+@pytest.mark.parametrize("version", HEADERS)
+def test_functions_and_numbers_are_those_of_cudas_headers(gpu, version):
+    import cudart
+
+    known = SIGNATURES[version]
+    for name, kinds in FUNCTIONS.items():
+        theirs = cudart.parameters(known[name][0])
+        assert [isinstance(kind, module._Out) for kind in kinds] == [is_out for *_, is_out in theirs], name
+        ours = [ctypes.c_void_p if isinstance(kind, module._Out) else kind for kind in kinds]
+        assert ours == [made for _, _, made, _ in theirs], name
+    numbers = {
+        "cudaMemcpyHostToDevice": module.TO_DEVICE,
+        "cudaMemcpyDeviceToHost": module.TO_HOST,
+        "cudaErrorInsufficientDriver": module.DRIVER_TOO_OLD,
+        "cudaStreamCaptureModeThreadLocal": module.THREAD_LOCAL,
+        "cudaDevAttrComputeCapabilityMajor": module.CAPABILITY_MAJOR,
+        "cudaDevAttrComputeCapabilityMinor": module.CAPABILITY_MINOR,
+    }
+    assert {name: [str(number)] for name, number in numbers.items()} == {name: known[name] for name in numbers}
+
+
+def test_the_record_has_a_jetsons_release_and_the_newest_one():
+    assert {version.split()[1].rsplit(".", 1)[0] for version in HEADERS} == {"12.6", "12.9", "13.0"}
+
+
+def test_a_runtime_that_is_newer_than_the_driver_is_passed_over(gpu, monkeypatch):
+    import cudart
+
+    class Newer(cudart.Library):
+        def __getattr__(self, name):
+            if name == "cudaGetDeviceCount":
+                return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: module.DRIVER_TOO_OLD)
+            return super().__getattr__(name)
+
+    opened = {"new": Newer(), "old": cudart.LIBRARY}
+    monkeypatch.setattr(ctypes, "CDLL", opened.__getitem__)
+    monkeypatch.setattr(module, "_candidates", lambda: ["new", "old"])
+    assert cuda_runtime().path == "old"
+    cuda_runtime.cache_clear()
+    monkeypatch.setattr(module, "_candidates", lambda: ["new"])
+    with pytest.raises(EngineError, match=r"new is of CUDA 12.6, newer than the driver supports \(12.6, error 35\)"):
+        cuda_runtime()
+
+
+def test_outputs_are_values(gpu):
+    cuda = cuda_runtime()
+    free, total = cuda.call("cudaMemGetInfo", doing="measuring")
+    address = cuda.call("cudaMalloc", 1000, doing="making memory")
+    assert cuda.call("cudaMemGetInfo", doing="measuring") == [free - 1000, total]
+    assert cuda.call("cudaFree", address, doing="freeing") is None
+    assert cuda.attempt("cudaFree", address) == 1
+    with pytest.raises(EngineError, match=r"CUDA failed while freeing: .* was freed already; see 'ls-edge doctor'"):
+        cuda.call("cudaFree", address, doing="freeing")
+
+
+def test_a_machine_without_cuda_says_so(monkeypatch):
+    monkeypatch.setattr(module, "_candidates", lambda: ["libcudart-not-there.so.12"])
+    cuda_runtime.cache_clear()
+    with pytest.raises(EngineError, match=r"cannot be used: libcudart-not-there\.so\.12: .*; install the one of"):
+        cuda_runtime()
+
+
+def test_the_real_library_has_every_function_and_lets_other_threads_run():
+    """Needs no GPU: without a driver each function returns an error. Skipped where no CUDA runtime is installed."""
+    found = []
+    for path in module._candidates():
+        try:
+            found.append(CudaRuntime(ctypes.CDLL(path), path))
+        except OSError:
+            continue
+    if not found:
+        pytest.skip("no CUDA runtime is installed")
+    for cuda in found:
+        assert cuda.release_of("Runtime") >= "12.0"
+        assert cuda._words(module.DRIVER_TOO_OLD) == b"CUDA driver version is insufficient for CUDA runtime version"
+        for function in cuda._functions.values():
+            assert not type(function)._flags_ & ctypes._FUNCFLAG_PYTHONAPI  # which would keep the GIL
+
+
+def test_waiting_for_the_gpu_does_not_stop_other_threads(gpu, monkeypatch):
+    import cudart
+
+    runs = threading.Event()
+    monkeypatch.setattr(cudart, "cudaStreamSynchronize", lambda stream: (0 if runs.wait(30) else 1,))
+    threading.Timer(0.05, runs.set).start()
+    assert cuda_runtime().attempt("cudaStreamSynchronize", 1) == 0
