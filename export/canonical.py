@@ -3,18 +3,21 @@
 A part is one self-contained graph of standard operators: opset 20, IR version 10 at most (TensorRT 10.3 on JetPack 6
 reads no later ones), fixed tensor names, a batch axis called ``batch`` and no other dynamic axis. :func:`canonicalize`
 removes everything that depends on how and where a graph was traced (names of intermediate values, stack traces,
-metadata), so that the same weights give the same bytes. :func:`check` compares a file with this form;
+metadata), so that the same weights give the same bytes; :func:`identified` adds what a reader of the file wants to
+know. :func:`check` compares a file with this form;
 ``ls_edge.export.verify`` compares the numbers.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ls_edge.core.bundle import Manifest
 from ls_edge.core.errors import VerificationError
 from ls_edge.engines.engine import Signature, Tensor
 
@@ -22,6 +25,8 @@ OPSET = 20
 MAX_IR = 10
 BATCH = "batch"
 PRODUCER = "ls-edge"
+METADATA = "ls_edge."
+"""Prefix of the names of metadata."""
 
 
 def canonicalize(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
@@ -106,6 +111,26 @@ def rewritten(
     return result
 
 
+def identified(model: onnx.ModelProto, part: str, draft: Manifest) -> onnx.ModelProto:
+    """Return ``model`` with a graph name and metadata that say what it is, the same in every export of a run.
+
+    The bundle's id is the digest of its files, so it cannot be in them: the model's id is.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    result.graph.name = f"{PRODUCER}-{draft.model_id[:16]}-{part.replace(' ', '-')}"
+    properties = {
+        "model_id": draft.model_id,
+        "part": part,
+        "precision": draft.precision,
+        "slot": "number of parts that ran before it, without the stem" if len(model.graph.input) > 1 else "none",
+    }
+    if part in ("head", "whole"):
+        properties["classes"] = json.dumps(draft.classes)
+    onnx.helper.set_model_props(result, {f"{METADATA}{name}": value for name, value in properties.items()})
+    return result
+
+
 def to_bytes(model: onnx.ModelProto, name: str) -> bytes:
     """Return the deterministic serialization; raises :class:`VerificationError` above protobuf's 2 GB."""
     try:
@@ -140,13 +165,14 @@ def check(raw: bytes, name: str, signature: Signature) -> None:
 
 def _problems(model: onnx.ModelProto) -> list[str]:
     opsets = {o.domain: o.version for o in model.opset_import}
-    described = (model, model.graph, *model.graph.node)
+    foreign = [item for item in model.metadata_props if not item.key.startswith(METADATA)]
     problems = {
         f"IR version {model.ir_version}, but not every engine reads versions above {MAX_IR}": model.ir_version > MAX_IR,
         f"opsets {opsets}, expected only {OPSET} of the standard operators": opsets != {"": OPSET},
         f"{len(model.functions)} local functions": bool(model.functions),
         "weights in another file": any(tensor.external_data for tensor in model.graph.initializer),
-        "metadata of the machine that traced it": any(item.metadata_props for item in described),
+        "metadata of the machine that traced it": bool(foreign)
+        or any(item.metadata_props for item in (model.graph, *model.graph.node)),
     }
     return [text for text, found in problems.items() if found]
 

@@ -40,7 +40,7 @@ from ls_edge.core.errors import BundleError, RunError, UsageError, VerificationE
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
-from ls_edge.export.canonical import OPSET, check, to_bytes
+from ls_edge.export.canonical import OPSET, check, identified, to_bytes
 from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import quantize_dynamic, quantize_explicit
 from ls_edge.export.merge import group, merge
@@ -267,19 +267,21 @@ def _write_parts(
     written: dict[str, Part] = {}
     raws: list[bytes] = []
 
-    def write(name: str, file: str, raw: bytes) -> Part:
+    def write(name: str, file: str, model: onnx.ModelProto) -> Part:
+        content = to_bytes(model, name)
         if settings.whole:
-            raws.append(raw)
-        digest = hashlib.sha256(raw).hexdigest()
-        if digest not in written:  # blocks that share their weights share a file
+            raws.append(content)
+        digest = hashlib.sha256(content).hexdigest()
+        if digest not in written:  # blocks that share their weights share a file, named after the first
+            raw = to_bytes(identified(model, name, draft), name)
             check(raw, name, signature_of(draft, name))
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(raw)
-            written[digest] = Part(file, digest, len(raw))
+            written[digest] = Part(file, hashlib.sha256(raw).hexdigest(), len(raw))
         return written[digest]
 
     def write_end(name: str, model: onnx.ModelProto) -> Part:
-        return write(name, f"{name}.onnx", to_bytes(to_half(model) if settings.precision == "fp16" else model, name))
+        return write(name, f"{name}.onnx", to_half(model) if settings.precision == "fp16" else model)
 
     on_step("stem")
     stem = write_end("stem", trace(stem_target(exported)))
@@ -288,10 +290,13 @@ def _write_parts(
     models = _blocks(exported, settings, calibration, on_step)
     while taken := list(itertools.islice(models, parts.per_part)):
         index, model = len(blocks), taken[0] if parts.per_part == 1 else group(taken)
-        blocks.append(write(f"block {index}", f"blocks/{index:02d}.onnx", to_bytes(model, f"block {index}")))
+        blocks.append(write(f"block {index}", f"blocks/{index:02d}.onnx", model))
         on_step(f"block {index + 1}" if index + 1 < parts.num_blocks else "head")
     head = write_end("head", trace(head_target(exported)))
-    whole = write("whole", "whole.onnx", merge(raws[0], raws[1:-1], raws[-1])) if settings.whole else None
+    whole = None
+    if settings.whole:
+        merged = onnx.load_model_from_string(merge(raws[0], raws[1:-1], raws[-1]))
+        whole = write("whole", "whole.onnx", merged)
     manifest = msgspec.structs.replace(draft, parts=Parts(stem, head, tuple(blocks), whole))
     bundle_id = bundle_id_of(Bundle(folder, manifest).interface, manifest.precision, manifest.parts)
     return msgspec.structs.replace(manifest, bundle_id=bundle_id)

@@ -7,6 +7,7 @@ import shutil
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -36,6 +37,17 @@ def test_a_bundle_says_what_it_is(exported, loaded):
     assert manifest.verified["chain"].keys() == {"trained", "shuffled"}
     assert manifest.verified["reference"].startswith("pytorch ")
     assert manifest.order_costs == {}
+
+
+def test_files_say_what_they_are(exported):
+    manifest = exported.manifest
+    for part, _ in manifest.part_names():
+        model = onnx.load_model_from_string(exported.read(part))
+        assert model.graph.name == f"ls-edge-{manifest.model_id[:16]}-{part.replace(' ', '-')}"
+        said = {item.key.removeprefix("ls_edge."): item.value for item in model.metadata_props}
+        classes = json.loads(said.pop("classes")) if part in ("head", "whole") else None
+        assert said == {"model_id": manifest.model_id, "part": part, "precision": "fp32", "slot": "none"}
+        assert classes in (None, list(manifest.classes))
 
 
 def test_the_orientation_of_photos_is_in_the_manifest_where_it_is_on(exported, loaded, tmp_path):
