@@ -133,7 +133,7 @@ def cuda_runtime() -> CudaRuntime:
         if driver == "0.0":
             problems.insert(0, "there is no NVIDIA driver")
         else:
-            problems.insert(0, f"{path} is of CUDA {runtime}, newer than the driver supports ({driver}, error 35)")
+            problems.insert(0, f"CUDA {runtime} is newer than the driver supports ({driver}, error 35): {path}")
     why = problems[0] if problems else "libcudart is not installed"
     raise EngineError(
         f"the CUDA runtime cannot be used: {why}; install the one of this driver's CUDA release, or use --engine onnx"

@@ -212,7 +212,7 @@ def test_a_cuda_runtime_newer_than_the_driver_is_explained(monkeypatch):
     monkeypatch.setenv("CUDA_DOUBLE_RUNTIME", "12080")
     (found,) = engines.check_cuda()
     assert found.status == "warn"
-    assert "is of CUDA 12.8, newer than the driver supports (12.6, error 35)" in found.detail
+    assert "CUDA 12.8 is newer than the driver supports (12.6, error 35)" in found.detail
     assert "use --engine onnx" in found.fix
 
 

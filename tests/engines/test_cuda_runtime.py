@@ -55,7 +55,7 @@ def test_a_runtime_that_is_newer_than_the_driver_is_passed_over(gpu, monkeypatch
     assert cuda_runtime().path == "old"
     cuda_runtime.cache_clear()
     monkeypatch.setattr(module, "_candidates", lambda: ["new"])
-    with pytest.raises(EngineError, match=r"new is of CUDA 12.6, newer than the driver supports \(12.6, error 35\)"):
+    with pytest.raises(EngineError, match=r"CUDA 12.6 is newer than the driver supports \(12.6, error 35\): new;"):
         cuda_runtime()
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from ls_edge.core.bundle import Bundle
@@ -259,9 +260,35 @@ def test_an_engine_that_cannot_be_built_gives_way_to_the_next_unless_it_was_name
     for engine in engines.values():
         engine.close()
     with Pipeline.open(bundle, threads=1) as pipeline:
-        assert pipeline.choice == chosen[-1]
+        assert pipeline.choice.kind == "onnx"
+        assert "tensorrt: stem: TensorRT 10.3.0 could not build an engine" in str(pipeline.choice)
     with pytest.raises(EngineError, match="no tactic fits the workspace"):
         open_block_engines(bundle, ORDER, kind="tensorrt")
+
+
+def test_contexts_are_made_when_they_are_needed(runner, any_gpu):
+    """Each takes memory, which a board shares between CPU and GPU."""
+
+    def contexts():
+        return [engine._engine._contexts for engine in runner.engines.values()]
+
+    assert contexts() == [0] * 6
+    for _ in range(3):
+        runner.run((0, 1), tokens(1))
+    assert contexts() == [1, 1, 0, 0, 0, 0]  # those of the graphs
+    runner.run((0, 1), tokens(3))
+    runner.run((0, 1), tokens(4))
+    assert contexts() == [2, 2, 0, 0, 0, 0]
+
+
+def test_tensorrt_does_not_read_weights_from_another_file(bundle, gpu, monkeypatch):
+    model = onnx.load_model_from_string(bundle.read("block 0"))
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.raw_data)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/hostname")
+    monkeypatch.setattr(Bundle, "read", lambda self, name: model.SerializeToString())
+    with pytest.raises(EngineError, match=r"^block 0 does not load: .* weights are in another file; export it again"):
+        open_engine(bundle, "block 0", kind="tensorrt")
 
 
 @pytest.mark.parametrize("version", ["10.0.1", "8.6.1", "12.0.0"])
@@ -287,6 +314,9 @@ def test_without_onnx_runtime_the_reason_against_tensorrt_stays(bundle, gpu, mon
 
 WAIT = 'self.synchronize(f"running {_parts(engines)}")'
 FREE = 'self.cuda.attempt("cudaFree", self._scratch)'
+NEW = "self._new_context()"
+ONE = f"found = self._graphs[key] = _Graph({NEW},"
+SHARED = f"self._context = self._context or {NEW}\n            {ONE.replace(NEW, 'self._context')}"
 READ = "result[...] = returned.array[: result.nbytes].view(result.dtype).reshape(result.shape)"
 
 
@@ -323,7 +353,7 @@ def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what
         ("no activation memory", "self._give_scratch(context)\n        return context", "return context"),
         ("no shape", "if not context.set_input_shape(tensor.name, tensor.shape(batch)):", "if False:"),
         ("no address", "if not context.set_tensor_address(name, address):", "if False:"),
-        ("one context for all graphs", "_Graph(self._new_context(),", "_Graph(self._context,"),
+        ("one context for all graphs", ONE, SHARED),
         ("captured before it ran", "self._execute(found.context)\n            return\n        if", "pass\n        if"),
         ("a graph is left", 'self.workspace.cuda.attempt("cudaGraphExecDestroy", found.graph)', "pass"),
         ("what it was made of is left", 'cuda.attempt("cudaGraphDestroy", graph)', "pass"),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.engines.onnxruntime import has_weights_elsewhere
+from ls_edge.engines.external_weights import has_weights_elsewhere
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 helper = onnx.helper

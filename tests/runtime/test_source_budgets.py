@@ -13,7 +13,7 @@ from ls_edge.cli.main import main
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded, Overloaded, SourceClosed, UsageError
 from ls_edge.core.peers_file import load_peers
-from ls_edge.engines.opening import open_engine
+from ls_edge.engines.opening import open_parts
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.deadlines import Deadlines
 from ls_edge.runtime.source.results import InFlightRequest
@@ -52,11 +52,11 @@ def engines(monkeypatch):
     """Stem and head of the source that is opened next, by part."""
     found = {}
 
-    def opened(bundle, part, **options):
-        found[part] = Held(open_engine(bundle, part, **options))
-        return found[part]
+    def opened(bundle, parts, **options):
+        found.update((part, Held(engine)) for part, engine in open_parts(bundle, parts, **options).items())
+        return found
 
-    monkeypatch.setattr("ls_edge.runtime.source.stem_and_head.open_engine", opened)
+    monkeypatch.setattr("ls_edge.runtime.source.stem_and_head.open_parts", opened)
     return found
 
 

@@ -23,6 +23,7 @@ from ls_edge.core.errors import EngineError
 from ls_edge.device.requirements import numbers
 from ls_edge.engines.cuda_runtime import CAPABILITY_MAJOR, CAPABILITY_MINOR, cuda_runtime
 from ls_edge.engines.engine import first_line
+from ls_edge.engines.external_weights import refuse_weights_elsewhere
 from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, OnStatus
 
 log = logging.getLogger("ls_edge.engines")
@@ -145,6 +146,7 @@ def build_part(
     key = key_of(bundle.part(part).sha256, this_device(), options)
     cache = cache if cache is not None else EngineCache()
     raw = bundle.read(part)
+    refuse_weights_elsewhere(raw, part)
     started = time.monotonic()
     building = False
 

@@ -74,10 +74,11 @@ class TensorRTEngine:
         workspace.hold()
         self._graphs: dict[_Key, _Graph] = {}
         self._context: Any = None
+        """Context of runs without a graph, made by the first one: each context takes memory of its own."""
+        self._generation = 0
         try:
             self._scratch_bytes = int(self._engine.device_memory_size_v2)
             workspace.scratch(self._scratch_bytes)  # all engines are opened before one runs, so this is made once
-            self._context, self._generation = self._new_context(), workspace.generation
         except BaseException:
             self.close()
             raise
@@ -89,14 +90,16 @@ class TensorRTEngine:
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
         """Queue one run; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
-        if self._context is None:
+        if self._engine is None:
             raise EngineError(f"the engine of {self.part} was closed; open it again")
         if not self.no_graphs and batch in (1, self.workspace.max_batch):
             self._enqueue_graph(batch, addresses)
             return
-        if self._generation != self.workspace.generation:
+        if self._context is None:
+            self._context = self._new_context()
+        elif self._generation != self.workspace.generation:
             self._give_scratch(self._context)
-            self._generation = self.workspace.generation
+        self._generation = self.workspace.generation
         self._set(self._context, batch, addresses)
         self._execute(self._context)
 
