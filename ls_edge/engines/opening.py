@@ -101,30 +101,6 @@ def announce(choice: EngineChoice) -> None:
     log.info("engine chosen", extra=extra)
 
 
-class EngineMemory:
-    """Stream and memory on the GPU that the engines of one thread share."""
-
-    def __init__(self, bundle: Bundle, max_batch: int | None = None) -> None:
-        """``max_batch``: most images of a run, see :meth:`EngineOptions.of`."""
-        self.options = EngineOptions.of(bundle, max_batch)
-        self._bundle = bundle
-        self._workspace: CudaWorkspace | None = None
-        self._no_workspace = ""
-
-    def workspace(self, choice: EngineChoice) -> CudaWorkspace | None:
-        """Memory on the GPU; None where ``choice`` needs none, or ONNX Runtime has to do without it."""
-        if self._workspace is not None or self._no_workspace or (choice.kind == "onnx" and choice.provider != CUDA):
-            return self._workspace
-        try:
-            self._workspace = CudaWorkspace.for_bundle(self._bundle, self.options.max_batch)
-        except EngineError as error:
-            if choice.kind == "tensorrt":
-                raise
-            self._no_workspace = first_line(error)
-            log.warning("tokens are copied for each block", extra={"why": self._no_workspace})
-        return self._workspace
-
-
 def open_engine(
     bundle: Bundle,
     part: str,
@@ -184,54 +160,57 @@ def _open_with(
     on_step: OnStep,
 ) -> dict[str, Engine]:
     """Open parts with the chosen engine; close those that are open if one does not open."""
-    memory = EngineMemory(bundle, max_batch)
+    options = EngineOptions.of(bundle, max_batch)
+    workspace = _workspace(choice, bundle, options)
+    if workspace is not None:
+        workspace.hold()  # freed at the end if no engine opens
     engines: dict[str, Engine] = {}
     by_file: dict[str, Engine] = {}
+
+    def on_status(text: str) -> None:
+        on_step(len(engines), len(names), text)
+
     try:
         for name in names:
-            file = bundle.part(name).file
+            file, signature = bundle.part(name).file, signature_of(bundle.manifest, name)
             if file not in by_file:
-                on_step(len(engines), len(names), name)
-                by_file[file] = _open_part(
-                    choice, bundle, name, threads, memory, lambda text: on_step(len(engines), len(names), text)
-                )
+                on_status(name)
+                if choice.kind == "tensorrt" and workspace is not None:
+                    by_file[file] = open_tensorrt(bundle, name, signature, options, workspace, on_status=on_status)
+                else:
+                    by_file[file] = OnnxEngine(
+                        bundle.read(name),
+                        name,
+                        signature,
+                        provider=choice.provider,
+                        threads=threads,
+                        precision=options.precision,
+                        max_batch=options.max_batch,
+                        workspace=workspace,
+                    )
             engines[name] = by_file[file]
     except BaseException:
         for engine in by_file.values():
             engine.close()
         raise
+    finally:
+        if workspace is not None:
+            workspace.release()
     on_step(len(names), len(names), "ready")
     return engines
 
 
-def _open_part(
-    choice: EngineChoice,
-    bundle: Bundle,
-    part: str,
-    threads: int,
-    memory: EngineMemory,
-    on_status: Callable[[str], None],
-) -> Engine:
-    signature = signature_of(bundle.manifest, part)
-    workspace = memory.workspace(choice)
-    if workspace is not None:
-        workspace.hold()  # freed again if the engine does not open
+def _workspace(choice: EngineChoice, bundle: Bundle, options: EngineOptions) -> CudaWorkspace | None:
+    """Return the GPU memory that the engines share; None where they need none, or ONNX Runtime has to do without."""
+    if choice.kind == "onnx" and choice.provider != CUDA:
+        return None
     try:
-        if choice.kind == "tensorrt" and workspace is not None:
-            return open_tensorrt(bundle, part, signature, memory.options, workspace, on_status=on_status)
-        return OnnxEngine(
-            bundle.read(part),
-            part,
-            signature,
-            provider=choice.provider,
-            threads=threads,
-            precision=memory.options.precision,
-            max_batch=memory.options.max_batch,
-            workspace=workspace,
-        )
-    finally:
-        if workspace is not None:
-            workspace.release()
+        return CudaWorkspace.for_bundle(bundle, options.max_batch)
+    except EngineError as error:
+        if choice.kind == "tensorrt":
+            raise
+        log.warning("tokens are copied for each block", extra={"why": first_line(error)})
+        return None
 
 
 def open_block_engines(
