@@ -78,6 +78,31 @@ class StopRequest:
         self.number = received = number
 
 
+class ReloadRequest:
+    """Context in which SIGHUP asks a command to read its files again."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: object = None
+
+    def __enter__(self) -> ReloadRequest:
+        self._before = signal.signal(signal.SIGHUP, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGHUP, self._before)  # type: ignore[arg-type]
+
+    def take(self) -> bool:
+        """Return whether there was a signal since the last call."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     global received
     if os.getpid() != _pid:  # a fork of the command, such as one that decodes images

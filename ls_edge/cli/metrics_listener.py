@@ -6,7 +6,7 @@ import logging
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ls_edge.device.requirements import require_http
+from ls_edge.device.requirements import require_metrics
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -14,13 +14,8 @@ if TYPE_CHECKING:
     from ls_edge.core.peers_file import PeersFile
     from ls_edge.runtime.execution.cores import EngineCores
     from ls_edge.runtime.peer.peer import Peer
-    from ls_edge.runtime.serve.http_server import HttpServer
+    from ls_edge.runtime.serve.scrape_server import ScrapeServer
     from ls_edge.runtime.source.source import Source
-
-MAX_SCRAPE_CONNECTIONS = 16
-"""Limit of connections to the listener."""
-SCRAPE_RECEIVE_S = 30.0
-"""Time for a connection to deliver a whole request, in seconds."""
 
 
 class MetricsListener:
@@ -28,11 +23,11 @@ class MetricsListener:
 
     def __init__(self, address: str) -> None:
         """Bind ``HOST:PORT``; raise errors that name the flag."""
-        require_http("--metrics", "metrics")
-        from ls_edge.runtime.serve.http_server import open_listener
+        require_metrics()
+        from ls_edge.runtime.serve.listener import open_listener
 
         self._listener = open_listener(address, "--metrics")
-        self._server: HttpServer | None = None
+        self._server: ScrapeServer | None = None
 
     def __enter__(self) -> MetricsListener:
         return self
@@ -55,18 +50,11 @@ class MetricsListener:
         """Serve the metrics of a source; return the URL."""
         from ls_edge.runtime.serve.metrics import SourceCollector
 
-        return self._serve(SourceCollector(source), source.cores)
+        return self._serve(SourceCollector(lambda: source), source.cores)
 
     def _serve(self, collector: Collector, cores: EngineCores) -> str:
-        from ls_edge.runtime.serve.http_server import HttpServer
-        from ls_edge.runtime.serve.metrics import METRICS_PATH, metrics_handler, registry_of
+        from ls_edge.runtime.serve.metrics import registry_of
+        from ls_edge.runtime.serve.scrape_server import ScrapeServer
 
-        self._server = HttpServer(
-            self._listener,
-            metrics_handler(registry_of(collector)),
-            name="metrics",
-            max_connections=MAX_SCRAPE_CONNECTIONS,
-            receive_s=SCRAPE_RECEIVE_S,
-            cores=cores,
-        )
-        return self._server.url + METRICS_PATH
+        self._server = ScrapeServer(self._listener, registry_of(collector), cores)
+        return self._server.url

@@ -52,9 +52,14 @@ def require_report(flag: str) -> None:
     _require(flag, "report", "altair", "jinja2", "vl_convert")
 
 
-def require_http(what: str, extra: str) -> None:
-    """Raise :class:`UsageError` where a library for HTTP is missing; ``what`` is the flag or command that needs it."""
-    _require(what, extra, "prometheus_client", "waitress")
+def require_metrics() -> None:
+    """Raise :class:`UsageError` where the library of ``--metrics`` is missing."""
+    _require("--metrics", "metrics", "prometheus_client")
+
+
+def require_serve() -> None:
+    """Raise :class:`UsageError` where a library of ``ls-edge serve`` is missing."""
+    _require("ls-edge serve", "serve", "prometheus_client", "starlette", "uvicorn", "python_multipart")
 
 
 def _require(what: str, extra: str, *modules: str) -> None:

@@ -17,17 +17,14 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerState
 from ls_edge.runtime.execution.counts import Durations, PeerSnapshot
-from ls_edge.runtime.serve.http_server import HttpError, HttpReply, HttpRequest, require_method
 from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
 
-METRICS_PATH = "/metrics"
 _REASONS = ("malformed", "before hello", "hello refused", "unsendable")
 """Exported reasons of dropped messages, of :attr:`ls_edge.runtime.transport.node.Node.counts`."""
 
@@ -69,12 +66,14 @@ class PeerCollector(Collector):
 class SourceCollector(Collector):
     """Metrics of a source."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Callable[[], Source]) -> None:
+        """``source`` returns the source that is used now."""
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
-        source, counts, snapshot = self._source, self._source.counts, self._source.snapshot
+        source = self._source()
+        counts, snapshot = source.counts, source.snapshot
         listed = source.name if source.peers.source(source.name) is not None else ""  # else it is random at each start
         yield _build("source", listed, source.bundle.manifest.bundle_id)
         for name, text, value in (
@@ -116,23 +115,6 @@ def registry_of(*collectors: Collector) -> CollectorRegistry:
         registry.register(collector)
     ProcessCollector(registry=registry)
     return registry
-
-
-def metrics_reply(registry: CollectorRegistry) -> HttpReply:
-    """Return all metrics in Prometheus' text format."""
-    return HttpReply(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
-
-
-def metrics_handler(registry: CollectorRegistry) -> Callable[[HttpRequest], HttpReply]:
-    """Return a handler that serves only :data:`METRICS_PATH`."""
-
-    def handle(request: HttpRequest) -> HttpReply:
-        if request.path != METRICS_PATH:
-            raise HttpError(404, f"no such path; use {METRICS_PATH}")
-        require_method(request, "GET", "HEAD")
-        return metrics_reply(registry)
-
-    return handle
 
 
 def _build(role: str, name: str, bundle_id: str) -> Metric:

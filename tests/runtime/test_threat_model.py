@@ -3,14 +3,22 @@
 import re
 from pathlib import Path
 
-from ls_edge.cli import metrics_listener
 from ls_edge.core import records
 from ls_edge.data import decoding
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.routing import engine_queue, neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.serve import http_server, http_service
+from ls_edge.runtime.serve import (
+    access,
+    application,
+    inference_protocol,
+    listener,
+    live_page,
+    scrape_server,
+    server,
+    service,
+)
 from ls_edge.runtime.source import audit, peer_monitor
 from ls_edge.runtime.store import installer
 from ls_edge.runtime.transport import connections, handshake, links, node, problems, zap
@@ -22,8 +30,9 @@ HOMES = {
     "records": records, "zap": zap, "neighbours": neighbours,
     "problems": problems,
     "engine_queue": engine_queue, "source": source, "Limits": Limits(), "peer_monitor": peer_monitor,
-    "decoding": decoding, "installer": installer, "http_server": http_server, "http_service": http_service,
-    "metrics_listener": metrics_listener,
+    "decoding": decoding, "installer": installer, "access": access, "application": application,
+    "inference_protocol": inference_protocol, "listener": listener, "live_page": live_page,
+    "scrape_server": scrape_server, "server": server, "service": service,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import click
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
-from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
+from ls_edge.cli.metrics_listener import MetricsListener
 from ls_edge.core.errors import UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.device.diagnostics import examine
@@ -23,6 +23,7 @@ from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 from ls_edge.runtime.peer.peer import open_peer
 from ls_edge.runtime.protocol.messages import FindingRow
+from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS
 
 _GC_AFTER = 10_000
 """New objects after which Python looks for garbage (its default: 700); requests leave none."""

@@ -15,7 +15,7 @@ from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command, describe, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers
-from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
+from ls_edge.cli.metrics_listener import MetricsListener
 from ls_edge.cli.output import warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, printable
@@ -27,6 +27,7 @@ from ls_edge.evaluation.run_summary import RunSummary, summarise
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_summary
 from ls_edge.report.trace_events import write_trace_events
+from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS
 from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
 

@@ -5,24 +5,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
-from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
-from ls_edge.device.requirements import require_http
+from ls_edge.device.requirements import require_serve
 from ls_edge.runtime.source.source import Source
+
+if TYPE_CHECKING:
+    from ls_edge.runtime.serve.service import Service
+
+log = logging.getLogger("ls_edge.runtime")
 
 _LOOK_EVERY_S = 0.25
 """Interval of checks for a signal, in seconds."""
 _SEND_WITHIN_S = 2.0
 """Time to send answers after the budget of the last request when the server stops, in seconds."""
+_READY_WITHIN_S = 5.0
+"""Time for the links of a new source before it replaces the one before, in seconds."""
 
 
 @click.command(
@@ -30,13 +37,17 @@ _SEND_WITHIN_S = 2.0
     examples=(
         "ls-edge serve --peers peers.yaml --bundle bundle",
         "ls-edge serve --peers peers.yaml --bundle bundle --http 127.0.0.1:8000 --concurrency 8",
-        "ls-edge serve --peers peers.yaml --bundle bundle --http 0.0.0.0:8080 --insecure-http",
+        "ls-edge serve --peers peers.yaml --bundle bundle --tls-cert cert.pem --tls-key key.pem",
     ),
 )
 @options.PEERS
 @options.BUNDLE
 @options.text("--http", "Address to listen on.", "HOST:PORT", default="127.0.0.1:8080")
-@options.flag("--insecure-http", "Allow --http off the loopback, without encryption and login.")
+@options.path("--tls-cert", "Certificate chain (PEM), to serve HTTPS.")
+@options.path("--tls-key", "Private key of --tls-cert (PEM).")
+@options.path("--token-file", "Bearer tokens that clients need, one a line.")
+@options.flag("--insecure-http", "Allow --http off the loopback without TLS or tokens.")
+@options.flag("--access-log", "Log each request.")
 @options.concurrency(256, "Images at the same time; more are refused with 503.")
 @options.wait("Time that an image waits for missing holders before it is refused with 503.")
 @options.count(
@@ -48,7 +59,11 @@ def command(
     peers: Path,
     bundle: Path,
     http: str,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    token_file: Path | None,
     insecure_http: bool,
+    access_log: bool,
     concurrency: int,
     wait: float,
     max_body: int,
@@ -57,51 +72,78 @@ def command(
 ) -> None:
     """Answer images over HTTP through the reachable peers.
 
-    POST /predict takes an encoded image as its body. Other paths are /health/live, /health/ready, /status, and
-    /metrics (for Prometheus). Requires the extra serve.
+    GET / is a page that shows the peers and classifies images. POST /predict takes an encoded image; /v2 speaks the
+    Open Inference Protocol of Triton, KServe and OpenVINO Model Server. Other paths are /health/live, /health/ready,
+    /status, and /metrics (for Prometheus). Requires the extra serve.
 
-    The server listens immediately, even if blocks have no holders yet: /health/ready tells which.
+    The server listens immediately, even if blocks have no holders yet: /health/ready tells which. Off the loopback it
+    needs --tls-cert, --tls-key and --token-file, or --insecure-http.
 
-    On SIGTERM or Ctrl-C the server refuses new requests, finishes the others, and ends with exit code 0; a second
-    signal ends it immediately.
+    On SIGHUP the server reads the peers file and the bundle again, without losing a request. On SIGTERM or Ctrl-C it
+    refuses new requests, finishes the others, and ends with exit code 0; a second signal ends it immediately.
     """
-    require_http("ls-edge serve", "serve")
-    from ls_edge.runtime.serve.http_server import HttpServer, is_loopback_host, open_listener, parse_address
-    from ls_edge.runtime.serve.http_service import MAX_IDLE_CONNECTIONS, RECEIVE_S, SPARE_THREADS, HttpService
+    require_serve()
+    from ls_edge.runtime.serve.access import Access, read_tokens
+    from ls_edge.runtime.serve.application import Application
+    from ls_edge.runtime.serve.listener import is_loopback_host, open_listener, parse_address
+    from ls_edge.runtime.serve.server import MAX_IDLE_CONNECTIONS, HttpServer, check_tls
+    from ls_edge.runtime.serve.service import Service
 
     set_up(as_json=log_json)
-    if not insecure_http and not is_loopback_host(parse_address(http, "--http")[0]):
+    is_local = is_loopback_host(parse_address(http, "--http")[0])
+    if (tls_cert is None) != (tls_key is None):
+        raise UsageError("--tls-cert and --tls-key belong together; give both")
+    if not is_local and not insecure_http and (tls_cert is None or token_file is None):
         raise UsageError(
-            f"--http {http} is not on the loopback, and HTTP has neither encryption nor login; listen on 127.0.0.1 "
-            "behind a reverse proxy with TLS, or allow it with --insecure-http"
+            f"--http {http} is not on the loopback, so it needs --tls-cert, --tls-key and --token-file; or listen on "
+            "127.0.0.1 behind a reverse proxy, or allow it with --insecure-http"
         )
+    tokens = read_tokens(token_file) if token_file is not None else ()
+    tls = (tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
+    if tls is not None:
+        check_tls(*tls)
+
+    def open_source() -> Source:
+        return Source.open(peers, bundle, max_inflight=concurrency, **settings)
+
     connections = concurrency + MAX_IDLE_CONNECTIONS
-    file = open_peers(peers, connections)
-    opened = Bundle.open(bundle)
+    open_peers(peers, connections)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(http, "--http"))
-        source = stack.enter_context(Source.open(file, opened, max_inflight=concurrency, **settings))
-        service = HttpService(source, holder_wait_s=wait)
+        service = Service(open_source(), holder_wait_s=wait)
+        stack.callback(service.close)
+        access = Access(tokens, loopback_only=is_local)
+        application = Application(service, access, max_body=max_body, access_log=access_log)
         stop = stack.enter_context(interrupts.StopRequest())
-        server = HttpServer(
-            listener,
-            service.handle,
-            name="http",
-            threads=concurrency + SPARE_THREADS,
-            max_body=max_body,
-            max_connections=connections,
-            receive_s=RECEIVE_S,
-            cores=source.cores,
+        reload = stack.enter_context(interrupts.ReloadRequest())
+        server = stack.enter_context(
+            HttpServer(listener, application, max_connections=connections, tls=tls, cores=service.source.cores)
         )
-        stack.enter_context(server)
-        log = logging.getLogger("ls_edge.runtime")
-        about = {"policy": settings["policy"], "bundle": opened.manifest.bundle_id[:16]}
-        log.info("serving", extra={"url": server.url, **about})
-        while not stop and source.is_open and server.is_alive:
+        fields = {
+            "url": server.url,
+            "policy": settings["policy"],
+            "bundle": service.source.bundle.manifest.bundle_id[:16],
+        }
+        log.info("serving", extra=fields)
+        while not stop and service.source.is_open and server.is_alive:
             time.sleep(_LOOK_EVERY_S)
+            if reload.take():
+                _reload(service, open_source, settings["budget_ms"] / 1e3 + _SEND_WITHIN_S)
         if not stop:
             raise LsEdgeError("the server stopped after an internal error, see the log; start it again")
-        log.info("stopping", extra={"in_flight": source.counts.in_flight})
+        log.info("stopping", extra={"in_flight": service.source.counts.in_flight})
         service.stop()
         if not server.drain(settings["budget_ms"] / 1e3 + _SEND_WITHIN_S):
-            log.warning("stopped with unsent answers", extra={"in_flight": source.counts.in_flight})
+            log.warning("stopped with unsent answers", extra={"in_flight": service.source.counts.in_flight})
+
+
+def _reload(service: Service, open_source: Callable[[], Source], timeout: float) -> None:
+    """Use a new source with the peers file and bundle of now; keep the one before if that fails."""
+    try:
+        source = open_source()
+    except LsEdgeError as error:
+        log.warning("not reloaded", extra={"why": str(error)})
+        return
+    source.wait_answerable(_READY_WITHIN_S)
+    service.exchange(source, timeout).close()
+    log.info("reloaded", extra={"bundle": source.bundle.manifest.bundle_id[:16], "peers": len(source.peers.peers)})

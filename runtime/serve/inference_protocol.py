@@ -1,0 +1,308 @@
+"""Requests and responses of the Open Inference Protocol, version 2: JSON, and the binary tensor data extension.
+
+Specification: Open Inference Protocol (open-inference-protocol, ``inference_rest.md``); the extensions are those of
+Triton Inference Server (``extension_binary_data.md``, ``extension_classification.md``). A model has three inputs, of
+which a request gives one: ``image`` (encoded files), ``pixels`` (RGB), or ``input`` (what the model takes).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import DataError, printable
+from ls_edge.runtime.source.results import Answer, likeliest
+
+EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository")
+MAX_BATCH = 256
+"""Limit of images in a request."""
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""HTTP header: the length of the JSON document in front of binary tensors."""
+_SHOWN = 64
+"""Limit of a client's value in an error, in characters."""
+
+_Name = Annotated[str, Meta(max_length=1024)]
+_Side = Annotated[int, Meta(ge=0, le=1 << 31)]
+_Size = Annotated[int, Meta(ge=0, le=1 << 31)] | Annotated[str, Meta(pattern="^[0-9]{1,10}$")]
+
+
+class _InputParameters(msgspec.Struct, frozen=True):
+    binary_data_size: _Size | None = None
+
+
+class _Input(msgspec.Struct, frozen=True):
+    name: _Name
+    shape: Annotated[list[_Side], Meta(min_length=1, max_length=8)]
+    datatype: Annotated[str, Meta(max_length=16)]
+    parameters: _InputParameters = _InputParameters()
+    data: list[Any] | None = None
+
+
+class _OutputParameters(msgspec.Struct, frozen=True):
+    binary_data: bool | None = None
+    classification: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
+
+
+class _Output(msgspec.Struct, frozen=True):
+    name: _Name
+    parameters: _OutputParameters = _OutputParameters()
+
+
+class _Parameters(msgspec.Struct, frozen=True):
+    binary_data_output: bool = False
+    timeout: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    """Microseconds; 0 for none (Triton)."""
+
+
+class InferRequest(msgspec.Struct, frozen=True):
+    """Document of a request."""
+
+    inputs: Annotated[list[_Input], Meta(min_length=1, max_length=8)]
+    id: _Name = ""
+    parameters: _Parameters = _Parameters()
+    outputs: Annotated[list[_Output], Meta(max_length=8)] = []
+
+
+def parse_request(body: bytes, json_length: int | None) -> tuple[InferRequest, bytes]:
+    """Return the document of a request and the binary data behind it; raise :class:`DataError`."""
+    length = len(body) if json_length is None else json_length
+    if length > len(body):
+        raise DataError(f"{HEADER_LENGTH} is {length} and the body has {len(body)} bytes; send the whole body")
+    try:
+        document = msgspec.json.decode(body[:length], type=InferRequest)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise DataError(f"the request is not valid: {_shown(str(error), 200)}") from None
+    return document, body[length:]
+
+
+def metadata(bundle: Bundle) -> dict[str, Any]:
+    """Return the document of ``v2/models/MODEL``."""
+    height, width = bundle.manifest.image.size
+    classes = len(bundle.manifest.classes)
+    return {
+        "name": bundle.manifest.model,
+        "versions": [version_of(bundle)],
+        "platform": "ls-edge",
+        "inputs": [
+            {"name": "image", "datatype": "BYTES", "shape": [-1]},
+            {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, -1, 3]},
+            {"name": "input", "datatype": "FP32", "shape": [-1, 3, height, width]},
+        ],
+        "outputs": [
+            {"name": "logits", "datatype": "FP32", "shape": [-1, classes]},
+            {"name": "probabilities", "datatype": "FP32", "shape": [-1, classes]},
+            {"name": "label", "datatype": "BYTES", "shape": [-1]},
+        ],
+    }
+
+
+def configuration(bundle: Bundle) -> dict[str, Any]:
+    """Return the document of ``v2/models/MODEL/config``, as Triton's model configuration extension has it."""
+    found = metadata(bundle)
+
+    def tensor(one: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {
+            "name": one["name"], "dims": one["shape"][1:] or [1],
+            "data_type": "TYPE_STRING" if one["datatype"] == "BYTES" else f"TYPE_{one['datatype']}", **more,
+        }  # fmt: skip
+
+    return {
+        "name": found["name"],
+        "platform": found["platform"],
+        "backend": "ls-edge",
+        "max_batch_size": MAX_BATCH,
+        "input": [tensor(one, optional=True) for one in found["inputs"]],
+        "output": [tensor(one) for one in found["outputs"]],
+    }
+
+
+def version_of(bundle: Bundle) -> str:
+    """Return the version that a bundle has as a model: the beginning of its id."""
+    return bundle.manifest.bundle_id[:16]
+
+
+def images_of(
+    request: InferRequest, binary: bytes, preprocess: Callable[[bytes | np.ndarray, str], np.ndarray]
+) -> list[np.ndarray]:
+    """Return the images of a request as float32 ``[3, H, W]``; raise :class:`DataError`.
+
+    ``preprocess`` is that of the source, for encoded images and pixels.
+    """
+    if len(request.inputs) != 1:
+        names = ", ".join(_shown(one.name) for one in request.inputs)
+        raise DataError(f"the request has the inputs {names}; give one of image, pixels and input")
+    (given,) = request.inputs
+    expected = {"image": "BYTES", "pixels": "UINT8", "input": "FP32"}.get(given.name)
+    if expected is None:
+        raise DataError(f"input {_shown(given.name)} is not known; use image, pixels or input")
+    if given.datatype != expected:
+        raise DataError(f"input {given.name} has the datatype {_shown(given.datatype)}; use {expected}")
+    count = given.shape[0]
+    if not 1 <= count <= MAX_BATCH:
+        raise DataError(f"input {given.name} has a batch of {count}; use 1 to {MAX_BATCH} images")
+    raw = _binary_of(given, binary)
+    if expected == "BYTES":
+        if len(given.shape) > 2 or given.shape[1:] not in ([], [1]):
+            raise DataError(f"input image has the shape {given.shape}; use [N]")
+        files = _texts(given.data, count) if raw is None else _split(raw, count)
+        return [preprocess(file, f"image {index}") for index, file in enumerate(files)]
+    if len(given.shape) != 4:
+        raise DataError(f"input {given.name} has the shape {given.shape}; use {_shape_of(given.name)}")
+    array = _array(given, raw, np.dtype("uint8" if expected == "UINT8" else "<f4"))
+    if expected == "FP32":
+        return list(array.astype(np.float32, copy=False))
+    return [preprocess(np.ascontiguousarray(pixels), f"image {index}") for index, pixels in enumerate(array)]
+
+
+def _shape_of(name: str) -> str:
+    return "[N, H, W, 3]" if name == "pixels" else "[N, 3, H, W]"
+
+
+def _binary_of(given: _Input, binary: bytes) -> bytes | None:
+    size = given.parameters.binary_data_size
+    if size is None:
+        if given.data is None:
+            raise DataError(f"input {given.name} has neither data nor binary_data_size")
+        if binary:
+            raise DataError(f"{len(binary)} bytes follow the document, and no input has a binary_data_size")
+        return None
+    if given.data is not None:
+        raise DataError(f"input {given.name} has data and binary_data_size; use one of them")
+    if int(size) != len(binary):
+        raise DataError(f"input {given.name} has a binary_data_size of {size} and {len(binary)} bytes of binary data")
+    return binary
+
+
+def _array(given: _Input, raw: bytes | None, dtype: np.dtype[Any]) -> np.ndarray:
+    count = math.prod(given.shape)
+    if raw is not None:
+        if len(raw) != count * dtype.itemsize:
+            raise DataError(
+                f"input {given.name} of shape {given.shape} needs {count * dtype.itemsize} bytes and has {len(raw)}"
+            )
+        return np.frombuffer(raw, dtype).reshape(given.shape)
+    try:
+        values = np.array(given.data, dtype=np.float64)
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        raise DataError(f"the data of input {given.name} are not numbers of shape {given.shape}") from None
+    if values.size != count:
+        raise DataError(f"input {given.name} of shape {given.shape} needs {count} numbers and has {values.size}")
+    if dtype.kind == "u" and not ((values >= 0) & (values <= 255) & (values == np.floor(values))).all():
+        raise DataError(f"the data of input {given.name} are not whole numbers from 0 to 255")
+    with np.errstate(over="ignore"):  # infinity is refused with the image's name
+        return values.astype(dtype).reshape(given.shape)
+
+
+def _texts(data: Sequence[Any] | None, count: int) -> list[bytes]:
+    """Return encoded images, which JSON holds in base64."""
+    texts = [text for one in data or () for text in (one if isinstance(one, list) else [one])]
+    if len(texts) != count:
+        raise DataError(f"input image has {len(texts)} elements and a batch of {count}")
+    try:
+        return [base64.b64decode(text, validate=True) for text in texts]
+    except (TypeError, ValueError, binascii.Error):
+        raise DataError(
+            "the data of input image are not texts in base64; encode the files, or send them binary"
+        ) from None
+
+
+def _split(raw: bytes, count: int) -> list[bytes]:
+    """Return the elements of BYTES: each follows its length, 4 bytes with the lowest first."""
+    found: list[bytes] = []
+    at = 0
+    while len(found) < count and at + 4 <= len(raw):
+        (length,) = struct.unpack_from("<I", raw, at)
+        found.append(raw[at + 4 : at + 4 + length])
+        at += 4 + length
+    if at == len(raw) and len(found) == count:
+        return found
+    if count == 1:  # the file alone, as OpenVINO Model Server's documents send it
+        return [raw]
+    raise DataError(f"the binary data of input image are not {count} elements, each behind its length of 4 bytes")
+
+
+def response_of(request: InferRequest, bundle: Bundle, answers: Sequence[Answer]) -> tuple[bytes, int | None]:
+    """Return the body of a response, and the length of its document if binary tensors follow it."""
+    wanted = request.outputs or [_Output(name) for name in ("logits", "probabilities", "label")]
+    outputs: list[dict[str, Any]] = []
+    binary: list[bytes] = []
+    for output in wanted:
+        datatype, shape, values = _values(output, bundle, answers)
+        one: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
+        as_binary = output.parameters.binary_data
+        if request.parameters.binary_data_output if as_binary is None else as_binary:
+            if isinstance(values, np.ndarray):
+                data = values.tobytes()
+            else:
+                encoded = [text.encode() for text in values]
+                data = b"".join(struct.pack("<I", len(text)) + text for text in encoded)
+            one["parameters"] = {"binary_data_size": len(data)}
+            binary.append(data)
+        else:
+            one["data"] = values.ravel().tolist() if isinstance(values, np.ndarray) else values
+        outputs.append(one)
+    document: dict[str, Any] = {"model_name": bundle.manifest.model, "model_version": version_of(bundle)}
+    if request.id:
+        document["id"] = request.id
+    document["parameters"] = _parameters_of(answers)
+    document["outputs"] = outputs
+    head = json.dumps(document, allow_nan=False).encode()
+    return b"".join([head, *binary]), len(head) if binary else None
+
+
+def check_outputs(request: InferRequest) -> None:
+    """Raise :class:`DataError` if a request wants outputs that do not exist."""
+    for output in request.outputs:
+        if output.name not in ("logits", "probabilities", "label"):
+            raise DataError(f"output {_shown(output.name)} is not known; use logits, probabilities or label")
+
+
+def _values(
+    output: _Output, bundle: Bundle, answers: Sequence[Answer]
+) -> tuple[str, list[int], np.ndarray | list[str]]:
+    """Return the datatype, shape and values of an output."""
+    classes = bundle.manifest.classes
+    top = min(output.parameters.classification, len(classes))
+    if top:
+        texts = [text for answer in answers for text in _classification(output.name, answer, classes, top)]
+        return "BYTES", [len(answers), top], texts
+    if output.name == "label":
+        return "BYTES", [len(answers)], [answer.label for answer in answers]
+    logits = np.stack([answer.logits for answer in answers]).astype("<f4")
+    if output.name == "probabilities":
+        exps = np.exp(logits - logits.max(axis=1, keepdims=True))
+        logits = exps / exps.sum(axis=1, keepdims=True)
+    return "FP32", list(logits.shape), logits
+
+
+def _classification(name: str, answer: Answer, classes: Sequence[str], top: int) -> Iterable[str]:
+    """Yield ``VALUE:INDEX:CLASS`` of the likeliest classes."""
+    for index, probability in likeliest(answer.logits, top):
+        value = float(answer.logits[index]) if name == "logits" else probability
+        yield f"{value:f}:{index}:{classes[index]}"
+
+
+def _parameters_of(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return how the answers came about; lists are JSON in a string, because values must be scalar."""
+    records = [answer.record for answer in answers]
+    return {
+        "degraded": any(answer.degraded for answer in answers),
+        "skipped_blocks": json.dumps([record.skipped for record in records]),
+        "order": json.dumps([record.steps if record.is_plain else record.waves for record in records]),
+        "holders": json.dumps([list(dict.fromkeys(visit.holder for visit in record.visits)) for record in records]),
+        "latency_ms": max(answer.latency_ms for answer in answers),
+    }
+
+
+def _shown(text: str, most: int = _SHOWN) -> str:
+    return repr(printable(text[:most])) if most == _SHOWN else printable(text[:most])

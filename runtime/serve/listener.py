@@ -1,0 +1,68 @@
+"""Listening socket of ``--http`` and ``--metrics``."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+
+from ls_edge.core.errors import LinkError, UsageError
+
+MAX_SCRAPE_CONNECTIONS = 16
+"""Limit of connections to ``--metrics``; further ones are closed immediately."""
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]/@\s]+):(\d{1,5})", re.ASCII)
+
+
+def parse_address(text: str, flag: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, with IPv6 in brackets; raise :class:`UsageError` that names the flag."""
+    match = _ADDRESS.fullmatch(text)
+    host, port = (match[1].strip("[]"), int(match[2])) if match is not None else ("", -1)
+    if match is None or port > 65535 or (match[1].startswith("[") and not _is_ipv6(host)):
+        raise UsageError(
+            f"{flag} {text!r} is not HOST:PORT; give, for example, 127.0.0.1:9100 or [::1]:9100; port 0 is any free one"
+        )
+    return host, port
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+def is_loopback_host(host: str) -> bool:
+    """Return whether a host of :func:`parse_address` is the loopback; names other than ``localhost`` are not."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_listener(text: str, flag: str) -> socket.socket:
+    """Listen on ``HOST:PORT``; connections wait until a server accepts them. Errors name the flag."""
+    host, port = parse_address(text, flag)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "no such name"
+        raise UsageError(f"{flag} {text!r}: {host} is not found ({why}); give an address of this machine") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen()  # until then, another process can bind the port
+    except OSError as error:
+        listener.close()
+        raise LinkError(f"{flag} {text}: cannot listen ({error.strerror}); free the port, or give another") from None
+    return listener
+
+
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
+    """Return the URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{scheme}://{host}:{port}"

@@ -1,0 +1,179 @@
+"""HTTP server of ``ls-edge serve``: uvicorn on a thread of its own, with limits that uvicorn does not have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from ls_edge.core.errors import UsageError
+from ls_edge.runtime.execution.cores import EngineCores
+from ls_edge.runtime.execution.worker import introduce_thread
+from ls_edge.runtime.serve.listener import url_of
+
+MAX_HTTP_HEADER = 16 << 10
+"""Limit of the first line and the header of a request, in bytes."""
+MAX_IDLE_CONNECTIONS = 64
+"""Connections in addition to those whose images are being answered."""
+RECEIVE_S = 60.0
+"""Time for a connection to deliver a whole request, in seconds."""
+_END_S = 1.0
+"""Time for the thread to end, in seconds."""
+
+
+class HttpServer:
+    """Server of an ASGI application, started by the constructor; a context manager."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        application: ASGIApp,
+        *,
+        max_connections: int,
+        receive_s: float = RECEIVE_S,
+        tls: tuple[Path, Path] | None = None,
+        cores: EngineCores | None = None,
+    ) -> None:
+        """Serve on a listening socket and take ownership of it.
+
+        ``receive_s`` limits the time without a whole request, ``tls`` is a certificate and its key. The thread stays
+        off ``cores``, those of the engine.
+        """
+        self.url = url_of(listener, "https" if tls else "http")
+        """Address of the listener."""
+        # Any client can make uvicorn log; what matters is answered or counted.
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)
+        certificate, key = tls or (None, None)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                application,
+                http=_Connection,
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=max_connections + 1,  # never met: _Connection closes those beyond
+                timeout_keep_alive=receive_s,  # type: ignore[arg-type]  # asyncio takes fractions
+                h11_max_incomplete_event_size=MAX_HTTP_HEADER,
+                ssl_certfile=certificate,
+                ssl_keyfile=key,
+            )
+        )
+        self._listener = listener
+        self._loop: asyncio.AbstractEventLoop | None = None
+        with (cores or EngineCores()).others():  # where the threads that are started here stay
+            self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> HttpServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether connections are served: False after :meth:`close` and after an internal error."""
+        return self._thread.is_alive()
+
+    def drain(self, timeout: float) -> bool:
+        """Accept no more connections and wait until all responses are sent; return False after ``timeout`` s."""
+        self._server.should_exit = True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """End all connections and the thread."""
+        self._server.should_exit = self._server.force_exit = True
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._abort)
+        self._thread.join(_END_S)
+
+    def _abort(self) -> None:
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+
+    def _run(self) -> None:
+        introduce_thread("http")
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._server.serve(sockets=[self._listener])
+
+
+class _Connection(H11Protocol):
+    """uvicorn's connection, which is closed unless it delivers whole requests in time.
+
+    uvicorn itself limits only the idle time between requests.
+    """
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection; close it if there are too many."""
+        super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn has it
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self.transport.abort()
+        else:
+            self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        self._cancel_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a request."""
+        super().data_received(data)
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.more_body and not cycle.response_complete:
+            self._cancel_timer()
+
+    def on_response_complete(self) -> None:
+        """Limit the time for the rest of a refused body, for reading the response, and for the next request."""
+        super().on_response_complete()
+        if self.cycle.response_complete:  # else the next request has already come
+            self._expect_request()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP; close a connection whose response has already begun."""
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.abort()
+
+    def _expect_request(self) -> None:
+        self._cancel_timer()
+        self._late = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+
+    def _cancel_timer(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+def check_tls(certificate: Path, key: Path) -> None:
+    """Raise an error if a certificate and its key cannot be used."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+    except (OSError, ssl.SSLError) as error:
+        why = error.strerror or str(error)
+        raise UsageError(
+            f"--tls-cert {certificate} and --tls-key {key} cannot be used ({why}); give a PEM certificate chain and "
+            "its key without a password"
+        ) from None

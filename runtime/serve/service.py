@@ -1,0 +1,202 @@
+"""Images in, answers out: the source behind ``ls-edge serve``, its limits, and its exchange for another one.
+
+Methods run on the event loop of the server unless they say otherwise. At most ``max_inflight`` requests are worked on
+at the same time and more are refused with 503, so memory is bounded and no request waits in a queue that its client
+does not see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from starlette.exceptions import HTTPException
+
+from ls_edge.core.errors import (
+    BudgetExceeded,
+    DataError,
+    ModelMismatch,
+    NotFinite,
+    Overloaded,
+    RequestError,
+    SourceClosed,
+    UsageError,
+)
+from ls_edge.core.text import name_blocks
+from ls_edge.runtime.source.results import Answer
+from ls_edge.runtime.source.source import Source
+from ls_edge.version import __version__
+
+DECODERS = 2
+"""Large images that are decoded at the same time, whatever ``--concurrency`` is; each may need half a gigabyte."""
+OVER_BUDGET_S = 2.0
+"""Seconds over the budget after which a request is abandoned here."""
+RETRY_AFTER = {"Retry-After": "1"}
+_TOO_LATE = "the budget ended before the image was decoded; give it more time"
+_POLL_S = 0.01
+"""Interval of checks for holders of missing blocks, in seconds."""
+_STATUS_OF: dict[type[RequestError], int] = {
+    Overloaded: 503, SourceClosed: 503, BudgetExceeded: 504, NotFinite: 502, ModelMismatch: 502,
+}  # fmt: skip
+"""Status by class of error; 500 for others."""
+
+
+@dataclass(eq=False)
+class _Backend:
+    source: Source
+    requests: int = 0
+    """Requests that use it."""
+
+
+class Service:
+    """Answers images through a source."""
+
+    def __init__(self, source: Source, *, holder_wait_s: float) -> None:
+        """``holder_wait_s`` limits the time that an image waits for missing holders."""
+        self._backend = _Backend(source)
+        self._lock = threading.Lock()
+        self._holder_wait_s = holder_wait_s
+        self._decoders = ThreadPoolExecutor(source.settings.max_inflight, "decoder")
+        self._large_images = threading.BoundedSemaphore(DECODERS)
+        self.is_stopping = False
+
+    @property
+    def source(self) -> Source:
+        """The source of new requests."""
+        return self._backend.source
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether images can be answered now."""
+        source = self.source
+        return source.is_open and not self.is_stopping and source.may_skip(source.missing_blocks())
+
+    def status(self) -> dict[str, Any]:
+        """Return the document of ``/status``."""
+        source, snapshot = self.source, self.source.snapshot
+        manifest = source.bundle.manifest
+        peers = {
+            name: {
+                "state": view.state.value,
+                "bundle_id": view.bundle_id or None,
+                "blocks": view.blocks,
+                "warm": view.warm,
+                "credits": view.credits,
+                "engine": view.engine,
+                "reaches": view.reaches,
+                "reason": snapshot.problems.get(name),
+            }
+            for name, view in snapshot.peers.items()
+        }
+        return {
+            "version": __version__,
+            "ready": self.is_ready,
+            "bundle_id": manifest.bundle_id,
+            "model_id": manifest.model_id,
+            "model": manifest.model,
+            "classes": len(manifest.classes),
+            "policy": source.settings.policy,
+            "concurrency": source.settings.max_inflight,
+            "budget_ms": source.settings.budget_ms,
+            "in_flight": source.counts.in_flight,
+            "missing_blocks": snapshot.missing_blocks,
+            "peers": peers,
+        }
+
+    def stop(self) -> None:
+        """Refuse new images; the others are finished. Any thread may call it."""
+        self.is_stopping = True
+
+    def exchange(self, source: Source, timeout: float) -> Source:
+        """Use another source for new requests, wait for those of the one before, and return that one for closing.
+
+        Any thread other than the server's may call it.
+        """
+        with self._lock:
+            before, self._backend = self._backend, _Backend(source)
+        end = time.monotonic() + timeout
+        while before.requests and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        return before.source
+
+    def close(self) -> None:
+        """End the decoders, and close the source."""
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+        self.source.close()
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[Source]:
+        """Take one of the places for requests; raise 503 if there is none."""
+        if self.is_stopping:
+            raise HTTPException(503, "the server is stopping", RETRY_AFTER)
+        with self._lock:
+            backend = self._backend
+            most = backend.source.settings.max_inflight
+            if backend.requests >= most:
+                raise HTTPException(503, f"{most} images are being answered, the limit; try again", RETRY_AFTER)
+            backend.requests += 1
+        try:
+            yield backend.source
+        finally:
+            with self._lock:
+                backend.requests -= 1
+
+    async def answer(
+        self, source: Source, decode: Callable[[Callable[[], None]], Sequence[np.ndarray]], budget_ms: float
+    ) -> list[Answer]:
+        """Return the answers to the images of ``decode``, which runs on a decoder's thread.
+
+        ``decode`` gets a function that it calls before it decodes a large image. Expected errors become
+        :class:`HTTPException`. Cancelling stops the work on the images.
+        """
+        end = time.monotonic() + budget_ms / 1e3
+
+        def decode_in_turn() -> Sequence[np.ndarray]:
+            with contextlib.ExitStack() as turn:
+
+                def wait_turn() -> None:
+                    turn.close()  # of the image before
+                    if not self._large_images.acquire(timeout=max(0.0, end - time.monotonic())):
+                        raise BudgetExceeded(_TOO_LATE)
+                    turn.callback(self._large_images.release)
+
+                return decode(wait_turn)
+
+        try:
+            try:
+                loop = asyncio.get_running_loop()
+                images = await asyncio.wait_for(loop.run_in_executor(self._decoders, decode_in_turn), budget_ms / 1e3)
+            except asyncio.TimeoutError:
+                raise BudgetExceeded(_TOO_LATE) from None
+            await self._wait_answerable(source, min(end, time.monotonic() + self._holder_wait_s))
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise BudgetExceeded(_TOO_LATE)
+            futures = [source.submit(image, name="the body", budget_ms=left_s * 1e3) for image in images]
+            try:
+                return await asyncio.wait_for(
+                    asyncio.gather(*map(asyncio.wrap_future, futures)), left_s + OVER_BUDGET_S
+                )
+            except asyncio.TimeoutError:
+                raise BudgetExceeded("the budget ended before there was an answer; give it more time") from None
+            finally:
+                for future in futures:
+                    future.cancel()
+        except (DataError, UsageError) as error:
+            raise HTTPException(400, str(error)) from None
+        except RequestError as error:
+            status = _STATUS_OF.get(type(error), 500)
+            raise HTTPException(status, str(error), RETRY_AFTER if status == 503 else None) from None
+
+    async def _wait_answerable(self, source: Source, end: float) -> None:
+        while not source.may_skip(missing := source.missing_blocks()):
+            if time.monotonic() >= end:
+                raise HTTPException(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,293 @@
+"""``ls-edge serve`` and clients of the Open Inference Protocol: unmodified tritonclient, and documented bodies."""
+
+import asyncio
+import base64
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tritonclient.utils import InferenceServerException
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+
+from .test_serve import PLACEMENT, Server, expected, picture
+
+BATCH = 3
+pytestmark = pytest.mark.leaks_ok("gevent, which tritonclient uses, keeps descriptors")
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory, bundle):
+    with LocalCluster(tmp_path_factory.mktemp("peers"), bundle, PLACEMENT) as local:
+        local.wait_warm()
+        yield local
+
+
+@pytest.fixture(scope="module")
+def server(ls_edge_of_module, peers, bundle):
+    running = Server(ls_edge_of_module, peers.path, bundle, "--max-body", 1_000_000)
+    assert running.predict(picture())[0] == 200  # its links are up
+    return running
+
+
+@pytest.fixture
+def client(server):
+    with triton.InferenceServerClient("{}:{}".format(*server.address)) as one:
+        yield one
+
+
+def files():
+    return [picture(seed) for seed in range(BATCH)]
+
+
+def encoded(binary=True):
+    given = triton.InferInput("image", [BATCH], "BYTES")
+    if binary:
+        given.set_data_from_numpy(np.array(files(), dtype=np.object_), binary_data=True)
+    else:
+        texts = [base64.b64encode(file) for file in files()]
+        given.set_data_from_numpy(np.array(texts, dtype=np.object_), binary_data=False)
+    return given
+
+
+def logits_of(bundle):
+    return np.stack([expected(bundle, file) for file in files()])
+
+
+def softmax(logits):
+    exps = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exps / exps.sum(axis=1, keepdims=True)
+
+
+def test_what_a_client_asks_first(client, bundle):
+    manifest = Bundle.open(bundle).manifest
+    version = manifest.bundle_id[:16]
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("tiny")
+    assert client.is_model_ready("tiny", version)
+    assert not client.is_model_ready("tiny", "2")
+    assert not client.is_model_ready("another")
+    server = client.get_server_metadata()
+    assert server["name"] == "ls-edge"
+    assert "binary_tensor_data" in server["extensions"]
+    found = client.get_model_metadata("tiny")
+    height, width = manifest.image.size
+    assert found["versions"] == [version]
+    assert {one["name"]: (one["datatype"], one["shape"]) for one in found["inputs"]} == {
+        "image": ("BYTES", [-1]), "pixels": ("UINT8", [-1, -1, -1, 3]), "input": ("FP32", [-1, 3, height, width]),
+    }  # fmt: skip
+    assert {one["name"] for one in found["outputs"]} == {"logits", "probabilities", "label"}
+    assert client.get_model_config("tiny")["max_batch_size"] > 1
+    assert client.get_model_repository_index() == [{"name": "tiny", "version": version, "state": "READY", "reason": ""}]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("name", ["image", "pixels", "input"])
+def test_answers_are_those_of_one_process(client, bundle, name, binary):
+    if name == "image":
+        inputs = encoded(binary)
+    else:
+        from io import BytesIO
+
+        from PIL import Image
+
+        pixels = np.stack([np.asarray(Image.open(BytesIO(file))) for file in files()])
+        if name == "pixels":
+            array = pixels
+        else:
+            array = np.stack([Preprocessor(Bundle.open(bundle).manifest.image)(one) for one in pixels])
+        inputs = triton.InferInput(name, list(array.shape), "UINT8" if name == "pixels" else "FP32")
+        inputs.set_data_from_numpy(array, binary_data=binary)
+    outputs = [triton.InferRequestedOutput(one, binary_data=binary) for one in ("logits", "probabilities", "label")]
+    result = client.infer("tiny", [inputs], outputs=outputs, request_id="seven")
+    logits = logits_of(bundle)
+    np.testing.assert_allclose(result.as_numpy("logits"), logits, atol=1e-4)
+    np.testing.assert_allclose(result.as_numpy("probabilities"), softmax(logits), atol=1e-4)
+    labels = [one.decode() if isinstance(one, bytes) else one for one in result.as_numpy("label")]
+    assert labels == [str(index) for index in logits.argmax(axis=1)]
+    response = result.get_response()
+    assert (response["id"], response["model_name"]) == ("seven", "tiny")
+    parameters = response["parameters"]
+    assert parameters["degraded"] is False
+    assert json.loads(parameters["skipped_blocks"]) == [[]] * BATCH
+    orders = json.loads(parameters["order"])
+    assert [sorted(block for block, _ in order) for order in orders] == [[0, 1, 2, 3]] * BATCH
+    assert {holder for order in orders for _, holder in order} <= PLACEMENT.keys()
+    assert len(json.loads(parameters["holders"])) == BATCH
+
+
+def test_all_outputs_without_asking_and_classification(client, bundle):
+    logits = logits_of(bundle)
+    result = client.infer("tiny", [encoded()])
+    np.testing.assert_allclose(result.as_numpy("logits"), logits, atol=1e-4)
+    assert result.as_numpy("label").shape == (BATCH,)
+    asked = [triton.InferRequestedOutput("probabilities", class_count=2)]
+    classes = client.infer("tiny", [encoded()], outputs=asked).as_numpy("probabilities")
+    assert classes.shape == (BATCH, 2)
+    for row, probabilities in zip(classes, softmax(logits), strict=True):
+        best = np.argsort(-probabilities)[:2]
+        for text, index in zip(row, best, strict=True):
+            value, found, label = text.decode().split(":")
+            assert (int(found), label) == (index, str(index))
+            assert float(value) == pytest.approx(probabilities[index], abs=1e-4)
+
+
+def test_async_infer_and_asyncio(client, server, bundle):
+    logits = logits_of(bundle)
+    pending = [client.async_infer("tiny", [encoded()]) for _ in range(3)]
+    for one in pending:
+        np.testing.assert_allclose(one.get_result().as_numpy("logits"), logits, atol=1e-4)
+
+    async def ask():
+        async with triton_aio.InferenceServerClient("{}:{}".format(*server.address)) as one:
+            assert await one.is_server_ready()
+            return await asyncio.gather(*(one.infer("tiny", [encoded()]) for _ in range(3)))
+
+    for result in asyncio.run(ask()):
+        np.testing.assert_allclose(result.as_numpy("logits"), logits, atol=1e-4)
+
+
+def test_errors_of_a_client(client):
+    small = triton.InferInput("image", [1], "BYTES")
+    small.set_data_from_numpy(np.array([b"no image"], dtype=np.object_))
+    wrong = triton.InferInput("input", [1, 3, 2, 2], "FP32")
+    wrong.set_data_from_numpy(np.zeros((1, 3, 2, 2), np.float32))
+    other = triton.InferInput("cat", [1], "BYTES")
+    other.set_data_from_numpy(np.array([b"x"], dtype=np.object_))
+    for inputs, outputs, model, status, words in (
+        ([small], None, "tiny", "400", "cannot decode image 0"),
+        ([wrong], None, "tiny", "400", "image of shape (3, 2, 2)"),
+        ([other], None, "tiny", "400", "input 'cat' is not known; use image, pixels or input"),
+        ([small, wrong], None, "tiny", "400", "give one of image, pixels and input"),
+        ([encoded()], [triton.InferRequestedOutput("x")], "tiny", "400", "output 'x' is not known"),
+        ([encoded()], None, "another", "404", "model 'another' is not found; this server has tiny"),
+    ):
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer(model, inputs, outputs=outputs)
+        assert caught.value.status() == status
+        assert words in caught.value.message()
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("tiny", [encoded()], timeout=1)  # a microsecond
+    assert caught.value.status() == "504"
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("tiny", [encoded()], request_compression_algorithm="gzip")
+    assert caught.value.status() == "415"
+
+
+def infer(server, document, binary=b"", headers=None):
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    given = {"Inference-Header-Content-Length": str(len(body)), **(headers or {})} if binary else headers or {}
+    status, _, reply = server.ask("POST", "/v2/models/tiny/infer", body + binary, given)
+    return status, json.loads(reply)
+
+
+def test_documented_bodies(server, bundle):
+    image = picture(0)
+    logits = logits_of(bundle)[:1]
+    # OpenVINO Model Server: the file behind the document, with its length in front or alone.
+    for binary in (struct.pack("<I", len(image)) + image, image):
+        for size in (len(binary), str(len(binary))):
+            inputs = [{"name": "image", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": size}}]
+            status, answer = infer(server, {"inputs": inputs}, binary)
+            assert status == 200
+            found = {one["name"]: one["data"] for one in answer["outputs"]}
+            np.testing.assert_allclose([found["logits"]], logits, atol=1e-4)
+    # KServe: tensors as JSON, nested or flat.
+    pixels = Preprocessor(Bundle.open(bundle).manifest.image)(image)[np.newaxis]
+    for data in (pixels.tolist(), pixels.ravel().tolist()):
+        inputs = [{"name": "input", "shape": list(pixels.shape), "datatype": "FP32", "data": data}]
+        status, answer = infer(server, {"id": "x", "inputs": inputs, "outputs": [{"name": "logits"}]})
+        assert (status, answer["id"], answer["outputs"][0]["shape"]) == (200, "x", [1, 10])
+        np.testing.assert_allclose([answer["outputs"][0]["data"]], logits, atol=1e-4)
+
+
+def one(name, shape, datatype, **more):
+    return json.dumps({"inputs": [{"name": name, "shape": shape, "datatype": datatype, **more}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (b"", "the request is not valid"),
+        (b"[" * 100_000, "the request is not valid"),
+        (b'{"inputs": []}', "the request is not valid"),
+        (one("image", [-1], "BYTES", data=["x"]), "the request is not valid"),
+        (one("image", [0], "BYTES", data=[]), "a batch of 0"),
+        (one("image", [999999], "BYTES", data=[]), "a batch of 999999"),
+        (one("image", [1], "BYTES", data=["?"]), "not texts in base64"),
+        (one("image", [1], "BYTES"), "neither data nor binary_data_size"),
+        (one("image", [1], "FP32", data=[1]), "use BYTES"),
+        (one("input", [1, 3], "FP32", data=[1]), "use [N, 3, H, W]"),
+        (one("input", [1, 3, 9, 9], "FP32", data=[1]), "has 1"),
+        (one("input", [1, 1, 1, 1], "FP32", data=["x"]), "are not numbers"),
+        (one("input", [1, 1, 1, 1], "FP32", data=[float("inf")]), "the request is not valid"),
+        (one("pixels", [1, 1, 1, 3], "UINT8", data=[1, 2, 300]), "0 to 255"),
+        (one("input", [1, 3, 1 << 31, 1 << 31], "FP32", data=[1]), "needs"),
+    ],
+)
+def test_bodies_that_cannot_be_used(server, document, words):
+    status, answer = infer(server, document)
+    assert status == 400
+    assert words in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+def test_lengths_that_do_not_fit(server):
+    document = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}]}
+    assert "4 bytes of binary data" in infer(server, document, b"1234")[1]["error"]
+    for length, words in (
+        ("99999", "send the whole body"),
+        ("-1", "use a number of bytes"),
+        ("x" * 99, "use a number"),
+    ):
+        headers = {"Inference-Header-Content-Length": length}
+        status, answer = infer(server, document, headers=headers)
+        assert status == 400
+        assert words in answer["error"]
+    assert infer(server, {"inputs": [1]}, b"x" * 2_000_000)[0] == 413
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+TENSOR = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["image", "pixels", "input", "x"]),
+        "datatype": st.sampled_from(["BYTES", "UINT8", "FP32", "X"]),
+        "shape": st.lists(st.integers(-1, 5), max_size=5),
+    },
+    optional={
+        "data": JSON | st.lists(st.floats() | st.integers(), max_size=12),
+        "parameters": JSON | st.fixed_dictionaries({"binary_data_size": st.integers(-1, 20) | st.text(max_size=3)}),
+    },
+)
+REQUEST = st.fixed_dictionaries(
+    {"inputs": st.lists(TENSOR, max_size=2)}, optional={"outputs": JSON, "parameters": JSON}
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(JSON | REQUEST, st.binary(max_size=20), st.none() | st.integers(0, 200) | st.text("0123456789abc", max_size=4))
+def test_whatever_is_sent_is_answered_with_one_line(server, document, binary, length):
+    headers = {} if length is None else {"Inference-Header-Content-Length": str(length)}
+    body = json.dumps(document).encode() + binary
+    status, _, reply = server.ask("POST", "/v2/models/tiny/infer", body, headers)
+    assert status in (200, 400), reply
+    if status != 200:
+        assert "\n" not in json.loads(reply)["error"]
+
+
+def test_the_dependency_is_for_tests_alone():
+    text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
+    assert text.count("tritonclient") == 1
