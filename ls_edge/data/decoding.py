@@ -122,6 +122,15 @@ def decode(
         raise DataError(f"cannot decode {name}: {reason}; replace or remove it") from None
 
 
+def thumbnail(image: PixelSource, side: int = 96) -> bytes:
+    """Return an image as a PNG file of at most ``side`` pixels a side; errors as :func:`decode`."""
+    small = decode(image, exif_orientation=True)
+    small.thumbnail((side, side))
+    encoded = io.BytesIO()
+    small.save(encoded, "PNG")
+    return encoded.getvalue()
+
+
 def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
     """Convert an image of any mode to 8-bit RGB; metadata about transparency is removed from ``image``.
 

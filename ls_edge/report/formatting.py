@@ -65,6 +65,13 @@ def shorten(text: object, limit: int) -> str:
     return f"{whole[:head]}…{whole[len(whole) - (limit - 1 - head) :]}"
 
 
+def class_name(index: int | None, classes: Sequence[str]) -> str:
+    """Return the name of a class, shortened, or its number if it has no name."""
+    if index is None:
+        return NOTHING
+    return shorten(classes[index] if index < len(classes) else str(index), 40)
+
+
 def show_ms(value: float | None) -> str:
     """Return ``0.42 ms``, ``9.1 ms``, ``131 ms`` or ``2.40 s``."""
     if value is None:

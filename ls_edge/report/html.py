@@ -14,7 +14,7 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,13 +26,15 @@ from ls_edge.core.errors import printable
 from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.core.text import format_bands, format_ranges
+from ls_edge.data.datasets import ImageRef
 from ls_edge.evaluation.analysis import Analysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
 from ls_edge.report import charts
 from ls_edge.report.formatting import NOTHING, counted, shorten, show, show_ms, show_percent
+from ls_edge.report.mistakes import confusions, wrong_images
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
-from ls_edge.report.tables import AGREEMENT, about_analysis, agreement_rows, block_table
+from ls_edge.report.tables import AGREEMENT, about_analysis, agreement_rows, block_table, empty_cells, verdict
 from ls_edge.report.theme import STAGES, STYLE
 from ls_edge.version import __version__
 
@@ -51,9 +53,14 @@ def write_report(
     events: Sequence[PeerEvent],
     *,
     title: str = "A run through the peers",
+    classes: Sequence[str] = (),
+    images: Iterable[ImageRef] = (),
 ) -> None:
-    """Write the report of one run; raise :class:`UsageError` if ``path`` cannot be written."""
-    run = _run("", RunData(summary, records, events))
+    """Write the report of one run; raise :class:`UsageError` if ``path`` cannot be written.
+
+    With the ``images`` of the run, it shows some of those that were answered wrong.
+    """
+    run = _run("", RunData(summary, records, events, classes), images)
     write_output(path, _render("report.html.j2", title=title, runs=[run], compared=None, lede=""))
 
 
@@ -84,11 +91,18 @@ def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Seq
 
 
 def write_side_by_side(
-    path: str | Path, rows: Sequence[Sequence[str]], pairs: Sequence[Sequence[str]], apart: Sequence[Sequence[str]] = ()
+    path: str | Path,
+    rows: Sequence[Sequence[str]],
+    pairs: Sequence[Sequence[str]],
+    apart: Sequence[Sequence[str]] = (),
+    alone: Sequence[Sequence[str]] = (),
 ) -> None:
-    """Write a page with a row for each document, planned and measured values, and plans and runs that differ."""
-    page = _render("side_by_side.html.j2", scripts=[], title="Side by side", rows=rows, pairs=pairs, apart=apart)
-    write_output(path, page)
+    """Write a page with a row for each document, and tables of pairs.
+
+    ``pairs`` are planned and measured values, ``apart`` plans and runs that differ, ``alone`` a fleet and one device.
+    """
+    tables = {"rows": rows, "pairs": pairs, "apart": apart, "alone": alone}
+    write_output(path, _render("side_by_side.html.j2", scripts=[], title="Side by side", **tables))
 
 
 def write_analysis(path: str | Path, found: Analysis, *, title: str = "Blocks of a model") -> None:
@@ -103,7 +117,9 @@ def write_analysis(path: str | Path, found: Analysis, *, title: str = "Blocks of
     text = _render(
         "analysis.html.j2",
         title=title,
-        lede=about_analysis(found),
+        about=about_analysis(found),
+        verdict=verdict(found),
+        empty_cells=empty_cells(found),
         blocks=block_table(found),
         kinds=kinds,
         agreement=(AGREEMENT, agreement_rows(found)),
@@ -121,7 +137,7 @@ class Figure(NamedTuple):
     """Columns of a grid of squares; 0 for other charts."""
 
 
-def _run(name: str, data: RunData) -> dict[str, Any]:
+def _run(name: str, data: RunData, images: Iterable[ImageRef] = ()) -> dict[str, Any]:
     """Return the values that the templates show of a run."""
     summary = data.summary
     waves = summary.settings.get("waves")
@@ -147,6 +163,9 @@ def _run(name: str, data: RunData) -> dict[str, Any]:
         "served_window": charts.served_window(data),
         "requests": charts.request_timelines(data),
         "skips": charts.accuracy_by_skips(data),
+        "by_class": charts.accuracy_by_class(data),
+        "confusions": confusions(data.records),
+        "wrong_images": wrong_images(data.records, images),
         "slots": charts.slot_heatmap(data),
         "tracks": track_table(tracks, data.lanes),
         "settings": {key: value for key, value in settings.items() if value not in (None, "")},

@@ -58,12 +58,27 @@ class NotCompared(msgspec.Struct, frozen=True):
     reason: str
 
 
+class FleetAgainstAlone(msgspec.Struct, frozen=True):
+    """One quantity of a run through a fleet and of one device alone with the same bundle."""
+
+    run: str
+    alone: str
+    """Document with the measurement of one device: a run through one peer, a profile, or a benchmark."""
+    figure: str
+    """``latency_ms`` or ``throughput``."""
+    fleet: float
+    one: float
+    ratio: float
+    """Fleet over one device."""
+
+
 class SideBySide(msgspec.Struct, frozen=True):
     """Document of ``ls-edge report --json``."""
 
     rows: list[ComparedDocument]
     planned_against_measured: list[PlannedAgainstMeasured]
     not_compared: list[NotCompared] = []
+    fleet_against_alone: list[FleetAgainstAlone] = []
 
 
 def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
@@ -78,7 +93,22 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
                 apart.append(NotCompared(plan.name, run.name, reason))
             else:
                 pairs += _compared(plan, run)
-    return SideBySide(rows, pairs, apart)
+    fleets = [row for row in rows if row.kind == "run" and len(row.placement or ()) != 1]
+    alone = [
+        row for row in rows if row.kind in ("profile", "bench") or (row.kind == "run" and len(row.placement or ()) == 1)
+    ]
+    compared = [
+        FleetAgainstAlone(run.name, one.name, figure, fleet, single, round(fleet / single, 4))
+        for run in fleets
+        for one in alone
+        if one.bundle_id is not None and one.bundle_id == run.bundle_id
+        for figure, fleet, single in (
+            ("latency_ms", run.latency_ms if run.at_once == 1 else None, one.latency_ms),
+            ("throughput", None if run.at_once == 1 else run.throughput, one.throughput),
+        )
+        if fleet is not None and single
+    ]
+    return SideBySide(rows, pairs, apart, compared)
 
 
 def _difference(planned: Mapping[str, Sequence[int]], run: Mapping[str, Sequence[int]]) -> str:

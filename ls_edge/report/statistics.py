@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ls_edge.core.records import NO_GAIN, PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.evaluation.run_summary import Floats, RunSummary
-from ls_edge.report.formatting import NOTHING, shorten, show_ms
+from ls_edge.report.formatting import NOTHING, class_name, shorten, show_ms
 from ls_edge.report.intervals import Span, has_tracks, intervals_of, joins, typical
 from ls_edge.report.theme import STAGES
 
@@ -86,6 +86,12 @@ class RunData:
     summary: RunSummary
     records: Sequence[RequestRecord]
     events: Sequence[PeerEvent]
+    classes: Sequence[str] = ()
+    """Names of the model's classes; without them, classes are shown by number."""
+
+    def class_name(self, index: int | None) -> str:
+        """Return the name of a class, shortened."""
+        return class_name(index, self.classes)
 
     @cached_property
     def answers(self) -> list[RequestRecord]:

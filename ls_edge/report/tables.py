@@ -15,7 +15,7 @@ from ls_edge.core.records import PeerState, RequestRecord
 from ls_edge.core.text import format_ranges
 from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.formatting import NOTHING, bands_text, counted, shorten, show, show_ms, show_percent
+from ls_edge.report.formatting import NOTHING, bands_text, class_name, counted, shorten, show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 STATE_STYLES = {
@@ -128,8 +128,8 @@ def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> T
             remark = Text(shorten(record.error, 60), style="red")
         else:
             remark = Text("degraded" if record.degraded else "", style="yellow")
-        prediction = Text(_class_name(record.prediction, classes), style="red" if wrong else "")
-        table.add_row(shorten(record.image, 50), prediction, _class_name(record.label, classes), remark)
+        prediction = Text(class_name(record.prediction, classes), style="red" if wrong else "")
+        table.add_row(shorten(record.image, 50), prediction, class_name(record.label, classes), remark)
     return table
 
 
@@ -164,12 +164,6 @@ def _accuracy(summary: RunSummary) -> Text:
     return text
 
 
-def _class_name(index: int | None, classes: Sequence[str]) -> str:
-    if index is None:
-        return NOTHING
-    return shorten(classes[index] if index < len(classes) else str(index), 40)
-
-
 def about_analysis(found: Analysis) -> str:
     """Return the model and data of an analysis, in one line."""
     s = found.settings
@@ -177,6 +171,43 @@ def about_analysis(found: Analysis) -> str:
         f"{printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
         f"{counted(found.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
     )
+
+
+def verdict(found: Analysis) -> str:
+    """Return the result of an analysis in one sentence; empty if neither agreement nor importance was measured."""
+    said = []
+    fixed = len(found.settings["bands"]) == found.settings["blocks"]
+    if found.agreement is not None and not fixed:
+        share = found.agreement.random.same_class
+        how = "hardly matters" if share >= 0.95 else "matters little" if share >= 0.8 else "matters"
+        said.append(f"block order {how}: {show_percent(share)} of the answers stay the same in random order")
+    losses = [(one.importance, one.block) for one in found.importance.blocks] if found.importance is not None else []
+    known = [(loss, block) for loss, block in losses if loss is not None]
+    if known:
+        (least, dispensable), (most, needed) = min(known), max(known)
+        said.append(
+            f"leaving out block {needed} costs most ({most:+.3f} nats), block {dispensable} least ({least:+.3f})"
+        )
+    text = "; ".join(said)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def empty_cells(found: Analysis) -> list[str]:
+    """Return the reasons for the empty cells of tables and charts."""
+    said = []
+    if found.importance is not None and any(one.moved is None for one in found.importance.blocks):
+        said.append(f"{NOTHING} under moved to: the band of the block has no other slot")
+    if found.contribution is not None and any(None in slots for slots in found.contribution.random):
+        orders = counted(found.contribution.orders, "random order")
+        why = f"none of {orders} ran the block in that slot; raise --orders"
+        if len(found.settings["bands"]) > 1:
+            why = f"the band of the block excludes that slot, or {why}"
+        said.append(f"An empty cell of contribution: {why}")
+    if found.similarity is not None and (
+        None in found.similarity.cosine or any(None in row for row in found.similarity.cka)
+    ):
+        said.append("An empty cell of similarity: the block adds nothing, or all images have the same tokens")
+    return said
 
 
 def block_table(found: Analysis) -> tuple[list[str], list[tuple[str, ...]]]:
@@ -221,6 +252,8 @@ def agreement_rows(found: Analysis) -> list[tuple[str, ...]]:
 def print_analysis(found: Analysis, console: Console | None = None) -> None:
     """Print the model, a row for each block, and the agreement of answers."""
     click.echo(f"{found.settings['of']}: {about_analysis(found)}")
+    if said := verdict(found):
+        click.echo(said)
     if found.importance is not None:
         trained = found.importance.trained
         click.echo(f"trained order: accuracy {trained.top1:.3f}, loss {_number(trained.loss)}")
@@ -230,6 +263,8 @@ def print_analysis(found: Analysis, console: Console | None = None) -> None:
     if found.agreement is not None:
         click.echo("\nanswers in random order, compared with trained order:")
         _print_rows(AGREEMENT, agreement_rows(found), console)
+    for line in empty_cells(found):
+        click.echo(line)
     for kind, why in found.reasons.items():
         if why != NOT_ASKED:
             click.echo(f"{kind}: none, {printable(why)}", err=True)

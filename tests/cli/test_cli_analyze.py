@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from ls_edge.evaluation.analysis import KINDS, Analysis
+from ls_edge.report.tables import empty_cells, verdict
 
 FEW = ("--data", "digits", "--limit", 24, "--orders", 4, "--threads", 1)
 
@@ -71,13 +72,34 @@ def test_the_bands_of_a_bundle(command, banded_bundle):
     assert found["contribution"]["random"][0][1:] == [None] * 5
 
 
+def test_the_verdict_and_what_is_empty(command, banded_bundle, both):
+    found = msgspec.convert(document(command, banded_bundle, *FEW), Analysis)
+    share = f"{100 * found.agreement.random.same_class:.1f} %"
+    losses = {one.importance: one.block for one in found.importance.blocks}
+    said = verdict(found)
+    assert f"{share} of the answers stay the same" in said
+    assert f"leaving out block {losses[max(losses)]} costs most" in said
+    assert f"block {losses[min(losses)]} least" in said
+    reasons = ["\N{EN DASH} under moved to", "An empty cell of contribution"]
+    assert [line.partition(":")[0] for line in empty_cells(found)] == reasons
+    fixed = msgspec.convert(document(command, both[1], *FEW, "--bands", "0/1/2/3/4/5", "--what", "agreement"), Analysis)
+    assert verdict(fixed) == ""
+    assert empty_cells(fixed) == []
+    agree = msgspec.structs.replace(found.agreement.random, same_class=0.97)
+    steady = msgspec.structs.replace(
+        found, importance=None, agreement=msgspec.structs.replace(found.agreement, random=agree)
+    )
+    assert verdict(steady) == "Block order hardly matters: 97.0 % of the answers stay the same in random order."
+
+
 def test_the_table(command, both):
     code, out, err = command("analyze", both[0], *FEW)
     assert code == 0, err
     lines = out.splitlines()
     assert "6 blocks, 24 images of digits" in lines[0]
-    assert lines[2].split()[:3] == ["block", "loss", "without"]
-    assert [line.split()[0] for line in lines[3:9]] == list("012345")
+    assert lines[1].startswith("Block order ")
+    assert lines[3].split()[:3] == ["block", "loss", "without"]
+    assert [line.split()[0] for line in lines[4:10]] == list("012345")
     assert "answers in random order, compared with trained order:" in lines
     assert "none" not in err
     code, out, err = command("analyze", both[1], *FEW, "--what", "contribution,attention")

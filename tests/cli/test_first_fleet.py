@@ -53,6 +53,7 @@ def test_from_the_first_command_to_the_report(tmp_path, make_bundle, monkeypatch
         if language == "yaml":
             Path("peers.yaml").write_text(peers_yaml(content), encoding="utf-8")
         for line in content.splitlines() if language == "bash" else ():
+            line, _, printed = line.partition(" > ")
             program, *words = shlex.split(line)
             assert program == "ls-edge"
             if words[0] == "peer":
@@ -66,13 +67,17 @@ def test_from_the_first_command_to_the_report(tmp_path, make_bundle, monkeypatch
                 done = ls_edge.run(*words, timeout=120)
                 throttles = words[0] == "profile" and "--links" not in words  # this machine may
                 assert done.returncode in ((0, 3) if throttles else (0,)), (line, done.stdout, done.stderr)
+                if printed:
+                    Path(printed).write_text(done.stdout, encoding="utf-8")
             ran.append(words[0])
-    assert set(ran) == {"keys", "status", "peer", "doctor", "push", "run", "profile", "plan"}
+    assert set(ran) == {"keys", "status", "peer", "doctor", "push", "run", "profile", "plan", "report"}
     links = json.loads(Path("links.json").read_text(encoding="utf-8"))
     assert ("orin-0", "orin-1") in {(one["origin"], one["to"]) for one in links["transfers"]}  # which hold the same
     assert {entry["name"] for entry in yaml.safe_load(Path("planned.yaml").read_text())["peers"]} <= {
         "orin-0", "orin-1",
     }  # fmt: skip
+    compared = done.stdout.splitlines()
+    assert [line.split()[0] for line in compared if line.startswith("run.json  orin.json")] == ["run.json"]
     assert "<html" in Path("report.html").read_text(encoding="utf-8")[:1000]
 
 

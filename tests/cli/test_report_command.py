@@ -50,7 +50,13 @@ def test_what_commands_print_side_by_side(command, documents, tmp_path):
     planned = json.loads(documents[1].read_text(encoding="utf-8"))["expected"]["latency_ms"]
     assert (pair["planned"], pair["measured"]) == (planned, measured["latency_ms"]["p50"])
     assert pair["ratio"] == pytest.approx(pair["measured"] / planned, abs=1e-3)
+    alone = {(pair["run"], pair["figure"]): pair for pair in found["fleet_against_alone"]}
+    assert set(alone) == {("alone.json", "latency_ms"), ("several.json", "throughput")}
+    pair = alone["several.json", "throughput"]
+    assert (pair["alone"], pair["one"]) == ("profile.json", rows["profile.json"]["throughput"])
+    assert pair["ratio"] == pytest.approx(rows["several.json"]["throughput"] / pair["one"], abs=1e-3)
     page = out.read_text(encoding="utf-8")
+    assert "The fleet and one device alone" in page
     assert "<script" not in page
     assert "several.json" in page
     assert "Planned and measured" in page

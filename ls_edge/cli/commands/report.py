@@ -15,6 +15,7 @@ from ls_edge.report.terminal import PlainTable, print_table
 
 _COLUMNS = ("", "what", ">accuracy", ">latency", ">images / s", ">energy", "of")
 _PAIR_COLUMNS = ("plan", "run", "value", ">planned", ">measured", ">ratio")
+_ALONE_COLUMNS = ("run", "alone", "value", ">fleet", ">alone", ">ratio")
 
 
 @click.command(
@@ -46,13 +47,13 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     if out is not None:
         from ls_edge.report.html import write_side_by_side
 
-        write_side_by_side(
-            out, rows_text(found), pairs_text(found), [(one.plan, one.run, one.reason) for one in found.not_compared]
-        )
+        reasons = [(one.plan, one.run, one.reason) for one in found.not_compared]
+        write_side_by_side(out, rows_text(found), pairs_text(found), reasons, alone_text(found))
     if as_json:
         print_json(found)
         return
-    for headings, rows in ((_COLUMNS, rows_text(found)), (_PAIR_COLUMNS, pairs_text(found))):
+    pairs, alone = pairs_text(found), alone_text(found)
+    for headings, rows in ((_COLUMNS, rows_text(found)), (_PAIR_COLUMNS, pairs), (_ALONE_COLUMNS, alone)):
         if rows:
             table = PlainTable.of(*headings)
             for row in rows:
@@ -81,8 +82,20 @@ def rows_text(found: SideBySide) -> list[tuple[str, ...]]:
 
 def pairs_text(found: SideBySide) -> list[tuple[str, ...]]:
     """Return the cells of each pair of a planned and a measured value."""
-    cells: list[tuple[str, ...]] = []
-    for pair in found.planned_against_measured:
-        shown, name = (show_ms, "latency") if pair.figure == "latency_ms" else (show, "images / s")
-        cells.append((pair.plan, pair.run, name, shown(pair.planned), shown(pair.measured), f"{pair.ratio:.2f}"))
-    return cells
+    return [
+        (pair.plan, pair.run, *_pair_text(pair.figure, pair.planned, pair.measured, pair.ratio))
+        for pair in found.planned_against_measured
+    ]
+
+
+def alone_text(found: SideBySide) -> list[tuple[str, ...]]:
+    """Return the cells of each pair of a run through a fleet and one device alone."""
+    return [
+        (pair.run, pair.alone, *_pair_text(pair.figure, pair.fleet, pair.one, pair.ratio))
+        for pair in found.fleet_against_alone
+    ]
+
+
+def _pair_text(figure: str, one: float, other: float, ratio: float) -> tuple[str, ...]:
+    shown, name = (show_ms, "latency") if figure == "latency_ms" else (show, "images / s")
+    return name, shown(one), shown(other), f"{ratio:.2f}"

@@ -158,7 +158,8 @@ def command(
             problems.append(f"the summary could not be printed: {describe(error)}")
         for remark in [*_unused_peers(source.problems, summary, warning)[:MAX_REMARKS], *_remarks(measured, summary)]:
             warn(remark)
-        problems += _write_files(summary, measured, report, trace_events)
+        page = {"classes": opened.manifest.classes, "images": images.images}
+        problems += _write_files(summary, measured, report, trace_events, page)
     if problems:
         raise LsEdgeError("; ".join(problems))
     if stop:
@@ -171,14 +172,17 @@ def command(
 
 
 def _write_files(
-    summary: RunSummary, measured: DatasetRun, report: Path | None, trace_events: Path | None
+    summary: RunSummary, measured: DatasetRun, report: Path | None, trace_events: Path | None, page: dict[str, Any]
 ) -> list[str]:
-    """Write report and trace events; return what failed, which does not prevent the rest."""
+    """Write report and trace events; return what failed, which does not prevent the rest.
+
+    ``page`` are arguments of the report besides the run.
+    """
 
     def write_html(path: Path, *run: Any) -> None:
         from ls_edge.report.html import write_report
 
-        write_report(path, *run)
+        write_report(path, *run, **page)
 
     problems = []
     for name, path, write in (("report", report, write_html), ("trace events", trace_events, write_trace_events)):

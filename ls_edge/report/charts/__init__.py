@@ -7,7 +7,12 @@ are binned or sampled. Colors are Vega's schemes and CSS variables (:mod:`ls_edg
 Names and other texts from outside are data of a chart or string literals of an expression, and never markup.
 """
 
-from ls_edge.report.charts.accuracy_charts import accuracy_by_skips, accuracy_comparison, slot_heatmap
+from ls_edge.report.charts.accuracy_charts import (
+    accuracy_by_class,
+    accuracy_by_skips,
+    accuracy_comparison,
+    slot_heatmap,
+)
 from ls_edge.report.charts.analysis_charts import (
     agreement_chart,
     attention_chart,
@@ -41,6 +46,7 @@ __all__ = [
     "PICTURES",
     "VEGA_LITE",
     "Chart",
+    "accuracy_by_class",
     "accuracy_by_skips",
     "accuracy_comparison",
     "accuracy_figure",

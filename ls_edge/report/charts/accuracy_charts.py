@@ -19,6 +19,7 @@ from ls_edge.report.charts.specification import (
     row_of,
 )
 from ls_edge.report.formatting import counted, distinct_names, shorten, show_percent
+from ls_edge.report.mistakes import by_class
 from ls_edge.report.statistics import RunData
 from ls_edge.report.theme import color
 
@@ -28,6 +29,7 @@ _TIPS = [
     alt.Tooltip("low:Q", title="95 % from", format=".1%"),
     alt.Tooltip("high:Q", title="to", format=".1%"),
 ]
+MOST_CLASSES = 24
 PERCENT = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1], grid=True)
 
 
@@ -54,6 +56,28 @@ def accuracy_by_skips(data: RunData) -> Chart | None:
         f"{row['skipped']}: {show_percent(one.top1)} of {one.labelled}" for row, one in zip(rows, found, strict=True)
     )
     return _accuracy_chart(rows, "skipped", data.summary.chance, 34, described, above=(dots.encode(color=paint),))
+
+
+def accuracy_by_class(data: RunData) -> Chart | None:
+    """Draw the accuracy of each class, the worst ones first; None for less than two classes with labels."""
+    found = by_class(data.records)
+    if len(found) < 2:
+        return None
+    names = distinct_labels([data.class_name(one.label) for one in found], 42)[:MOST_CLASSES]
+    rows = [
+        row_of(
+            label=name,
+            answers=f"{one.answers:,} answers",
+            top1=one.top1,
+            low=one.low,
+            high=one.high,
+            text=f"{show_percent(one.top1)} of {one.answers:,}",
+        )
+        for name, one in zip(names, found, strict=False)
+    ]
+    dots = chart_of(rows).mark_circle(size=90, stroke=color("bg"), strokeWidth=1.5, opacity=1, color=color("accent"))
+    described = "; ".join(f"{row['label']}: {row['text']}" for row in rows)
+    return _accuracy_chart(rows, "label", data.summary.chance, 24, described, above=(dots,))
 
 
 def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:

@@ -1,0 +1,98 @@
+"""Wrong answers of a run: accuracy by class, the classes most often confused, and the images themselves."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ls_edge.core.errors import DataError
+from ls_edge.core.records import RequestRecord
+from ls_edge.data.datasets import ImageRef
+from ls_edge.data.decoding import thumbnail
+from ls_edge.evaluation.run_summary import wilson
+
+MOST_CONFUSED = 10
+MOST_IMAGES = 24
+
+
+class ClassAccuracy(NamedTuple):
+    """Labeled answers of a class, with the 95 % interval of the fraction that was right."""
+
+    label: int
+    answers: int
+    top1: float
+    low: float
+    high: float
+
+
+class Confusion(NamedTuple):
+    """Images of one class that were taken for another."""
+
+    label: int
+    prediction: int
+    images: int
+    share: float
+    """Fraction of the labeled answers of the class."""
+
+
+class WrongImage(NamedTuple):
+    """An image with a wrong answer, as a data URI."""
+
+    record: RequestRecord
+    source: str
+
+
+def by_class(records: Iterable[RequestRecord]) -> list[ClassAccuracy]:
+    """Return the accuracy of each class, the worst one first."""
+    right, answers = Counter[int](), Counter[int]()
+    for record in records:
+        if record.error is None and record.label is not None:
+            answers[record.label] += 1
+            right[record.label] += record.prediction == record.label
+    found = [
+        ClassAccuracy(label, count, right[label] / count, *(wilson(right[label], count) or (0.0, 1.0)))
+        for label, count in answers.items()
+    ]
+    return sorted(found, key=lambda one: (one.top1, one.label))
+
+
+def confusions(records: Sequence[RequestRecord]) -> list[Confusion]:
+    """Return the pairs of classes that were confused most often, at most :data:`MOST_CONFUSED`."""
+    answers = {one.label: one.answers for one in by_class(records)}
+    pairs = Counter((record.label, record.prediction) for record in wrong_answers(records))
+    return [
+        Confusion(label, prediction, count, count / answers[label])
+        for (label, prediction), count in pairs.most_common(MOST_CONFUSED)
+        if label is not None and prediction is not None
+    ]
+
+
+def wrong_answers(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Return the answers that named another class than their label."""
+    return [
+        record
+        for record in records
+        if record.error is None and record.label is not None and record.prediction != record.label
+    ]
+
+
+def wrong_images(records: Iterable[RequestRecord], images: Iterable[ImageRef]) -> list[WrongImage]:
+    """Return at most :data:`MOST_IMAGES` images with wrong answers, spread over the run and each once.
+
+    An image that can no longer be read is left out.
+    """
+    wrong = list({record.image: record for record in wrong_answers(records)}.values())
+    step = max(1, -(-len(wrong) // MOST_IMAGES))
+    chosen = {record.image: record for record in wrong[::step]}
+    readers = {image.name: image.read for image in images if image.name in chosen}
+    found = []
+    for name, record in chosen.items():
+        if name in readers:
+            try:
+                encoded = base64.b64encode(thumbnail(readers[name]())).decode()
+            except DataError:
+                continue
+            found.append(WrongImage(record, f"data:image/png;base64,{encoded}"))
+    return found
