@@ -18,7 +18,7 @@ from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report.formatting import counted
 from ls_edge.report.progress import RunProgress
-from ls_edge.report.tables import print_comparison, print_summary
+from ls_edge.report.tables import comparison_table, print_summary
 from ls_edge.report.terminal import PlainTable, print_table
 
 EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
@@ -152,7 +152,7 @@ def test_tables_of_a_run_at_any_width(width):
     for terminal in (True, False):
         out = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
         print_summary(summary, out, title="[/odd]")
-        print_comparison([("one", summary)], out)
+        print_table(comparison_table([("one", summary)]), out)
         text = "".join(out.file.getvalue().split())
         for figure in ("3of3", "p507.2ms", "100.0%", "blocksrun", "6"):
             assert figure in text
