@@ -16,7 +16,7 @@ import numpy as np
 
 from ls_edge.core.errors import EngineError
 from ls_edge.engines.cuda_memory import CudaWorkspace, DeviceEngine
-from ls_edge.engines.engine import Engine, Tensor, check_inputs
+from ls_edge.engines.engine import Engine, Tensor, check_inputs, warm_up
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
 from ls_edge.engines.tensorrt.engine import TensorRTEngine
 
@@ -97,6 +97,15 @@ class Executor:
             if seconds is not None:
                 seconds.append(time.perf_counter() - started)
         return outputs
+
+    def measure(self, max_batch: int) -> float:
+        """Warm up for one image and for ``max_batch``; return the typical milliseconds of a block for one image."""
+        distinct = {id(engine): engine for engine in self.engines.values()}
+        times: list[float] = []
+        for batch in sorted({1, max_batch}, reverse=True):
+            self.warm_up(batch)
+            times = [warm_up(engine, batch) for engine in distinct.values()]
+        return float(np.median(times))
 
     def warm_up(self, batch: int) -> None:
         """Bind all blocks at a batch size; on a GPU run them, so that graphs are made.

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 from msgspec import UNSET, UnsetType
 
 from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
 from ls_edge.core.errors import EngineError, LsEdgeError
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
-from ls_edge.engines.engine import Engine, warm_up
+from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.counts import EngineCounts, PeerSnapshot
@@ -315,17 +314,13 @@ class Service:
 
     def _load(self) -> _Result:
         try:
-            engines = self._open_engines()
-            self._executor = Executor(engines)
-            for batch in {1, self._entry.max_batch}:
-                self._executor.warm_up(batch)
-                distinct = {id(engine): engine for engine in engines.values()}
-                times = [warm_up(engine, batch) for engine in distinct.values()]
+            self._executor = Executor(self._open_engines())
+            block_ms = self._executor.measure(self._entry.max_batch)
         except LsEdgeError as error:
             return error
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
             return EngineError(f"the engines of {self._entry.name} do not load: {error}; try 'ls-edge doctor'")
-        return Warm(max(1, round(float(np.median(times)) * 1e3)))
+        return Warm(max(1, round(block_ms * 1e3)))
 
 
 def at_end(descriptor: int) -> bool:

@@ -145,3 +145,11 @@ def test_engines_of_another_kind_are_run_one_by_one(opened):
     mixed = Executor({**engines, 0: Other()})
     slots = np.zeros(1, np.int64)
     np.testing.assert_array_equal(mixed.run((1, 0), tokens(), slots), runner.run((1, 0), tokens(), slots))
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 3, 4, 8, 9])
+def test_the_typical_time_is_of_one_image_whatever_the_largest_batch(tiny_bundle, monkeypatch, max_batch):
+    runner = Executor(open_block_engines(Bundle.open(tiny_bundle), range(2), threads=1))
+    monkeypatch.setattr("ls_edge.engines.executor.warm_up", lambda engine, batch: float(batch))
+    assert runner.measure(max_batch) == 1.0
+    runner.close()
