@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ls_edge.core.files import check_writable
 from ls_edge.device.requirements import require_report
@@ -145,9 +146,29 @@ def concurrency(most: int, help_text: str = "Requests at the same time.") -> Opt
     return count("--concurrency", help_text, most=most, default=4)
 
 
-PEERS = path("--peers", "peers.yaml, the same file on all machines.", required=True)
-BUNDLE = path("--bundle", "Folder of the exported model.", required=True, metavar="DIR")
-SECRET_KEY = path("--secret-key", "NAME.key_secret, if peers.yaml has keys.")
+def peers(help_text: str = "peers.yaml, the same file on all machines.", **settings: Any) -> Option:
+    """Return the option ``--peers``, which an environment variable may set."""
+    return path("--peers", help_text, **{"envvar": "LS_EDGE_PEERS", "show_envvar": True, **settings})
+
+
+def bundle(help_text: str = "Folder of the exported model.", **settings: Any) -> Option:
+    """Return the option ``--bundle``, which an environment variable may set."""
+    return path("--bundle", help_text, metavar="DIR", envvar="LS_EDGE_BUNDLE", show_envvar=True, **settings)
+
+
+def secret_key(help_text: str = "NAME.key_secret, if peers.yaml has keys.") -> Option:
+    """Return the option ``--secret-key``, which an environment variable may set."""
+    return path("--secret-key", help_text, envvar="LS_EDGE_SECRET_KEY", show_envvar=True)
+
+
+def is_typed(name: str) -> bool:
+    """Return whether a parameter of this call is from the command line, and not from the environment or a default."""
+    return click.get_current_context().get_parameter_source(name) == ParameterSource.COMMANDLINE
+
+
+PEERS = peers(required=True)
+BUNDLE = bundle(required=True)
+SECRET_KEY = secret_key()
 STRICT_BUNDLE = flag("--strict-bundle", "Only peers with exactly this bundle.")
 DATA = text("--data", "Folder of class folders, a tar of one, 'digits', or a timm data set.", "DATA", required=True)
 LIMIT = count("--limit", "Number of images; more than the data has repeats them.")

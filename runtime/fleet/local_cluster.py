@@ -6,6 +6,7 @@ For the demo, for tests, and for trying a placement before there are boards.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -100,7 +101,7 @@ class LocalCluster:
             self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
             with self.log_path(name).open("ab") as log:
                 self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
-                    command, stdin=subprocess.PIPE, stdout=log, stderr=log
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
                 )
 
     def take(self, path: str | Path) -> None:
@@ -201,6 +202,11 @@ class LocalCluster:
         path = self.log_path(name)
         log = path.read_bytes()[self._log_from.get(name, 0) :] if path.exists() else b""
         return any(text in log for text in texts)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a peer, without a secret key that belongs to this process."""
+    return {name: value for name, value in os.environ.items() if name != "LS_EDGE_SECRET_KEY"}
 
 
 def free_ports(count: int) -> list[int]:

@@ -33,7 +33,7 @@ _COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
     ),
 )
 @options.path("--peers", "peers.yaml whose peers to check instead of this machine.")
-@options.path("--secret-key", "NAME.key_secret of a source, with --peers.")
+@options.secret_key("NAME.key_secret of a source, with --peers.")
 @options.wait("Time for a peer to answer.", default=180.0, least=0.1, most=600)
 @options.JSON
 def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json: bool) -> int:
@@ -45,7 +45,7 @@ def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json
     Exit code 1 if ls-edge cannot work here or on some peer, or if a peer does not answer.
     """
     if peers is None:
-        if secret_key is not None:
+        if options.is_typed("secret_key"):
             raise UsageError("--secret-key is for asking peers; give --peers FILE too, or leave it out")
         status, document, table = _here()
     else:

@@ -40,7 +40,7 @@ _GC_AFTER = 10_000
 )
 @options.PEERS
 @options.text("--name", "Name of this peer in peers.yaml.", "NAME", required=True)
-@options.path("--bundle", "Folder of the exported model.", metavar="DIR")
+@options.bundle()
 @options.path("--store", "Folder for bundles from 'ls-edge push', instead of --bundle.", metavar="DIR")
 @options.SECRET_KEY
 @options.choice("--engine", options.ENGINES, "Engine of the blocks; overrides peers.yaml.")
@@ -70,6 +70,8 @@ def command(
     """
     set_up(as_json=log_json)
     file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
+    if store is not None and not options.is_typed("bundle"):
+        bundle = None
     if (bundle is None) == (store is None):
         raise UsageError(
             "give the model as --bundle FOLDER, or --store FOLDER for what 'ls-edge push' sends; one of them"

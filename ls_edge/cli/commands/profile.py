@@ -47,8 +47,8 @@ SLOWER = 1.15
 @options.ENGINE
 @options.PROVIDER
 @options.flag("--links", "Measure the links between the peers of --peers instead.")
-@options.path("--peers", "peers.yaml of all machines, with --links.")
-@options.path("--secret-key", "NAME.key_secret of a source, with --links.")
+@options.peers("peers.yaml of all machines, with --links.")
+@options.secret_key("NAME.key_secret of a source, with --links.")
 @options.count("--transfers", "Transfers per link and codec, with --links.", least=3, most=1000, default=20)
 @options.JSON
 def command(
@@ -82,7 +82,7 @@ def command(
         return DEGRADED if measured.missing else 0
     if bundle is None:
         raise UsageError("name the folder of a bundle to profile, for example 'ls-edge profile bundle --out FILE'")
-    if peers is not None:
+    if options.is_typed("peers"):
         raise UsageError("--peers is for --links; leave it out, or add --links")
     opened = Bundle.open(bundle)
     with StepProgress("profile") as progress:

@@ -33,9 +33,9 @@ _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "re
     ),
 )
 @options.PEERS
-@options.path("--bundle", "Folder of the exported model.", metavar="DIR")
+@options.bundle()
 @options.flag("--rollback", "Return to the bundle before the last push, instead of --bundle.")
-@options.path("--secret-key", "NAME.key_secret of a source with 'may_push: true' in peers.yaml.")
+@options.secret_key("NAME.key_secret of a source with 'may_push: true' in peers.yaml.")
 @options.names("--only", "Peer to update; may be repeated.")
 @options.wait("Time that a peer may be away or make no progress.", default=120.0, least=1, most=3600)
 @options.JSON
@@ -55,6 +55,8 @@ def command(
     digests, one peer after another drains, switches, and warms up; the first failure stops the push. Only ONNX files
     travel: each board builds its own engines.
     """
+    if rollback and not options.is_typed("bundle"):
+        bundle = None
     if (bundle is None) != rollback:
         raise UsageError("give --bundle FOLDER, or --rollback to go back to the bundle before")
     file, keys = peers_to_ask(peers, secret_key)

@@ -43,7 +43,7 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 )
 @options.PEERS
 @options.SECRET_KEY
-@options.path("--bundle", "Bundle to compare with.", metavar="DIR")
+@options.bundle("Bundle to compare with.")
 @options.flag("--check", "Only check and describe peers.yaml, without the network.")
 @options.flag("--watch", "Repeat until Ctrl-C.")
 @options.wait("Time for a peer to answer.", default=3.0, least=0.1, most=600)
