@@ -1,4 +1,4 @@
-"""Numbers of blocks and cores as text: ``0-3, 7``."""
+"""Numbers of blocks and cores as text: ``0-3, 7``; ids as text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Collection, Iterable
 
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
 """Four digits at most, so that a typing error does not make a list of millions."""
+
+
+def short_id(digest: str) -> str:
+    """Return the part of a bundle id or model id that is shown to people."""
+    return digest[:12]
 
 
 def format_ranges(numbers: Collection[int]) -> str:

@@ -20,6 +20,8 @@ from ls_edge.runtime.transport.problems import one_line
 
 GREET_EVERY_S = 0.1
 """Seconds between two HELLO to a peer."""
+LINKS_S = 1.0
+"""Seconds after which a link between two peers that is still missing is reported."""
 SAMPLES = 3
 """Greetings per peer; its latency is that of the fastest."""
 
@@ -65,7 +67,7 @@ class Observer(Client):
         began = time.monotonic()
         for session in self.sessions.values():
             session.greetings.clear()
-        self.wait_until(lambda: all(_is_seen(session, began) for session in self.sessions.values()), seconds)
+        self.wait_until(lambda: self._has_seen_all(began), seconds)
         return self.view()
 
     def step(self, seconds: float) -> Sequence[tuple[str, Message]]:
@@ -118,6 +120,24 @@ class Observer(Client):
             address=session.peer.address,
             reason=reason,
         )
+
+
+def unreached(found: Mapping[str, PeerStatus]) -> dict[str, list[str]]:
+    """Return the peers that a peer has no link to although both can be used, for each peer that lacks one."""
+    alive = {name: status for name, status in found.items() if status.state == PeerState.ALIVE}
+    lacking = {
+        name: [other for other in alive if other not in (name, *status.reaches)] for name, status in alive.items()
+    }
+    return {name: others for name, others in lacking.items() if others}
+
+
+def unreached_text(lacking: Mapping[str, Sequence[str]]) -> str:
+    """Say in one line which peers have no link, and the cure."""
+    pairs = "; ".join(f"{name} has no link to {', '.join(others)}" for name, others in lacking.items())
+    return (
+        f"{pairs}. Give these machines the same peers.yaml, with the key that each peer uses and an address that the "
+        "others reach, and restart their peers; the log of a peer says why a link failed"
+    )
 
 
 def _is_seen(session: Session, began: float) -> bool:

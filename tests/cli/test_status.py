@@ -69,6 +69,47 @@ def test_peers_that_are_well(ls_edge, peers, tiny_bundle):
     assert "blocks 0-1, 4-5: one holder only" in done.stdout
 
 
+def test_the_table_holds_what_is_used(ls_edge, peers):
+    done = ls_edge.run("status", "--peers", peers.path)
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["peer", "state", "key", "blocks", "queue", "latency", "bundle", "engine"]
+    assert [line.rstrip().endswith("onnx CPU") for line in lines[1:3]] == [True, True]
+    assert not any("no link" in line for line in lines)
+    everything = ls_edge.run("status", "--peers", peers.path, "-v").stdout
+    assert "CPUExecutionProvider" in everything
+    assert peers.file.peer("a").address in everything
+
+
+def test_peers_that_refuse_a_third_are_named(ls_edge, tiny_bundle, tmp_path):
+    placement = {"a": range(4), "b": range(2, 6), "c": range(6)}
+    local = LocalCluster(tmp_path / "local", tiny_bundle, placement, keys=True, sources=["laptop"])
+    right, other = local.path, new_keys("other", tmp_path)[0].public.decode()
+    document = yaml.safe_load(right.read_text())
+    document["peers"][2]["public_key"] = other
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(yaml.safe_dump(document))
+    try:
+        local.path = wrong
+        local.start("a", "b")
+        local.path = right
+        local.start("c")
+        local.wait_warm()
+        key = ["--peers", right, "--secret-key", local.secret_key("laptop")]
+        done = ls_edge.run("status", *key)
+        (line,) = [line for line in done.stdout.splitlines() if "no link" in line]
+        assert line.startswith("a has no link to c; b has no link to c; c has no link to a, b. Give these machines the")
+        found = json.loads(ls_edge.run("status", *key, "--json").stdout)
+        assert found["unreached"] == {"a": ["c"], "b": ["c"], "c": ["a", "b"]}
+        assert {peer["state"] for peer in found["peers"].values()} == {"alive"}
+        done = ls_edge.run("doctor", *key, "--json", timeout=120)
+        rows = {name: peer["findings"][-1] for name, peer in json.loads(done.stdout)["peers"].items()}
+        assert {name: (row["status"], row["detail"]) for name, row in rows.items()} == {
+            "a": ("warn", "no link to c"), "b": ("warn", "no link to c"), "c": ("warn", "no link to a, b"),
+        }  # fmt: skip
+    finally:
+        local.close()
+
+
 def test_it_leaves_no_trace_in_routing(peers, tiny_bundle, wait_until):
     file = load_peers(peers.path)
     with Source.open(file, tiny_bundle) as source:
@@ -141,7 +182,7 @@ def test_a_peer_at_another_ones_address(ls_edge, peers, tmp_path):
 def test_another_bundle(ls_edge, peers, other_bundle, tiny_bundle):
     assert asked(ls_edge, peers.path, "--bundle", tiny_bundle)["a"]["reason"] is None
     found = asked(ls_edge, peers.path, "--bundle", other_bundle, code=1)
-    ours, theirs = (Bundle.open(bundle).manifest.model_id[:16] for bundle in (other_bundle, tiny_bundle))
+    ours, theirs = (Bundle.open(bundle).manifest.model_id[:12] for bundle in (other_bundle, tiny_bundle))
     assert found["a"]["state"] == "refused"
     assert ours in found["a"]["reason"]
     assert theirs in found["a"]["reason"]

@@ -18,10 +18,12 @@ from ls_edge.device.diagnostics import examine, worst
 from ls_edge.engines.diagnostics import check_engines
 from ls_edge.report.formatting import counted
 from ls_edge.report.terminal import PlainTable, open_console, print_table
-from ls_edge.runtime.clients.status import Observer
+from ls_edge.runtime.clients.status import Observer, unreached
 from ls_edge.runtime.protocol.messages import FindingRow
 
 _COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
+
+_LINK_FIX = "the same peers.yaml everywhere, with its key and an address that the others reach; the log says why"
 
 
 @click.command(
@@ -40,7 +42,7 @@ def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json
     """Find what is missing or misconfigured on this machine.
 
     Checks Python, packages, engines, links, and hardware, and names the fix of each problem. With --peers, every peer
-    checks its own machine, and one table shows the problems.
+    checks its own machine, and one table shows the problems, including peers without a link to each other.
 
     Exit code 1 if ls-edge cannot work here or on some peer, or if a peer does not answer.
     """
@@ -76,6 +78,7 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
         Observer(file, keys=keys) as observer,
     ):
         found = observer.inspect(wait)
+        lacking = unreached(observer.view())
     table = PlainTable.of("peer", "", "what", "found", "fix", box=None)
     entries: dict[str, dict[str, Any]] = {}
     for name, rows in found.items():
@@ -90,6 +93,11 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
         for row in rows:
             if row.status != "ok":
                 table.add_row(printable(name), _mark(row.status), row.what, row.detail, row.fix)
+    for name, others in lacking.items():
+        row = FindingRow("warn", "links", f"no link to {', '.join(others)}", _LINK_FIX)
+        entries[name]["findings"].append(_json(row))
+        entries[name]["status"] = max(entries[name]["status"], row.status, key=_rank)
+        table.add_row(name, _mark(row.status), row.what, row.detail, row.fix)
     overall = max((entry["status"] for entry in entries.values()), key=_rank)
     return overall, {"status": overall, "peers": entries}, table
 

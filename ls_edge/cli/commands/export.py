@@ -17,7 +17,7 @@ from ls_edge.cli.inputs import require_extras
 from ls_edge.cli.output import print_json, warn
 from ls_edge.core.bundle import shared_groups
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.text import format_bands
+from ls_edge.core.text import format_bands, short_id
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.report.formatting import byte_size, counted
 from ls_edge.report.progress import StepProgress
@@ -148,7 +148,7 @@ def _print(summary: dict[str, Any]) -> None:
     blocks = [size for name, size in sizes.items() if name.startswith("block")]
     table = PlainTable.of("", "", show_header=False, box=None)
     rows = {
-        "bundle": f"{summary['bundle']}  ({summary['bundle_id'][:12]})",
+        "bundle": f"{summary['bundle']}  ({short_id(summary['bundle_id'])})",
         "model": f"{summary['model']}, {summary['method']}, {summary['precision']}, opset {summary['opset']}",
         "tokens": "{count} x {dim} {dtype}".format(**summary["tokens"]),
         "files": f"stem {byte_size(sizes['stem'])}, {_blocks(summary, len(blocks))} of {byte_size(max(blocks))}, "

@@ -20,11 +20,11 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
-from ls_edge.core.text import format_ranges, name_blocks
+from ls_edge.core.text import format_ranges, name_blocks, short_id
 from ls_edge.report.formatting import counted
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import PlainTable, open_console, print_table
-from ls_edge.runtime.clients.status import Observer, PeerStatus
+from ls_edge.runtime.clients.status import Observer, PeerStatus, unreached, unreached_text
 from ls_edge.runtime.protocol.codecs import CODECS
 
 _EVERY_S = 1.0
@@ -46,15 +46,23 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 @options.bundle("Bundle to compare with.")
 @options.flag("--check", "Only check and describe peers.yaml, without the network.")
 @options.flag("--watch", "Repeat until Ctrl-C.")
+@click.option("--verbose", "-v", is_flag=True, help="Also addresses, and why other engines are not used.")
 @options.wait("Time for a peer to answer.", default=3.0, least=0.1, most=600)
 @click.option("--json", "as_json", is_flag=True, help="Output as JSON; with --watch, one line per second.")
 def command(
-    peers: Path, secret_key: Path | None, bundle: Path | None, check: bool, watch: bool, wait: float, as_json: bool
+    peers: Path,
+    secret_key: Path | None,
+    bundle: Path | None,
+    check: bool,
+    watch: bool,
+    verbose: bool,
+    wait: float,
+    as_json: bool,
 ) -> int:
     """Show the state of every peer, and why a peer cannot be used.
 
     Shows whether each peer of peers.yaml is reachable, accepts our key, and is warm; its blocks and queue; and the
-    reason if it cannot be used. Sends no images.
+    reason if it cannot be used. Names peers that have no link to each other. Sends no images.
 
     Exit code 3 if some peer is not alive, 1 if none is. With --check: 0, or 2 and the first mistake in the file; with
     --bundle, a block that the bundle lacks is also a mistake.
@@ -70,12 +78,12 @@ def command(
         file.check_blocks(opened.num_blocks)
     with Observer(file, keys=keys) as observer:
         if watch:
-            _watch(observer, opened, wait, as_json=as_json)
+            _watch(observer, opened, wait, verbose=verbose, as_json=as_json)
         found = _look(observer, opened, wait)
     if as_json:
-        print_json({"peers": found})
+        print_json(_document(found))
     else:
-        _print(found, file)
+        _print(found, file, verbose=verbose)
     alive = sum(status.state == PeerState.ALIVE for status in found.values())
     return exit_code(alive, len(found) - alive)
 
@@ -88,15 +96,20 @@ def _look(observer: Observer, bundle: Bundle | None, wait: float) -> dict[str, P
             continue
         manifest = bundle.manifest
         if status.model_id != manifest.model_id:
-            reason = f"it serves model {status.model_id[:16]}, --bundle is {manifest.model_id[:16]}"
+            reason = f"it serves model {short_id(status.model_id)}, --bundle is {short_id(manifest.model_id)}"
             found[name] = msgspec.structs.replace(status, state=PeerState.REFUSED, reason=reason)
         elif status.bundle_id != manifest.bundle_id:
-            reason = f"another bundle of the same model: {str(status.bundle_id)[:16]}, not {manifest.bundle_id[:16]}"
+            ids = short_id(str(status.bundle_id)), short_id(manifest.bundle_id)
+            reason = f"another bundle of the same model: {ids[0]}, not {ids[1]}"
             found[name] = msgspec.structs.replace(status, reason=reason)
     return found
 
 
-def _watch(observer: Observer, bundle: Bundle | None, wait: float, *, as_json: bool) -> None:
+def _document(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
+    return {"peers": found, "unreached": unreached(found)}
+
+
+def _watch(observer: Observer, bundle: Bundle | None, wait: float, *, verbose: bool, as_json: bool) -> None:
     """Look repeatedly, until Ctrl-C."""
     console = open_console()
     live = Live(console=console, auto_refresh=False)
@@ -104,37 +117,44 @@ def _watch(observer: Observer, bundle: Bundle | None, wait: float, *, as_json: b
         while True:
             found = _look(observer, bundle, wait)
             if as_json:
-                print_json({"peers": found}, one_line=True)
+                print_json(_document(found), one_line=True)
             elif console.is_terminal:
-                live.update(_table(found), refresh=True)
+                live.update(_table(found, verbose=verbose), refresh=True)
             else:
-                _print(found, observer.peers)
+                _print(found, observer.peers, verbose=verbose)
             observer.listen(_EVERY_S)
 
 
-def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
-    print_table(_table(found))
+def _print(found: Mapping[str, PeerStatus], file: PeersFile, *, verbose: bool) -> None:
+    console = open_console()
+    print_table(_table(found, verbose=verbose), console)
     models = {status.model_id for status in found.values() if status.model_id}
     if len(models) > 1:
         click.echo(f"peers serve {len(models)} different models, which do not work together")
+    if lacking := unreached(found):
+        console.print(unreached_text(lacking), style="yellow")
     alive = {name: status.blocks for name, status in found.items() if status.state == PeerState.ALIVE}
     _print_gaps(_holders(alive, _count(file)))
 
 
-def _table(found: Mapping[str, PeerStatus]) -> PlainTable:
-    table = PlainTable.of("peer", "state", "key", "blocks", ">queue", ">latency", "bundle", "engine", "why")
+def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
+    """Make the table; ``why`` is there if a peer cannot be used, and the address with ``verbose``."""
+    explained = any(status.reason for status in found.values())
+    headings = ["peer", "state", "key", "blocks", ">queue", ">latency", "bundle", "engine"]
+    table = PlainTable.of(*headings, *["address"] * verbose, *["why"] * explained)
     for name, status in found.items():
-        table.add_row(
+        engine = status.engine if verbose else status.engine.partition(" (")[0].replace("ExecutionProvider", "")
+        cells: list[str | Text] = [
             name,
             Text(status.state, style=STATE_STYLES[status.state]),
             Text(status.key, style=_BY_KEY[status.key]),
             format_ranges(status.blocks),
             "" if status.queue is None else f"{status.queue}",
             "" if status.latency_ms is None else f"{status.latency_ms:.1f} ms",
-            Text(printable(status.bundle_id or "")[:8], style="dim"),
-            Text(printable(status.engine), style="dim"),
-            Text(printable(status.reason or status.address), style="" if status.reason else "dim"),
-        )
+            Text(short_id(printable(status.bundle_id or "")), style="dim"),
+            Text(printable(engine), style="dim"),
+        ]
+        table.add_row(*cells, *[status.address] * verbose, *[status.reason or ""] * explained)
     return table
 
 

@@ -15,6 +15,7 @@ from ls_edge.cli.inputs import require_extras
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.text import short_id
 from ls_edge.report.terminal import PlainTable, print_table
 
 
@@ -72,7 +73,7 @@ def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
 def _print(document: dict[str, Any]) -> None:
     parts, numbers = document["parts"], document["numbers"]
     table = PlainTable.of("", "", show_header=False, box=None)
-    table.add_row(Text("bundle", "bold"), f"{document['bundle']}  ({document['bundle_id'][:12]})")
+    table.add_row(Text("bundle", "bold"), f"{document['bundle']}  ({short_id(document['bundle_id'])})")
     good = sum(part["ok"] for part in parts)
     table.add_row(Text("files", "bold"), f"{good} of {len(parts)} in order ({', '.join(document['checked_with'])})")
     for part in parts:
