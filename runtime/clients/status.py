@@ -80,6 +80,11 @@ class Observer(Client):
                 self.greet(name)
         return found
 
+    def _has_seen_all(self, began: float) -> bool:
+        """Return whether looking longer would show nothing new; peers that have just started get time for links."""
+        seen = all(_is_seen(session, began) for session in self.sessions.values())
+        return seen and (time.monotonic() > began + LINKS_S or not unreached(self.view()))
+
     def inspect(self, seconds: float) -> Mapping[str, tuple[FindingRow, ...] | str]:
         """Make all peers check their machines; return their findings, or why there are none after ``seconds``."""
         began = time.monotonic()

@@ -182,7 +182,7 @@ def test_eval_matches_classes_by_name(folder, tmp_path, capsys):
     ("arguments", "code", "words"),
     [
         (["train", "--out", "{tmp}-x", "--data", "{tmp}"], 1, "holds no images"),
-        (["train", "--out", "{tmp}/x", "--data", "{tmp}"], 2, "is inside the data"),
+        (["train", "--out", "{tmp}/x", "--data", "{tmp}", "--model", "vit_digits"], 2, "is inside the data"),
         (["train", "--out", "{tmp}/x", "--data", "{tmp}/nowhere"], 1, "no such folder"),
         (["train", "--out", "{tmp}/x"], 2, "no data"),
         (["train", "--out", "{tmp}/x", "--data", "digits", "--model", "vit_tinny"], 2, "did you mean"),
@@ -226,3 +226,17 @@ def test_folders_whose_names_look_like_markup(folder, tmp_path, monkeypatch, cap
     text = printed.out + printed.err
     assert text.count(r"[/bold] [red]\x1b[2J") >= 3
     assert "\x1b[2J" not in text
+
+
+def test_photos_have_no_default_model(tmp_path, capsys):
+    for label in ("cat", "dog"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (64, 48), (9 * number, 80, 9)).save(tmp_path / "photos" / label / f"{number}.jpg")
+    train = ["train", "--data", tmp_path / "photos", "--out", tmp_path / "run", "--epochs", 1]
+    assert call(*train) == 2
+    error = capsys.readouterr().err
+    assert "no model: only 'digits' has a default one" in error
+    assert "give --model vit_tiny_patch16_224 --pretrained; " in error
+    assert "an epoch of these 8 takes it less than a minute on this machine" in error
+    assert not (tmp_path / "run").exists()

@@ -16,6 +16,7 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import require_extras
 from ls_edge.cli.output import print_json
 from ls_edge.core.errors import UsageError, printable
+from ls_edge.data.datasets import open_data
 from ls_edge.report.formatting import counted
 from ls_edge.report.terminal import open_console
 from ls_edge.training.methods.registry import METHODS
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 )
 @options.text("--data", "Folder of class folders, a tar of one, 'digits', or a torch/ or hfds/ data set.", "DATA")
 @options.path("--out", "Folder of the run to write.", required=True, type=options.FOLDER, metavar="RUN")
-@options.text("--model", "timm model, vit_digits, vit_cifar, or mixer_cifar.  [default: vit_digits]", "NAME")
+@options.text("--model", "timm model, vit_digits, vit_cifar, or mixer_cifar.  [default for digits: vit_digits]", "NAME")
 @options.count("--depth", "Number of blocks to keep, evenly spaced.", most=10_000, metavar="K")
 @options.choice("--method", list(METHODS), "Training method.  [default: anyorder]")
 @options.bands("one, or those of --init RUN")
@@ -94,6 +95,11 @@ def command(
     if not resume and not settings.data.source:
         raise UsageError("no data: give --data DATA, or name data.source in the --config file")
     require_extras("training", ("ls_edge.training.loop",), "train")
+    if not resume and settings.data.source != "digits" and not named & {"model.name", "model.args", "model.init"}:
+        from ls_edge.training.model_advice import model_advice
+
+        advice = model_advice(open_data(settings.data.source, "train"))
+        raise UsageError(f"no model: only 'digits' has a default one, vit_digits, for images of 16 pixels; {advice}")
     console = open_console(stderr=True)
     console.quiet = os.environ.get("RANK", "0") != "0"
     summaries: list[Any] = []
