@@ -34,7 +34,7 @@ COMMANDS = {
     "push": "Send a bundle to the peers and switch to it.",
     "run": "Answer images through the reachable peers, and measure it.",
     "status": "Show the state of every peer, and why a peer cannot be used.",
-    "predict": "Classify images through the reachable peers.",
+    "predict": "Classify images through the reachable peers, or in this process.",
     "serve": "Answer images over HTTP through the reachable peers.",
     "build": "Build the engines of a bundle for this device in advance.",
     "bench": "Time the engines of a bundle on this device.",

@@ -16,6 +16,8 @@ from ls_edge.data.image_files import EXTENSIONS, read_folder
 
 MAX_IMAGE_BYTES = 1 << 28
 
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm")
+
 
 @dataclass(frozen=True)
 class ImageInput:
@@ -23,7 +25,8 @@ class ImageInput:
 
     name: str
     read: Callable[[], bytes] | None = None
-    camera: int | None = None
+    camera: int | str | None = None
+    """Number of a camera, or path of a video."""
     error: DataError | None = None
 
 
@@ -35,6 +38,9 @@ def expand_argument(given: str) -> Iterator[ImageInput]:
         yield ImageInput(given, camera=int(index or 0))
     elif given == "-":
         yield ImageInput("-", lambda: _read_whole("standard input", sys.stdin.buffer))
+    elif Path(given).suffix.lower() in VIDEOS and Path(given).is_file():
+        _opencv()
+        yield ImageInput(given, camera=given)
     elif Path(given).is_dir():
         yield from _folder(given)
     elif Path(given).exists():
@@ -91,20 +97,26 @@ def read_images(inputs: Iterable[ImageInput]) -> Generator[tuple[str, bytes | np
                 yield item.name, error
 
 
-def _frames(name: str, index: int) -> Iterator[tuple[str, np.ndarray | DataError]]:
+def _frames(name: str, index: int | str) -> Iterator[tuple[str, np.ndarray | DataError]]:
     cv2 = _opencv()
     camera = cv2.VideoCapture(index)
     try:
         if not camera.isOpened():
             yield (
                 name,
-                DataError(f"cannot open camera {index}; check that it is connected and that no other program uses it"),
+                DataError(
+                    f"cannot open camera {index}; check that it is connected and that no other program uses it"
+                    if isinstance(index, int)
+                    else "cannot be decoded as a video; convert it, for example to MP4 with H.264"
+                ),
             )
             return
         camera.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the newest frame, not an old one
         number = 0
         while True:
             there, frame = camera.read()
+            if not there and isinstance(index, str):
+                return
             if not there:
                 yield name, DataError(f"camera {index} stopped after {number} frames; check its cable")
                 return
@@ -119,5 +131,5 @@ def _opencv() -> Any:
         return importlib.import_module("cv2")
     except ImportError:
         raise UsageError(
-            "a camera needs OpenCV, which is not installed; install it with pip install opencv-python-headless"
+            "cameras and videos need OpenCV, which is not installed; install it with pip install opencv-python-headless"
         ) from None

@@ -1,5 +1,6 @@
 """``ls-edge predict``: class names for files, folders, standard input and a camera."""
 
+import importlib.util
 import json
 import os
 
@@ -194,3 +195,27 @@ def test_a_camera_without_opencv_is_one_line(ls_edge, complaints, command, tmp_p
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = complaints(done)
     assert "pip install opencv-python-headless" in line
+
+
+def test_without_peers_this_process_answers(ls_edge, complaints, photos, tiny_bundle):
+    path, broken = photos / "00.png", photos / "broken.jpg"
+    broken.write_bytes(b"no image")
+    done = ls_edge.run("predict", "--bundle", tiny_bundle, path, broken, "--json", "--top", 2, "--threads", 1)
+    assert done.returncode == 3, done.stderr
+    answered, failed = map(json.loads, done.stdout.splitlines())
+    expected = in_one_process(tiny_bundle, path)[:2]
+    assert [(top["label"], pytest.approx(top["probability"])) for top in answered["top"]] == expected
+    assert (answered["degraded"], answered["error"]) == (False, None)
+    assert answered["latency_ms"] > 0
+    assert "broken.jpg" in failed["error"]
+    done = ls_edge.run("predict", "--bundle", tiny_bundle, photos, "--limit", 3, "--top", 1)
+    assert len(done.stdout.splitlines()) == 3
+    assert complaints(done) == []
+
+
+def test_a_video_needs_opencv_or_is_read(ls_edge, complaints, tiny_bundle, tmp_path):
+    (tmp_path / "clip.mp4").write_bytes(b"no video")
+    done = ls_edge.run("predict", "--bundle", tiny_bundle, tmp_path / "clip.mp4")
+    missing = importlib.util.find_spec("cv2") is None
+    assert done.returncode == (2 if missing else 1)
+    assert ("need OpenCV" if missing else "cannot be decoded as a video") in complaints(done)[0]

@@ -1,6 +1,7 @@
 """``ls-edge run``: what it found out is never lost, and what keeps it from answering is said before the first image."""
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -438,3 +439,23 @@ def test_run_and_bench_warn_where_the_model_was_trained_on_the_images(
     missing = ls_edge.run("bench", tiny_bundle, "--data", tmp_path / "nowhere")
     assert missing.returncode != 0
     assert "nowhere: no such folder or tar" in complaints(missing)[0]
+
+
+def test_a_run_that_starts_its_own_peers(ls_edge, complaints, tiny_bundle, tmp_path, peers):
+    run = ["run", "--bundle", tiny_bundle, "--data", "digits", "--limit", "4"]
+    env = {**os.environ, "LS_EDGE_PEERS": str(peers.path), "TMPDIR": str(tmp_path)}
+    done = ls_edge.run(*run, "--local", "3", "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    blocks = {name: peer["blocks"] for name, peer in found["peers"].items()}
+    assert blocks == {"local-0": [0, 1, 4, 5], "local-1": [0, 1, 2, 3], "local-2": [2, 3, 4, 5]}
+    assert (found["answered"], found["degraded"], found["settings"]["local"]) == (4, 0, 3)
+    assert list(tmp_path.iterdir()) == []
+    for more, what in (
+        ((), "with --peers FILE, or start some on this machine with --local N; one of them"),
+        (("--local", "2", "--peers", peers.path), "one of them"),
+        (("--local", "60"), "the bundle has 6 blocks; start at most that many peers"),
+    ):
+        done = ls_edge.run(*run, *more)
+        assert done.returncode == 2
+        assert what in complaints(done)[0]

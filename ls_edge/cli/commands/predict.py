@@ -1,13 +1,15 @@
-"""``ls-edge predict``: classify images through the reachable peers."""
+"""``ls-edge predict``: classify images through the reachable peers, or in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,19 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, LsEdgeError, printable
 from ls_edge.core.logs import set_up
 from ls_edge.data.image_inputs import expand_argument, read_images
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.source.results import Answer, likeliest
 from ls_edge.runtime.source.source import Source
+
+Frame = bytes | np.ndarray | DataError
+"""Content of an image, or the reason why it cannot be read."""
 
 
 @click.command(
     cls=Command,
     examples=(
+        "ls-edge predict --bundle bundle photo.jpg",
         "ls-edge predict --peers peers.yaml --bundle bundle cat.jpg dog.png",
         "ls-edge predict --peers peers.yaml --bundle bundle photos --top 1 --json",
         "ls-edge predict --peers peers.yaml --bundle bundle - < cat.jpg",
@@ -37,7 +45,7 @@ from ls_edge.runtime.source.source import Source
     ),
 )
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
-@options.PEERS
+@options.peers("peers.yaml of the peers that answer.  [default: answer in this process]")
 @options.BUNDLE
 @options.count("--top", "Number of classes to print, most likely first.", default=3)
 @options.count("--limit", "Number of images.  [default: all; no limit for a camera]")
@@ -47,7 +55,7 @@ from ls_edge.runtime.source.source import Source
 @options.SOURCE
 def command(
     images: tuple[str, ...],
-    peers: Path,
+    peers: Path | None,
     bundle: Path,
     top: int,
     limit: int | None,
@@ -56,16 +64,20 @@ def command(
     as_json: bool,
     **settings: Any,
 ) -> int:
-    """Classify images through the reachable peers.
+    """Classify images through the reachable peers, or in this process.
+
+    Without --peers, one process runs the whole model, with --engine, --provider, and --threads; the other options of
+    requests apply to peers.
 
     Prints class names and probabilities for each IMAGE: a file, a folder (all images below it), '-' for an encoded
-    image on standard input, or 'camera' or 'camera:1' for the frames of a camera until Ctrl-C (requires OpenCV).
+    image on standard input, a video such as clip.mp4, or 'camera' or 'camera:1' for the frames of a camera until
+    Ctrl-C. Videos and cameras require OpenCV.
 
     An image that cannot be read gets a line with an error. Exit code 3 if that happened or an answer skipped blocks, 1
     if nothing was answered.
     """
     set_up(as_json=False, level=logging.ERROR)
-    file = open_peers(peers)
+    file = None if peers is None else open_peers(peers)
     opened = Bundle.open(bundle)
     inputs = [item for given in images for item in expand_argument(given)]
     printer = PredictionPrinter(opened.manifest.classes, top, as_json=as_json)
@@ -75,10 +87,16 @@ def command(
         return printer.exit_code()
 
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(Source.open(file, opened, max_inflight=concurrency, **settings))
-        wait_for_holders(source, wait)
         frames = stack.enter_context(contextlib.closing(read_images(inputs)))
-        for name, answer in answers_in_order(source, frames, concurrency, limit):
+        if file is None:
+            asked = {name: settings[name] for name in ("provider", "threads")}
+            pipeline = stack.enter_context(Pipeline.open(opened, kind=settings["engine"] or "auto", **asked))
+            answers = answers_here(pipeline, itertools.islice(frames, limit))
+        else:
+            source = stack.enter_context(Source.open(file, opened, max_inflight=concurrency, **settings))
+            wait_for_holders(source, wait)
+            answers = answers_in_order(source, itertools.islice(frames, limit), concurrency)
+        for name, answer in answers:
             if isinstance(answer, LsEdgeError):
                 printer.failed(name, str(answer))
             else:
@@ -86,15 +104,43 @@ def command(
     return printer.exit_code()
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """Answer for an image."""
+
+    logits: np.ndarray
+    latency_ms: float
+    skipped: int = 0
+    """Number of blocks that it skipped."""
+    why_skipped: str = ""
+
+
+def answers_here(
+    pipeline: Pipeline, frames: Iterable[tuple[str, Frame]]
+) -> Iterator[tuple[str, Prediction | LsEdgeError]]:
+    """Yield the answer or the error of each image, computed by this process."""
+    preprocess = Preprocessor(pipeline.bundle.manifest.image)
+    for name, content in frames:
+        try:
+            if isinstance(content, DataError):
+                raise content
+            array = preprocess(content, name)
+            started = time.perf_counter()
+            (logits,) = pipeline.forward(array[None])
+            yield name, Prediction(logits, (time.perf_counter() - started) * 1e3)
+        except LsEdgeError as error:
+            yield name, error
+
+
 def answers_in_order(
-    source: Source, frames: Iterator[tuple[str, bytes | np.ndarray | DataError]], concurrency: int, limit: int | None
-) -> Iterator[tuple[str, Answer | LsEdgeError]]:
+    source: Source, frames: Iterable[tuple[str, Frame]], concurrency: int
+) -> Iterator[tuple[str, Prediction | LsEdgeError]]:
     """Yield the answer or the error of each image, in order, with ``concurrency`` requests at the same time.
 
     Frames of a camera are sent one at a time, so that each is answered while it is new.
     """
     waiting: deque[tuple[str, Future[Answer] | DataError]] = deque()
-    for name, content in itertools.islice(frames, limit):
+    for name, content in frames:
         try:
             waiting.append((name, content if isinstance(content, DataError) else source.submit(content, name=name)))
         except DataError as error:
@@ -106,13 +152,14 @@ def answers_in_order(
         yield _result(*waiting.popleft())
 
 
-def _result(name: str, answer: Future[Answer] | DataError) -> tuple[str, Answer | LsEdgeError]:
-    if isinstance(answer, DataError):
-        return name, answer
+def _result(name: str, future: Future[Answer] | DataError) -> tuple[str, Prediction | LsEdgeError]:
+    if isinstance(future, DataError):
+        return name, future
     try:
-        return name, answer.result()
+        answer = future.result()
     except LsEdgeError as error:
         return name, error
+    return name, Prediction(answer.logits, answer.latency_ms, len(answer.record.skipped), answer.record.why_skipped)
 
 
 class PredictionPrinter:
@@ -124,17 +171,18 @@ class PredictionPrinter:
         self._as_json = as_json
         self._answered = self._degraded = self._failed = 0
 
-    def answered(self, name: str, answer: Answer) -> None:
+    def answered(self, name: str, answer: Prediction) -> None:
         """Print the most likely classes."""
         self._answered += 1
-        self._degraded += answer.degraded
-        why, found = answer.record.why_skipped, likeliest(answer.logits, self._top)
+        self._degraded += answer.skipped > 0
+        why, found = answer.why_skipped, likeliest(answer.logits, self._top)
         if self._as_json:
             top = [{"label": self._classes[index], "probability": p} for index, p in found]
-            _print_line(name, top=top, degraded=answer.degraded, latency_ms=answer.latency_ms, why_skipped=why)
+            degraded = answer.skipped > 0
+            _print_line(name, top=top, degraded=degraded, latency_ms=answer.latency_ms, why_skipped=why)
             return
         named = ", ".join(f"{printable(self._classes[index])} {p:.1%}" for index, p in found)
-        remark = f", without {len(answer.record.skipped)} of the blocks{why and f': {why}'}" if answer.degraded else ""
+        remark = f", without {answer.skipped} of the blocks{why and f': {why}'}" if answer.skipped else ""
         click.echo(f"{printable(name)}: {named}  ({answer.latency_ms:.1f} ms{remark})")
 
     def failed(self, name: str, why: str) -> None:

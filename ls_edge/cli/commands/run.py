@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
 from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command, describe, exit_code
@@ -18,15 +21,18 @@ from ls_edge.cli.inputs import open_peers
 from ls_edge.cli.metrics_listener import MetricsListener
 from ls_edge.cli.output import warn
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import LsEdgeError, printable
+from ls_edge.core.errors import LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import RequestRecord, TraceWriter
 from ls_edge.core.text import name_blocks
 from ls_edge.data.datasets import open_data, trained_on_warning
 from ls_edge.evaluation.run_summary import RunSummary, summarise
+from ls_edge.report.formatting import counted
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_summary
 from ls_edge.report.trace_events import write_trace_events
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS
 from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
@@ -34,6 +40,8 @@ from ls_edge.runtime.source.source import Source
 LOST_FOR_S, UNUSABLE_FOR_S = 0.5, 1.0
 """Seconds without a holder, or with an unusable peer, until that is displayed; a restart takes less."""
 
+_START_S = 60.0
+"""Limit on the start of the peers of ``--local``, in seconds."""
 MAX_REMARKS = 10
 """Idle peers named at the end of a run."""
 
@@ -41,6 +49,7 @@ MAX_REMARKS = 10
 @click.command(
     cls=Command,
     examples=(
+        "ls-edge run --local 3 --bundle bundle --data digits",
         "ls-edge run --peers peers.yaml --bundle bundle --data digits",
         "ls-edge run --peers peers.yaml --bundle bundle --data val --policy fastest --json",
         "ls-edge run --peers peers.yaml --bundle bundle --data val --trace t.jsonl --report r.html",
@@ -48,7 +57,8 @@ MAX_REMARKS = 10
         "ls-edge run --peers peers.yaml --bundle bundle --data digits --wait 60 --max-skips 2",
     ),
 )
-@options.PEERS
+@options.peers("peers.yaml, the same file on all machines; or use --local.")
+@options.count("--local", "Peers to start on this machine for this run, instead of --peers.", most=64)
 @options.BUNDLE
 @options.DATA
 @options.LIMIT
@@ -80,7 +90,8 @@ MAX_REMARKS = 10
 @options.output("--trace-events", "Chrome trace events to write, for ui.perfetto.dev or chrome://tracing.")
 @options.LOG_JSON
 def command(
-    peers: Path,
+    peers: Path | None,
+    local: int | None,
     bundle: Path,
     data: str,
     limit: int | None,
@@ -97,6 +108,8 @@ def command(
 ) -> int:
     """Answer images through the reachable peers, and measure it.
 
+    --local starts peers on this machine for the run and ends them after it.
+
     Prints accuracy, latency, and the work of each peer. If a block has no holder after --wait, and the policy may not
     skip it, no image is sent (exit code 1). The trace is written line by line; summary, report, and trace events are
     also written after Ctrl-C and SIGTERM, the summary even if the disk is full.
@@ -105,7 +118,11 @@ def command(
     """
     # What matters to a person is in the progress display; the log is for machines.
     set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
-    file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
+    if local is not None and not options.is_typed("peers"):
+        peers = None
+    if (peers is None) == (local is None):
+        raise UsageError("name the peers with --peers FILE, or start some on this machine with --local N; one of them")
+    file = None if peers is None else open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
     opened = Bundle.open(bundle)
     images = open_data(data, "eval")
     if known := trained_on_warning(images, opened.manifest.trained_on):
@@ -113,9 +130,13 @@ def command(
     images = images.take(limit)
     images.labels_for(opened.manifest.classes)  # refuses other classes before waiting for peers
 
-    progress = RunProgress(len(images), [peer.name for peer in file.peers])
-    settings.update(max_inflight=concurrency, via_source=via == "source", on_event=progress.event)
     with contextlib.ExitStack() as stack:
+        if local is not None:
+            file = stack.enter_context(_local_peers(bundle, opened.num_blocks, local))
+            settings["secret_key"] = None
+        assert file is not None
+        progress = RunProgress(len(images), [peer.name for peer in file.peers])
+        settings.update(max_inflight=concurrency, via_source=via == "source", on_event=progress.event)
         listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
         source = stack.enter_context(Source.open(file, opened, **settings))
         if listener is not None:
@@ -169,6 +190,21 @@ def command(
         )
         return interrupts.exit_code()
     return exit_code(summary.answered, summary.degraded + summary.failed)
+
+
+@contextlib.contextmanager
+def _local_peers(bundle: Path, num_blocks: int, count: int) -> Iterator[PeersFile]:
+    """Start peers on this machine that each hold two neighboring parts of the blocks, so that one of them may fail."""
+    names = [f"local-{number}" for number in range(count)]
+    edges = [num_blocks * place // count for place in range(count + 1)]
+    parts = [range(first, last) for first, last in itertools.pairwise(edges)]
+    placement = {name: sorted({*parts[place], *parts[place - 1]}) for place, name in enumerate(names)}
+    if num_blocks < count:
+        raise UsageError(f"--local {count}: the bundle has {num_blocks} blocks; start at most that many peers")
+    with tempfile.TemporaryDirectory(prefix="ls-edge-") as folder, LocalCluster(folder, bundle, placement) as cluster:
+        with Console(stderr=True).status(f"starting {counted(count, 'peer')}"):  # shown on a terminal only
+            cluster.wait_warm(timeout=_START_S)
+        yield cluster.file
 
 
 def _write_files(

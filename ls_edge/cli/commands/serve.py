@@ -16,6 +16,7 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
+from ls_edge.core.text import short_id
 from ls_edge.device.requirements import require_serve
 from ls_edge.runtime.source.source import Source
 
@@ -122,7 +123,7 @@ def command(
         fields = {
             "url": server.url,
             "policy": settings["policy"],
-            "bundle": service.source.bundle.manifest.bundle_id[:16],
+            "bundle": short_id(service.source.bundle.manifest.bundle_id),
         }
         log.info("serving", extra=fields)
         while not stop and service.source.is_open and server.is_alive:
@@ -146,4 +147,4 @@ def _reload(service: Service, open_source: Callable[[], Source], timeout: float)
         return
     source.wait_answerable(_READY_WITHIN_S)
     service.exchange(source, timeout).close()
-    log.info("reloaded", extra={"bundle": source.bundle.manifest.bundle_id[:16], "peers": len(source.peers.peers)})
+    log.info("reloaded", extra={"bundle": short_id(source.bundle.manifest.bundle_id), "peers": len(source.peers.peers)})
