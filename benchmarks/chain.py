@@ -51,6 +51,7 @@ from ls_edge.engines.executor import Executor
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.peer.service import PeerSettings
 from ls_edge.runtime.protocol.messages import decode_all
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.links import Links
@@ -320,7 +321,7 @@ def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> di
         cluster = LocalCluster(folder, path, _placement(bundle.num_blocks, STAGES))  # its processes are not started
         stack.enter_context(mock.patch.object(Links, "send", counting))
         for entry in cluster.file.peers:
-            peer = Peer(cluster.file, entry.name, bundle, threads=1)
+            peer = Peer(cluster.file, entry.name, bundle, PeerSettings(threads=1))
             thread = threading.Thread(target=peer.serve, daemon=True)
             thread.start()
             stack.callback(thread.join, 10.0)

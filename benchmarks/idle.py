@@ -90,7 +90,7 @@ def _source(peers: LocalCluster, holders: int, path: Path) -> Iterator[Source]:
 
 
 def _all_linked(source: Source, holders: int, size: int) -> bool:
-    views = [view for view in source.view().values() if view.reaches]
+    views = [view for view in source.snapshot.peers.values() if view.reaches]
     return len(views) == holders and all(len(view.reaches) >= size for view in views)  # the source is one of them
 
 

@@ -108,7 +108,7 @@ def open_runs(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted
 def _linked(source: Source) -> bool:
     """Return whether all of a source's peers are warm and reach each other."""
     names = {peer.name for peer in source.peers.peers}
-    return all(view.warm and names - {view.name} <= set(view.reaches) for view in source.view().values())
+    return all(view.warm and names - {view.name} <= set(view.reaches) for view in source.snapshot.peers.values())
 
 
 def results_of(runs: Mapping[str, PolicyRun], leave_out: int, base: str = SINGLE) -> dict[str, dict[str, Any]]:

@@ -191,7 +191,8 @@ class _Trials:
     def _settle(self) -> None:
         """Wait until all peers are reachable and three requests were answered."""
         wait_for(
-            lambda: all(view.state == "alive" for view in self._source.view().values()), "all peers to be alive again"
+            lambda: all(view.state == "alive" for view in self._source.snapshot.peers.values()),
+            "all peers to be alive again",
         )
         for index in range(4):
             answer = self._ask().result(60)
@@ -243,7 +244,7 @@ def _last_holder(path: Path, bundle: Bundle, wanted: int) -> list[float]:
     ):
         image = images_for(bundle, 1)[0]
         for number in range(wanted):
-            wait_for(lambda: not source.missing_blocks(), "a holder of each block")
+            wait_for(lambda: not source.snapshot.missing_blocks, "a holder of each block")
             peers.signal("dan", signal.SIGKILL)
             until, degraded = time.monotonic() + AFTER_S, []
             while time.monotonic() < until:

@@ -26,7 +26,7 @@ def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = 
     ``KeyboardInterrupt`` after a signal.
     """
     end = time.monotonic() + seconds
-    missing = source.missing_blocks()
+    missing = source.snapshot.missing_blocks
     with Console(stderr=True).status("waiting for peers") as status:  # shown on a terminal only
         while missing and not stop and time.monotonic() < end:
             status.update(f"waiting up to {seconds:g} s for a holder of {name_blocks(missing)}")
@@ -41,7 +41,7 @@ def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = 
 
 def _judge(source: Source, missing: Sequence[int], waited: float) -> str:
     """Return a warning about blocks without a holder; raise an error if no image could be answered without them."""
-    mismatched = source.mismatched
+    mismatched = source.snapshot.mismatched
     if len(mismatched) == len(source.peers.peers):
         raise ModelMismatch("; ".join(mismatched.values()))
     blocks, count = name_blocks(missing), source.bundle.num_blocks
@@ -65,7 +65,7 @@ def _judge(source: Source, missing: Sequence[int], waited: float) -> str:
 
 def _reasons(source: Source, missing: Sequence[int]) -> list[str]:
     """Return why blocks have no holder: one text per peer that should hold some, and one for unassigned blocks."""
-    states, problems = source.view(), source.problems
+    states, problems = source.snapshot.peers, source.snapshot.problems
     texts = []
     for peer in source.peers.peers:
         if not set(peer.blocks) & set(missing):

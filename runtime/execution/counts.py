@@ -42,9 +42,7 @@ class RequestCounts:
         self.submitted = self.answered = self.degraded = self.cancelled = self.retries = 0
         kinds: list[type[RequestError]] = [RequestError, *RequestError.__subclasses__()]
         self.failed = {kind.__name__: 0 for kind in kinds}
-        """Failed requests by class of error."""
         self.latency = Durations(LATENCY_BOUNDS_S)
-        """Latency of answers."""
 
     @property
     def in_flight(self) -> int:
@@ -97,7 +95,6 @@ class PeerSnapshot:
     credits: int = 0
     failed_blocks: int = 0
     linked: frozenset[str] = frozenset()
-    """Names of the linked processes."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Number of dropped messages and refused connections, by reason."""
     engine: EngineCounts = field(default_factory=EngineCounts)

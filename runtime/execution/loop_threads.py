@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from ls_edge.runtime.execution.cores import EngineCores
@@ -34,14 +36,14 @@ _WATCH_FOR_S = 1.0
 class LoopThreads(Generic[T]):
     """Two threads, one of which runs a loop and the other one jobs.
 
-    The loop yields a job for its own thread if :attr:`may_run_here` permits that, and finds the result in
-    :meth:`result_here` when it continues. All other jobs are submitted. The worker does not begin a job while the
-    loop's thread has one: if both hung, no thread would continue the loop.
+    The worker runs jobs as they are submitted. Short jobs run on the loop's thread when the loop yields, if the worker
+    is free to take over the loop. The worker does not begin a job while the loop's thread has one: if both hung, no
+    thread would continue the loop.
     """
 
     def __init__(
         self,
-        loop: Iterator[Callable[[], T]],
+        loop: Iterator[None],
         wake: Callable[[], None],
         *,
         names: tuple[str, str],
@@ -51,29 +53,20 @@ class LoopThreads(Generic[T]):
 
         If ``cores`` reserves some for the engine, the worker runs all jobs there.
         """
-        self._loop = loop
-        self._wake = wake
+        self.ended: Future[None] = Future()
+        """The end of the loop, with the exception that it raised."""
+        self._loop, self._wake = loop, wake
         self._cores = cores
         self._jobs: JobQueue[T] = JobQueue()
-        self._result: T | None = None
+        self._short: deque[tuple[Callable[[], T], bool]] = deque()
+        """Jobs for the loop's thread, and whether they are urgent if the worker has to run them."""
         self._threads = tuple(
             threading.Thread(target=self._run, args=(name, index == 0), name=name, daemon=True)
             for index, name in enumerate(names)
         )
-        self._ended = threading.Event()
-        self.error: BaseException | None = None
-        """The exception that the loop raised."""
+        self._lead = _Lead(self._threads[0])
         self._is_waiting = False
         """Whether the worker waits for a job."""
-        # Only the thread that holds the lock of `_changed` uses these.
-        self._changed = threading.Condition(threading.Lock())
-        """Notified when the loop's thread has finished a job."""
-        self._leader: threading.Thread | None = self._threads[0]
-        self._began: float | None = None
-        """When the job began that the loop's thread runs."""
-        self._last_began = 0.0
-        self._watches = False
-        """Whether the worker looks at the loop's thread from time to time."""
 
     def start(self) -> None:
         """Start both threads, which end after :meth:`close`."""
@@ -86,28 +79,34 @@ class LoopThreads(Generic[T]):
         """Queue a job for the worker; it must not raise."""
         self._jobs.put(job, urgent=urgent)
 
+    def submit_short(self, job: Callable[[], T], *, urgent: bool = False) -> None:
+        """Queue a job for the loop's thread, or for the worker if that is not free; it must not raise."""
+        self._short.append((job, urgent))
+
+    def submit_in_order(self, job: Callable[[], T]) -> None:
+        """Queue a job for the worker behind all short jobs; for the loop's thread."""
+        while self._short:
+            self._jobs.put(self._short.popleft()[0])
+        self._jobs.put(job)
+
+    @property
+    def has_short(self) -> bool:
+        """Whether short jobs wait for the loop to yield."""
+        return bool(self._short)
+
     @property
     def may_run_here(self) -> bool:
         """Whether the loop's thread may run a short job, because the worker is free and could take over the loop."""
-        return self._is_waiting and self._jobs.is_empty and not self._cores.engine
-
-    def result_here(self) -> T | None:
-        """Return the result of the job that was just yielded; None if it still runs, and now belongs to the worker."""
-        result, self._result = self._result, None
-        return result
+        return self._is_waiting and not self._jobs and not self._cores.engine
 
     def results(self) -> list[T]:
-        """Return the results of the worker's jobs since the last call."""
+        """Return the results of all jobs since the last call."""
         return self._jobs.results()
 
     @property
     def is_loop(self) -> bool:
         """Whether the calling thread runs the loop."""
-        return threading.current_thread() is self._leader
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the loop has ended, at most ``timeout`` seconds."""
-        self._ended.wait(timeout)
+        return threading.current_thread() is self._lead.thread
 
     def close(self, timeout: float = 1.0) -> bool:
         """End both threads, the loop's after its loop; return whether they ended within ``timeout`` seconds."""
@@ -120,33 +119,47 @@ class LoopThreads(Generic[T]):
 
     def _run(self, name: str, leads: bool) -> None:
         introduce_thread(name)
-        while self._lead() if leads else self._follow():
+        while self._run_loop() if leads else self._run_jobs():
             leads = not leads
 
-    def _lead(self) -> bool:
+    def _run_loop(self) -> bool:
         """Run the loop until it ends, or return True when the other thread has taken it over."""
         try:
-            for job in self._loop:
-                if not self._begins():
-                    self._jobs.put(job, urgent=True)
-                elif not self._end(job()):
-                    return True
-                del job  # it holds tokens, and the next turn may be long
-        except BaseException as error:  # noqa: BLE001  the caller of join() asks for it
-            self.error = error
-        self._ended.set()
+            for _ in self._loop:
+                for _ in range(len(self._short)):  # further ones after the next turn
+                    if not self._run_short():
+                        return True
+        except BaseException as error:  # noqa: BLE001  whoever waits for the end receives it
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(None)
         return False
 
-    def _follow(self) -> bool:
+    def _run_short(self) -> bool:
+        """Run the next short job, or leave it to the worker; return whether this is still the loop's thread."""
+        job, urgent = self._short.popleft()
+        with self._lead.changed:
+            if not self.may_run_here:
+                self._jobs.put(job, urgent=urgent)
+                return True
+            if self._lead.begin():
+                self._jobs.wake()
+        self._jobs.add_result(job())
+        leads = self._lead.end()
+        if not leads:
+            self._wake()
+        return leads
+
+    def _run_jobs(self) -> bool:
         """Run jobs until the end, or return True when this thread has taken over the loop."""
         while True:
             self._is_waiting = True
-            self._jobs.wait(_WATCH_EVERY_S if self._watches else None)
+            self._jobs.wait(_WATCH_EVERY_S if self._lead.is_watched else None)
             if self._jobs.closed:
                 return False
-            with self._changed:
-                taken_over = self._takes_over()
-                job = self._jobs.take() if self._began is None and not taken_over else None
+            with self._lead.changed:
+                taken_over = self._lead.take_over(self._jobs)
+                job = self._jobs.take() if self._lead.began is None and not taken_over else None
                 self._is_waiting = job is None and not taken_over
             if taken_over:
                 self._jobs.wake()  # for a job that waits
@@ -156,42 +169,48 @@ class LoopThreads(Generic[T]):
                 del job
                 self._wake()
 
-    def _begins(self) -> bool:
-        """Return whether the loop's thread may run its job now, while the other one watches."""
-        with self._changed:
-            if not self.may_run_here:
+
+class _Lead:
+    """The thread that runs the loop, and the job that it runs meanwhile; used with the lock of :attr:`changed`."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self.thread = thread
+        self.changed = threading.Condition(threading.Lock())
+        """Notified when the thread has finished a job."""
+        self.began: float | None = None
+        """Start of the thread's job."""
+        self.is_watched = False
+        """Whether the worker looks at the thread from time to time."""
+        self._last_began = 0.0
+
+    def begin(self) -> bool:
+        """Begin a job of this thread; return whether the worker has to be woken to watch it."""
+        self.began = self._last_began = time.monotonic()
+        was_watched, self.is_watched = self.is_watched, True
+        return not was_watched
+
+    def end(self) -> bool:
+        """End the job of the calling thread; return whether it still runs the loop."""
+        with self.changed:
+            if self.thread is not threading.current_thread():
                 return False
-            self._began = self._last_began = time.monotonic()
-            if not self._watches:
-                self._watches = True
-                self._jobs.wake()
+            self.began = None
+            self.changed.notify()
             return True
 
-    def _end(self, result: T) -> bool:
-        """Hand over the result of the loop thread's job; return whether this is still the loop's thread."""
-        with self._changed:
-            if self.is_loop:
-                self._result, self._began = result, None
-                self._changed.notify()
-                return True
-            self._jobs.add_result(result)
-        self._wake()
-        return False
+    def take_over(self, jobs: JobQueue[T]) -> bool:
+        """Make the calling thread run the loop if the other one has had its job for too long; return whether it does.
 
-    def _takes_over(self) -> bool:
-        """Take over the loop if its thread has had its job for too long; return whether it was taken over.
-
-        The caller holds the lock. If a job waits for this thread, return when the loop's thread has finished its own
-        job, or after that time.
+        If a job waits for the calling thread, wait until the other one has finished its own, or for that time.
         """
-        if self._began is None:
-            self._watches = time.monotonic() < self._last_began + _WATCH_FOR_S
-        while self._began is not None:
-            left = self._began + TAKE_OVER_S - time.monotonic()
+        if self.began is None:
+            self.is_watched = time.monotonic() < self._last_began + _WATCH_FOR_S
+        while self.began is not None:
+            left = self.began + TAKE_OVER_S - time.monotonic()
             if left <= 0:
-                self._leader, self._began = threading.current_thread(), None
+                self.thread, self.began = threading.current_thread(), None
                 return True
-            if self._jobs.is_empty:
+            if not jobs:
                 break
-            self._changed.wait(left)
+            self.changed.wait(left)
         return False

@@ -27,17 +27,14 @@ class JobQueue(Generic[T]):
 
     def __init__(self) -> None:
         self.closed = False
-        """Whether the thread has to end."""
         self._urgent: deque[Callable[[], T]] = deque()
         self._jobs: deque[Callable[[], T]] = deque()
         self._results: deque[T] = deque()
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         """One item per job, and one to wake the thread. Written in C, unlike ``PriorityQueue``."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no job waits."""
-        return not self._urgent and not self._jobs
+    def __len__(self) -> int:
+        return len(self._urgent) + len(self._jobs)
 
     def put(self, job: Callable[[], T], *, urgent: bool = False) -> None:
         """Queue a job, which must not raise."""
@@ -95,6 +92,10 @@ class Worker(Generic[T]):
     def results(self) -> list[T]:
         """Return the results since the last call."""
         return self._jobs.results()
+
+    def __len__(self) -> int:
+        """Return the number of jobs that wait, or that were dropped by :meth:`close`."""
+        return len(self._jobs)
 
     def close(self, timeout: float = 1.0) -> bool:
         """Stop after the present job; return whether the thread ended within ``timeout`` seconds."""

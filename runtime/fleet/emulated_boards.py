@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,7 +24,7 @@ from ls_edge.core.validation import unknown_name
 from ls_edge.device.profile import BatchTimes, DeviceProfile, Times, load_profile
 from ls_edge.engines.engine import Engine
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
-from ls_edge.runtime.peer.peer import Peer, read_identity
+from ls_edge.runtime.peer.peer import Peer
 
 _TABLE = (
     "NVIDIA's table of vision transformers, vit-base-patch16-224 "
@@ -98,14 +97,12 @@ class PacedEngine:
 class PacedPeer(Peer):
     """A peer on an emulated board."""
 
-    def __init__(self, *arguments: Any, block_ms: float, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._block_ms = block_ms
+    block_ms = 0.0
 
     def open_engines(self) -> Mapping[int, Engine]:
         """Open the engines, paced from the first call on: a peer warms up by it and announces its speed."""
         pacer = Pacer()
-        return {b: PacedEngine(engine, pacer, self._block_ms) for b, engine in super().open_engines().items()}
+        return {b: PacedEngine(engine, pacer, self.block_ms) for b, engine in super().open_engines().items()}
 
 
 class BoardCluster(LocalCluster):
@@ -188,8 +185,10 @@ def main() -> None:
     parser.add_argument("--until-eof", action="store_true")
     given = parser.parse_args()
     set_up(as_json=False)
-    file, keys = read_identity(given.peers, given.secret_key)
-    peer = PacedPeer(file, given.name, store=given.store, keys=keys, until_eof=given.until_eof, block_ms=given.block_ms)
+    peer = PacedPeer.open(given.peers, given.name, store=given.store, secret_key=given.secret_key)
+    peer.block_ms = given.block_ms
+    if given.until_eof:
+        peer.stop_at_eof()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: peer.stop())
     peer.serve()

@@ -8,28 +8,32 @@ seconds; a second SIGTERM ends it immediately.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
-from ls_edge.core.peers_file import EngineKind, PeersFile, is_loopback, load_peers
+from ls_edge.core.peers_file import PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.opening import EngineChoice, announce, open_block_engines
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.counts import PeerSnapshot
-from ls_edge.runtime.peer.inspector import Examine
-from ls_edge.runtime.peer.service import PeerSettings, Service, at_end
+from ls_edge.runtime.peer.block_engine import BlockEngine
+from ls_edge.runtime.peer.service import PeerSettings, PeerSetup, Service
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 from ls_edge.runtime.transport.node import Node
 
+_P = TypeVar("_P", bound="Peer")
 _LISTEN_AGAIN_S = 3.0
 """Seconds for which a peer tries to listen again after a switch."""
 
@@ -42,42 +46,21 @@ class Peer:
         peers: PeersFile,
         name: str,
         bundle: Bundle | None = None,
+        settings: PeerSettings | None = None,
         *,
         store: str | Path | None = None,
         keys: KeyPair | None = None,
-        engine: EngineKind | None = None,
-        threads: int | None = None,
-        strict_bundle: bool = False,
-        limits: Limits | None = None,
-        until_eof: bool = False,
-        examine: Examine | None = None,
     ) -> None:
-        """Listen with a bundle, or open the folder of a store; ``engine`` and ``threads`` override the file.
-
-        ``examine`` checks this machine for any process that asks. With ``until_eof`` the peer leaves when standard
-        input ends, so that it does not outlive the process that started it. Raise :class:`LinkError` if the port is in
-        use.
-        """
+        """Listen with a bundle, or open the folder of a store. Raise :class:`LinkError` if the port is in use."""
         self.name, self.entry = name, peers.peer(name)
         self.on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None
         """Called on another thread with the number of open engines, their total, and the next step."""
+        self.cores = EngineCores.of(peers, self.entry)
+        self._setup = PeerSetup(peers, self.entry, keys, self.cores, settings or PeerSettings())
         self._stops = 0
         self._is_broken = False
         """Whether the active bundle of the store cannot be served."""
-        self.cores = EngineCores.of(peers, self.entry)
-        self._settings = PeerSettings(
-            peers,
-            self.entry,
-            self.cores,
-            keys,
-            strict_bundle,
-            engine or self.entry.engine,
-            threads or self.entry.threads,
-            limits,
-            until_eof,
-            examine,
-        )
-        self._engine_text: str = self._settings.engine
+        self._engine_text: str = self._setup.settings.engine or self.entry.engine
         self._installer: Installer | None = None
         self._store: Store | None = None
         self._service: Service | None = None
@@ -94,6 +77,28 @@ class Peer:
             self._store = Store(store, self.entry.blocks)
             with self.cores.others():  # the thread of the installer stays on them
                 self._installer = Installer(self._store, name, self._check)
+
+    @classmethod
+    def open(
+        cls: type[_P],
+        peers: str | Path | PeersFile,
+        name: str,
+        bundle: str | Path | None = None,
+        *,
+        store: str | Path | None = None,
+        secret_key: str | Path | None = None,
+        **settings: Any,
+    ) -> _P:
+        """Read ``peers.yaml``, the bundle and the key; ``settings`` are fields of :class:`PeerSettings`."""
+        keys = load_secret(secret_key) if secret_key is not None else None
+        file = peers if isinstance(peers, PeersFile) else load_peers(peers)
+        if keys is not None and not file.uses_keys:
+            raise UsageError(
+                f"{file.path} has no keys, so with --secret-key too no link would be encrypted; add public keys, or "
+                "leave --secret-key out"
+            )
+        opened = None if bundle is None else Bundle.open(bundle)
+        return cls(file, name, opened, PeerSettings(**settings), store=store, keys=keys)
 
     @property
     def machine(self) -> PeerMachine:
@@ -122,6 +127,18 @@ class Peer:
         if self._service is not None:
             self._service.stop()
 
+    def stop_at_eof(self) -> None:
+        """Leave when standard input ends, so as not to outlive the process that started this one."""
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                while os.read(0, 4096):
+                    pass
+            self.stop()
+            self.stop()
+
+        threading.Thread(target=read, daemon=True).start()
+
     def serve(self) -> None:
         """Serve until stopped, and switch bundles as pushed; raise the error that keeps the peer from serving."""
         if self._store is None or self._installer is None:
@@ -138,7 +155,7 @@ class Peer:
                 except LsEdgeError as error:
                     if not self._installer.is_switching:  # otherwise it was not the active bundle that failed
                         self._go_back(self._store, error)
-                if self._stops or (self._settings.until_eof and at_end(0)):
+                if self._stops:
                     return
                 if self._installer.is_switching:
                     self._is_broken = False
@@ -147,12 +164,13 @@ class Peer:
 
     def open_engines(self) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it, on the engine's thread; raise the library's errors."""
+        settings = self._setup.settings
         return open_block_engines(
             self.bundle,
             self.entry.blocks,
-            kind=self._settings.engine,
+            kind=settings.engine or self.entry.engine,
             provider=self.entry.provider,
-            threads=self._settings.threads,
+            threads=settings.threads or self.entry.threads,
             max_batch=self.entry.max_batch,
             on_step=self.on_step,
             on_choice=self._on_choice,
@@ -169,13 +187,14 @@ class Peer:
 
     def _check(self, bundle: Bundle) -> None:
         """Raise if a bundle does not fit the file."""
-        self._settings.peers.check_blocks(bundle.num_blocks)
-        self._settings.peers.check_codecs(CODECS)
+        self._setup.peers.check_blocks(bundle.num_blocks)
+        self._setup.peers.check_codecs(CODECS)
 
     def _listen(self, bundle: Bundle | None) -> Service:
         if bundle is not None:
             self._check(bundle)
-        return Service(self._settings, bundle, self._installer, lambda: self.open_engines(), lambda: self._engine_text)
+        engine = BlockEngine(self.entry, lambda: self.open_engines())
+        return Service(self._setup, bundle, engine, lambda: self._engine_text, self._installer)
 
     def _open(self, store: Store) -> Service:
         """Begin with the active bundle, or wait for one; after a switch the port may be in use for a moment."""
@@ -195,44 +214,3 @@ class Peer:
         if store.record.trial_starts is None and not isinstance(error, (BundleError, UsageError)):
             raise error
         self._is_broken = not store.give_up(str(error))
-
-
-def read_identity(peers: str | Path | PeersFile, secret_key: str | Path | None) -> tuple[PeersFile, KeyPair | None]:
-    """Return the file of all machines and this one's keys; raise :class:`UsageError` for keys if the file has none."""
-    keys = load_secret(secret_key) if secret_key is not None else None
-    file = peers if isinstance(peers, PeersFile) else load_peers(peers)
-    if keys is not None and not file.uses_keys:
-        raise UsageError(
-            f"{file.path} has no keys, so with --secret-key too no link would be encrypted; add public keys, or leave "
-            "--secret-key out"
-        )
-    return file, keys
-
-
-def open_peer(
-    peers: str | Path | PeersFile,
-    name: str,
-    bundle: str | Path | None = None,
-    *,
-    store: str | Path | None = None,
-    secret_key: str | Path | None = None,
-    engine: EngineKind | None = None,
-    threads: int | None = None,
-    strict_bundle: bool = False,
-    until_eof: bool = False,
-    examine: Examine | None = None,
-) -> Peer:
-    """Read the files and make a :class:`Peer`, as ``ls-edge peer`` does."""
-    file, keys = read_identity(peers, secret_key)
-    return Peer(
-        file,
-        name,
-        None if bundle is None else Bundle.open(bundle),
-        store=store,
-        keys=keys,
-        engine=engine,
-        threads=threads,
-        strict_bundle=strict_bundle,
-        until_eof=until_eof,
-        examine=examine,
-    )

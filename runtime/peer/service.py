@@ -6,25 +6,23 @@ It listens first (so a port in use is reported immediately), then loads and warm
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
-from ls_edge.core.errors import EngineError, LsEdgeError
+from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
-from ls_edge.engines.engine import Engine
-from ls_edge.engines.executor import Executor
 from ls_edge.runtime.execution.cores import EngineCores
-from ls_edge.runtime.execution.counts import EngineCounts, PeerSnapshot
-from ls_edge.runtime.execution.engine_calls import run_blocks
+from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.execution.loop_threads import LoopThreads
+from ls_edge.runtime.peer.block_engine import BlockEngine
 from ls_edge.runtime.peer.inspector import Examine, Inspector
 from ls_edge.runtime.protocol.messages import MINOR, Hello
 from ls_edge.runtime.routing.candidates import ONE_BAND
@@ -68,18 +66,27 @@ _Result = Computed | ComputeFailed | Warm | LsEdgeError
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """Settings of a peer that do not depend on its bundle."""
+    """Settings of a peer besides ``peers.yaml``."""
+
+    engine: EngineKind | None = None
+    """Engine of the blocks; by default that of ``peers.yaml``, as ``threads``."""
+    threads: int | None = None
+    strict_bundle: bool = False
+    """Work with peers and sources of the same bundle only."""
+    limits: Limits | None = None
+    examine: Examine | None = None
+    """Check of this machine, for any process that asks."""
+
+
+@dataclass(frozen=True)
+class PeerSetup:
+    """What a peer keeps when it switches to another bundle."""
 
     peers: PeersFile
     entry: PeerConfig
-    cores: EngineCores
     keys: KeyPair | None
-    strict_bundle: bool
-    engine: EngineKind
-    threads: int | None
-    limits: Limits | None
-    until_eof: bool
-    examine: Examine | None
+    cores: EngineCores
+    settings: PeerSettings
 
 
 class Service:
@@ -87,40 +94,40 @@ class Service:
 
     def __init__(
         self,
-        settings: PeerSettings,
+        setup: PeerSetup,
         bundle: Bundle | None,
-        installer: Installer | None,
-        open_engines: Callable[[], Mapping[int, Engine]],
+        engine: BlockEngine,
         engine_text: Callable[[], str],
+        installer: Installer | None,
     ) -> None:
-        """Listen; ``engine_text`` is for reports. Raise :class:`LinkError` if the port is in use."""
+        """Listen; ``engine_text`` describes the engine. Raise :class:`LinkError` if the port is in use."""
         self.bundle = bundle
         self.stops = 0
         """Requests to leave: 1 drains, 2 leaves immediately."""
-        self._settings, self._entry, self._installer = settings, settings.entry, installer
-        self._open_engines, self._engine_text = open_engines, engine_text
-        self._incarnation = new_incarnation()
-        self._executor = Executor({})
+        self._setup, self._engine, self._installer = setup, engine, installer
+        self._engine_text = engine_text
         self._failure: LsEdgeError | None = None
-        self._counts = EngineCounts()
-        self._short_call: Callable[[], _Result] | None = None
-        """An engine call that the loop's thread is to run after this turn."""
-        self._manifest = _NO_MODEL if bundle is None else bundle.manifest
-        self._blocks = () if bundle is None else self._entry.blocks
-        self.machine = self._new_machine(bundle)
-        with settings.cores.others():
-            self.node = self._new_node()
-        examine = settings.examine
+        manifest = _NO_MODEL if bundle is None else bundle.manifest
+        self._greeting = Hello(
+            name=setup.entry.name,
+            role="peer",
+            incarnation=new_incarnation(),
+            minor=MINOR,
+            model_id=manifest.model_id,
+            bundle_id=manifest.bundle_id,
+            blocks=() if bundle is None else setup.entry.blocks,
+            codec=setup.entry.codec,
+        )
+        """HELLO without what may change."""
+        self.machine = _new_machine(setup, bundle)
+        with setup.cores.others():
+            self.node = self._new_node(manifest)
+        examine = setup.settings.examine
         self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
         if installer is not None:
             installer.attach(self.node, self.machine, serves=bundle is not None)
-        if settings.until_eof:
-            os.set_blocking(0, False)
-            self.node.watch(0)
-        names = f"links of {self._entry.name}", f"engine of {self._entry.name}"
-        self._loop_threads: LoopThreads[_Result] = LoopThreads(
-            self._loop(), self.node.wake, names=names, cores=settings.cores
-        )
+        names = f"links of {setup.entry.name}", f"engine of {setup.entry.name}"
+        self._threads: LoopThreads[_Result] = LoopThreads(self._loop(), self.node.wake, names=names, cores=setup.cores)
 
     def stop(self) -> None:
         """Drain and leave; a second call leaves immediately. Safe in a signal handler."""
@@ -132,8 +139,8 @@ class Service:
         """Work done and held; any thread may ask."""
         machine, engine = self.machine, self.machine.engine
         return PeerSnapshot(
-            name=self._entry.name,
-            bundle_id=self._manifest.bundle_id,
+            name=self._greeting.name,
+            bundle_id=self._greeting.bundle_id,
             warm=machine.warm,
             stuck=engine.stuck,
             held=len(machine.held),
@@ -142,90 +149,77 @@ class Service:
             failed_blocks=len(engine.failed_blocks),
             linked=frozenset(machine.neighbours.by_name),
             dropped=dict(self.node.counts),
-            engine=self._counts,
+            engine=self._engine.counts,
         )
 
     def serve(self) -> None:
         """Load, warm up and serve; raise the error that keeps the engines from loading."""
-        with self._settings.cores.others():
-            self._loop_threads.start()
+        with self._setup.cores.others():
+            self._threads.start()
             try:
-                self._loop_threads.join()
+                self._threads.ended.result()
             finally:
                 self.stops = 2  # if this thread was interrupted
                 self.node.wake()
-                if self._loop_threads.close():  # otherwise an engine hangs, and ends with the process
-                    self._executor.close()
-            if self._loop_threads.error is not None:
-                raise self._loop_threads.error
+                if self._threads.close():  # otherwise an engine hangs, and ends with the process
+                    self._engine.close()
 
-    def _new_machine(self, bundle: Bundle | None) -> PeerMachine:
-        entry, manifest = self._entry, self._manifest
-        tokens_s = self._settings.peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)
-        return PeerMachine(
-            entry.name,
-            self._blocks,
-            limits=self._settings.limits or Limits.for_frames(tokens_s).with_credits(entry.credits),
-            rng=random.SystemRandom(),
-            max_batch=entry.max_batch,
-            batch_wait=entry.batch_wait_ms / 1e3,
-            costs=None if bundle is None else read_order_costs(manifest.order_costs, bundle.num_blocks),
-            bands=ONE_BAND if bundle is None else bundle.bands,
-            bundle_id=manifest.bundle_id,
-        )
-
-    def _new_node(self) -> Node:
-        settings, name = self._settings, self._entry.name
-        closed = ""
+    def _new_node(self, manifest: Manifest) -> Node:
+        setup, name, closed = self._setup, self._greeting.name, ""
         if self.bundle is None:
             note = self._note
             closed = f"{name} has no bundle to serve: {note}" if note else f"{name} has no bundle yet"
-            log.warning("waiting for a bundle", extra={"peer": name, "address": self._entry.bind, "why": closed})
+            log.warning("waiting for a bundle", extra={"peer": name, "address": setup.entry.bind, "why": closed})
         return Node(
-            NodeSettings(name, "peer", settings.peers, self._manifest, settings.keys, settings.strict_bundle, closed),
+            NodeSettings(name, "peer", setup.peers, manifest, setup.keys, setup.settings.strict_bundle, closed),
             self.machine,
             execute=self._execute,
             hello=self._hello,
             state=self.machine.state,
             installer=self._installer,
-            inspect=None if settings.examine is None else self._inspect,
+            inspect=None if setup.settings.examine is None else self._inspect,
         )
 
     @property
     def _note(self) -> str | UnsetType:
         return UNSET if self._installer is None else self._installer.note
 
-    def _loop(self) -> Iterator[Callable[[], _Result]]:
-        """Serve, a turn at a time; yield the engine calls that the thread of the loop is to run itself."""
-        name, machine = self._entry.name, self.machine
-        log.info("listening", extra={"peer": name, "address": self._entry.bind, "blocks": list(self._blocks)})
+    def _hello(self) -> Hello:
+        failed = self.machine.engine.failed_blocks
+        return msgspec.structs.replace(
+            self._greeting,
+            blocks=tuple(block for block in self._greeting.blocks if block not in failed),
+            engine="" if self.bundle is None else self._engine_text(),
+            note=self._note,
+        )
+
+    def _loop(self) -> Iterator[None]:
+        """Serve, a turn at a time; yield where the thread of the loop may run short engine calls."""
+        name, threads, engine = self._greeting.name, self._threads, self.machine.engine
+        extra = {"peer": name, "address": self._setup.entry.bind, "blocks": list(self._greeting.blocks)}
+        log.info("listening", extra=extra)
         if self.bundle is not None:
-            self._loop_threads.submit(self._load)
+            threads.submit(self._engine.load)
         leave_at = float("inf")
         try:
             while self._failure is None:
-                unread_for = READ_WITHIN_S if machine.engine.is_ahead and not machine.engine.stuck else 0.0
-                if self._short_call is not None:  # it runs right after this turn
-                    self.node.wake()
+                unread_for = READ_WITHIN_S if engine.is_ahead and not engine.stuck else 0.0
                 # A drain ends, and a store repeats its requests, by the clock alone.
                 is_timed = self.stops or (self._installer is not None and self._installer.is_timed)
-                self.node.step(_TICK_S if is_timed else MAX_WAIT_S, self._take_results, unread_for=unread_for)
+                wait = 0.0 if threads.has_short else _TICK_S if is_timed else MAX_WAIT_S
+                self.node.step(wait, self._take_results, unread_for=unread_for)
                 self._look_beside()
                 if self.stops and leave_at == float("inf"):
                     leave_at = time.monotonic() + _LEAVE_WITHIN
-                    log.info("draining", extra={"peer": name, "held": len(machine.held)})
+                    log.info("draining", extra={"peer": name, "held": len(self.machine.held)})
                     self.node.feed(Drain())
-                drained = self.stops and machine.idle
-                if drained or self.stops > 1 or time.monotonic() >= leave_at:
-                    log.info("leaving", extra={"peer": name, "held": len(machine.held)})
+                if self.stops > 1 or (self.stops and self.machine.idle) or time.monotonic() >= leave_at:
+                    log.info("leaving", extra={"peer": name, "held": len(self.machine.held)})
                     self.node.leave("draining")
                     return
-                if self._short_call is not None:
-                    yield self._take_short_call()
-                    result = self._loop_threads.result_here()
-                    if result is not None:
-                        self._take(result)
-                    del result  # it holds tokens
+                if threads.has_short:
+                    yield
+                    self._take_results()
         finally:
             self.node.close()
             if self._inspector is not None:
@@ -233,9 +227,7 @@ class Service:
         raise self._failure
 
     def _look_beside(self) -> None:
-        """Handle standard input, checks of the machine and pushes, which are not part of routing."""
-        if self._settings.until_eof and self.node.can_read(0) and at_end(0):
-            self.stops = 2
+        """Handle checks of the machine and pushes, which are not part of routing."""
         if self._inspector is not None:
             self._inspector.step()
         if self._installer is not None:
@@ -247,29 +239,13 @@ class Service:
         assert self._inspector is not None
         self._inspector.ask(name)
 
-    def _hello(self) -> Hello:
-        return Hello(
-            name=self._entry.name,
-            role="peer",
-            incarnation=self._incarnation,
-            minor=MINOR,
-            model_id=self._manifest.model_id,
-            bundle_id=self._manifest.bundle_id,
-            blocks=tuple(block for block in self._blocks if block not in self.machine.engine.failed_blocks),
-            engine="" if self.bundle is None else self._engine_text(),
-            codec=self._entry.codec,
-            note=self._note,
-        )
-
     def _execute(self, instruction: Instruction) -> None:
         assert isinstance(instruction, Compute)
-        call = partial(run_blocks, self._executor, instruction)
-        if self._short_call is not None:  # the engine runs one at a time
-            self._loop_threads.submit(self._take_short_call())
-        elif self._is_short(instruction):
-            self._short_call = call
-            return
-        self._loop_threads.submit(call)
+        call = partial(self._engine.run, instruction)
+        if self._is_short(instruction):
+            self._threads.submit_short(call)
+        else:
+            self._threads.submit_in_order(call)
 
     def _is_short(self, compute: Compute) -> bool:
         """Return whether the loop's thread may run a call.
@@ -281,53 +257,41 @@ class Service:
             engine.length == 1
             and not engine.beside_wave
             and len(compute.blocks) * engine.block_us <= SHORT_CALL_S * 1e6
-            and self._loop_threads.may_run_here
-            and self._executor.workspace is None
+            and self._threads.may_run_here
+            and self._engine.is_on_host
         )
 
-    def _take_short_call(self) -> Callable[[], _Result]:
-        call, self._short_call = self._short_call, None
-        assert call is not None
-        return call
-
     def _take_results(self) -> None:
-        for result in self._loop_threads.results():
-            self._take(result)
+        for result in self._threads.results():
+            if isinstance(result, LsEdgeError):
+                self._failure = result
+            else:
+                self._take(result)
 
-    def _take(self, result: _Result) -> None:
-        if isinstance(result, Computed):
-            self._counts.add(result)
-            self.node.feed(result)
-            return
-        if isinstance(result, LsEdgeError):
-            self._failure = result
-            return
+    def _take(self, result: Computed | ComputeFailed | Warm) -> None:
+        done = result.rest if isinstance(result, ComputeFailed) else result
+        if isinstance(done, Computed):
+            self._engine.counts.add(done)
         failed = len(self.machine.engine.failed_blocks)
-        if isinstance(result, ComputeFailed) and result.rest is not None:
-            self._counts.add(result.rest)
         self.node.feed(result)
         if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
             self.node.repeat_greeting()
         if isinstance(result, Warm):
-            provider = next(iter(self._executor.engines.values())).provider
-            log.info("warm", extra={"peer": self._entry.name, "provider": provider, "block_ms": result.block_us / 1e3})
-
-    def _load(self) -> _Result:
-        try:
-            self._executor = Executor(self._open_engines())
-            block_ms = self._executor.measure(self._entry.max_batch)
-        except LsEdgeError as error:
-            return error
-        except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            return EngineError(f"the engines of {self._entry.name} do not load: {error}; try 'ls-edge doctor'")
-        return Warm(max(1, round(block_ms * 1e3)))
+            extra = {"peer": self._greeting.name, "provider": self._engine.provider}
+            log.info("warm", extra={**extra, "block_ms": result.block_us / 1e3})
 
 
-def at_end(descriptor: int) -> bool:
-    """Return whether a non-blocking descriptor has come to its end."""
-    try:
-        return not os.read(descriptor, 4096)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+def _new_machine(setup: PeerSetup, bundle: Bundle | None) -> PeerMachine:
+    entry, manifest = setup.entry, _NO_MODEL if bundle is None else bundle.manifest
+    tokens_s = setup.peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)
+    return PeerMachine(
+        entry.name,
+        () if bundle is None else entry.blocks,
+        limits=setup.settings.limits or Limits.for_frames(tokens_s).with_credits(entry.credits),
+        rng=random.SystemRandom(),
+        max_batch=entry.max_batch,
+        batch_wait=entry.batch_wait_ms / 1e3,
+        costs=None if bundle is None else read_order_costs(manifest.order_costs, bundle.num_blocks),
+        bands=ONE_BAND if bundle is None else bundle.bands,
+        bundle_id=manifest.bundle_id,
+    )

@@ -14,33 +14,30 @@ honest in those alone, it stays one of several, but its name returns with each f
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import os
-import queue
 import random
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import numpy as np
 
-from ls_edge.core.arrangement import Arrangement, apply
-from ls_edge.core.bands import Bands
+from ls_edge.core.arrangement import apply
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.runtime.execution.worker import Worker
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE, decode, encode
 from ls_edge.runtime.protocol.messages import Itinerary, Ran
 from ls_edge.runtime.routing.events import Complete, Fail, Returned, Submit
-from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.source.results import itinerary_holders
+from ls_edge.runtime.source.settings import Itineraries
 from ls_edge.runtime.transport.node import Node
 
 log = logging.getLogger("ls_edge.runtime")
@@ -83,215 +80,208 @@ class Challenge:
 
     audit: Audit
     difference: float
-    """Relative error of the answer."""
+    on_end: Callable[[Challenge], None]
+    """Called on the source thread."""
     returns: list[Returned] = field(default_factory=list)
-    """Returns so far, in order."""
 
 
 class Challenges:
     """Challenges of a source, from the request of the auditor to the last return."""
 
-    def __init__(
-        self, node: Node, itinerary: Callable[[tuple[int, ...]], Itinerary], bands: Bands, budget_s: float
-    ) -> None:
-        """``itinerary`` makes the itinerary of a request of an order."""
-        self._node, self._itinerary, self._bands, self._budget_s = node, itinerary, bands, budget_s
+    def __init__(self, node: Node, itineraries: Itineraries, budget_s: float) -> None:
+        self._node, self._itineraries, self._budget_s = node, itineraries, budget_s
         self._wanted: deque[Challenge] = deque()
         self._open: dict[int, Challenge] = {}
         self._numbers = itertools.count(_FIRST_CHALLENGE)
 
     def request(self, challenge: Challenge) -> None:
-        """Queue a challenge; called on the auditor's thread."""
+        """Queue a challenge; any thread may call it."""
         self._wanted.append(challenge)
         self._node.wake()
 
     def start(self) -> None:
         """Send the stem tokens of the answers to challenge once more."""
         while self._wanted:
-            challenge = self._wanted.popleft()
-            number, answer = next(self._numbers), challenge.audit.itinerary
+            challenge, number = self._wanted.popleft(), next(self._numbers)
             self._open[number] = challenge
-            itinerary = challenge_itinerary(self._itinerary(answer.remaining), answer, self._bands)
+            itinerary = self._itineraries.challenge(challenge.audit.itinerary)
             deadline = time.monotonic() + self._budget_s
             self._node.feed(Submit(number, itinerary, challenge.audit.stem_tokens, deadline, watch_returns=True))
 
-    def has(self, request: int) -> bool:
-        """Return whether a number is that of a challenge."""
-        return request in self._open
-
-    def take(self, instruction: Complete | Fail | Returned) -> Challenge | None:
-        """Note a return; return the challenge once it has ended."""
+    def execute(self, instruction: Complete | Fail | Returned) -> bool:
+        """Note a return or the end of a challenge; return False if the instruction concerns no challenge."""
+        challenge = self._open.get(instruction.request)
+        if challenge is None:
+            return False
         if isinstance(instruction, Returned):
-            self._open[instruction.request].returns.append(instruction)
-            return None
-        return self._open.pop(instruction.request)
-
-
-def require_block_files(bundle: Bundle) -> None:
-    """Raise :class:`UsageError` where block files, which a source does not need otherwise, are not in the bundle."""
-    missing = [part.file for part in bundle.manifest.parts.blocks if not (bundle.folder / part.file).is_file()]
-    if missing:
-        raise UsageError(
-            f"{bundle.folder} has no {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}, with which an audit "
-            "computes answers again; copy the whole bundle to this machine, or leave the audit out"
-        )
+            challenge.returns.append(instruction)
+        else:
+            del self._open[instruction.request]
+            challenge.on_end(challenge)
+        return True
 
 
 class Auditor:
     """Draws answers, computes them again and keeps count; for one source, whose thread calls :meth:`offer`."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        share: float,
-        codecs: Mapping[str, str],
-        bundle_of: Callable[[str], str],
-        challenge: Callable[[Challenge], None],
-    ) -> None:
-        """``codecs`` has the codec of tokens to each peer, ``bundle_of`` returns the bundle that it serves.
-
-        ``challenge`` is called on the auditor's thread; its end is reported by :meth:`challenged`.
-        """
-        self.share = share
-        self._bundle = bundle
-        self._codecs = codecs
-        self._bundle_of = bundle_of
+    def __init__(self, share: float, recomputation: Recomputation, challenge: Callable[[Challenge], None]) -> None:
+        """``challenge`` starts a challenge; it is called on the auditor's thread."""
+        self._recomputation = recomputation
         self._challenge = challenge
         self._random = random.SystemRandom()
-        self._jobs: queue.Queue[Audit | Challenge | None] = queue.Queue()
-        self._chain: Pipeline | None = None
         self._change = threading.Condition()
-        self._open = 0
-        """Audits that were begun or wait, challenges included."""
-        self._challenges = 0
-        self._matched = self._mismatched = self._dropped = 0
-        self._suspects: dict[str, Suspect] = {}
-        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
-        self._thread.start()
+        self._found = AuditSummary(share, 0, 0, 0, 0)
+        self._num_challenges = 0
+        self._worker: Worker[None] = Worker("audit", self._forget_results, niceness=NICENESS)
 
     def offer(self, audit: Audit) -> None:
         """Take an answer that was just given, if it is drawn; never waits."""
-        if self._random.random() >= self.share:
+        if self._random.random() >= self._found.share:
             return
-        with self._change:
-            if self._open >= MAX_WAITING:
-                self._dropped += 1
-                return
-            self._open += 1
-        self._jobs.put(audit)
-
-    def challenged(self, challenge: Challenge) -> None:
-        """Take the end of a challenge, with or without an answer."""
-        self._jobs.put(challenge)
+        if self._found.waiting >= MAX_WAITING:
+            self._add(dropped=1)
+            return
+        self._add(waiting=1)
+        self._submit(partial(self._check, audit))
 
     def snapshot(self) -> AuditSummary:
         """Return the present counts."""
-        with self._change:
-            return AuditSummary(
-                share=self.share,
-                audited=self._matched + self._mismatched,
-                matched=self._matched,
-                mismatched=self._mismatched,
-                dropped=self._dropped,
-                waiting=self._open,
-                suspects=dict(self._suspects),
-            )
+        return self._found
 
     def finish(self, timeout: float) -> None:
         """Wait until nothing is left to do, at most ``timeout`` seconds."""
         with self._change:
-            self._change.wait_for(lambda: not self._open, timeout)
+            self._change.wait_for(lambda: not self._found.waiting, timeout)
 
-    def close(self, timeout: float = 1.0) -> None:
+    def close(self) -> None:
         """Stop after the block that runs; what waits is dropped."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if self._jobs.get_nowait() is not None:
-                    self._ended("_dropped")
-        self._jobs.put(None)
-        self._thread.join(timeout)
+        if self._worker.close():
+            self._recomputation.close()
+        dropped = len(self._worker)
+        self._add(dropped=dropped, waiting=-dropped)
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        self._worker.submit(partial(self._guarded, job))
+
+    def _forget_results(self) -> None:
+        self._worker.results()
 
     # On the auditor's thread.
 
-    def _run(self) -> None:
-        if sys.platform == "linux":  # where each thread has its own niceness
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    def _guarded(self, job: Callable[[], None]) -> None:
         try:
-            while (job := self._jobs.get()) is not None:
-                try:
-                    self._judge(job) if isinstance(job, Challenge) else self._check(job)
-                except Exception as error:
-                    # An audit that fails, as where the bundle was damaged meanwhile, proves nothing about a peer.
-                    known = isinstance(error, LsEdgeError)
-                    log.error("an audit failed", extra={"why": str(error)}, exc_info=None if known else error)
-                    self._ended("_dropped")
-        finally:
-            if self._chain is not None:
-                self._chain.close()
-
-    def _opened(self) -> Pipeline:
-        if self._chain is None:
-            self._chain = Pipeline.open(self._bundle, threads=1)
-        return self._chain
+            job()
+        except Exception as error:
+            # An audit that fails, as where the bundle was damaged meanwhile, proves nothing about a peer.
+            known = isinstance(error, LsEdgeError)
+            log.error("an audit failed", extra={"why": str(error)}, exc_info=None if known else error)
+            self._add(dropped=1, waiting=-1)
 
     def _check(self, audit: Audit) -> None:
-        chain, itinerary = self._opened(), audit.itinerary
-        waves = tuple(tuple(tuple(block for block, _ in track) for track in wave) for wave in itinerary.waves)
-        logits = chain.head(apply(Arrangement(waves), audit.stem_tokens, chain.block))[0]
-        difference = relative_error(audit.logits, logits)
-        holders = itinerary_holders(itinerary)
-        if difference <= self._tolerance(holders):
-            self._ended("_matched")
+        difference, matches = self._recomputation.compare(audit.stem_tokens, audit.itinerary, audit.logits)
+        if matches:
+            self._add(audited=1, matched=1, waiting=-1)
             return
-        holders = audit.holders
-        with self._change:
-            self._mismatched += 1
-            may_challenge = self._challenges < MAX_CHALLENGES
-            self._challenges += may_challenge
-        log.warning(
-            "an audit does not match",
-            extra={"request": audit.request, "why": f"logits differ by {difference:.2g}, holders {', '.join(holders)}"},
-        )
-        if may_challenge:
-            self._challenge(Challenge(audit, difference))
+        self._add(audited=1, mismatched=1)
+        why = f"logits differ by {difference:.2g}, holders {', '.join(audit.holders)}"
+        log.warning("an audit does not match", extra={"request": audit.request, "why": why})
+        if self._num_challenges < MAX_CHALLENGES:
+            self._num_challenges += 1
+            self._challenge(Challenge(audit, difference, lambda ended: self._submit(partial(self._judge, ended))))
         else:
-            self._name(holders, difference)
-            self._ended()
+            self._name(audit.holders, difference)
 
     def _judge(self, challenge: Challenge) -> None:
-        with self._change:
-            self._challenges -= 1
-        found = self._first_wrong(challenge)
-        if found is None:
-            self._name(challenge.audit.holders, challenge.difference)
-        else:
-            self._name(*found)
-        self._ended()
+        """Name the process whose hop of the challenge is wrong, or all holders of the answer."""
+        self._num_challenges -= 1
+        found = self._recomputation.first_wrong(challenge.audit.stem_tokens, challenge.returns)
+        self._name(*(found or (challenge.audit.holders, challenge.difference)))
 
-    def _first_wrong(self, challenge: Challenge) -> tuple[list[str], float] | None:
-        """Return the holder of the first wrong hop of a challenge, and the relative error of that hop."""
-        known: dict[tuple[Ran, ...], np.ndarray] = {(): challenge.audit.stem_tokens}
-        for returned in challenge.returns:
-            if any(len(wave) != 1 for wave in returned.itinerary.waves):
+    def _name(self, holders: Sequence[str], difference: float) -> None:
+        """End an audit by naming its suspects."""
+        alone = len(holders) == 1
+        suspects = dict(self._found.suspects)
+        for name in holders:
+            known = suspects.get(name, Suspect())
+            suspects[name] = Suspect(
+                known.named + alone, known.one_of + (not alone), difference if np.isfinite(difference) else None
+            )
+        log.warning(
+            "a peer computes something else" if alone else "one of these peers computes something else",
+            extra={"peer": ", ".join(holders), "why": f"it differs by {difference:.2g}"},
+        )
+        self._add(suspects, waiting=-1)
+
+    def _add(self, suspects: Mapping[str, Suspect] | None = None, **counts: int) -> None:
+        """Add to counts of the summary; any thread may call it."""
+        with self._change:
+            new = {name: getattr(self._found, name) + more for name, more in counts.items()}
+            suspects = self._found.suspects if suspects is None else suspects
+            self._found = msgspec.structs.replace(self._found, suspects=suspects, **new)
+            self._change.notify_all()
+
+
+class Recomputation:
+    """The blocks and the head of a bundle in this process, to check tokens of peers; used by one thread."""
+
+    def __init__(self, bundle: Bundle, codecs: Mapping[str, str], bundle_of: Callable[[str], str]) -> None:
+        """``codecs`` has the codec of tokens to each peer, ``bundle_of`` returns the id of the bundle that it serves.
+
+        Raise :class:`UsageError` if block files, which a source does not need otherwise, are not in the bundle.
+        """
+        missing = [part.file for part in bundle.manifest.parts.blocks if not (bundle.folder / part.file).is_file()]
+        if missing:
+            raise UsageError(
+                f"{bundle.folder} has no {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}, with which an "
+                "audit computes answers again; copy the whole bundle to this machine, or leave the audit out"
+            )
+        self._bundle = bundle
+        self._codecs = codecs
+        self._bundle_of = bundle_of
+        self._opened: Pipeline | None = None
+
+    def close(self) -> None:
+        """Close the engines."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def compare(self, stem_tokens: np.ndarray, itinerary: Itinerary, logits: np.ndarray) -> tuple[float, bool]:
+        """Return the relative error of an answer, and whether it is within the tolerance."""
+        chain = self._pipeline
+        difference = relative_error(logits, chain.head(apply(itinerary.arrangement, stem_tokens, chain.block))[0])
+        return difference, difference <= self._tolerance(itinerary_holders(itinerary))
+
+    def first_wrong(self, stem_tokens: np.ndarray, hops: Sequence[Returned]) -> tuple[list[str], float] | None:
+        """Return the holder of the first hop that is wrong, and its relative error; None if all are right.
+
+        Several names are returned if one of them handed on what another one ran.
+        """
+        known: dict[tuple[Ran, ...], np.ndarray] = {(): stem_tokens}
+        for hop in hops:
+            if any(len(wave) != 1 for wave in hop.itinerary.waves):
                 return None
-            steps = tuple(step for wave in returned.itinerary.waves for step in wave[0])
+            steps = tuple(step for wave in hop.itinerary.waves for step in wave[0])
             before = next(steps[:length] for length in range(len(steps), -1, -1) if steps[:length] in known)
-            names = list(dict.fromkeys([*(holder for _, holder in steps[len(before) :]), returned.sender]))
+            names = list(dict.fromkeys([*(holder for _, holder in steps[len(before) :]), hop.sender]))
             tokens = self._as_received(names[0], known[before])
             for slot, (block, _) in enumerate(steps[len(before) :], len(before)):
-                tokens = self._opened().block(block, tokens, slot)
-            difference = relative_error(returned.tokens, tokens)
+                tokens = self._pipeline.block(block, tokens, slot)
+            difference = relative_error(hop.tokens, tokens)
             if not difference <= self._tolerance(names):
                 return names, difference
-            known[steps] = returned.tokens
+            known[steps] = hop.tokens
         return None
 
+    @property
+    def _pipeline(self) -> Pipeline:
+        if self._opened is None:
+            self._opened = Pipeline.open(self._bundle, threads=1)
+        return self._opened
+
     def _as_received(self, name: str, tokens: np.ndarray) -> np.ndarray:
-        """Tokens after their way to a peer, whose codec rounds them."""
+        """Return tokens after their way to a peer, whose codec rounds them."""
         codec, spec = self._codecs.get(name, "raw"), self._bundle.manifest.tokens
-        frame = bytes(encode(codec, tokens))
-        return decode(codec, frame, spec.count, spec.dim)
+        return decode(codec, bytes(encode(codec, tokens)), spec.count, spec.dim)
 
     def _tolerance(self, holders: Sequence[str]) -> float:
         """Largest difference that counts as equal: by codecs and precision, or the loosest where they are unknown."""
@@ -300,37 +290,3 @@ class Auditor:
         if any(name not in self._codecs or self._bundle_of(name) != manifest.bundle_id for name in holders):
             return _LOOSEST
         return max([least, *(REPLAY_TOLERANCE.get(self._codecs[name], _LOOSEST) for name in holders)])
-
-    def _name(self, holders: Sequence[str], difference: float) -> None:
-        last = difference if np.isfinite(difference) else None
-        alone = len(holders) == 1
-        with self._change:
-            for name in holders:
-                known = self._suspects.get(name, Suspect())
-                self._suspects[name] = msgspec.structs.replace(
-                    known, named=known.named + alone, one_of=known.one_of + (not alone), difference=last
-                )
-        log.warning(
-            "a peer computes something else" if alone else "one of these peers computes something else",
-            extra={"peer": ", ".join(holders), "why": f"it differs by {difference:.2g}"},
-        )
-
-    def _ended(self, count: str = "") -> None:
-        with self._change:
-            if count:
-                setattr(self, count, getattr(self, count) + 1)
-            self._open -= 1
-            self._change.notify_all()
-
-
-def challenge_itinerary(asked: Itinerary, answer: Itinerary, bands: Bands) -> Itinerary:
-    """Return the itinerary of a challenge: the blocks in the order of the answer, all via the source.
-
-    In each band the blocks that the answer skipped come last.
-    """
-    ran = tuple(block for wave in answer.waves for track in wave for block, _ in track)
-    policy = "nearest" if policy_of(asked.policy).runs_in_waves else asked.policy
-    return msgspec.structs.replace(
-        asked, policy=policy, remaining=bands.sort((*ran, *answer.skipped)), via_source=True, waves_wanted=0,
-        on_straggler="later",
-    )  # fmt: skip

@@ -1,8 +1,7 @@
 """The peers as a source finds them: events as they happen, and an immutable snapshot for other threads.
 
 The thread that runs the source's links owns a :class:`PeerMonitor` and publishes what it sees when a peer, a problem or
-a count has changed. Every other thread reads that as a :class:`SourceSnapshot`, which is made when somebody asks for
-it: peers report many times a second, and snapshots are rarely read.
+a count has changed. Every other thread reads that as a :class:`SourceSnapshot`.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
 
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerEvent, PeerState, Rejection
@@ -51,8 +50,10 @@ class SourceSnapshot:
     """Peers and counts of a source at one moment."""
 
     peers: Mapping[str, PeerView]
-    missing_blocks: tuple[int, ...]
-    """Blocks that no warm peer serves, directly or through another."""
+    """In the order of ``peers.yaml``."""
+    num_blocks: int
+    held: tuple[tuple[int, ...], ...]
+    """Blocks that warm neighbours serve or reach."""
     problems: Mapping[str, str]
     """Reasons that peers cannot be used, by name."""
     mismatched: Mapping[str, str]
@@ -66,20 +67,39 @@ class SourceSnapshot:
     dropped: Mapping[str, int]
     """Messages that were dropped and connections that were refused, by reason."""
 
+    @cached_property
+    def missing_blocks(self) -> tuple[int, ...]:
+        """Blocks that no warm peer serves, directly or through another."""
+        return tuple(sorted(set(range(self.num_blocks)).difference(*self.held)))
 
-class _Facts(NamedTuple):
-    """Immutable contents of a snapshot."""
 
-    peers: tuple[PeerView, ...]
-    """In the order of ``peers.yaml``."""
-    held: tuple[tuple[int, ...], ...]
-    """Blocks that warm neighbours serve or reach."""
-    problems: Mapping[str, str]
-    mismatched: dict[str, str]
-    rejected: Mapping[str, Rejection]
-    duplicates: Mapping[int, int]
-    reroutes: int
-    dropped: dict[str, int]
+class PeerEvents:
+    """The events of peers since a source was opened, and the callback that receives them."""
+
+    def __init__(self, peers: PeersFile, opened: float, on_event: Callable[[PeerEvent], None] | None) -> None:
+        """Count the times of events from ``opened``, in seconds of :func:`time.monotonic`."""
+        self.all: list[PeerEvent] = []
+        self._opened = opened
+        self._on_event = on_event
+        self._states = dict.fromkeys((peer.name for peer in peers.peers), PeerState.LOST)
+
+    def update(self, views: Iterable[PeerView], reasons: Mapping[str, str]) -> None:
+        """Report the peers whose state is another one than in their last event."""
+        for view in views:
+            state = PeerState.LOST if view.state is PeerState.COLD else view.state
+            if state is not self._states[view.name]:
+                self._states[view.name] = state
+                at_us = round((time.monotonic() - self._opened) * 1e6)
+                self._report(PeerEvent(at_us, view.name, state, reasons.get(view.name, "")))
+
+    def _report(self, event: PeerEvent) -> None:
+        if len(self.all) < MAX_EVENTS:
+            self.all.append(event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("a callback for peer events failed")
 
 
 class PeerMonitor:
@@ -90,49 +110,18 @@ class PeerMonitor:
     """
 
     def __init__(
-        self,
-        peers: PeersFile,
-        num_blocks: int,
-        machine: SourceMachine,
-        node: Node,
-        opened: float,
-        on_event: Callable[[PeerEvent], None] | None,
+        self, peers: PeersFile, num_blocks: int, machine: SourceMachine, node: Node, events: PeerEvents
     ) -> None:
-        """Count the times of events from ``opened``, in seconds of :func:`time.monotonic`."""
-        self._peers = peers
-        self._num_blocks = num_blocks
-        self._machine = machine
-        self._node = node
-        self._opened = opened
-        self._on_event = on_event
-        self._events: list[PeerEvent] = []
+        self.events = events
+        self._peers, self._machine, self._node = peers, machine, node
         self._changed = threading.Condition()
         self._closed = False
-        self._stale = False
-        """A note came since the last snapshot."""
         self._neighbour_events = 0
+        """Those of the node at the last snapshot; -1 after a note, which needs another one."""
         self._suspicion_ends = float("inf")
-        self._states = dict.fromkeys((peer.name for peer in peers.peers), PeerState.LOST)
-        """The state of the last event of each peer."""
-        lost = tuple(PeerView(peer.name, peer.blocks) for peer in peers.peers)
-        self._facts = _Facts(lost, (), node.problems, {}, {}, MappingProxyType({}), 0, {})
-        self._making = threading.Lock()
-        self._latest = (self._facts, self._snapshot_of(self._facts))
-
-    @property
-    def snapshot(self) -> SourceSnapshot:
-        """Latest published snapshot; the same object while nothing changes."""
-        if self._latest[0] is not self._facts:
-            with self._making:
-                facts = self._facts
-                if self._latest[0] is not facts:
-                    self._latest = (facts, self._snapshot_of(facts))
-        return self._latest[1]
-
-    @property
-    def events(self) -> tuple[PeerEvent, ...]:
-        """The events since the source was opened, the first :data:`MAX_EVENTS` of them."""
-        return tuple(self._events)
+        self._num_blocks = num_blocks
+        self.snapshot = self._look({})
+        """The latest one; the same object while nothing changes."""
 
     def wait_for(self, predicate: Callable[[SourceSnapshot], bool], timeout: float) -> SourceSnapshot:
         """Return the first snapshot that satisfies ``predicate``, or the latest after ``timeout`` seconds."""
@@ -142,19 +131,16 @@ class PeerMonitor:
 
     def on_note(self, note: Note) -> None:
         """Take in a note of the routing machine."""
-        self._stale = True
-        if note.what in (
-            NoteKind.LOST,
-            NoteKind.SUSPECT,
-        ):  # now, so that a peer that is back immediately is reported as lost too
+        self._neighbour_events = -1
+        if note.what in (NoteKind.LOST, NoteKind.SUSPECT):
+            # Now, so that a peer that is back immediately is reported as lost too.
             self._publish({note.peer: note.why})
 
     def update(self) -> None:
         """Publish a snapshot if anything has changed since the last."""
         if (
-            self._stale
-            or self._node.neighbour_events != self._neighbour_events
-            or self._node.problems is not self._facts.problems
+            self._node.neighbour_events != self._neighbour_events
+            or self._node.problems is not self.snapshot.problems
             or time.monotonic() >= self._suspicion_ends
         ):
             self._publish({})
@@ -167,69 +153,43 @@ class PeerMonitor:
             self._changed.notify_all()
 
     def _publish(self, reasons: Mapping[str, str]) -> None:
-        self._stale, self._neighbour_events = False, self._node.neighbour_events
-        now, before = time.monotonic(), self._facts
-        neighbours, peers = self._machine.neighbours, []
-        self._suspicion_ends = float("inf")
-        for peer, known in zip(self._peers.peers, before.peers, strict=True):
-            n = neighbours.get(peer.name)
-            peers.append(_view(peer, n, now, known))
-            if n is not None and n.suspected_until > now:
-                self._suspicion_ends = min(self._suspicion_ends, n.suspected_until)
+        self._neighbour_events = self._node.neighbour_events
+        found = self._look(self.snapshot.peers)
+        if found != self.snapshot:
+            with self._changed:
+                self.snapshot = found
+                self._changed.notify_all()
+        self.events.update(found.peers.values(), reasons)
+
+    def _look(self, known: Mapping[str, PeerView]) -> SourceSnapshot:
+        """Return the present state; ``known`` has the peers as they were before."""
+        now, neighbours = time.monotonic(), self._machine.neighbours
+        suspicions = [n.suspected_until for n in neighbours if n.suspected_until > now]
+        self._suspicion_ends = min(suspicions, default=float("inf"))
         held: list[tuple[int, ...]] = []
         for n in neighbours:
             if n.state is not None and n.state.warm and not n.state.draining:
                 held += (n.hello.blocks, n.state.reach_blocks, *n.state.far_blocks)
-        duplicates = before.duplicates
-        if self._machine.duplicates.total() != sum(duplicates.values()):
-            duplicates = MappingProxyType(dict(self._machine.duplicates))
-        facts = _Facts(
-            peers=tuple(peers),
+        peers = {
+            peer.name: _view(peer, neighbours.get(peer.name), now, known.get(peer.name)) for peer in self._peers.peers
+        }
+        return SourceSnapshot(
+            peers=MappingProxyType(peers),
+            num_blocks=self._num_blocks,
             held=tuple(held),
             problems=self._node.problems,
-            mismatched=dict(self._node.mismatched),
+            mismatched=MappingProxyType(dict(self._node.mismatched)),
             rejected=self._machine.rejected,
-            duplicates=duplicates,
+            duplicates=MappingProxyType(dict(self._machine.duplicates)),
             reroutes=self._machine.reroutes,
-            dropped=dict(self._node.counts),
-        )
-        if facts != before:
-            with self._changed:
-                self._facts = facts
-                self._changed.notify_all()
-        for view in peers:
-            state = PeerState.LOST if view.state is PeerState.COLD else view.state
-            if state is not self._states[view.name]:
-                self._states[view.name] = state
-                self._report(view.name, state, reasons.get(view.name, ""))
-
-    def _snapshot_of(self, facts: _Facts) -> SourceSnapshot:
-        """On any thread."""
-        return SourceSnapshot(
-            peers=MappingProxyType({view.name: view for view in facts.peers}),
-            missing_blocks=tuple(sorted(set(range(self._num_blocks)).difference(*facts.held))),
-            problems=facts.problems,
-            mismatched=MappingProxyType(facts.mismatched),
-            rejected=facts.rejected,
-            duplicates=facts.duplicates,
-            reroutes=facts.reroutes,
-            dropped=MappingProxyType(facts.dropped),
+            dropped=MappingProxyType(dict(self._node.counts)),
         )
 
-    def _report(self, peer: str, state: PeerState, why: str) -> None:
-        event = PeerEvent(round((time.monotonic() - self._opened) * 1e6), peer, state, why)
-        if len(self._events) < MAX_EVENTS:
-            self._events.append(event)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("a callback for peer events failed")
 
-
-def _view(peer: PeerConfig, n: Neighbour | None, now: float, before: PeerView) -> PeerView:
+def _view(peer: PeerConfig, n: Neighbour | None, now: float, known: PeerView | None) -> PeerView:
     if n is None:
-        return PeerView(peer.name, peer.blocks, engine=before.engine, bundle_id=before.bundle_id)
+        lost = PeerView(peer.name, peer.blocks)
+        return lost if known is None else replace(lost, engine=known.engine, bundle_id=known.bundle_id)
     state = n.state
     if state is None or not state.warm:
         found = PeerState.COLD

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
@@ -23,12 +25,28 @@ class Answer:
     logits: np.ndarray
     """Float32 ``[C]``."""
     prediction: int
-    label: str
-    """The name of the predicted class."""
-    degraded: bool
-    """Some blocks were left out."""
+    classes: tuple[str, ...] = field(repr=False)
     record: RequestRecord
     """Way, times, holders; see :mod:`ls_edge.core.records`."""
+
+    @property
+    def class_name(self) -> str:
+        """Name of the most likely class."""
+        return self.classes[self.prediction]
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """Float64 ``[C]``, the softmax of the logits."""
+        return softmax(self.logits)
+
+    def top(self, count: int = 5) -> list[tuple[str, float]]:
+        """Return the names and probabilities of the ``count`` most likely classes, the most likely first."""
+        return [(self.classes[index], probability) for index, probability in likeliest(self.logits, count)]
+
+    @property
+    def degraded(self) -> bool:
+        """Whether some blocks were left out."""
+        return self.record.degraded
 
     @property
     def latency_ms(self) -> float:
@@ -57,52 +75,52 @@ class InFlightRequest:
 
     request: int
     image: np.ndarray | None
-    future: Future[Answer]
     started: float
     deadline: float
+    submitted_us: int
+    """Time of the submission, from the opening of the source."""
     name: str
     label: int | None
+    future: Future[Answer] = field(default_factory=Future)
     state: RequestState = RequestState.WAITING
     at_worker: bool = False
     """A job of it waits for the engines of this process or runs; it cannot be interrupted."""
     begun: bool = False
-    """The stem has begun."""
     stem_us: int = 0
     stem_tokens: np.ndarray | None = None
     """Kept where answers are audited."""
     answered: Complete | None = None
     """Result of routing: the input of the head."""
 
-
-def record_of(
-    inflight: InFlightRequest,
-    end: Complete | Fail | None,
-    now: float,
-    logits: np.ndarray | None,
-    head_us: int,
-    opened: float,
-    error: RequestError | None = None,
-) -> RequestRecord:
-    """Make the record of a request that ends at ``now``; ``opened`` is when its source was (seconds, one clock)."""
-    itinerary = end.itinerary if end is not None else None
-    return RequestRecord(
-        id=inflight.request,
-        image=inflight.name,
-        label=inflight.label,
-        prediction=None if logits is None else int(logits.argmax()),
-        latency_us=round((now - inflight.started) * 1e6),
-        degraded=bool(logits is not None and itinerary is not None and itinerary.skipped),
-        error=None if error is None else f"{type(error).__name__}: {error}",
-        waves=itinerary.waves if itinerary is not None else (),
-        skipped=itinerary.skipped if itinerary is not None and logits is not None else (),
-        attempts=end.attempts if end is not None else 1,
-        logits=None if logits is None else tuple(logits.tolist()),
-        submitted_us=round((inflight.started - opened) * 1e6),
-        stem_us=inflight.stem_us,
-        head_us=head_us,
-        visits=itinerary.visits if itinerary is not None else (),
-        why_skipped=end.why_skipped if isinstance(end, Complete) and logits is not None else "",
-    )
+    def record(
+        self,
+        end: Complete | Fail | None,
+        *,
+        logits: np.ndarray | None = None,
+        head_us: int = 0,
+        error: RequestError | None = None,
+    ) -> RequestRecord:
+        """Return the record of a request that ends now."""
+        itinerary = None if end is None else end.itinerary
+        skipped = () if itinerary is None or logits is None else itinerary.skipped
+        return RequestRecord(
+            id=self.request,
+            image=self.name,
+            label=self.label,
+            prediction=None if logits is None else int(logits.argmax()),
+            latency_us=round((time.monotonic() - self.started) * 1e6),
+            degraded=bool(skipped),
+            error=None if error is None else f"{type(error).__name__}: {error}",
+            waves=() if itinerary is None else itinerary.waves,
+            skipped=skipped,
+            attempts=1 if end is None else end.attempts,
+            logits=None if logits is None else tuple(logits.tolist()),
+            submitted_us=self.submitted_us,
+            stem_us=self.stem_us,
+            head_us=head_us,
+            visits=() if itinerary is None else itinerary.visits,
+            why_skipped=end.why_skipped if isinstance(end, Complete) and logits is not None else "",
+        )
 
 
 def itinerary_holders(itinerary: Itinerary) -> list[str]:
@@ -111,9 +129,15 @@ def itinerary_holders(itinerary: Itinerary) -> list[str]:
     return list(dict.fromkeys([*ran, *(visit.holder for visit in itinerary.visits)]))
 
 
-def likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
-    """Index and probability (softmax) of the ``count`` largest logits, the largest first."""
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of logits, float64 ``[C]``."""
     exps = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities = exps / exps.sum()
+    probabilities: np.ndarray = exps / exps.sum()
+    return probabilities
+
+
+def likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
+    """Index and probability of the ``count`` largest logits, the largest first."""
+    probabilities = softmax(logits)
     order = np.argsort(-probabilities, kind="stable")[:count]
     return [(int(index), float(probabilities[index])) for index in order]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,13 +68,10 @@ def run_dataset(
     run was made with; it is part of the summary, next to the source's settings. Raises :class:`DataError` where not one
     image could be used.
     """
-    run = _Requests(source, on_record, on_tick, stop)
-    started, since = time.monotonic(), round((time.monotonic() - source.opened) * 1e6)
-    run.since = since
+    run = _Submissions(source, on_record, on_tick, stop)
     images = match_classes(images, source.bundle.manifest.classes)
     skipped: list[tuple[str, str]] = []
     preprocess_ms: list[float] = []
-    error: Exception | None = None
 
     def skip(image: ImageRef, error: DataError) -> None:
         skipped.append((image.name, str(error)))
@@ -83,60 +80,39 @@ def run_dataset(
         if stop():
             raise _Stopped
 
-    try:
-        for _, image, array in iterate(images, source.preprocess, skip, on_time=preprocess_ms.append):
-            run.wait_for(concurrency - 1)
-            if stop():
-                break
-            run.submit(array, image)
-    except _Stopped:
-        pass
-    except Exception as caught:
-        # What was answered so far must not be lost with what ended the run.
-        if not run.records and not run.in_flight:
-            raise
-        error = caught
-    run.wait_for(0)
+    run.submit_all(iterate(images, source.preprocess, skip, on_time=preprocess_ms.append), concurrency)
     given_up = run.give_up()
-    records = run.records
-    duplicates = source.duplicates
-    return DatasetRun(
-        records=[
-            msgspec.structs.replace(r, duplicates=duplicates.get(r.id, 0)) for r in sorted(records, key=lambda r: r.id)
-        ],
-        events=[
-            PeerEvent(max(0, e.at_us - since), e.peer, e.state, e.why)
-            for e in source.events
-            if e.at_us >= since or e.state is PeerState.ALIVE
-        ],
-        context=RunContext(
-            bundle_id=source.bundle.manifest.bundle_id,
-            model=source.bundle.manifest.model,
-            method=source.bundle.manifest.method,
-            policy=source.settings.policy,
-            seed=source.settings.seed,
-            classes=len(source.bundle.manifest.classes),
-            peers={v.name: PeerContext(v.blocks, v.state, v.engine) for v in source.view().values()},
-            settings={
-                **(settings or {}),
-                **dataclasses.asdict(source.settings),
-                "max_skips": source.max_skips,
-                "concurrency": concurrency,
-                "threads": source.threads,
-                "engine": source.engine,
-                "waves": source.settings.waves if POLICIES[source.settings.policy].runs_in_waves else 0,
-                "bands": source.bundle.bands.to_json(),
-                "images": len(images),
-                "images_skipped": len(skipped),
-            },
-            preprocess_ms=tuple(preprocess_ms),
-            wall_s=time.monotonic() - started,
-            audit=_finish_audits(source, stop),
-            rejected=source.rejected,
-        ),
-        skipped_images=skipped,
-        given_up=given_up,
-        error=error or run.error,
+    more = {"concurrency": concurrency, "images": len(images), "images_skipped": len(skipped)}
+    context = msgspec.structs.replace(
+        _context_of(source, {**(settings or {}), **more}),
+        preprocess_ms=tuple(preprocess_ms),
+        wall_s=time.monotonic() - run.started,
+        audit=_finish_audits(source, stop),
+    )
+    return DatasetRun(run.sorted_records(), run.events(), context, skipped, given_up, run.error)
+
+
+def _context_of(source: Source, more_settings: Mapping[str, Any]) -> RunContext:
+    """Return what a source knows about its run so far."""
+    manifest, settings = source.bundle.manifest, source.settings
+    return RunContext(
+        bundle_id=manifest.bundle_id,
+        model=manifest.model,
+        method=manifest.method,
+        policy=settings.policy,
+        seed=settings.seed,
+        classes=len(manifest.classes),
+        peers={v.name: PeerContext(v.blocks, v.state, v.engine) for v in source.snapshot.peers.values()},
+        settings={
+            **more_settings,
+            **dataclasses.asdict(settings),
+            "max_skips": source.max_skips,
+            "threads": source.engines.threads,
+            "engine": source.engines.engine,
+            "waves": settings.waves if POLICIES[settings.policy].runs_in_waves else 0,
+            "bands": source.bundle.bands.to_json(),
+        },
+        rejected=source.snapshot.rejected,
     )
 
 
@@ -153,8 +129,8 @@ class _Stopped(Exception):
     """The run was stopped while it skipped images that cannot be used."""
 
 
-class _Requests:
-    """The requests in flight and the records of those that ended."""
+class _Submissions:
+    """The requests of a run that are in flight, and the records of those that ended."""
 
     def __init__(
         self,
@@ -163,8 +139,7 @@ class _Requests:
         on_tick: Callable[[], None] | None,
         stop: Callable[[], bool],
     ) -> None:
-        self.since = 0
-        """Microseconds from the opening of the source to the start of the run."""
+        self.started = time.monotonic()
         self.records: list[RequestRecord] = []
         self.error: Exception | None = None
         self.in_flight: set[Future[Answer]] = set()
@@ -172,15 +147,31 @@ class _Requests:
         self._on_record = on_record
         self._on_tick = on_tick
         self._stop = stop
+        self._since = round((self.started - source.opened) * 1e6)
+        """Microseconds from the opening of the source to the start of the run."""
         self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         self._tick_at = time.monotonic() + TICK_S
 
-    def submit(self, array: np.ndarray, image: ImageRef) -> None:
-        future = self._source.submit(array, name=image.name, label=image.label)
-        self.in_flight.add(future)
-        future.add_done_callback(self._ended.put)
+    def submit_all(self, decoded: Iterable[tuple[int, ImageRef, np.ndarray]], concurrency: int) -> None:
+        """Submit images, ``concurrency`` at a time, and wait for the answers until the run is stopped."""
+        try:
+            for _, image, array in decoded:
+                self._wait_for(concurrency - 1)
+                if self._stop():
+                    break
+                future = self._source.submit(array, name=image.name, label=image.label)
+                self.in_flight.add(future)
+                future.add_done_callback(self._ended.put)
+        except _Stopped:
+            pass
+        except Exception as error:
+            # What was answered so far must not be lost with what ended the run.
+            if not self.records and not self.in_flight:
+                raise
+            self.error = error
+        self._wait_for(0)
 
-    def wait_for(self, most: int) -> None:
+    def _wait_for(self, most: int) -> None:
         """Wait until at most ``most`` requests are in flight, or until the run is stopped."""
         self._take_ended(wait=False)
         while len(self.in_flight) > most and not self._stop():
@@ -193,6 +184,20 @@ class _Requests:
         while self.in_flight:  # a future that cannot be cancelled has just ended
             self._take_ended(wait=True)
         return given_up
+
+    def sorted_records(self) -> list[RequestRecord]:
+        """Return the records in order of submission, with the late answers that were dropped."""
+        late = self._source.snapshot.duplicates
+        records = [msgspec.structs.replace(record, duplicates=late.get(record.id, 0)) for record in self.records]
+        return sorted(records, key=lambda record: record.id)
+
+    def events(self) -> list[PeerEvent]:
+        """Return the events of peers since the start of the run, and of those that were alive then."""
+        return [
+            PeerEvent(max(0, event.at_us - self._since), event.peer, event.state, event.why)
+            for event in self._source.events
+            if event.at_us >= self._since or event.state is PeerState.ALIVE
+        ]
 
     def _take_ended(self, *, wait: bool) -> None:
         """Collect requests that ended; with ``wait``, wait for one, but no longer than until the next tick."""
@@ -217,7 +222,7 @@ class _Requests:
         if record is None:
             self.error = self.error or (error if isinstance(error, Exception) else None)
             return
-        record = msgspec.structs.replace(record, submitted_us=record.submitted_us - self.since)
+        record = msgspec.structs.replace(record, submitted_us=record.submitted_us - self._since)
         self.records.append(record)
         if self._on_record is not None:
             self._on_record(record)

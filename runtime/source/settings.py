@@ -1,4 +1,4 @@
-"""Settings that hold for every request of a source, and the check of values that a user gives."""
+"""Settings that hold for every request of a source, the itineraries that follow from them, and checks of values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 from msgspec import Meta, inspect
 
+from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.peers_file import EngineKind, Threads
 from ls_edge.core.validation import describe_type, unknown_name
-from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT
-from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT, Itinerary
+from ls_edge.runtime.routing.policies import POLICIES, policy_of
 from ls_edge.runtime.routing.policies.policy import Policy
 
 MAX_BUDGET_MS = 600_000.0
@@ -61,6 +62,11 @@ class Settings:
         """Check every field."""
         for name, type_ in get_type_hints(Settings, include_extras=True).items():
             object.__setattr__(self, name, checked(name, getattr(self, name), type_))
+        if POLICIES[self.policy].runs_in_waves and self.via_source:
+            raise UsageError(
+                f"policy {self.policy} needs peers that reach one another, not every hop through the source; use "
+                "fastest, or leave --via source out"
+            )
 
     @classmethod
     def of(cls, policy: str, given: Mapping[str, Any]) -> Settings:
@@ -101,3 +107,46 @@ def checked(name: str, value: Any, type_: Any) -> Any:
     except (msgspec.ValidationError, OverflowError):
         allowed = describe_type(inspect.type_info(type_))
         raise UsageError(f"{name} {value!r}: use {allowed}") from None
+
+
+class Itineraries:
+    """Makes the itineraries of a source's requests."""
+
+    def __init__(self, alias: str, settings: Settings, bundle: Bundle) -> None:
+        """``alias`` is the name by which peers know the source."""
+        self._policy, self._seed, self._bands = POLICIES[settings.policy], settings.seed, bundle.bands
+        self._template = Itinerary(
+            alias,
+            settings.policy,
+            (),
+            settings.skips_of(bundle.num_blocks),
+            settings.via_source,
+            latency_weight=settings.latency_weight,
+            waves_wanted=settings.waves if self._policy.runs_in_waves else 0,
+            on_straggler=settings.on_straggler,
+        )
+
+    def of(self, request: int) -> Itinerary:
+        """Return the itinerary of a request."""
+        order = self._policy.wanted_order(self._bands, self._seed, request)
+        return msgspec.structs.replace(self._template, remaining=order)
+
+    def challenge(self, answer: Itinerary) -> Itinerary:
+        """Return the itinerary of a challenge of an answer."""
+        return challenge_itinerary(self._template, answer, self._bands)
+
+
+def challenge_itinerary(asked: Itinerary, answer: Itinerary, bands: Bands) -> Itinerary:
+    """Return the itinerary of a challenge: the blocks in the order of the answer, all via the source.
+
+    In each band the blocks that the answer skipped come last.
+    """
+    ran = tuple(block for wave in answer.waves for track in wave for block, _ in track)
+    return msgspec.structs.replace(
+        asked,
+        policy="nearest" if policy_of(asked.policy).runs_in_waves else asked.policy,
+        remaining=bands.sort((*ran, *answer.skipped)),
+        via_source=True,
+        waves_wanted=0,
+        on_straggler="later",
+    )

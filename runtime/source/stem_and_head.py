@@ -9,36 +9,27 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import NotFinite, RequestError
-from ls_edge.core.peers_file import EngineKind, SourceEntry
+from ls_edge.core.peers_file import SourceEntry
 from ls_edge.engines.engine import warm_up
+from ls_edge.engines.executor import HEAD, STEM, Executor
 from ls_edge.engines.opening import EngineChoice, announce, open_parts
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.routing.events import Complete
 from ls_edge.runtime.source.results import InFlightRequest, RequestState, itinerary_holders
 from ls_edge.runtime.source.settings import Settings
 
-SHORT_US = 2000
-"""Limit on the usual time of a part that the source thread runs itself, since messages wait meanwhile."""
+_NAMES = {STEM: "stem", HEAD: "head"}
 
 
 @dataclass(frozen=True, eq=False)
-class StemResult:
-    """End of a stem job."""
+class PartResult:
+    """End of a job of the stem or head."""
 
     inflight: InFlightRequest
-    tokens: np.ndarray | None
-    """None if the stem failed, or did not run because the request had ended."""
-    error: RequestError | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class HeadResult:
-    """End of a head job."""
-
-    inflight: InFlightRequest
-    logits: np.ndarray | None
-    """None if the head failed, or did not run because the request had ended."""
-    head_us: int = 0
+    part: int
+    output: np.ndarray | None = None
+    """None if the part failed, or did not run because the request had ended."""
+    us: int = 0
     error: RequestError | None = None
 
 
@@ -48,14 +39,19 @@ class StemAndHead:
     def __init__(self, bundle: Bundle, settings: Settings, entry: SourceEntry) -> None:
         """Open and warm up the engines that the settings choose, else ``peers.yaml`` (``entry``)."""
         self.threads = settings.threads or entry.threads or 1
-        kind: EngineKind = settings.engine or entry.engine
         provider = settings.provider or (entry.provider if settings.engine is None else None)
         self.engine = ""
         """Engine and provider, and the ones that were passed over."""
-        self._engines = open_parts(
-            bundle, ("stem", "head"), kind=kind, provider=provider, threads=self.threads, on_choice=self._on_choice
+        engines = open_parts(
+            bundle,
+            ("stem", "head"),
+            kind=settings.engine or entry.engine,
+            provider=provider,
+            threads=self.threads,
+            on_choice=self._on_choice,
         )
-        self.stem_us, self.head_us = (round(warm_up(engine) * 2e3) for engine in self._engines.values())
+        self._executor = Executor({part: engines[name] for part, name in _NAMES.items()})
+        self.usual_us = {part: round(warm_up(engines[name]) * 2e3) for part, name in _NAMES.items()}
         """Usual times, rather too long than too short."""
 
     def _on_choice(self, choice: EngineChoice) -> None:
@@ -64,55 +60,53 @@ class StemAndHead:
 
     def close(self) -> None:
         """Close the engines."""
-        for engine in self._engines.values():
-            engine.close()
+        self._executor.close()
 
-    def run_stem(self, inflight: InFlightRequest) -> StemResult:
+    def run_stem(self, inflight: InFlightRequest) -> PartResult:
         """Run the stem for a request."""
         image = inflight.image
         if image is None or _is_over(inflight):
-            return StemResult(inflight, None)
+            return PartResult(inflight, STEM)
         inflight.begun = True
-        started = time.perf_counter()
-        try:
-            tokens = self._engines["stem"].run({"images": image[np.newaxis]})
-        except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            return StemResult(inflight, None, RequestError(f"request {inflight.request}: the stem failed: {error}"))
-        if not is_finite(tokens):
-            failed = NotFinite(
-                f"request {inflight.request}: the stem returned NaN or infinity for {inflight.name or 'the image'}; "
-                "check the values of the image"
-            )
-            return StemResult(inflight, None, failed)
-        inflight.image = None
-        inflight.stem_us = round((time.perf_counter() - started) * 1e6)
-        return StemResult(inflight, tokens)
+        result = self._run(inflight, STEM, image[np.newaxis])
+        if result.output is not None:
+            inflight.image, inflight.stem_us = None, result.us
+        return result
 
-    def run_head(self, inflight: InFlightRequest, answered: Complete) -> HeadResult:
+    def run_head(self, inflight: InFlightRequest, answered: Complete) -> PartResult:
         """Run the head on the last tokens of a request."""
         if _is_over(inflight):
-            return HeadResult(inflight, None)
+            return PartResult(inflight, HEAD)
+        return self._run(inflight, HEAD, answered.tokens)
+
+    def _run(self, inflight: InFlightRequest, part: int, array: np.ndarray) -> PartResult:
         started = time.perf_counter()
         try:
-            logits = self._engines["head"].run({"tokens": answered.tokens})
+            output = self._executor.run((part,), array)
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            failed = RequestError(f"request {inflight.request}: the head failed: {error}")
-            return HeadResult(inflight, None, error=failed)
-        if not is_finite(logits):
-            return HeadResult(inflight, None, error=_not_finite(answered))
-        return HeadResult(inflight, logits, round((time.perf_counter() - started) * 1e6))
+            failed = RequestError(f"request {inflight.request}: the {_NAMES[part]} failed: {error}")
+            return PartResult(inflight, part, error=failed)
+        if not is_finite(output):
+            return PartResult(inflight, part, error=_not_finite(inflight))
+        spent = round((time.perf_counter() - started) * 1e6)
+        self.usual_us[part] = max(spent, self.usual_us[part] * 9 // 10)
+        return PartResult(inflight, part, output, spent)
+
+
+def _not_finite(inflight: InFlightRequest) -> NotFinite:
+    """Return the error of a request whose tokens or logits are not finite although the input of the part was."""
+    if inflight.answered is None:
+        why = f"the stem returned NaN or infinity for {inflight.name or 'the image'}; check the values of the image"
+    else:
+        holders = ", ".join(itinerary_holders(inflight.answered.itinerary)) or "no peer"
+        why = (
+            f"the head returned NaN or infinity for the tokens of {holders}; check these peers, and the bundle with "
+            "'ls-edge verify'"
+        )
+    return NotFinite(f"request {inflight.request}: {why}")
 
 
 def _is_over(inflight: InFlightRequest) -> bool:
     """Return whether a request needs no engine any more; called just before one would run."""
     ended = inflight.state is RequestState.ENDED or inflight.future.cancelled()
     return ended or time.monotonic() >= inflight.deadline
-
-
-def _not_finite(answered: Complete) -> NotFinite:
-    """Return the error of a request whose logits are not finite although its tokens were."""
-    holders = ", ".join(itinerary_holders(answered.itinerary)) or "no peer"
-    return NotFinite(
-        f"request {answered.request}: the head returned NaN or infinity for the tokens of {holders}; check these "
-        "peers, and the bundle with 'ls-edge verify'"
-    )

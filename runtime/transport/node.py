@@ -260,14 +260,6 @@ class Node:
         """Send a message outside of routing; return False if no link takes it."""
         return any(self._links.send(link, [wire.encode(message)]) for link in self._linked.links_of.get(name, ()))
 
-    def watch(self, descriptor: int) -> None:
-        """Make :meth:`step` return also when this file descriptor can be read."""
-        self._links.register(descriptor)
-
-    def can_read(self, descriptor: int) -> bool:
-        """Return whether the latest :meth:`step` found that a watched descriptor can be read, or is at its end."""
-        return self._links.can_read(descriptor)
-
     def step(
         self, at_most: float = MAX_WAIT_S, more: Callable[[], None] = lambda: None, *, unread_for: float = 0.0
     ) -> None:

@@ -12,7 +12,7 @@ import zmq
 from ls_edge.cli.commands import doctor
 from ls_edge.cli.main import main
 from ls_edge.device.diagnostics import Finding
-from ls_edge.runtime.peer.peer import open_peer
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import FindingRow
 from ls_edge.runtime.transport.keys import new_keys
 
@@ -62,7 +62,7 @@ def fleet(bundle, write_peers, serve, tmp_path):
     path = write_peers(dict.fromkeys(names, range(4)), keys=keys, sources=["laptop"])
     checks = {"well": lambda: [WELL, HOT], "broken": lambda: [WELL, BROKEN], "old": None, "other": lambda: [WELL]}
     for name, examine in checks.items():
-        serve(open_peer(path, name, bundle, secret_key=tmp_path / f"{name}.key_secret", examine=examine))
+        serve(Peer.open(path, name, bundle, secret_key=tmp_path / f"{name}.key_secret", examine=examine))
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     for entry in document["peers"]:
         if entry["name"] == "other":

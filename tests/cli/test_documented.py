@@ -14,7 +14,7 @@ from PIL import Image
 
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.fleet.local_cluster import free_ports
-from ls_edge.runtime.peer.peer import open_peer
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def served(place):
     """One peer for all blocks, called orin-0 as in the documents."""
     text = f"peers:\n  - {{name: orin-0, address: 'tcp://127.0.0.1:{free_ports(1)[0]}', blocks: '0-7', threads: 1}}\n"
     Path("peers.yaml").write_text(text, encoding="utf-8")
-    peer = open_peer("peers.yaml", "orin-0", "bundle")
+    peer = Peer.open("peers.yaml", "orin-0", "bundle")
     thread = threading.Thread(target=peer.serve)
     thread.start()
     yield place

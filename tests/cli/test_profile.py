@@ -4,7 +4,7 @@ import json
 
 from ls_edge.device.profile import load_links, load_profile
 from ls_edge.device.sensors import Sensors
-from ls_edge.runtime.peer.peer import open_peer
+from ls_edge.runtime.peer.peer import Peer
 
 
 def test_profile_of_a_device(command, bundle, tmp_path):
@@ -56,7 +56,7 @@ def test_bad_input(command, bundle, tmp_path, complaints):
 def test_links_between_peers(command, bundle, write_peers, serve, tmp_path):
     path = write_peers({"a": [0, 1], "b": [2, 3]})
     for name in "ab":
-        serve(open_peer(path, name, bundle))
+        serve(Peer.open(path, name, bundle))
     out = tmp_path / "links.json"
     code, printed, errors = command("profile", bundle, "--links", "--peers", path, "--out", out, "--transfers", 3)
     assert code == 0, errors

@@ -9,7 +9,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import profile_bundle
 from ls_edge.report.side_by_side import side_by_side
-from ls_edge.runtime.peer.peer import open_peer
+from ls_edge.runtime.peer.peer import Peer
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def documents(command, bundle, write_peers, serve, tmp_path):
     planning = ("plan", "--bundle", bundle, "--profiles", tmp_path / "profile.json", "--objective", "latency", "--json")
     path = write_peers({"a": [0, 1], "b": [2, 3]})
     for name in "ab":
-        serve(open_peer(path, name, bundle))
+        serve(Peer.open(path, name, bundle))
     running = ("run", "--peers", path, "--bundle", bundle, "--data", "digits", "--limit", 6, "--json", "--concurrency")
     for name, words in (("plan", planning), ("alone", (*running, 1)), ("several", (*running, 3))):
         code, printed, errors = command(*words)

@@ -117,7 +117,7 @@ def test_answers_stay_within_the_bands(mixed, banded_bundle, images, assert_repl
             with Source.open(peers.path, banded_bundle, policy=policy, max_skips=0, budget_ms=30_000) as source:
                 assert source.wait_ready(30) == ()
                 answers = [future.result(40) for future in [source.submit(picture) for picture in pictures]]
-                assert source.rejected == {}
+                assert source.snapshot.rejected == {}
             assert not any(bands.fault(answer.arrangement) for answer in answers)
             assert all(names == {"a", "js"} for names in holders(answers))
             assert_replays(banded_bundle, pictures, answers)

@@ -78,7 +78,7 @@ def test_what_is_built_is_what_the_peer_loads(board, tiny_bundle, write_peers, i
             assert_replays(tiny_bundle, images(4), answers)
             # Ready is who is reached, through another peer too; an engine's name comes with the greeting.
             name = {"tensorrt TensorRT 10.3.0 on Double of a GPU"}
-            wait_until(lambda: {view.engine for view in source.view().values()} == name, what="both greetings")
+            wait_until(lambda: {view.engine for view in source.snapshot.peers.values()} == name, what="both greetings")
     finally:
         for process in processes:
             process.stdin.close()
@@ -133,7 +133,7 @@ def test_stem_and_head_have_an_engine_of_their_own(
     bundle, file = Bundle.open(tiny_bundle), load_peers(path)
     serve(Peer(file, "a", bundle))
     with caplog.at_level(logging.INFO, "ls_edge.engines"), Source(file, bundle) as source:
-        assert source.engine == "tensorrt TensorRT 10.3.0 on Double of a GPU"
+        assert source.engines.engine == "tensorrt TensorRT 10.3.0 on Double of a GPU"
         assert source.wait_ready(30) == ()
         assert_replays(tiny_bundle, images(2), [source.submit(image).result() for image in images(2)])
     assert gpu.counts["execute"] + gpu.counts["graph"] > 0
@@ -143,8 +143,8 @@ def test_stem_and_head_have_an_engine_of_their_own(
         (Settings(engine="onnx"), "onnx CPUExecutionProvider (not CUDAExecutionProvider: not in this build of"),
     ):
         with Source(file, bundle, settings) as source:
-            assert source.engine.startswith(words)
-            assert source.threads == (settings.threads or 1)
+            assert source.engines.engine.startswith(words)
+            assert source.engines.threads == (settings.threads or 1)
 
 
 def test_threads_of_the_file_hold_where_no_flag_is_given(tiny_bundle, write_peers):
@@ -157,4 +157,4 @@ def test_threads_of_the_file_hold_where_no_flag_is_given(tiny_bundle, write_peer
         ("laptop", Settings(threads=1), 1),
     ):
         with Source(file, bundle, settings, name=name) as source:
-            assert source.threads == threads
+            assert source.engines.threads == threads

@@ -24,7 +24,7 @@ from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.routing.wave_planner import plan_wave
-from ls_edge.runtime.source.audit import challenge_itinerary
+from ls_edge.runtime.source.settings import challenge_itinerary
 from ls_edge.runtime.transport.admission import Admission
 from tests.faults.liar import Liar
 from tests.faults.lies import LIES

@@ -41,13 +41,13 @@ def test_answers_stay_within_the_bands_and_other_bands_are_refused(
             assert not bands.fault(answer.arrangement)
             orders.add(answer.arrangement.order)
         assert_replays(banded_bundle, shown, answers)
-        assert (audits.mismatched, source.rejected) == (0, {})
+        assert (audits.mismatched, source.snapshot.rejected) == (0, {})
     assert len(orders) > 5
     assert {(order[0], order[5]) for order in orders} == {(0, 5)}
     ours, theirs = (Bundle.open(folder).manifest.model_id[:12] for folder in (tiny_bundle, banded_bundle))
     with Source.open(peers.path, tiny_bundle) as source:
         assert len(source.wait_ready(0.5)) == 6
-        for why in source.mismatched.values():
+        for why in source.snapshot.mismatched.values():
             assert ours in why
             assert theirs in why
             assert "with the same bands" in why
@@ -100,13 +100,13 @@ def test_a_liar_that_runs_blocks_out_of_bands_is_refused_by_source_and_next_hold
         peers.wait_warm()
         peers.start_liar("mallory", "bands")
         with Source.open(peers.path, banded_bundle, max_skips=0) as source:
-            linked = lambda: {name for name, view in source.view().items() if view.state != "lost"}  # noqa: E731
+            linked = lambda: {name for name, view in source.snapshot.peers.items() if view.state != "lost"}  # noqa: E731
             wait_until(lambda: linked() == {"a", "b", "mallory"}, what="all three")
             answers = []
             for begin in range(0, len(shown), 6):
                 answers += [f.result(30) for f in [source.submit(image) for image in shown[begin : begin + 6]]]
             wait_until(lambda: peers.liar_counts("mallory").received > 0, what="work for the liar")
-            rejected = source.rejected["mallory"]
+            rejected = source.snapshot.rejected["mallory"]
         assert_replays(banded_bundle, shown, answers)
         for answer in answers:
             assert not answer.degraded

@@ -113,7 +113,7 @@ def test_the_memory_of_peers_does_not_follow_what_is_asked_of_them(tmp_path, tin
 
 def credits_seen(source, name):
     """What a peer last told a source that it would accept."""
-    return source.view()[name].credits
+    return source.snapshot.peers[name].credits
 
 
 def test_the_work_of_a_source_that_was_killed_is_dropped_and_another_is_served(

@@ -106,7 +106,7 @@ def test_one_of_two_holders_is_killed_and_comes_back(peers, source, tiny_bundle)
     run.after(run.done + 60)
     peers.start("b")
     peers.wait_warm("b")
-    until(lambda: source.view()["b"].state == "alive")
+    until(lambda: source.snapshot.peers["b"].state == "alive")
     records, summary = run.finish()
     assert (summary.answered, summary.failed, summary.degraded) == (400, 0, 0)
     assert [e.state for e in run.result.events if e.peer == "b"][:2] == ["alive", "lost"]
@@ -120,10 +120,10 @@ def test_a_stopped_peer_is_found_by_heartbeats_and_used_again(peers, source, tin
     run = Run(source, 300)
     run.after(50)
     peers.signal("c", signal.SIGSTOP)
-    until(lambda: source.view()["c"].state == "lost")
+    until(lambda: source.snapshot.peers["c"].state == "lost")
     run.after(run.done + 20)
     peers.signal("c", signal.SIGCONT)
-    until(lambda: source.view()["c"].state == "alive")
+    until(lambda: source.snapshot.peers["c"].state == "alive")
     records, summary = run.finish()
     assert (summary.answered, summary.failed, summary.degraded) == (300, 0, 0)
     assert_replays(tiny_bundle, records[::11])
@@ -232,8 +232,8 @@ def test_peers_of_another_model_are_refused_with_both_ids(tmp_path, tiny_bundle,
         local.wait_warm()
         with Source.open(local.path, tiny_bundle) as source:
             assert len(source.wait_ready(0.5)) == blocks
-            assert ours in source.mismatched["a"]
-            assert theirs in source.mismatched["a"]
+            assert ours in source.snapshot.mismatched["a"]
+            assert theirs in source.snapshot.mismatched["a"]
         done = subprocess.run(
             [sys.executable, "-m", "ls_edge", "run", "--peers", str(local.path), "--bundle", str(tiny_bundle), "--data",
              "digits", "--limit", "3", "--wait", "1"],

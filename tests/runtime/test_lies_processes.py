@@ -68,12 +68,12 @@ def open_source(peers, bundle, **settings):
 
 
 def credits_of(source):
-    return [source.view()[name].credits for name in HONEST]
+    return [source.snapshot.peers[name].credits for name in HONEST]
 
 
 def linked(source):
     """Names of the peers that the source has a link to."""
-    return {name for name, view in source.view().items() if view.state != "lost"}
+    return {name for name, view in source.snapshot.peers.items() if view.state != "lost"}
 
 
 def answers_of(source, images, count):
@@ -113,7 +113,9 @@ def test_who_is_rejected_all_the_time_fills_no_log(peers, lying, tiny_bundle, wa
     """Each message that was not believed was a line of its own."""
     lying("forges")
     with open_source(peers, tiny_bundle) as source:
-        wait_until(lambda: LIAR in source.rejected and source.rejected[LIAR].count > 200, what="forgeries")
+        wait_until(
+            lambda: LIAR in source.snapshot.rejected and source.snapshot.rejected[LIAR].count > 200, what="forgeries"
+        )
     assert 0 < sum(record.message == "rejected" for record in caplog.records) <= 2 * NOTES_A_MINUTE
 
 

@@ -7,7 +7,7 @@ from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.profile import LinkTimes
 from ls_edge.runtime.clients.link_prober import LinkProber, fit_of
-from ls_edge.runtime.peer.peer import open_peer
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.transport.keys import load_secret, new_keys
 
 CODECS = ("raw", "fp16", "int8")
@@ -20,7 +20,7 @@ def bundle(wide_bundle):
 
 def started(path, bundle, serve, names, keys=lambda _name: None):
     for name in names:
-        serve(open_peer(path, name, bundle.folder, secret_key=keys(name)))
+        serve(Peer.open(path, name, bundle.folder, secret_key=keys(name)))
 
 
 def test_every_pair_in_every_codec(bundle, write_peers, serve):

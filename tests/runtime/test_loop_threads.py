@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -43,13 +44,12 @@ class Loop:
             self.turns.append(me())
             self.found += self.threads.results()
             if self.short and self.threads.may_run_here:
-                yield self.short.pop()
-                result = self.threads.result_here()
-                self.found += [] if result is None else [f"here {result}"]
+                self.threads.submit_short(self.short.pop())
+                yield
 
     def end(self):
         self.stopped.set()
-        self.threads.join(10)
+        wait([self.threads.ended], 10)
         return self.threads.close(10)
 
 
@@ -64,9 +64,8 @@ def test_the_loops_thread_runs_what_is_yielded_and_the_worker_what_is_submitted(
     loop.threads.submit(me)
     wait_until(lambda: loop.found == ["worker"], what="a result of the worker")
     loop.short.append(me)
-    wait_until(lambda: loop.found == ["worker", "here loop"], what="a result of the loop's thread")
+    wait_until(lambda: loop.found == ["worker", "loop"], what="a result of the loop's thread")
     assert loop.threads.results() == []
-    assert loop.threads.result_here() is None
 
 
 def test_urgent_jobs_go_first_and_equals_in_turn(loop, wait_until):
@@ -121,7 +120,7 @@ def test_a_job_that_is_submitted_meanwhile_runs_after_the_short_one(loop, wait_u
     wait_until(lambda: len(loop.found) == 2, what="both jobs")
     first, (name, second) = loop.found
     assert name == "worker"
-    assert float(first.removeprefix("here ")) <= second
+    assert first <= second
 
 
 def test_a_job_that_is_in_time_keeps_the_loop_where_it_is(loop, wait_until, monkeypatch):
@@ -129,7 +128,7 @@ def test_a_job_that_is_in_time_keeps_the_loop_where_it_is(loop, wait_until, monk
     for _ in range(5):
         loop.short.append(lambda: time.sleep(0.15) or me())
     wait_until(lambda: len(loop.found) == 5, what="five jobs")
-    assert set(loop.found) == {"here loop"}
+    assert set(loop.found) == {"loop"}
     assert set(loop.turns) == {"loop"}
 
 
@@ -172,13 +171,13 @@ def test_the_worker_looks_at_the_loop_only_while_there_are_short_jobs(loop, wait
 
 def test_what_the_loop_raises_is_kept_and_both_threads_end():
     def broken():
-        yield me
+        yield
         raise ValueError("in the loop")
 
     threads = LoopThreads(broken(), lambda: None, names=("loop", "worker"), cores=EngineCores())
     threads.start()
-    threads.join(10)
-    assert str(threads.error) == "in the loop"
+    with pytest.raises(ValueError, match="in the loop"):
+        threads.ended.result(10)
     assert threads.close(10)
 
 
@@ -188,7 +187,7 @@ def test_closing_does_not_wait_for_ever_for_a_job_that_hangs():
     loop.short.append(lambda: (began.set(), go.wait(20)))
     assert began.wait(10)
     loop.stopped.set()
-    loop.threads.join(10)  # on the other thread
+    wait([loop.threads.ended], 10)  # on the other thread
     assert not loop.threads.close(0.05)
     go.set()
     assert loop.threads.close(10)

@@ -46,7 +46,7 @@ def source_of(cluster, **settings):
 
 
 def state_of(source, peer):
-    return source.view()[peer].state
+    return source.snapshot.peers[peer].state
 
 
 def holders(answers):
@@ -108,7 +108,9 @@ def test_everybody_is_cut_off_and_back_within_the_budget(cluster, tiny_bundle, i
         net.plug("src", into=False)
         try:
             futures = [source.submit(image) for image in pictures]
-            wait_until(lambda: {v.state for v in source.view().values()} == {"lost"}, 15.0, "everybody to be lost")
+            wait_until(
+                lambda: {v.state for v in source.snapshot.peers.values()} == {"lost"}, 15.0, "everybody to be lost"
+            )
             short = source.submit(pictures[0], budget_ms=300)
             with pytest.raises(BudgetExceeded, match="had no reachable holder within the budget"):
                 short.result(3)
@@ -134,9 +136,9 @@ def test_a_peer_that_the_source_does_not_reach_is_reached_through_another(
 def test_a_chain_in_which_each_reaches_only_its_neighbour(cluster, tiny_bundle, images, wait_until, assert_replays):
     net, pictures = cluster.net, images(10)
     with source_of(cluster) as source:
-        everybody = set(source.view())
+        everybody = set(source.snapshot.peers)
         wait_until(
-            lambda: all(view.warm and everybody - {name} <= set(view.reaches) for name, view in source.view().items()),
+            lambda: all(v.warm and everybody - {name} <= set(v.reaches) for name, v in source.snapshot.peers.items()),
             30.0, "links between all",
         )  # fmt: skip
     with (
@@ -243,7 +245,7 @@ def test_delay_and_stalls_on_every_link(stormy, tiny_bundle, images, assert_repl
         for proxy in stormy.proxies.values():
             proxy.conditions.stall_ms, proxy.conditions.stall_part = 200.0, 0.05
         stalled = answers_of(source, pictures[10:])
-        assert all(source.missing_blocks() == () for _ in stalled)
+        assert all(source.snapshot.missing_blocks == () for _ in stalled)
     assert not any(answer.degraded for answer in (*delayed, *stalled))
     assert_replays(tiny_bundle, pictures, [*delayed, *stalled])
 

@@ -18,7 +18,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.execution.engine_calls import run_blocks
+from ls_edge.runtime.peer.block_engine import run_blocks
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.messages import TransferId
@@ -144,7 +144,7 @@ def test_the_only_holder_of_a_block_that_makes_nan_is_named(faulty, images):
 
 def test_another_holder_answers_for_one_that_makes_nan(faulty, images, tiny_bundle, assert_replays, wait_until):
     source = faulty({"a": range(6), "b": range(6)}, {"a": Faults(not_finite=1.0)}, max_skips=0)
-    wait_until(lambda: {view.state for view in source.view().values()} == {"alive"}, what="both peers")
+    wait_until(lambda: {view.state for view in source.snapshot.peers.values()} == {"alive"}, what="both peers")
     pictures = images(12)
     answers = [source.submit(image).result(20) for image in pictures]
     assert not any(answer.degraded for answer in answers)

@@ -10,6 +10,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import RequestError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.fleet.simulation.simulator import join_tuples
+from ls_edge.runtime.peer.block_engine import BlockEngine
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.service import Service
 from ls_edge.runtime.protocol import messages as wire
@@ -111,7 +112,8 @@ class OlderPeer(Peer):
     """A peer of the version before."""
 
     def _listen(self, bundle):
-        return OlderService(self._settings, bundle, None, lambda: self.open_engines(), lambda: self._engine_text)
+        engine = BlockEngine(self.entry, lambda: self.open_engines())
+        return OlderService(self._setup, bundle, engine, lambda: self._engine_text, None)
 
 
 @pytest.fixture
@@ -144,8 +146,8 @@ def test_older_peers_are_not_used_under_it_and_the_source_says_why(bundle, serve
     for kind, name in ((Peer, "a"), (OlderPeer, "b")):
         serve(kind(file, name, bundle))
     with Source.open(file, bundle, strict_bundle=True) as source:
-        wait_until(lambda: "--strict-bundle" in source.problems.get("b", ""), what="a problem with b")
-        assert f"version {wire.MAJOR}.{MINOR_OF_DEMANDS} or newer" in source.problems["b"]
+        wait_until(lambda: "--strict-bundle" in source.snapshot.problems.get("b", ""), what="a problem with b")
+        assert f"version {wire.MAJOR}.{MINOR_OF_DEMANDS} or newer" in source.snapshot.problems["b"]
         for future in [source.submit(image) for image in images(8)]:
             assert future.result(10).record.holders == {"a"}
     with Source.open(file, bundle) as source:

@@ -56,7 +56,7 @@ from ls_edge.runtime.source.source import Source
 import numpy as np
 source = Source.open(sys.argv[1], sys.argv[2], name="hidden", max_skips=0, budget_ms=300_000)
 end = time.monotonic() + 20
-while 0 in source.missing_blocks():  # of the others none is in sight
+while 0 in source.snapshot.missing_blocks:  # of the others none is in sight
     assert time.monotonic() < end
     time.sleep(0.02)
 shape = (3, *source.bundle.manifest.image.size)

@@ -45,7 +45,7 @@ def test_an_event_is_reported_after_the_snapshot_that_holds_it(file, tiny_bundle
 
     def on_event(event):
         assert opened.wait(10)
-        states.append((event.state, source.view()[event.peer].state, source.missing_blocks()))
+        states.append((event.state, source.snapshot.peers[event.peer].state, source.snapshot.missing_blocks))
 
     with Source.open(file, bundle, on_event=on_event) as source:
         opened.set()
@@ -73,9 +73,9 @@ def test_a_snapshot_stays_the_same_object_while_nothing_changes(file, tiny_bundl
     with Source.open(file, bundle) as source:
         serve(Peer(file, "a", bundle))
         serve(Peer(file, "b", bundle))
-        wait_until(lambda: all("source" in " ".join(v.reaches) for v in source.view().values()), what="both")
-        wait_until(lambda: all(len(v.reaches) == 2 for v in source.view().values()), what="links")
-        wait_until(lambda: {v.state for v in source.view().values()} == {PeerState.ALIVE}, what="warm engines")
+        wait_until(lambda: all("source" in " ".join(v.reaches) for v in source.snapshot.peers.values()), what="both")
+        wait_until(lambda: all(len(v.reaches) == 2 for v in source.snapshot.peers.values()), what="links")
+        wait_until(lambda: {v.state for v in source.snapshot.peers.values()} == {PeerState.ALIVE}, what="warm engines")
         time.sleep(0.2)
         before = source.snapshot
         time.sleep(0.5)

@@ -11,6 +11,7 @@ import zmq
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.peer.service import PeerSettings
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source.source import Source
@@ -45,8 +46,10 @@ def says(wait_until):
     """Wait until a source says something of the peer ``a``."""
 
     def look(source, what):
-        wait_until(lambda: what in source.problems.get("a", ""), what=f"{what!r}; it says {source.problems}")
-        return source.problems["a"]
+        wait_until(
+            lambda: what in source.snapshot.problems.get("a", ""), what=f"{what!r}; it says {source.snapshot.problems}"
+        )
+        return source.snapshot.problems["a"]
 
     return look
 
@@ -56,7 +59,7 @@ def test_nobody_listens_and_then_somebody_does(file, bundle, serve, says):
         assert says(source, "nobody answers").startswith(f"nobody answers at {file.peer('a').address}; start it, or")
         peer = serve(Peer(file, "a", bundle))
         assert source.wait_ready(10) == ()
-        assert source.problems == {}
+        assert source.snapshot.problems == {}
         peer.stop()
         says(source, "nobody answers")
 
@@ -76,7 +79,7 @@ def test_a_name_that_is_known_is_dialled(file, bundle, serve):
     serve(Peer(file, "a", bundle))
     with Source(altered(file, address=address), bundle) as source:
         assert source.wait_ready(10) == ()
-        assert source.problems == {}
+        assert source.snapshot.problems == {}
 
 
 def test_one_that_speaks_something_else(file, bundle, says):
@@ -93,8 +96,8 @@ def test_another_model(file, bundle, other_bundle, serve, says):
     serve(Peer(file, "a", Bundle.open(other_bundle)))
     with Source(file, bundle) as source:
         assert bundle.manifest.model_id[:16] in says(source, "serves model")
-        assert "a" in source.mismatched
-        assert "it refused us" in source.problems["a"]
+        assert "a" in source.snapshot.mismatched
+        assert "it refused us" in source.snapshot.problems["a"]
 
 
 def test_another_bundle_under_strict_bundle(file, bundle, serve, says):
@@ -106,7 +109,7 @@ def test_another_bundle_under_strict_bundle(file, bundle, serve, says):
 
 def test_a_peer_that_demands_the_same_bundle(file, bundle, serve, says):
     other = dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, bundle_id="f" * 64))
-    serve(Peer(file, "a", other, strict_bundle=True))
+    serve(Peer(file, "a", other, PeerSettings(strict_bundle=True)))
     with Source(file, bundle) as source:
         said = says(source, "--strict-bundle is on")
         assert said.startswith("it refused us: ")
@@ -143,12 +146,12 @@ def test_what_a_peer_dropped_and_why_without_escape_sequences(file, bundle, says
         assert isinstance(wire.decode(frames[0]), Hello)
         welcome = Welcome("a", "peer", 1, 0, manifest.model_id, manifest.bundle_id, ALL)
         router.send_multipart([caller, wire.encode(welcome)])
-        wait_until(lambda: source.problems == {}, what="a link")
+        wait_until(lambda: source.snapshot.problems == {}, what="a link")
         router.send_multipart([caller, wire.encode(Complaint("tokens of \x1b[31mnonsense\nfrom you"))])
         said = says(source, "it dropped a message of ours: tokens of ")
         assert said.isprintable()
         router.send_multipart([caller, wire.encode(welcome)])
-        wait_until(lambda: source.problems == {}, what="a peer that is well")
+        wait_until(lambda: source.snapshot.problems == {}, what="a peer that is well")
 
 
 def test_reasons_of_unknown_names_are_not_kept_and_old_complaints_end():

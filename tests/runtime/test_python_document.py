@@ -1,5 +1,6 @@
 """The programs of docs/python.md, run as they stand there, with real peers and a camera made of arrays."""
 
+import asyncio
 import re
 import sys
 import types
@@ -7,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults, inject, write
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "python.md"
@@ -67,13 +71,17 @@ def test_the_camera_loop_survives_a_late_frame_and_ends_with_the_film(here, monk
     assert any(answered[3:])
 
 
-def test_the_loop_over_files_prints_what_each_became(here, tmp_path, capsys):
-    from PIL import Image
-
+@pytest.fixture
+def photos(tmp_path):
+    """Three files in the folder ``images``."""
     (tmp_path / "images").mkdir()
-    for index in range(3):
-        pixels = np.random.default_rng(index).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "images" / f"{index}.jpg")
+    paths = [tmp_path / "images" / f"{index}.jpg" for index in range(3)]
+    for index, path in enumerate(paths):
+        Image.fromarray(np.random.default_rng(index).integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(path)
+    return paths
+
+
+def test_the_loop_over_files_prints_what_each_became(here, tmp_path, photos, capsys):
     exec(compile(program("Many images"), str(DOCUMENT), "exec"), {})
     lines = sorted(capsys.readouterr().out.splitlines())
     assert [re.match(r"images/(\d)\.jpg \d \[\d", line)[1] for line in lines] == ["0", "1", "2"]
@@ -84,3 +92,56 @@ def test_the_program_of_the_audits_prints_what_they_found(here, capsys):
     exec(compile(program("Audits"), str(DOCUMENT), "exec"), {})
     assert capsys.readouterr().out == "0 answers computed again, 0 differ\n"
     assert here.name == "a.faults"
+
+
+def test_the_program_for_asyncio_prints_the_likeliest_classes_of_each_file(here, photos, capsys):
+    exec(compile(program("asyncio"), str(DOCUMENT), "exec"), {})
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert [
+        bool(re.fullmatch(rf"images/{index}\.jpg( [0-9] \d+%){{3}}", line)) for index, line in enumerate(lines)
+    ] == [
+        True,
+        True,
+        True,
+    ]
+
+
+def test_a_timeout_of_asyncio_stops_the_work_on_the_image(here, photos, wait_until):
+    async def wait_briefly(source):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(source.submit(photos[0])), timeout=0.2)
+
+    with Source.open("peers.yaml", "bundle") as source:
+        assert source.wait_ready() == ()
+        write(here, Faults(hang=True))
+        asyncio.run(wait_briefly(source))
+        wait_until(lambda: source.counts.cancelled == 1, what="the end of the request")
+        assert source.counts.in_flight == 0
+        write(here, Faults())
+
+
+def test_a_file_may_be_given_as_path_bytes_pixels_or_pillow_image(here, photos, tmp_path):
+    with Source.open("peers.yaml", "bundle") as source:
+        assert source.wait_ready() == ()
+        with Image.open(photos[1]) as opened:
+            kinds = [photos[1], str(photos[1]), photos[1].read_bytes(), opened.copy(), np.asarray(opened)]
+        first, *others = [source.submit(kind).result(20) for kind in kinds]
+        for other in others:
+            np.testing.assert_allclose(other.logits, first.logits, rtol=1e-4, atol=1e-4)
+        assert first.record.image == "1.jpg"
+        assert source.submit(photos[1], name="door").result(20).record.image == "door"
+        with pytest.raises(DataError, match=r"cannot read .*gone\.jpg"):
+            source.submit(tmp_path / "gone.jpg")
+        with pytest.raises(UsageError, match="path of a file"):
+            source.submit(3.0)
+
+
+def test_an_answer_names_the_likeliest_classes_with_their_probabilities(here, photos):
+    with Source.open("peers.yaml", "bundle") as source:
+        assert source.wait_ready() == ()
+        answer = source.submit(photos[0], label=3).result(20)
+    shares = np.exp(answer.logits.astype(np.float64)) / np.exp(answer.logits.astype(np.float64)).sum()
+    np.testing.assert_allclose(answer.probabilities, shares)
+    assert answer.top(3) == [(str(index), answer.probabilities[index]) for index in np.argsort(-shares)[:3]]
+    assert answer.class_name == answer.top(1)[0][0] == str(answer.prediction)
+    assert answer.record.label == 3

@@ -115,7 +115,7 @@ def test_harm_to_any_of_them_in_the_middle_of_waves_loses_nothing(
     assert not any(answer.degraded for answer in answers)
     assert any(not answer.record.is_plain for answer in answers)
     assert_replays(tiny_bundle, arrays, answers)
-    assert not source.duplicates or max(source.duplicates.values()) <= 1
+    assert not source.snapshot.duplicates or max(source.snapshot.duplicates.values()) <= 1
 
 
 def test_late_tracks_may_be_left_out(peers, pictures, tiny_bundle, assert_replays):

@@ -21,7 +21,7 @@ from ls_edge.device.diagnostics import examine
 from ls_edge.engines.diagnostics import check_engines
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
-from ls_edge.runtime.peer.peer import open_peer
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import FindingRow
 from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS
 
@@ -55,6 +55,7 @@ def command(
     bundle: Path | None,
     store: Path | None,
     metrics: str | None,
+    until_eof: bool,
     log_json: bool,
     **settings: Any,
 ) -> None:
@@ -79,9 +80,11 @@ def command(
     with contextlib.ExitStack() as stack:
         # The port is bound before anything that takes long is opened.
         listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
-        peer = open_peer(file, name, bundle, store=store, examine=_examine, **settings)
+        peer = Peer.open(file, name, bundle, store=store, examine=_examine, **settings)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: peer.stop())
+        if until_eof:
+            peer.stop_at_eof()
         if listener is not None:
             listener.serve_peer(file, peer)
         if not log_json and open_console(stderr=True).is_terminal:

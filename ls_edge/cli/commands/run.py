@@ -177,7 +177,10 @@ def command(
                 print_summary(summary, records=measured.records, classes=opened.manifest.classes)
         except OSError as error:
             problems.append(f"the summary could not be printed: {describe(error)}")
-        for remark in [*_unused_peers(source.problems, summary, warning)[:MAX_REMARKS], *_remarks(measured, summary)]:
+        for remark in [
+            *_unused_peers(source.snapshot.problems, summary, warning)[:MAX_REMARKS],
+            *_remarks(measured, summary),
+        ]:
             warn(remark)
         page = {"classes": opened.manifest.classes, "images": images.images}
         problems += _write_files(summary, measured, report, trace_events, page)
@@ -263,7 +266,7 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
     def look() -> None:
         nonlocal missing_since
         now = time.monotonic()
-        problems = source.problems
+        problems = source.snapshot.problems
         for name in unusable_since.keys() - problems.keys():
             del unusable_since[name]
             shown.discard(name)
@@ -271,7 +274,7 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
             if now - unusable_since.setdefault(name, now) >= UNUSABLE_FOR_S and name not in shown:
                 shown.add(name)
                 progress.note(f"{name} is not used: {why}")
-        missing = source.missing_blocks()
+        missing = source.snapshot.missing_blocks
         if source.may_skip(missing):
             missing_since = None
             progress.warn("")

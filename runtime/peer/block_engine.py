@@ -1,16 +1,63 @@
-"""An engine call of a peer: consecutive blocks over a batch of requests, in one job."""
+"""The engine of a peer: its blocks behind one executor, and the calls that routing asks for.
+
+A call runs consecutive blocks over a batch of requests, in one job.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ls_edge.core.errors import EngineError, LsEdgeError
+from ls_edge.core.peers_file import PeerConfig
+from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor, PartFailed
+from ls_edge.runtime.execution.counts import EngineCounts
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
-from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
+from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Warm
+
+
+class BlockEngine:
+    """The engines of a peer's blocks; its jobs run one at a time, on any thread."""
+
+    def __init__(self, entry: PeerConfig, open_engines: Callable[[], Mapping[int, Engine]]) -> None:
+        """Open no engine yet: ``open_engines`` is called by :meth:`load`."""
+        self.counts = EngineCounts()
+        self._entry = entry
+        self._open_engines = open_engines
+        self._executor = Executor({})
+
+    @property
+    def provider(self) -> str:
+        """Provider that runs the blocks, once loaded."""
+        return next(iter(self._executor.engines.values())).provider
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the tokens stay in the memory of the host."""
+        return self._executor.workspace is None
+
+    def load(self) -> Warm | LsEdgeError:
+        """Open the engines and warm them up; return the error that prevents it instead of raising it."""
+        try:
+            self._executor = Executor(self._open_engines())
+            block_ms = self._executor.measure(self._entry.max_batch)
+        except LsEdgeError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  an engine library may raise anything
+            return EngineError(f"the engines of {self._entry.name} do not load: {error}; try 'ls-edge doctor'")
+        return Warm(max(1, round(block_ms * 1e3)))
+
+    def run(self, compute: Compute) -> Computed | ComputeFailed:
+        """Run a call."""
+        return run_blocks(self._executor, compute)
+
+    def close(self) -> None:
+        """Close the engines."""
+        self._executor.close()
 
 
 def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed:
@@ -32,14 +79,13 @@ def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed
         block = error.part if isinstance(error, PartFailed) else compute.blocks[0]
         return ComputeFailed(block, compute.transfers, str(error))
     spent = (time.perf_counter_ns() - started) // 1000
-    return _computed(compute, last, spent) if finite else _not_finite(compute, last, steps, spent)
+    if finite:
+        return _computed(compute, last, spent, range(len(compute.transfers)))
+    return _not_finite(compute, last, steps, spent)
 
 
-def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int] | None = None) -> Computed:
-    """Return the outputs of an engine call, or only some ``rows`` of its batch."""
-    if rows is None and len(tokens) == 1:
-        return Computed(compute.blocks, compute.transfers, (tokens,), spent)
-    rows = range(len(compute.transfers)) if rows is None else rows
+def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int]) -> Computed:
+    """Return the outputs of some ``rows`` of the batch."""
     transfers = tuple(compute.transfers[row] for row in rows)
     return Computed(compute.blocks, transfers, tuple(tokens[row : row + 1] for row in rows), spent)
 

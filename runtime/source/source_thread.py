@@ -1,0 +1,181 @@
+"""The thread of a source: links, routing machine, requests, audits, and stem and head if they are short.
+
+A second thread, the worker, runs stem and head otherwise (:mod:`ls_edge.runtime.execution.loop_threads`). Other threads
+put work into queues of the source thread (:mod:`~.requests`) and read the snapshot that it publishes
+(:mod:`~.peer_monitor`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from functools import partial
+
+import numpy as np
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.order_costs import read_order_costs
+from ls_edge.core.peers_file import PeersFile, SourceEntry
+from ls_edge.core.records import PeerEvent
+from ls_edge.engines.executor import HEAD
+from ls_edge.runtime.execution.cores import EngineCores
+from ls_edge.runtime.execution.loop_threads import LoopThreads
+from ls_edge.runtime.protocol.messages import MINOR, Hello, State
+from ls_edge.runtime.routing.events import Complete, Fail, Instruction, Returned
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.source.audit import Auditor, Challenges, Recomputation
+from ls_edge.runtime.source.peer_monitor import PeerEvents, PeerMonitor
+from ls_edge.runtime.source.requests import Requests
+from ls_edge.runtime.source.results import Answer, InFlightRequest
+from ls_edge.runtime.source.settings import Itineraries, Settings, check_policy
+from ls_edge.runtime.source.stem_and_head import PartResult, StemAndHead
+from ls_edge.runtime.transport.admission import new_alias
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
+
+log = logging.getLogger("ls_edge.runtime")
+
+_POLL_S = 0.1
+"""Limit on the wait for links, in seconds."""
+
+
+class SourceThread:
+    """The work of a source until it is closed."""
+
+    def __init__(
+        self,
+        name: str,
+        peers: PeersFile,
+        bundle: Bundle,
+        settings: Settings,
+        *,
+        keys: KeyPair | None,
+        strict_bundle: bool,
+        limits: Limits | None,
+        on_event: Callable[[PeerEvent], None] | None,
+    ) -> None:
+        """Open stem and head, dial the peers and start the threads."""
+        self.opened = time.monotonic()
+        self._ids = itertools.count()
+        manifest, alias = bundle.manifest, new_alias(name)
+        limits = limits or Limits.for_frames(peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image))
+        machine = _new_machine(alias, bundle, limits, manifest.bundle_id if strict_bundle else "")
+        check_policy(bundle, POLICIES[settings.policy], machine.costs)
+        bundle_of = (lambda _name: manifest.bundle_id) if strict_bundle else self._bundle_of
+        codecs = {peer.name: peer.codec for peer in peers.peers}
+        recomputation = Recomputation(bundle, codecs, bundle_of) if settings.audit else None
+        self.cores = EngineCores.of(peers, peers.source(name))
+        with self.cores.on_engine():  # where the threads of the engines stay
+            self.engines = StemAndHead(bundle, settings, peers.source(name) or SourceEntry(name))
+        machine.head_us = self.engines.usual_us[HEAD]
+        itineraries = Itineraries(alias, settings, bundle)
+        hello = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
+        with self.cores.others():  # where the threads that are started here stay
+            self._node = Node(
+                NodeSettings(alias, "source", peers, manifest, keys, strict_bundle),
+                machine,
+                execute=self._execute,
+                hello=lambda: hello,
+                state=lambda _name: State(True, False, False, 0, 0, 0, 0),
+            )
+            events = PeerEvents(peers, self.opened, on_event)
+            self.monitor = PeerMonitor(peers, bundle.num_blocks, machine, self._node, events)
+            self._node.call_with_notes(self.monitor.on_note)
+            self._challenges = Challenges(self._node, itineraries, settings.budget_ms / 1e3)
+            request = self._challenges.request
+            self.auditor = None if recomputation is None else Auditor(settings.audit, recomputation, request)
+            self._threads: LoopThreads[PartResult] = LoopThreads(
+                self._loop(), self._node.wake, names=("source", "stem and head"), cores=self.cores
+            )
+            max_inflight, classes = settings.max_inflight, manifest.classes
+            self.requests = Requests(
+                self.engines, machine, self._node, self._threads, self.auditor, itineraries, max_inflight, classes
+            )
+            self._threads.start()
+
+    # On any thread.
+
+    def submit(self, image: np.ndarray, name: str, label: int | None, budget_s: float) -> Future[Answer]:
+        """Take a preprocessed image in; raise :class:`SourceClosed` after the end."""
+        now = time.monotonic()
+        submitted_us = round((now - self.opened) * 1e6)
+        inflight = InFlightRequest(next(self._ids), image, now, now + budget_s, submitted_us, name, label)
+        self.requests.line.join(inflight)
+        # Without a reference to what refers to the future: answers are freed when their users drop them.
+        inflight.future.add_done_callback(partial(_cancel, self.requests, inflight.request))
+        if (
+            self._threads.has_short or inflight.deadline < inflight.started + _POLL_S
+        ):  # else the thread has a turn in time
+            self._node.wake()
+        return inflight.future
+
+    def close(self) -> None:
+        """End open requests and join the threads."""
+        self.requests.line.close()
+        self._node.wake()
+        if not self._threads.is_loop:  # a callback may close the source
+            wait([self._threads.ended], 5.0)
+        self._threads.close()
+        if self.auditor is not None:
+            self.auditor.close()
+        self.engines.close()
+
+    def _bundle_of(self, name: str) -> str:
+        """Return the id of the bundle that a peer serves, or an empty string if it never announced one."""
+        view = self.monitor.snapshot.peers.get(name)
+        return "" if view is None else view.bundle_id
+
+    # On the source thread.
+
+    def _loop(self) -> Iterator[None]:
+        """Run the links turn by turn; yield where this thread may run short stems and heads."""
+        requests, threads = self.requests, self._threads
+        try:
+            while not requests.line.is_closed:
+                wait_s = 0.0 if threads.has_short else requests.next_wait(_POLL_S)
+                self._node.step(wait_s, self._take_over)
+                if threads.has_short:
+                    yield
+                    requests.take_results()
+                self.monitor.update()
+            self._node.leave("done")
+        except Exception:
+            log.exception("the source failed")
+            self._node.close()
+        finally:
+            requests.line.close()  # nothing is submitted after this
+            requests.end_all()
+            self.monitor.close()
+
+    def _take_over(self) -> None:
+        """Act on what other threads have done; called in each turn of the node."""
+        self._challenges.start()
+        self.requests.take_over()
+
+    def _execute(self, instruction: Instruction) -> None:
+        if not isinstance(instruction, (Complete, Fail, Returned)):
+            raise TypeError(f"a source does not execute {instruction!r}")
+        if not self._challenges.execute(instruction) and not isinstance(instruction, Returned):
+            self.requests.execute(instruction)
+
+
+def _new_machine(alias: str, bundle: Bundle, limits: Limits, bundle_id: str) -> SourceMachine:
+    return SourceMachine(
+        alias,
+        limits=limits,
+        rng=random.SystemRandom(),
+        costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
+        bands=bundle.bands,
+        bundle_id=bundle_id,
+    )
+
+
+def _cancel(requests: Requests, request: int, future: Future[Answer]) -> None:
+    if future.cancelled():
+        requests.cancel(request)
