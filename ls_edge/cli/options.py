@@ -179,6 +179,9 @@ REPORT = output("--report", "HTML report with charts to write (extra report).", 
 
 POLICY = choice("--policy", list(POLICIES), "Choice of the next block and holder.", default="nearest")
 BUDGET_MS = number("--budget-ms", "Time limit of a request.", "MS", 1, 600_000, default=10_000.0)
+RATE = number(
+    "--rate", "Images per second in all, at random times.  [default: the next when one ends]", "IMAGES", above=True
+)
 MAX_SKIPS = count("--max-skips", "Blocks that an answer may skip.  [default: a quarter]", least=0, most=65_536)
 SEED = click.option("--seed", type=int, default=0, metavar="N", help="Seed of random orders.")
 

@@ -120,10 +120,14 @@ class Service:
         )
         """HELLO without what may change."""
         self.machine = _new_machine(setup, bundle)
+        examine = setup.settings.examine
+        self._inspector = (
+            None
+            if examine is None
+            else Inspector(examine, lambda name, found: self.node.send_to(name, found), lambda: self.node.wake())
+        )
         with setup.cores.others():
             self.node = self._new_node(manifest)
-        examine = setup.settings.examine
-        self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
         if installer is not None:
             installer.attach(self.node, self.machine, serves=bundle is not None)
         names = f"links of {setup.entry.name}", f"engine of {setup.entry.name}"
@@ -177,7 +181,7 @@ class Service:
             hello=self._hello,
             state=self.machine.state,
             installer=self._installer,
-            inspect=None if setup.settings.examine is None else self._inspect,
+            inspect=None if self._inspector is None else self._inspector.ask,
         )
 
     @property
@@ -234,10 +238,6 @@ class Service:
             self._installer.step()
             if self._installer.is_switching:
                 self.stops = self.stops or 1
-
-    def _inspect(self, name: str) -> None:
-        assert self._inspector is not None
-        self._inspector.ask(name)
 
     def _execute(self, instruction: Instruction) -> None:
         assert isinstance(instruction, Compute)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from ls_edge.core.records import AuditSummary, PeerContext, PeerEvent, PeerState
 from ls_edge.data.datasets import ImageRef, ImageSet, match_classes
 from ls_edge.data.preprocess import iterate
 from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.source.arrivals import poisson_arrivals
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 
@@ -58,15 +60,17 @@ def run_dataset(
     on_skip: Callable[[ImageRef, DataError], None] | None = None,
     on_tick: Callable[[], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
-    settings: Mapping[str, Any] | None = None,
+    rate: float | None = None,
 ) -> DatasetRun:
     """Submit each image of the set once and wait for all answers; errors of requests become records.
 
+    Without a ``rate``, ``concurrency`` images are in flight and the next is submitted when one ends. With a rate, in
+    images per second, they are submitted at random times (a Poisson process with the seed of the source).
+
     All callbacks are called by the calling thread: ``on_record`` with each record as it comes, ``on_tick`` about every
     :data:`TICK_S` seconds. Events of peers come from the source, see ``on_event`` of :class:`Source`. Once ``stop``
-    returns true no further image is submitted and the requests in flight are given up. ``settings`` is what else the
-    run was made with; it is part of the summary, next to the source's settings. Raises :class:`DataError` where not one
-    image could be used.
+    returns true no further image is submitted and the requests in flight are given up. Raises :class:`DataError` where
+    not one image could be used.
     """
     run = _Submissions(source, on_record, on_tick, stop)
     images = match_classes(images, source.bundle.manifest.classes)
@@ -80,11 +84,12 @@ def run_dataset(
         if stop():
             raise _Stopped
 
-    run.submit_all(iterate(images, source.preprocess, skip, on_time=preprocess_ms.append), concurrency)
+    decoded = iterate(images, source.preprocess, skip, on_time=preprocess_ms.append)
+    run.submit_all(decoded, concurrency, rate)
     given_up = run.give_up()
-    more = {"concurrency": concurrency, "images": len(images), "images_skipped": len(skipped)}
+    settings = {"concurrency": concurrency, "rate": rate, "images": len(images), "images_skipped": len(skipped)}
     context = msgspec.structs.replace(
-        _context_of(source, {**(settings or {}), **more}),
+        _context_of(source, settings),
         preprocess_ms=tuple(preprocess_ms),
         wall_s=time.monotonic() - run.started,
         audit=_finish_audits(source, stop),
@@ -152,11 +157,19 @@ class _Submissions:
         self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         self._tick_at = time.monotonic() + TICK_S
 
-    def submit_all(self, decoded: Iterable[tuple[int, ImageRef, np.ndarray]], concurrency: int) -> None:
-        """Submit images, ``concurrency`` at a time, and wait for the answers until the run is stopped."""
+    def submit_all(
+        self, decoded: Iterable[tuple[int, ImageRef, np.ndarray]], concurrency: int, rate: float | None
+    ) -> None:
+        """Submit images, and wait for the answers until the run is stopped."""
+        first: float | None = None
+        arrivals = poisson_arrivals(rate or 1.0, random.Random(self._source.settings.seed))
         try:
             for _, image, array in decoded:
-                self._wait_for(concurrency - 1)
+                if rate is None:
+                    self._wait_for(concurrency - 1)
+                else:
+                    first = time.monotonic() if first is None else first
+                    self._wait_until(first + next(arrivals))
                 if self._stop():
                     break
                 future = self._source.submit(array, name=image.name, label=image.label)
@@ -173,16 +186,22 @@ class _Submissions:
 
     def _wait_for(self, most: int) -> None:
         """Wait until at most ``most`` requests are in flight, or until the run is stopped."""
-        self._take_ended(wait=False)
+        self._take_ended(0.0)
         while len(self.in_flight) > most and not self._stop():
-            self._take_ended(wait=True)
+            self._take_ended(TICK_S)
+
+    def _wait_until(self, at: float) -> None:
+        """Wait until a time of :func:`time.monotonic`, or until the run is stopped."""
+        while (left := at - time.monotonic()) > 0 and not self._stop():
+            self._take_ended(left)
+        self._take_ended(0.0)
 
     def give_up(self) -> int:
         """Cancel the requests in flight; return how many there were."""
-        self._take_ended(wait=False)
+        self._take_ended(0.0)
         given_up = sum(future.cancel() for future in self.in_flight)
         while self.in_flight:  # a future that cannot be cancelled has just ended
-            self._take_ended(wait=True)
+            self._take_ended(TICK_S)
         return given_up
 
     def sorted_records(self) -> list[RequestRecord]:
@@ -199,11 +218,10 @@ class _Submissions:
             if event.at_us >= self._since or event.state is PeerState.ALIVE
         ]
 
-    def _take_ended(self, *, wait: bool) -> None:
-        """Collect requests that ended; with ``wait``, wait for one, but no longer than until the next tick."""
+    def _take_ended(self, wait_s: float) -> None:
+        """Collect requests that ended; wait for one at most ``wait_s`` seconds, and no longer than to the next tick."""
         try:
-            if wait:
-                self._take(self._ended.get(timeout=max(0.0, self._tick_at - time.monotonic())))
+            self._take(self._ended.get(timeout=max(0.0, min(wait_s, self._tick_at - time.monotonic()))))
             while True:
                 self._take(self._ended.get_nowait())
         except queue.Empty:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 
 from ls_edge.cli import interrupts, options
@@ -63,6 +64,7 @@ MAX_REMARKS = 10
 @options.DATA
 @options.LIMIT
 @options.concurrency(1_000_000)
+@options.RATE
 @options.SOURCE
 @options.number(
     "--latency-weight", "Value of a second to the policy 'quality', in nats.", "NATS", most=10**6, default=1.0
@@ -96,6 +98,7 @@ def command(
     data: str,
     limit: int | None,
     concurrency: int,
+    rate: float | None,
     via: str,
     wait: float,
     metrics: str | None,
@@ -162,8 +165,10 @@ def command(
                 on_skip=lambda image, error: progress.note(f"skipped {image.name}: {error}"),
                 on_tick=_watch_holders(source, progress),
                 stop=lambda: bool(stop),
-                settings=_flags_in_force(),
+                rate=rate,
             )
+        in_force = {**_flags_in_force(), **measured.context.settings}
+        measured.context = msgspec.structs.replace(measured.context, settings=in_force)
         problems = [] if measured.error is None else [str(measured.error)]
         if writer is not None:
             writer.correct(measured.records)

@@ -49,12 +49,7 @@ from ls_edge.runtime.source.settings import Settings, check_policy
 @options.count(
     "--concurrency", "Requests at the same time at a site.  [default: enough to keep it busy]", most=1_000_000
 )
-@options.number(
-    "--rate",
-    "Images per second in all, at random times.  [default: the next when one ends]",
-    "IMAGES",
-    above=True,
-)
+@options.RATE
 @options.count("--replicas", "Minimum holders of a block at a site.  [default: 2, or 1 if memory is short]", most=64)
 @options.count("--max-replicas", "Maximum holders of a block.  [default: as memory allows]", most=64)
 @options.count("--site-size", "Maximum devices of a site, which has one source.", most=64, default=16)

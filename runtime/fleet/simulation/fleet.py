@@ -21,7 +21,7 @@ import random
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProble
 from ls_edge.runtime.fleet.planning.scoring import requests_at_once, simulation_of
 from ls_edge.runtime.fleet.simulation.churn import Churn, ChurnProcess
 from ls_edge.runtime.routing.events import Complete, Fail
+from ls_edge.runtime.source.arrivals import poisson_arrivals
 
 SITE_SIZE = 16
 """Devices per site. All peers of a site exchange their states, so the time grows with the square."""
@@ -207,7 +208,7 @@ class _SiteRun:
             for _ in range(min(site.concurrency, site.requests)):
                 self._submit()
         else:
-            self._submit_at_rate(site.rate)
+            self._submit_next(poisson_arrivals(site.rate, self._rng))
         while self._over < site.requests:
             sim.run(_STEP_S)
             sim.notes.clear()
@@ -232,10 +233,15 @@ class _SiteRun:
         churn.changes.clear()
         return churn
 
-    def _submit_at_rate(self, rate: float) -> None:
-        self._submit()
+    def _submit_next(self, arrivals: Iterator[float]) -> None:
+        """Submit the request of the next arrival."""
+
+        def submit() -> None:
+            self._submit()
+            self._submit_next(arrivals)
+
         if self._submitted < self._site.requests:
-            self._sim.at(self._rng.expovariate(rate), lambda: self._submit_at_rate(rate))
+            self._sim.at(max(0.0, self._start + next(arrivals) - self._sim.now), submit)
 
     def _submit(self) -> None:
         number, budget = self._submitted, self._site.settings.budget_s
