@@ -6,13 +6,15 @@ The checks run on a low-priority thread, one at a time. Their findings answer ev
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ls_edge.core.records import MAX_TEXT
-from ls_edge.runtime.execution.worker import Worker
+from ls_edge.runtime.execution.worker import introduce_thread
 from ls_edge.runtime.protocol.messages import MAX_FINDINGS, FindingRow, Findings
 from ls_edge.runtime.transport.problems import one_line
 
@@ -32,8 +34,8 @@ class Inspector:
     def __init__(self, examine: Examine, send: Callable[[str, Findings], object], wake: Callable[[], None]) -> None:
         """``examine`` may take a minute and start processes; it runs on another thread."""
         self._examine, self._send, self._wake = examine, send, wake
-        self._worker: Worker[Findings] | None = None
         self._asking: set[str] = set()
+        self._new: deque[Findings] = deque()
         self._found: Findings | None = None
         self._found_at = 0.0
 
@@ -42,31 +44,27 @@ class Inspector:
         if self._found is not None and time.monotonic() < self._found_at + FRESH_S:
             self._send(name, self._found)
             return
-        if self._worker is None:
-            self._worker = Worker("inspector", self._wake, niceness=_NICENESS)
         if not self._asking:
-            self._worker.submit(self._look)
+            threading.Thread(target=self._look, name="inspector", daemon=True).start()
         if len(self._asking) < MAX_ASKING:
             self._asking.add(name)
 
     def step(self) -> None:
         """Send new findings."""
-        for found in self._worker.results() if self._worker is not None else ():
-            self._found, self._found_at = found, time.monotonic()
+        while self._new:
+            self._found, self._found_at = self._new.popleft(), time.monotonic()
             for name in self._asking:
-                self._send(name, found)
+                self._send(name, self._found)
             self._asking.clear()
 
-    def close(self) -> None:
-        """Stop; a running check is left behind."""
-        if self._worker is not None:
-            self._worker.close()
-
-    def _look(self) -> Findings:
+    def _look(self) -> None:
+        """Check the machine; a peer that leaves meanwhile does not wait for the end."""
+        introduce_thread("inspector", _NICENESS)
         try:
             rows = self._examine()
         except Exception as error:
             log.exception("the check of this machine failed")
             rows = [FindingRow("bad", "ls-edge doctor", f"the check failed: {error}", "run 'ls-edge doctor' there")]
         short = [FindingRow(*(one_line(text, MAX_TEXT) for text in msgspec.structs.astuple(row))) for row in rows]
-        return Findings(tuple(short[:MAX_FINDINGS]))
+        self._new.append(Findings(tuple(short[:MAX_FINDINGS])))
+        self._wake()

@@ -226,8 +226,6 @@ class Service:
                     self._take_results()
         finally:
             self.node.close()
-            if self._inspector is not None:
-                self._inspector.close()
         raise self._failure
 
     def _look_beside(self) -> None:

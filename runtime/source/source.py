@@ -153,18 +153,13 @@ class Source:
         """Return whether answers may leave these blocks out."""
         return len(blocks) <= self.max_skips
 
-    def wait_answerable(self, timeout: float) -> tuple[int, ...]:
-        """Wait until answers are possible, if need be without some blocks; return the blocks that prevent them.
+    def wait_ready(self, timeout: float = 5.0, *, may_miss: int = 0) -> tuple[int, ...]:
+        """Wait until each block, but ``may_miss`` of them, has a warm holder, at most ``timeout`` seconds.
 
-        The wait ends after ``timeout`` seconds.
+        Return the blocks that have none.
         """
         monitor = self._thread.monitor
-        missing = monitor.wait_for(lambda snapshot: self.may_skip(snapshot.missing_blocks), timeout).missing_blocks
-        return () if self.may_skip(missing) else missing
-
-    def wait_ready(self, timeout: float = 5.0) -> tuple[int, ...]:
-        """Wait until each block has a warm holder; return those that have none after ``timeout`` seconds."""
-        return self._thread.monitor.wait_for(lambda snapshot: not snapshot.missing_blocks, timeout).missing_blocks
+        return monitor.wait_for(lambda found: len(found.missing_blocks) <= may_miss, timeout).missing_blocks
 
     @property
     def audits(self) -> AuditSummary | None:
