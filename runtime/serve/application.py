@@ -35,7 +35,7 @@ from ls_edge.runtime.serve.access import Access
 from ls_edge.runtime.serve.live_page import LivePage
 from ls_edge.runtime.serve.metrics import SourceCollector, registry_of
 from ls_edge.runtime.serve.service import Service
-from ls_edge.runtime.source.results import Answer, likeliest
+from ls_edge.runtime.source.results import Answer
 from ls_edge.version import __version__
 
 log = logging.getLogger("ls_edge.runtime")
@@ -96,8 +96,7 @@ class Application:
 
     async def _predict(self, request: Request) -> Response:
         source = self._service.source
-        most_ms, classes = source.settings.budget_ms, len(source.bundle.manifest.classes)
-        top, budget_ms, with_logits = _parameters(request.query_params.multi_items(), most_ms)
+        top, budget_ms, with_logits = _parameters(request.query_params.multi_items(), source.settings.budget_ms)
         body = await self._image(request)
         with body, self._service.place() as source:
 
@@ -107,7 +106,7 @@ class Application:
 
             (answer,) = await _unless_gone(request, self._service.answer(source, decode, budget_ms))
         self._page.note(answer)
-        return _json(_document_of(answer, source.bundle, min(top, classes), with_logits))
+        return _json(_document_of(answer, top, with_logits))
 
     async def _image(self, request: Request) -> SpooledTemporaryFile[bytes]:
         """Return the encoded image of a body or form."""
@@ -248,7 +247,7 @@ class Application:
 
     async def _ready(self, _request: Request) -> Response:
         ready = self._service.is_ready
-        missing = self._service.source.missing_blocks()
+        missing = self._service.source.snapshot.missing_blocks
         return _json({"ready": ready, "missing_blocks": missing}, 200 if ready else 503)
 
     async def _status(self, _request: Request) -> Response:
@@ -379,10 +378,10 @@ def _json(document: object, status: int = 200, headers: Mapping[str, str] | None
     return Response(content, status, headers, "application/json")
 
 
-def _document_of(answer: Answer, bundle: Bundle, top: int, with_logits: bool) -> dict[str, Any]:
-    classes, record = bundle.manifest.classes, answer.record
+def _document_of(answer: Answer, top: int, with_logits: bool) -> dict[str, Any]:
+    record = answer.record
     document: dict[str, Any] = {
-        "top": [{"label": classes[index], "probability": p} for index, p in likeliest(answer.logits, top)],
+        "top": [{"label": label, "probability": probability} for label, probability in answer.top(top)],
         "degraded": answer.degraded,
         "latency_ms": answer.latency_ms,
         "order": record.steps if record.is_plain else None,
@@ -421,7 +420,7 @@ def _is_budget(text: str, most_ms: float) -> bool:
 
 
 def _not_ready(service: Service) -> str:
-    return f"blocks without a holder: {', '.join(map(str, service.source.missing_blocks()))}"
+    return f"blocks without a holder: {', '.join(map(str, service.source.snapshot.missing_blocks))}"
 
 
 def _shown(text: str) -> str:

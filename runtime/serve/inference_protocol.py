@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, printable
-from ls_edge.runtime.source.results import Answer, likeliest
+from ls_edge.runtime.source.results import Answer
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository")
 MAX_BATCH = 256
@@ -277,19 +277,17 @@ def _values(
         texts = [text for answer in answers for text in _classification(output.name, answer, classes, top)]
         return "BYTES", [len(answers), top], texts
     if output.name == "label":
-        return "BYTES", [len(answers)], [answer.label for answer in answers]
-    logits = np.stack([answer.logits for answer in answers]).astype("<f4")
-    if output.name == "probabilities":
-        exps = np.exp(logits - logits.max(axis=1, keepdims=True))
-        logits = exps / exps.sum(axis=1, keepdims=True)
-    return "FP32", list(logits.shape), logits
+        return "BYTES", [len(answers)], [answer.class_name for answer in answers]
+    rows = [answer.logits if output.name == "logits" else answer.probabilities for answer in answers]
+    values = np.stack(rows).astype("<f4")
+    return "FP32", list(values.shape), values
 
 
 def _classification(name: str, answer: Answer, classes: Sequence[str], top: int) -> Iterable[str]:
     """Yield ``VALUE:INDEX:CLASS`` of the likeliest classes."""
-    for index, probability in likeliest(answer.logits, top):
-        value = float(answer.logits[index]) if name == "logits" else probability
-        yield f"{value:f}:{index}:{classes[index]}"
+    values = answer.logits if name == "logits" else answer.probabilities
+    for index in np.argsort(-answer.logits, kind="stable")[:top]:
+        yield f"{values[index]:f}:{index}:{classes[index]}"
 
 
 def _parameters_of(answers: Sequence[Answer]) -> dict[str, Any]:

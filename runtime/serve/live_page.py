@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ls_edge.runtime.serve.service import RETRY_AFTER, Service
-from ls_edge.runtime.source.results import Answer, likeliest
+from ls_edge.runtime.source.results import Answer
 
 MAX_WATCHERS = 16
 """Limit of pages that are open at the same time."""
@@ -42,10 +42,10 @@ class LivePage:
         """Show answers on the pages that are open."""
         for answer in answers:
             record = answer.record
-            ((_, probability),) = likeliest(answer.logits, 1)
+            ((label, probability),) = answer.top(1)
             self._recent.append({
                 "number": next(self._numbers),
-                "label": answer.label,
+                "label": label,
                 "probability": round(probability, 4),
                 "degraded": answer.degraded,
                 "skipped": record.skipped,

@@ -76,7 +76,7 @@ class Service:
     def is_ready(self) -> bool:
         """Whether images can be answered now."""
         source = self.source
-        return source.is_open and not self.is_stopping and source.may_skip(source.missing_blocks())
+        return source.is_open and not self.is_stopping and source.may_skip(source.snapshot.missing_blocks)
 
     def status(self) -> dict[str, Any]:
         """Return the document of ``/status``."""
@@ -196,7 +196,7 @@ class Service:
             raise HTTPException(status, str(error), RETRY_AFTER if status == 503 else None) from None
 
     async def _wait_answerable(self, source: Source, end: float) -> None:
-        while not source.may_skip(missing := source.missing_blocks()):
+        while not source.may_skip(missing := source.snapshot.missing_blocks):
             if time.monotonic() >= end:
                 raise HTTPException(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)
             await asyncio.sleep(_POLL_S)

@@ -145,6 +145,6 @@ def _reload(service: Service, open_source: Callable[[], Source], timeout: float)
     except LsEdgeError as error:
         log.warning("not reloaded", extra={"why": str(error)})
         return
-    source.wait_answerable(_READY_WITHIN_S)
+    source.wait_ready(_READY_WITHIN_S, may_miss=source.max_skips)
     service.exchange(source, timeout).close()
     log.info("reloaded", extra={"bundle": short_id(source.bundle.manifest.bundle_id), "peers": len(source.peers.peers)})
