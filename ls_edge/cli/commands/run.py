@@ -157,18 +157,18 @@ def command(
                     progress.note(writer.problem)
 
         with progress:
-            measured = run_dataset(
-                source,
-                images,
-                concurrency=concurrency,
-                on_record=on_record,
-                on_skip=lambda image, error: progress.note(f"skipped {image.name}: {error}"),
-                on_tick=_watch_holders(source, progress),
-                stop=lambda: bool(stop),
-                rate=rate,
+            measured = _with_flags(
+                run_dataset(
+                    source,
+                    images,
+                    concurrency=concurrency,
+                    on_record=on_record,
+                    on_skip=lambda image, error: progress.note(f"skipped {image.name}: {error}"),
+                    on_tick=_watch_holders(source, progress),
+                    stop=lambda: bool(stop),
+                    rate=rate,
+                )
             )
-        in_force = {**_flags_in_force(), **measured.context.settings}
-        measured.context = msgspec.structs.replace(measured.context, settings=in_force)
         problems = [] if measured.error is None else [str(measured.error)]
         if writer is not None:
             writer.correct(measured.records)
@@ -249,14 +249,16 @@ def _remarks(measured: DatasetRun, summary: RunSummary) -> Iterator[str]:
         yield summary.audit.warning
 
 
-def _flags_in_force() -> dict[str, Any]:
-    """Return every flag of this call with its value or default, except ``--json``."""
+def _with_flags(run: DatasetRun) -> DatasetRun:
+    """Add every flag of this call with its value or default, except ``--json``, to the settings of a run."""
     flags = click.get_current_context().params
-    return {
+    in_force = {
         name: printable(value) if isinstance(value, Path) else value
         for name, value in flags.items()
         if name != "as_json"
     }
+    run.context = msgspec.structs.replace(run.context, settings={**in_force, **run.context.settings})
+    return run
 
 
 def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
