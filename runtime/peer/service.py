@@ -27,10 +27,10 @@ from ls_edge.runtime.execution.engine_calls import run_blocks
 from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.peer.inspector import Examine, Inspector
 from ls_edge.runtime.protocol.messages import MINOR, Hello
-from ls_edge.runtime.routing.candidates import ONE_BAND
+from ls_edge.runtime.routing.candidates import ONE_BAND, Model
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.peer_rules import PeerMachine, peer_machine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, NodeSettings, new_incarnation
@@ -130,15 +130,15 @@ class Service:
     @property
     def snapshot(self) -> PeerSnapshot:
         """Work done and held; any thread may ask."""
-        machine, engine = self.machine, self.machine.engine
+        machine, rules, engine = self.machine, self.machine.rules, self.machine.rules.engine
         return PeerSnapshot(
             name=self._entry.name,
             bundle_id=self._manifest.bundle_id,
-            warm=machine.warm,
+            warm=rules.warm,
             stuck=engine.stuck,
             held=len(machine.held),
             queue=engine.length,
-            credits=machine.credits,
+            credits=rules.credits,
             failed_blocks=len(engine.failed_blocks),
             linked=frozenset(machine.neighbours.by_name),
             dropped=dict(self.node.counts),
@@ -162,16 +162,18 @@ class Service:
     def _new_machine(self, bundle: Bundle | None) -> PeerMachine:
         entry, manifest = self._entry, self._manifest
         tokens_s = self._settings.peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)
-        return PeerMachine(
+        return peer_machine(
             entry.name,
             self._blocks,
             limits=self._settings.limits or Limits.for_frames(tokens_s).with_credits(entry.credits),
             rng=random.SystemRandom(),
             max_batch=entry.max_batch,
             batch_wait=entry.batch_wait_ms / 1e3,
-            costs=None if bundle is None else read_order_costs(manifest.order_costs, bundle.num_blocks),
-            bands=ONE_BAND if bundle is None else bundle.bands,
-            bundle_id=manifest.bundle_id,
+            model=Model(
+                ONE_BAND if bundle is None else bundle.bands,
+                None if bundle is None else read_order_costs(manifest.order_costs, bundle.num_blocks),
+                manifest.bundle_id,
+            ),
         )
 
     def _new_node(self) -> Node:
@@ -186,7 +188,7 @@ class Service:
             self.machine,
             execute=self._execute,
             hello=self._hello,
-            state=self.machine.state,
+            state=self.machine.rules.state,
             installer=self._installer,
             inspect=None if settings.examine is None else self._inspect,
         )
@@ -204,7 +206,7 @@ class Service:
         leave_at = float("inf")
         try:
             while self._failure is None:
-                unread_for = READ_WITHIN_S if machine.engine.is_ahead and not machine.engine.stuck else 0.0
+                unread_for = READ_WITHIN_S if machine.rules.engine.is_ahead and not machine.rules.engine.stuck else 0.0
                 if self._short_call is not None:  # it runs right after this turn
                     self.node.wake()
                 # A drain ends, and a store repeats its requests, by the clock alone.
@@ -215,7 +217,7 @@ class Service:
                     leave_at = time.monotonic() + _LEAVE_WITHIN
                     log.info("draining", extra={"peer": name, "held": len(machine.held)})
                     self.node.feed(Drain())
-                drained = self.stops and machine.idle
+                drained = self.stops and machine.rules.idle
                 if drained or self.stops > 1 or time.monotonic() >= leave_at:
                     log.info("leaving", extra={"peer": name, "held": len(machine.held)})
                     self.node.leave("draining")
@@ -255,7 +257,7 @@ class Service:
             minor=MINOR,
             model_id=self._manifest.model_id,
             bundle_id=self._manifest.bundle_id,
-            blocks=tuple(block for block in self._blocks if block not in self.machine.engine.failed_blocks),
+            blocks=tuple(block for block in self._blocks if block not in self.machine.rules.engine.failed_blocks),
             engine="" if self.bundle is None else self._engine_text(),
             codec=self._entry.codec,
             note=self._note,
@@ -276,11 +278,11 @@ class Service:
 
         Nothing else waits for the engine, no track may come home meanwhile, and the engine's memory is the host's.
         """
-        engine = self.machine.engine
+        engine = self.machine.rules.engine
         return (
             engine.length == 1
             and not engine.beside_wave
-            and len(compute.blocks) * engine.block_us <= SHORT_CALL_S * 1e6
+            and len(compute.blocks) * engine.times.block_us <= SHORT_CALL_S * 1e6
             and self._loop_threads.may_run_here
             and self._executor.workspace is None
         )
@@ -302,11 +304,11 @@ class Service:
         if isinstance(result, LsEdgeError):
             self._failure = result
             return
-        failed = len(self.machine.engine.failed_blocks)
+        failed = len(self.machine.rules.engine.failed_blocks)
         if isinstance(result, ComputeFailed) and result.rest is not None:
             self._counts.add(result.rest)
         self.node.feed(result)
-        if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
+        if isinstance(result, Warm) or len(self.machine.rules.engine.failed_blocks) != failed:
             self.node.repeat_greeting()
         if isinstance(result, Warm):
             provider = next(iter(self._executor.engines.values())).provider

@@ -19,7 +19,7 @@ from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerEvent, PeerState, Rejection
 from ls_edge.runtime.routing.events import Note, NoteKind
 from ls_edge.runtime.routing.neighbours import Neighbour
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.source_rules import SourceMachine
 from ls_edge.runtime.transport.node import Node
 
 log = logging.getLogger("ls_edge.runtime")
@@ -181,14 +181,14 @@ class PeerMonitor:
             if n.state is not None and n.state.warm and not n.state.draining:
                 held += (n.hello.blocks, n.state.reach_blocks, *n.state.far_blocks)
         duplicates = before.duplicates
-        if self._machine.duplicates.total() != sum(duplicates.values()):
-            duplicates = MappingProxyType(dict(self._machine.duplicates))
+        if self._machine.rules.duplicates.total() != sum(duplicates.values()):
+            duplicates = MappingProxyType(dict(self._machine.rules.duplicates))
         facts = _Facts(
             peers=tuple(peers),
             held=tuple(held),
             problems=self._node.problems,
             mismatched=dict(self._node.mismatched),
-            rejected=self._machine.rejected,
+            rejected=self._machine.rules.rejected,
             duplicates=duplicates,
             reroutes=self._machine.reroutes,
             dropped=dict(self._node.counts),

@@ -19,7 +19,7 @@ from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Submit
 from ls_edge.runtime.routing.policies import POLICIES
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.source_rules import SourceMachine
 from ls_edge.runtime.source.audit import Audit, Auditor
 from ls_edge.runtime.source.deadlines import Deadlines
 from ls_edge.runtime.source.results import Answer, InFlightRequest, RequestState, record_of
@@ -179,7 +179,7 @@ class Requests:
             self._end(inflight, result.error, inflight.answered)
         elif isinstance(result, HeadResult):
             if result.logits is not None:
-                self._machine.head_us = max(result.head_us, self._machine.head_us * 9 // 10)
+                self._machine.rules.head_us = max(result.head_us, self._machine.rules.head_us * 9 // 10)
                 self._answer(inflight, result)
         elif result.tokens is not None:
             inflight.state = RequestState.ROUTED
@@ -201,7 +201,7 @@ class Requests:
             inflight.state, inflight.at_worker, inflight.answered = RequestState.HEAD, True, instruction
             self._deadlines.add(inflight.request, inflight.deadline)
             head = partial(self._engines.run_head, inflight, instruction)
-            if self._machine.head_us <= SHORT_US:
+            if self._machine.rules.head_us <= SHORT_US:
                 self.short_jobs.append((head, True))
             else:
                 self._threads.submit(head, urgent=True)

@@ -41,10 +41,11 @@ from ls_edge.runtime.execution.counts import RequestCounts
 from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.protocol.codecs import CODECS, is_finite
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
+from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import Complete, Fail, Instruction, Returned
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.policies import POLICIES
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.source_rules import source_machine
 from ls_edge.runtime.source.audit import Auditor, Challenges, require_block_files
 from ls_edge.runtime.source.peer_monitor import PeerMonitor, PeerView, SourceSnapshot
 from ls_edge.runtime.source.requests import Job, Requests
@@ -108,16 +109,15 @@ class Source:
         self.cores = EngineCores.of(peers, peers.source(self.name))
         with self.cores.on_engine():  # where the threads of the engines stay
             self._engines = StemAndHead(bundle, self.settings, peers.source(self.name) or SourceEntry(self.name))
-        self._machine = SourceMachine(
+        costs = read_order_costs(bundle.manifest.order_costs, bundle.num_blocks)
+        self._machine = source_machine(
             self._alias,
             limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)),
             rng=random.SystemRandom(),
-            costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
-            bands=bundle.bands,
-            bundle_id=bundle.manifest.bundle_id if strict_bundle else "",
+            model=Model(bundle.bands, costs, bundle.manifest.bundle_id if strict_bundle else ""),
         )
-        check_policy(bundle, self.policy, self._machine.costs)
-        self._machine.head_us = self._engines.head_us
+        check_policy(bundle, self.policy, costs)
+        self._machine.rules.head_us = self._engines.head_us
         self._ids = itertools.count()
         self._requests = Requests(bundle, self.settings, self._engines, self._machine, self._itinerary, self.opened)
         self._closed = threading.Lock()
