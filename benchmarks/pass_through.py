@@ -26,8 +26,8 @@ from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import MINOR_OF_ONE, Hello, Itinerary, State
 from ls_edge.runtime.routing.events import Complete, Instruction, Submit
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.source_rules import source_machine
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
 from ls_edge.runtime.transport.node import Node, new_incarnation
 
@@ -86,7 +86,7 @@ class Caller:
     def __init__(self, peers: PeersFile, manifest: Manifest, keys: KeyPair | None) -> None:
         """Dial the peers; call :meth:`wait_ready` before the first :meth:`call`."""
         self._blocks = tuple(range(len(manifest.parts.blocks)))
-        self._machine = SourceMachine("caller", limits=Limits(), rng=random.SystemRandom())
+        self._machine = source_machine("caller", limits=Limits(), rng=random.SystemRandom())
         self._peers = peers
         self._request = 0
         self._answer: Complete | None = None

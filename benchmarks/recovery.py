@@ -48,7 +48,8 @@ from benchmarks.common import (
 from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.protocol.messages import Accept, Moved
 from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Submit
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.source_rules import SourceMachine
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
@@ -115,18 +116,18 @@ class _Holders:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Look at each event of the source's routing machine meanwhile, on the source thread."""
-        handle_all = SourceMachine.handle_all
+        handle_all = Machine.handle_all
 
         def look(machine: SourceMachine, events: Sequence[Event], now: float) -> list[Instruction]:
             for event in events:
                 self._look(machine, event)
             return handle_all(machine, events, now)
 
-        SourceMachine.handle_all = look  # type: ignore[method-assign]
+        Machine.handle_all = look  # type: ignore[method-assign]
         try:
             yield
         finally:
-            SourceMachine.handle_all = handle_all  # type: ignore[method-assign]
+            Machine.handle_all = handle_all  # type: ignore[method-assign]
 
     def _look(self, machine: SourceMachine, event: Event) -> None:
         if isinstance(event, Submit):

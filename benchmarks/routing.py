@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.common import median
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Process, Simulation
-from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import Complete
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.peer_rules import PeerRules
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +68,7 @@ class _Meter:
 
     def attach(self, process: Process, who: str) -> None:
         """Measure the machine of a process from now on."""
-        process.machine = cast("CustodyMachine", _Measured(process.machine, self, who))
+        process.machine = cast("Machine[Any]", _Measured(process.machine, self, who))
 
     def measured(self, call: Callable[..., Any], who: str, name: str) -> Callable[..., Any]:
         key = f"{who} {name}"
@@ -86,19 +87,15 @@ class _Meter:
 class _Measured:
     """A machine whose calls are measured."""
 
-    def __init__(self, machine: CustodyMachine, meter: _Meter, who: str) -> None:
+    def __init__(self, machine: Machine[Any], meter: _Meter, who: str) -> None:
         self._machine = machine
-        for name in ("handle_all", "next_check", "state"):
-            if hasattr(machine, name):
-                setattr(self, name, meter.measured(getattr(machine, name), who, name))
+        for name in ("handle_all", "next_check"):
+            setattr(self, name, meter.measured(getattr(machine, name), who, name))
+        if isinstance(machine.rules, PeerRules):
+            vars(machine.rules)["state"] = meter.measured(machine.rules.state, who, "state")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._machine, name)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """For ``isinstance``: that of the machine."""
-        return type(self._machine)
 
 
 def _measure(placement: str, policy: str, in_flight: int, answers: int) -> dict[str, float]:
@@ -110,10 +107,10 @@ def _measure(placement: str, policy: str, in_flight: int, answers: int) -> dict[
     machines = {name: process.machine for name, process in simulation.processes.items()}
     for name, process in simulation.processes.items():
         meter.attach(process, "source" if name == SOURCE else "peer")
-    before = sum(machine.decisions for machine in machines.values())
+    before = sum(machine.decisions.count for machine in machines.values())
     began = simulation.now
     _submit(simulation, policy, in_flight, answers)
-    decisions = sum(machine.decisions for machine in machines.values()) - before
+    decisions = sum(machine.decisions.count for machine in machines.values()) - before
     us = {key: value / 1e3 for key, value in meter.cpu_ns.items()}
     return {
         "cpu_us_an_event": (us["source handle_all"] + us["peer handle_all"]) / meter.events,
@@ -129,8 +126,8 @@ def _measure(placement: str, policy: str, in_flight: int, answers: int) -> dict[
 def _submit(simulation: Simulation, policy: str, in_flight: int, answers: int) -> None:
     numbers: list[int] = []
     until = simulation.now + _MOST_S
-    while len(numbers) < answers or simulation.source.requests:
-        while len(numbers) < answers and len(simulation.source.requests) < in_flight:
+    while len(numbers) < answers or simulation.source.rules.requests:
+        while len(numbers) < answers and len(simulation.source.rules.requests) < in_flight:
             numbers.append(simulation.submit(policy=policy, budget=60.0))
         simulation.run(_STEP_S)
         assert simulation.now < until, "requests do not end"

@@ -24,8 +24,8 @@ from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
-from ls_edge.runtime.routing.wave_planner import plan_wave
+from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
+from ls_edge.runtime.routing.parts.wave_planner import plan_wave
 
 IMAGES = 2000
 """Largest number of images of a data set to answer."""
@@ -78,7 +78,7 @@ def split(bundle: Bundle, waves: int) -> Arrangement:
     blocks = frozenset(range(bundle.num_blocks))
     costs = read_order_costs(bundle.manifest.order_costs, bundle.num_blocks)
     own = LocalNode(blocks, 0, 1000, costs)
-    other = Candidate(PEERS[1], blocks, frozenset(), credits=1, wait_us=0, block_us=1000)
+    other = FixedCandidate(PEERS[1], blocks, frozenset(), credits=1, wait_us=0, block_us=1000)
     itinerary = Itinerary("source", "parallel", tuple(sorted(blocks)), 0, waves_wanted=waves)
     while itinerary.remaining:
         plan = plan_wave(itinerary, PEERS[0], own, [other])

@@ -111,7 +111,7 @@ def test_the_lines_are_checked():
     assert forbidden("ls_edge.core.bundle", "ls_edge.cli.commands.run")
     assert forbidden("ls_edge.data.datasets", "ls_edge.engines.engine")
     assert forbidden("ls_edge.export.writer", "ls_edge.runtime.source.source")
-    assert forbidden("ls_edge.runtime.routing.source_routing", "ls_edge.evaluation.run_summary")
+    assert forbidden("ls_edge.runtime.routing.source_rules", "ls_edge.evaluation.run_summary")
     assert forbidden("benchmarks.hop", "ls_edge.cli.commands.run")
     assert not forbidden("ls_edge.engines.pipeline", "ls_edge.data.datasets")
 

@@ -27,7 +27,7 @@ from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.peer.block_engine import BlockEngine
 from ls_edge.runtime.peer.service import PeerSettings, PeerSetup, Service
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.peer_rules import PeerMachine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import KeyPair, load_secret

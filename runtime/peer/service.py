@@ -25,10 +25,10 @@ from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.peer.block_engine import BlockEngine
 from ls_edge.runtime.peer.inspector import Examine, Inspector
 from ls_edge.runtime.protocol.messages import MINOR, Hello
-from ls_edge.runtime.routing.candidates import ONE_BAND
+from ls_edge.runtime.routing.candidates import ONE_BAND, Model
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.peer_rules import PeerMachine, peer_machine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, NodeSettings, new_incarnation
@@ -141,15 +141,15 @@ class Service:
     @property
     def snapshot(self) -> PeerSnapshot:
         """Work done and held; any thread may ask."""
-        machine, engine = self.machine, self.machine.engine
+        machine, rules, engine = self.machine, self.machine.rules, self.machine.rules.engine
         return PeerSnapshot(
             name=self._greeting.name,
             bundle_id=self._greeting.bundle_id,
-            warm=machine.warm,
+            warm=rules.warm,
             stuck=engine.stuck,
             held=len(machine.held),
             queue=engine.length,
-            credits=machine.credits,
+            credits=rules.credits,
             failed_blocks=len(engine.failed_blocks),
             linked=frozenset(machine.neighbours.by_name),
             dropped=dict(self.node.counts),
@@ -179,7 +179,7 @@ class Service:
             self.machine,
             execute=self._execute,
             hello=self._hello,
-            state=self.machine.state,
+            state=self.machine.rules.state,
             installer=self._installer,
             inspect=None if self._inspector is None else self._inspector.ask,
         )
@@ -189,7 +189,7 @@ class Service:
         return UNSET if self._installer is None else self._installer.note
 
     def _hello(self) -> Hello:
-        failed = self.machine.engine.failed_blocks
+        failed = self.machine.rules.engine.failed_blocks
         return msgspec.structs.replace(
             self._greeting,
             blocks=tuple(block for block in self._greeting.blocks if block not in failed),
@@ -199,7 +199,7 @@ class Service:
 
     def _loop(self) -> Iterator[None]:
         """Serve, a turn at a time; yield where the thread of the loop may run short engine calls."""
-        name, threads, engine = self._greeting.name, self._threads, self.machine.engine
+        name, threads, engine = self._greeting.name, self._threads, self.machine.rules.engine
         extra = {"peer": name, "address": self._setup.entry.bind, "blocks": list(self._greeting.blocks)}
         log.info("listening", extra=extra)
         if self.bundle is not None:
@@ -217,7 +217,7 @@ class Service:
                     leave_at = time.monotonic() + _LEAVE_WITHIN
                     log.info("draining", extra={"peer": name, "held": len(self.machine.held)})
                     self.node.feed(Drain())
-                if self.stops > 1 or (self.stops and self.machine.idle) or time.monotonic() >= leave_at:
+                if self.stops > 1 or (self.stops and self.machine.rules.idle) or time.monotonic() >= leave_at:
                     log.info("leaving", extra={"peer": name, "held": len(self.machine.held)})
                     self.node.leave("draining")
                     return
@@ -250,11 +250,11 @@ class Service:
 
         Nothing else waits for the engine, no track may come home meanwhile, and the engine's memory is the host's.
         """
-        engine = self.machine.engine
+        engine = self.machine.rules.engine
         return (
             engine.length == 1
             and not engine.beside_wave
-            and len(compute.blocks) * engine.block_us <= SHORT_CALL_S * 1e6
+            and len(compute.blocks) * engine.times.block_us <= SHORT_CALL_S * 1e6
             and self._threads.may_run_here
             and self._engine.is_on_host
         )
@@ -270,9 +270,9 @@ class Service:
         done = result.rest if isinstance(result, ComputeFailed) else result
         if isinstance(done, Computed):
             self._engine.counts.add(done)
-        failed = len(self.machine.engine.failed_blocks)
+        failed = len(self.machine.rules.engine.failed_blocks)
         self.node.feed(result)
-        if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
+        if isinstance(result, Warm) or len(self.machine.rules.engine.failed_blocks) != failed:
             self.node.repeat_greeting()
         if isinstance(result, Warm):
             extra = {"peer": self._greeting.name, "provider": self._engine.provider}
@@ -282,14 +282,16 @@ class Service:
 def _new_machine(setup: PeerSetup, bundle: Bundle | None) -> PeerMachine:
     entry, manifest = setup.entry, _NO_MODEL if bundle is None else bundle.manifest
     tokens_s = setup.peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)
-    return PeerMachine(
+    return peer_machine(
         entry.name,
         () if bundle is None else entry.blocks,
         limits=setup.settings.limits or Limits.for_frames(tokens_s).with_credits(entry.credits),
         rng=random.SystemRandom(),
         max_batch=entry.max_batch,
         batch_wait=entry.batch_wait_ms / 1e3,
-        costs=None if bundle is None else read_order_costs(manifest.order_costs, bundle.num_blocks),
-        bands=ONE_BAND if bundle is None else bundle.bands,
-        bundle_id=manifest.bundle_id,
+        model=Model(
+            ONE_BAND if bundle is None else bundle.bands,
+            None if bundle is None else read_order_costs(manifest.order_costs, bundle.num_blocks),
+            manifest.bundle_id,
+        ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
@@ -14,37 +14,83 @@ ONE_BAND = Bands(0)
 _NONE: frozenset[int] = frozenset()
 
 
-class Candidate(NamedTuple):
+class Candidate(Protocol):
     """A process that could be handed the tokens: linked, warm, not draining, not suspected."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def blocks(self) -> frozenset[int]:
+        """Blocks that it serves."""
+
+    @property
+    def reach_blocks(self) -> frozenset[int]:
+        """Blocks of the processes that it has links to."""
+
+    @property
+    def far_blocks(self) -> tuple[frozenset[int], ...]:
+        """Blocks that are 2, 3, … links away from it."""
+
+    @property
+    def credits(self) -> int:
+        """Transfers that it would accept now."""
+
+    @property
+    def wait_us(self) -> int:
+        """Expected time until its engine would begin."""
+
+    @property
+    def block_us(self) -> int:
+        """Usual time of one of its engine calls."""
+
+    @property
+    def link_us(self) -> int:
+        """Usual time of a transfer to it."""
+
+    @property
+    def trip_us(self) -> int:
+        """Usual time of a track beyond queue and engine: the transfers there and back."""
+
+    @property
+    def bundle_id(self) -> str:
+        """The bundle that it serves; empty where it does not keep the demand for a bundle."""
+
+
+class FixedCandidate(NamedTuple):
+    """A candidate as it is at one moment."""
 
     name: str
     blocks: frozenset[int]
     reach_blocks: frozenset[int]
-    """Blocks of the processes that it has links to."""
     credits: int
-    """Transfers that it would accept now."""
     wait_us: int
-    """Expected time until its engine would begin."""
     block_us: int = 0
-    """Usual time of one of its engine calls."""
     link_us: int = 0
-    """Usual time of a transfer to it."""
     trip_us: int = 0
-    """Usual time of a track beyond queue and engine: the transfers there and back."""
     far_blocks: tuple[frozenset[int], ...] = ()
-    """Blocks that are 2, 3, … links away from it."""
     bundle_id: str = ""
-    """The bundle that it serves; empty where it does not keep the demand for a bundle."""
 
-    def blocks_behind(self, distance: int) -> frozenset[int]:
-        """Return the blocks of its neighbours (0), of their neighbours (1) and so on."""
-        if distance == 0:
-            return self.reach_blocks
-        return self.far_blocks[distance - 1] if distance <= len(self.far_blocks) else _NONE
 
-    def leads_to(self, blocks: Iterable[int]) -> bool:
-        """Return whether some of these blocks can be reached through it, apart from its own."""
-        return not self.reach_blocks.isdisjoint(blocks) or any(not far.isdisjoint(blocks) for far in self.far_blocks)
+def fixed(candidate: Candidate) -> FixedCandidate:
+    """Return a candidate as it is now."""
+    c = candidate
+    return FixedCandidate(c.name, c.blocks, c.reach_blocks, c.credits, c.wait_us, c.block_us, c.link_us, c.trip_us)
+
+
+def blocks_behind(candidate: Candidate, distance: int) -> frozenset[int]:
+    """Return the blocks of the neighbours of a candidate (0), of their neighbours (1) and so on."""
+    if distance == 0:
+        return candidate.reach_blocks
+    return candidate.far_blocks[distance - 1] if distance <= len(candidate.far_blocks) else _NONE
+
+
+def leads_to(candidate: Candidate, blocks: Iterable[int]) -> bool:
+    """Return whether some of these blocks can be reached through a candidate, apart from its own."""
+    return not candidate.reach_blocks.isdisjoint(blocks) or any(
+        not far.isdisjoint(blocks) for far in candidate.far_blocks
+    )
 
 
 class LocalNode(NamedTuple):
@@ -63,3 +109,13 @@ class LocalNode(NamedTuple):
     """Usual time of one engine call while tokens of other tracks are transferred; 0 if not measured."""
     bands: Bands = ONE_BAND
     """Bands of the model: a block may run once all bands before its own have ended."""
+
+
+class Model(NamedTuple):
+    """What routing knows of the model, from the bundle's manifest."""
+
+    bands: Bands = ONE_BAND
+    costs: OrderCosts | None = None
+    """Measured order costs, for policies that need them."""
+    bundle_id: str = ""
+    """In a peer the bundle that it serves; in a source the only one whose blocks may run, empty for any."""

@@ -218,18 +218,22 @@ class Note(msgspec.Struct, frozen=True):
 Instruction = Send | Forward | Compute | Complete | Returned | Fail | Note
 
 
-def execution_order(instruction: Instruction) -> int:
-    """Return a rank: instructions of a lower one are executed first, those of the same one as they were decided.
+def in_order(instructions: list[Instruction]) -> list[Instruction]:
+    """Return instructions in the order of their execution, otherwise as they were decided.
 
     Tracks for other holders come first, since their wave waits for the transfer. Engines start before other messages
     are written, since the thread of the sockets may take this core while it writes.
     """
-    rank = _RANKS.get(type(instruction), 1)
-    if rank is None:
-        assert isinstance(instruction, Forward)
-        return 0 if instruction.itinerary.track is not None and not instruction.returning else 2
-    return rank
+    if len(instructions) < 2:
+        return instructions
+    ranks = [_RANKS[type(one)] for one in instructions]
+    for at, one in enumerate(instructions):
+        if isinstance(one, Forward) and one.itinerary.track is not None and not one.returning:
+            ranks[at] = 0
+    if min(ranks) == max(ranks):
+        return instructions
+    return [one for wanted in (0, 1, 2) for rank, one in zip(ranks, instructions, strict=True) if rank == wanted]
 
 
-_RANKS: dict[type, int | None] = {Send: 2, Note: 2, Forward: None}
-"""See :func:`execution_order`; 1 for everything else."""
+_RANKS: dict[type, int] = {Send: 2, Note: 2, Forward: 2, Compute: 1, Complete: 1, Returned: 1, Fail: 1}
+"""See :func:`in_order`; tracks are first."""

@@ -1,17 +1,19 @@
-"""A request that a process holds, the stages it goes through, and the parts that engine and waves add to it."""
+"""A request that a process holds, the stages it goes through, and the records that engine, waves and sources add."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Itinerary, Ran, RequestId, TransferId
-from ls_edge.runtime.routing.wave_planner import PlannedTrack
+from ls_edge.runtime.routing.parts.wave_planner import PlannedTrack
 
 INFINITY = float("inf")
+MAX_HOLDERS_SEEN = 64
+"""Limit on the remembered holders of a request."""
 _STORY = 16
 """Transitions that a held request remembers: enough for two visits of the engine, small compared with its tokens."""
 
@@ -41,8 +43,7 @@ class Stage(Enum):
     __hash__ = object.__hash__  # each transition looks pairs of stages up; Enum's own hash is computed in Python
 
 
-@dataclass(eq=False, slots=True)
-class EngineVisit:
+class EngineVisit(msgspec.Struct, eq=False):
     """Work of the engine of this process for a request."""
 
     block: int = -1
@@ -50,30 +51,60 @@ class EngineVisit:
     queued_at: float = 0.0
     until: float = 0.0
     """Time at which the running call counts as stuck."""
-    ran: list[int] = field(default_factory=list)
+    ran: tuple[int, ...] = ()
     """Blocks that ran here."""
     engine_us: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class JoinVisit:
+class JoinVisit(msgspec.Struct, eq=False):
     """Work of the waves of a request that this process joined."""
 
     waves: int = 0
     """Waves that were begun here."""
-    rows: list[TrackSpan] = field(default_factory=list)
+    rows: list[TrackSpan] = []
     """Their tracks, for the trace."""
     wait_us: int = 0
     """Time for which tracks of others were waited for."""
 
 
-@dataclass(eq=False, slots=True)
-class HeldRequest:
+class Trail(msgspec.Struct, eq=False):
+    """Whereabouts of a request as its source knows them, from ACCEPT, RELEASE and MOVED."""
+
+    holder: str = ""
+    """Process that has the tokens, after the next holder has passed them on."""
+    before: str = ""
+    """Process that keeps the copy before that of :attr:`holder`."""
+    passed_on: set[str] = set()
+    """Former holders, whose next holders have passed the request on as well."""
+    seen: dict[str, None] = {}
+    """Processes that have accepted it, sent MOVED or returned it, in order."""
+
+    def accepted(self, by: str) -> None:
+        """Note that a process has the tokens now."""
+        self.passed_on.discard(by)
+        self.note(by)
+
+    def moved(self, before: str, holder: str) -> None:
+        """Note that ``holder`` has the tokens now and ``before`` the copy."""
+        if self.before:
+            self.passed_on.add(self.before)
+        self.passed_on -= {before, holder}
+        self.before, self.holder = before, holder
+        self.note(before, holder)
+
+    def note(self, *names: str) -> None:
+        """Remember processes that had the tokens."""
+        for name in names:
+            if len(self.seen) < MAX_HOLDERS_SEEN:
+                self.seen[name] = None
+
+
+class HeldRequest(msgspec.Struct, eq=False):
     """Tokens that this process holds, their itinerary, and the transfer by which they came."""
 
     transfer: TransferId
     itinerary: Itinerary
-    tokens: Any = field(repr=False)
+    tokens: Any
     deadline: float
     """End of the request's budget, on the clock of this process."""
     upstream: str | None
@@ -83,7 +114,7 @@ class HeldRequest:
     """Chooses between equal holders: counts up, so that they take turns."""
     returning: str = ""
     """Reason for sending the tokens back to the source (``ReturnReason``); empty while they go forward."""
-    avoid: dict[str, float] = field(default_factory=dict)
+    avoid: dict[str, float] = {}
     """Processes that are not offered it, and until when: they refused it or returned it unchanged."""
     codec_us: int = 0
     """Time to decode the tokens."""
@@ -92,6 +123,8 @@ class HeldRequest:
     stage: Stage = Stage.NEW
     number: int = 0
     """Counts up over the requests that a machine holds."""
+    account: str = ""
+    """Source whose credits it uses; aliases of a source count as one."""
     downstream: str = ""
     """The next holder, while there is one."""
     sent: TransferId | None = None
@@ -99,7 +132,9 @@ class HeldRequest:
     link_us: int = 0
     """Time until that transfer was accepted."""
     check_at: float = INFINITY
-    """Time of the next check in its present stage; set only by ``CustodyMachine.set_check``."""
+    """Time of the next check in its present stage; set only by :class:`Timers`."""
+    timer_at: float = INFINITY
+    """Earliest entry of it among the timers."""
     ran_at: float = 0.0
     """Time at which its next holder accepted it or last reported a further block."""
     hop_at: float = INFINITY
@@ -114,18 +149,25 @@ class HeldRequest:
     """Start of its wait for a credit or another process."""
     waits_for: tuple[str, ...] = ()
     """Neighbours whose credit it waits for, in the stage ``WAITING``."""
+    reason: str = ""
+    """Reason that it could not continue when that was last tried (``ReturnReason``)."""
     reroutes: int = 0
     progress_at: float = 0.0
     """Time of the last PROGRESS that was sent for it."""
     failure: str = ""
     """Reason that the last holder of a track did not run it."""
-    engine: EngineVisit = field(default_factory=EngineVisit)
-    joins: JoinVisit = field(default_factory=JoinVisit)
+    engine: EngineVisit = msgspec.field(default_factory=EngineVisit)
+    joins: JoinVisit | None = None
+    """Its waves; None before the first."""
     wave: OpenWave | None = None
     """The wave that it waits for, in the stage ``JOINING``."""
     open_track: OpenTrack | None = None
     """The track of a wave of this process that these tokens are, until the track ends."""
-    story: deque[tuple[float, Stage, Stage, str]] = field(default_factory=lambda: deque(maxlen=_STORY), repr=False)
+    trail: Trail | None = None
+    """Its whereabouts, in its source."""
+    way_out: str = ""
+    """In its source: process that brought it home from beyond the reach of the source."""
+    story: list[tuple[float, Stage, Stage, str]] = []
     """Its last transitions: time, from, to, why."""
 
     @property
@@ -138,14 +180,20 @@ class HeldRequest:
         """The source of the request."""
         return self.itinerary.owner
 
+    def note(self, now: float, to: Stage, why: str) -> None:
+        """Note a transition in its story."""
+        if len(self.story) == _STORY:
+            del self.story[0]
+        self.story.append((now, self.stage, to, why))
+        self.stage = to
+
     def history(self) -> str:
         """Return its story, a line a transition."""
         lines = [f"{at:.6f} {before.value} -> {after.value}: {why}" for at, before, after, why in self.story]
         return "\n".join([f"request {self.request.hex()[:8]}, transfer {self.transfer.hop}:", *lines])
 
 
-@dataclass(eq=False)
-class OpenTrack:
+class OpenTrack(msgspec.Struct, eq=False):
     """A track of a wave from its start until its end."""
 
     wave: OpenWave
@@ -153,18 +201,17 @@ class OpenTrack:
     request: HeldRequest
     """Its own tokens."""
     began: float
-    out: Any = field(default=None, repr=False)
+    out: Any = None
     ran: tuple[Ran, ...] = ()
     row: TrackSpan | None = None
     """Set when it has ended."""
 
 
-@dataclass(eq=False)
-class OpenWave:
+class OpenWave(msgspec.Struct, eq=False):
     """The tracks that a request in the stage ``JOINING`` waits for."""
 
     ident: int
     number: int
     """Which wave of this visit."""
     request: HeldRequest
-    tracks: list[OpenTrack] = field(default_factory=list)
+    tracks: list[OpenTrack] = []

@@ -18,7 +18,7 @@ from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerEvent, PeerState, Rejection
 from ls_edge.runtime.routing.events import Note, NoteKind
 from ls_edge.runtime.routing.neighbours import Neighbour
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.source_rules import SourceMachine
 from ls_edge.runtime.transport.node import Node
 
 log = logging.getLogger("ls_edge.runtime")
@@ -179,8 +179,8 @@ class PeerMonitor:
             held=tuple(held),
             problems=self._node.problems,
             mismatched=MappingProxyType(dict(self._node.mismatched)),
-            rejected=self._machine.rejected,
-            duplicates=MappingProxyType(dict(self._machine.duplicates)),
+            rejected=self._machine.rules.rejected,
+            duplicates=MappingProxyType(dict(self._machine.rules.duplicates)),
             reroutes=self._machine.reroutes,
             dropped=MappingProxyType(dict(self._node.counts)),
         )

@@ -19,7 +19,7 @@ from ls_edge.engines.executor import HEAD, STEM
 from ls_edge.runtime.execution.counts import RequestCounts
 from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Submit
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.source_rules import SourceMachine
 from ls_edge.runtime.source.audit import Audit, Auditor
 from ls_edge.runtime.source.deadlines import Deadlines
 from ls_edge.runtime.source.results import Answer, InFlightRequest, RequestState
@@ -152,7 +152,7 @@ class Requests:
         elif result.output is None:
             pass  # its deadline is due
         elif result.part == HEAD:
-            self._machine.head_us = self._engines.usual_us[HEAD]
+            self._machine.rules.head_us = self._engines.usual_us[HEAD]
             self._answer(inflight, result.output[0], result.us)
         else:
             inflight.state = RequestState.ROUTED

@@ -26,7 +26,7 @@ from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import AuditSummary, PeerEvent
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.source.images import Image, read_image
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 from ls_edge.runtime.source.results import Answer

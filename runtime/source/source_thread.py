@@ -25,10 +25,11 @@ from ls_edge.engines.executor import HEAD
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.protocol.messages import MINOR, Hello, State
+from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import Complete, Fail, Instruction, Returned
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.policies import POLICIES
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.source_rules import source_machine
 from ls_edge.runtime.source.audit import Auditor, Challenges, Recomputation
 from ls_edge.runtime.source.peer_monitor import PeerEvents, PeerMonitor
 from ls_edge.runtime.source.requests import Requests
@@ -64,16 +65,21 @@ class SourceThread:
         self.opened = time.monotonic()
         self._ids = itertools.count()
         manifest, alias = bundle.manifest, new_alias(name)
-        limits = limits or Limits.for_frames(peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image))
-        machine = _new_machine(alias, bundle, limits, manifest.bundle_id if strict_bundle else "")
-        check_policy(bundle, POLICIES[settings.policy], machine.costs)
+        costs = read_order_costs(manifest.order_costs, bundle.num_blocks)
+        machine = source_machine(
+            alias,
+            limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)),
+            rng=random.SystemRandom(),
+            model=Model(bundle.bands, costs, manifest.bundle_id if strict_bundle else ""),
+        )
+        check_policy(bundle, POLICIES[settings.policy], costs)
         bundle_of = (lambda _name: manifest.bundle_id) if strict_bundle else self._bundle_of
         codecs = {peer.name: peer.codec for peer in peers.peers}
         recomputation = Recomputation(bundle, codecs, bundle_of) if settings.audit else None
         self.cores = EngineCores.of(peers, peers.source(name))
         with self.cores.on_engine():  # where the threads of the engines stay
             self.engines = StemAndHead(bundle, settings, peers.source(name) or SourceEntry(name))
-        machine.head_us = self.engines.usual_us[HEAD]
+        machine.rules.head_us = self.engines.usual_us[HEAD]
         itineraries = Itineraries(alias, settings, bundle)
         hello = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
         with self.cores.others():  # where the threads that are started here stay
@@ -163,17 +169,6 @@ class SourceThread:
             raise TypeError(f"a source does not execute {instruction!r}")
         if not self._challenges.execute(instruction) and not isinstance(instruction, Returned):
             self.requests.execute(instruction)
-
-
-def _new_machine(alias: str, bundle: Bundle, limits: Limits, bundle_id: str) -> SourceMachine:
-    return SourceMachine(
-        alias,
-        limits=limits,
-        rng=random.SystemRandom(),
-        costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
-        bands=bundle.bands,
-        bundle_id=bundle_id,
-    )
 
 
 def _cancel(requests: Requests, request: int, future: Future[Answer]) -> None:

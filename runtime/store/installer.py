@@ -30,7 +30,7 @@ from ls_edge.runtime.protocol.messages import (
     StoreState,
     Want,
 )
-from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.peer_rules import PeerMachine
 from ls_edge.runtime.store.store import Store, Wanted
 from ls_edge.runtime.transport.node import Node
 from ls_edge.runtime.transport.problems import one_line
@@ -142,7 +142,7 @@ class Installer:
         """Handle the results of the store's thread, ask for missing pieces, and confirm a bundle that is warm."""
         for handle in self._worker.results():
             handle()
-        if self._confirm_at is not None and self._machine is not None and self._machine.warm:
+        if self._confirm_at is not None and self._machine is not None and self._machine.rules.warm:
             self._settle()
         if self._push is not None and self._push.state is StoreState.RECEIVING and self._push.file is not None:
             self._ask(self._push, self._push.file)

@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,6 @@ from ls_edge.runtime.protocol.messages import (
     State,
     Welcome,
 )
-from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
     Abandon,
     Arrived,
@@ -45,6 +45,7 @@ from ls_edge.runtime.routing.events import (
     Tick,
     Unsendable,
 )
+from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.transport.admission import GUESTS, Admission
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, LinkEvent, LinkUp
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
@@ -97,7 +98,7 @@ class MachineDriver:
 
     def __init__(
         self,
-        machine: CustodyMachine,
+        machine: Machine[Any],
         outbox: Outbox,
         execute: Callable[[Instruction], None],
         counts: Counter[str],
@@ -175,7 +176,7 @@ class Node:
     def __init__(
         self,
         settings: NodeSettings,
-        machine: CustodyMachine,
+        machine: Machine[Any],
         *,
         execute: Callable[[Instruction], None],
         hello: Callable[[], Hello],

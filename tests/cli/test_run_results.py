@@ -330,7 +330,7 @@ def test_why_peers_cannot_be_used_is_said_by_run(
     file = load_peers(path)
     ours = serve(Peer(file, "ours", Bundle.open(tiny_bundle)))
     other = serve(Peer(file, "other", Bundle.open(other_bundle)))
-    wait_until(lambda: ours.machine.warm and other.machine.warm, 30.0, "warm peers")
+    wait_until(lambda: ours.machine.rules.warm and other.machine.rules.warm, 30.0, "warm peers")
     command = ["run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "5", "--wait", "2"]
     done = ls_edge.run(*command)
     assert (done.returncode, done.stdout) == (1, "")
@@ -356,7 +356,7 @@ def test_a_peer_that_took_no_part_is_named_with_the_reason(ls_edge, complaints, 
     assert done.returncode == 0
     (line,) = complaints(done)
     assert line.startswith("ls-edge: warning: gone took no part: nobody answers at tcp://127.0.0.1:")
-    assert peer.machine.warm
+    assert peer.machine.rules.warm
 
 
 def test_another_bundle_where_the_same_is_demanded(ls_edge, complaints, peers, tiny_bundle, tmp_path):
@@ -383,7 +383,7 @@ def test_refused_keys(ls_edge, complaints, write_peers, serve, tiny_bundle, tmp_
     keys = {name: new_keys(name, tmp_path / "keys")[0] for name in ("a", "laptop", "stranger")}
     path = write_peers({"a": range(6)}, keys=keys, sources=["laptop"])
     peer = serve(Peer(load_peers(path), "a", Bundle.open(tiny_bundle), keys=keys["a"]))
-    wait_until(lambda: peer.machine.warm, 30.0, "a warm peer")
+    wait_until(lambda: peer.machine.rules.warm, 30.0, "a warm peer")
     seen = yaml.safe_load(path.read_text())
     seen["sources"] = [{"name": "stranger", "public_key": keys["stranger"].public.decode()}]
     ours = tmp_path / "ours.yaml"

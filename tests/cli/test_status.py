@@ -199,7 +199,7 @@ def test_keys(ls_edge, complaints, write_peers, serve, keys, tiny_bundle, tmp_pa
     path = write_peers(PLACEMENT, keys=keys, sources=["laptop"])
     bundle = Bundle.open(tiny_bundle)
     serving = [serve(Peer(load_peers(path), name, bundle, keys=keys[name])) for name in PLACEMENT]
-    wait_until(lambda: all(peer.machine.warm for peer in serving), 30.0, "warm peers")
+    wait_until(lambda: all(peer.machine.rules.warm for peer in serving), 30.0, "warm peers")
     secret = tmp_path / "keys" / "laptop.key_secret"
     found = asked(ls_edge, path, "--secret-key", secret)
     assert {peer["key"] for peer in found.values()} == {"accepted"}
@@ -230,7 +230,7 @@ def test_addresses_of_version_6(ls_edge, write_peers, serve, tiny_bundle, wait_u
     path.write_text(path.read_text().replace("127.0.0.1", "[::1]"))
     bundle = Bundle.open(tiny_bundle)
     serving = [serve(Peer(load_peers(path), name, bundle)) for name in PLACEMENT]
-    wait_until(lambda: all(peer.machine.warm for peer in serving), 30.0, "warm peers")
+    wait_until(lambda: all(peer.machine.rules.warm for peer in serving), 30.0, "warm peers")
     assert {peer["state"] for peer in asked(ls_edge, path).values()} == {"alive"}
     done = ls_edge.run("run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "5", "--json")
     assert json.loads(done.stdout)["answered"] == 5

@@ -339,7 +339,7 @@ def reroute():
     story = Transcript({"a": [0, 1], "b": [2, 3], "c": [2, 3]}, blocks=4, seed=2)
     story.begin()
     story.submit()
-    while not story.processes["b"].machine.engine.busy:
+    while not story.processes["b"].machine.rules.engine.busy:
         story.run(0.0005)
     story.run(0.003)
     story.say("b      is killed")
@@ -360,14 +360,14 @@ def drain():
     story = Transcript({"a": [0, 1, 2], "b": [2, 3], "c": [0, 1]}, blocks=4, seed=4)
     story.begin()
     story.submit()
-    while not story.processes["a"].machine.engine.busy:
+    while not story.processes["a"].machine.rules.engine.busy:
         story.run(0.0005)
     story.run(0.0015)  # until the source has its ACCEPT
     story.submit()
     story.run(0.0005)
     story.say("a      gets SIGTERM")
     story.drain("a")
-    while not story.processes["a"].machine.idle:
+    while not story.processes["a"].machine.rules.idle:
         story.run(0.0005)
     story.leave("a")
     story.run(0.4)

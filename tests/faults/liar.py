@@ -22,9 +22,12 @@ from ls_edge.runtime.protocol.messages import (
     Refuse,
     State,
 )
+from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import Arrived, Event, Forward, Instruction, Received, Send
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
+from ls_edge.runtime.routing.peer_rules import PeerRules
 
 EVERY_S = 0.02
 """Seconds between two turns of the messages that a liar sends on its own."""
@@ -45,7 +48,23 @@ class LiarCounts(msgspec.Struct):
     """Transfers of its own that were refused."""
 
 
-class Liar(PeerMachine):
+class LyingRules(PeerRules):
+    """Rules of a peer that reports whatever its liar says."""
+
+    def __init__(
+        self, liar: Machine[PeerRules], blocks: Sequence[int], bands: Bands, said: Callable[[str], State]
+    ) -> None:
+        """``said`` makes its STATE."""
+        queue = EngineQueue(frozenset(blocks), liar.limits, 1, 0.0, bands)
+        super().__init__(liar, queue, Model(bands))
+        self.said = said
+
+    def state(self, name: str = "") -> State:
+        """Return its STATE."""
+        return self.said(name)
+
+
+class Liar(Machine[PeerRules]):
     """The routing machine of a liar: it keeps track of its neighbours and otherwise only executes its lie."""
 
     def __init__(
@@ -61,7 +80,14 @@ class Liar(PeerMachine):
         bands: Bands | None = None,
     ) -> None:
         """``hello`` makes a HELLO from a name, a role and blocks; ``tokens`` have the shape of the model."""
-        super().__init__(name, blocks, limits=Limits(), rng=random.Random(seed), bands=bands or Bands(num_blocks))
+        bands = bands or Bands(num_blocks)
+        super().__init__(
+            name,
+            lambda liar: LyingRules(liar, blocks, bands, self.state),
+            limits=Limits(),
+            rng=random.Random(seed),
+            bands=bands,
+        )
         self.hello = hello
         self.tokens = tokens
         self.all_blocks = tuple(range(num_blocks))

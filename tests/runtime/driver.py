@@ -25,8 +25,8 @@ from ls_edge.runtime.routing.events import (
     Tick,
     Warm,
 )
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.peer_rules import peer_machine
 
 BLOCKS = 4
 ALL_BY_A = ((tuple((block, "a") for block in range(BLOCKS)),),)
@@ -122,7 +122,7 @@ class Driver:
 
 
 def new_peer(blocks=(0, 1), limits=None, **options):
-    driver = Driver(PeerMachine("a", blocks, limits=limits or Limits(chain=0), rng=random.Random(0), **options))
+    driver = Driver(peer_machine("a", blocks, limits=limits or Limits(chain=0), rng=random.Random(0), **options))
     driver(Warm(1000))
     driver.meets("laptop", role="source")
     return driver

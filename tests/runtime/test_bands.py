@@ -17,13 +17,13 @@ from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProble
 from ls_edge.runtime.fleet.planning.scoring import policies_for, simulate_placement
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol.messages import Accept, Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode, Model
 from ls_edge.runtime.routing.events import Arrived, Complete, Fail, Forward, NoteKind
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.parts.wave_planner import plan_wave
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo
-from ls_edge.runtime.routing.source_routing import SourceMachine
-from ls_edge.runtime.routing.wave_planner import plan_wave
+from ls_edge.runtime.routing.source_rules import source_machine
 from ls_edge.runtime.source.settings import challenge_itinerary
 from ls_edge.runtime.transport.admission import Admission
 from tests.faults.liar import Liar
@@ -57,7 +57,9 @@ def situations(draw):
     some = st.sets(st.integers(0, BLOCKS - 1)).map(frozenset)
     remaining = bands.sort(draw(st.permutations(sorted(draw(st.sets(st.integers(0, BLOCKS - 1), min_size=1))))))
     others = [
-        Candidate(name, draw(some), draw(some), draw(st.integers(0, 2)), draw(st.integers(0, 9000)), 1000, 500, 900)
+        FixedCandidate(
+            name, draw(some), draw(some), draw(st.integers(0, 2)), draw(st.integers(0, 9000)), 1000, 500, 900
+        )
         for name in "bcd"
     ]
     return bands, remaining, draw(some), others
@@ -219,7 +221,7 @@ def test_plans_are_scored_within_the_bands():
 
 
 def source_with(bands, **peers):
-    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0), bands=bands))
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0), model=Model(bands)))
     for name, blocks in peers.items():
         source.meets(name, blocks)
     return source
@@ -242,7 +244,7 @@ def test_an_order_outside_the_bands_is_no_answer(waves, remaining):
     source(Arrived(sent.to, lie, ()))
     assert not any(isinstance(one, Complete) for one in source.said)
     assert NoteKind.REJECTED in source.notes()
-    (rejection,) = source.machine.rejected.values()
+    (rejection,) = source.machine.rules.rejected.values()
     assert "band [" in rejection.why
 
 
@@ -277,8 +279,8 @@ def test_source_and_next_holder_refuse_what_a_liar_runs_out_of_bands(policy, ban
         assert sorted(way(answer)) == list(range(bundle.num_blocks))
         assert not bundle.bands.fault(answer.itinerary.arrangement)
         assert {holder for wave in answer.itinerary.waves for track in wave for _, holder in track} <= {"a", "b"}
-    assert sim.source.rejected["liar"].count > 0
-    assert ("policy sequential" if policy == "sequential" else "band [") in sim.source.rejected["liar"].why
+    assert sim.source.rules.rejected["liar"].count > 0
+    assert ("policy sequential" if policy == "sequential" else "band [") in sim.source.rules.rejected["liar"].why
     assert {(to, sender) for to, sender, _ in sim.network.dropped} == {("a", "liar"), ("b", "liar")}
     for _, _, why in sim.network.dropped:
         assert re.search(r"in which block \d of band .* remains behind band|not of one band", why), why
@@ -295,7 +297,7 @@ def test_tokens_from_before_a_skip_are_still_good():
     waves = ((((0, "a"),),),)
     late = run_of(old.transfer._replace(hop=2), remaining=(1, 2, 3), waves=waves, returning="unreachable")
     source(Arrived("a", late, ()))
-    assert source.machine.rejected == {}
+    assert source.machine.rules.rejected == {}
     (onward,) = source.sent(Forward, "b")
     assert (onward.itinerary.skipped, onward.itinerary.waves) == ((), waves)
     done = ((((0, "a"), (1, "b"), (2, "b"), (3, "b")),),)

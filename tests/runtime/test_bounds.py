@@ -14,9 +14,9 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.fleet.simulation.simulator import Simulation
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import Arrived, Complete
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.held_request import Stage
+from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.source.source import Settings, Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults, inject, write
@@ -182,7 +182,7 @@ def saturated(placement, most, *, policy="nearest", in_flight=64, seconds=3.0):
     sim.run(0.3)
     end = sim.now + seconds
     while sim.now < end:
-        while len(sim.source.requests) < in_flight:
+        while len(sim.source.rules.requests) < in_flight:
             sim.submit(policy=policy, budget=3.0)
         sim.run(0.005)
     answered = sum(isinstance(outcome, Complete) for outcomes in sim.outcomes.values() for outcome in outcomes)

@@ -6,8 +6,8 @@ import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, Refuse
 from ls_edge.runtime.routing.events import Forward, NeighbourDown
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.source_rules import source_machine
 
 from .driver import Driver, submits
 
@@ -17,7 +17,7 @@ WAITING = 10
 @pytest.fixture
 def source():
     """A source with ten requests for the peer ``a``, which has no credit; ``b`` and ``c`` hold later blocks."""
-    driver = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    driver = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     driver.meets("a", [0], credit=0)
     driver.meets("b", [1])
     driver.meets("c", [2, 3])
@@ -28,14 +28,14 @@ def source():
 
 
 def numbers(source):
-    by_id = {request.copy.request: number for number, request in source.machine.requests.items()}
+    by_id = {request.copy.request: number for number, request in source.machine.rules.requests.items()}
     return [by_id[sent.transfer.request] for sent in source.sent(Forward)]
 
 
 def decided(source, act):
-    before = source.machine.decisions
+    before = source.machine.decisions.count
     act()
-    return source.machine.decisions - before
+    return source.machine.decisions.count - before
 
 
 def test_as_many_are_decided_as_there_are_credits_the_first_first(source):
@@ -69,7 +69,7 @@ def test_how_busy_others_are_decides_nothing(source, changes):
 
 
 def test_a_request_that_any_holder_may_take_waits_for_each_of_them():
-    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     source.meets("a", [0], credit=0)
     source.meets("b", [1], credit=0)
     submits(source, 0, policy="fastest")

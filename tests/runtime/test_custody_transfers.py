@@ -11,7 +11,6 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     State,
 )
-from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import (
     Compute,
     ComputeFailed,
@@ -22,7 +21,8 @@ from ls_edge.runtime.routing.events import (
     Note,
     Unsendable,
 )
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.held_request import Stage
+from ls_edge.runtime.routing.limits import Limits
 
 from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 
@@ -55,8 +55,8 @@ def test_a_peer_accepts_runs_all_its_blocks_hands_on_and_releases(peer):
     assert peer.sent(Release, "laptop") == [Release(transfer(), "b")]
     assert [item.stage for item in peer.machine.held.values()] == [Stage.CUSTODY]
     peer.hears("b", Release(onward.transfer, "b"))
-    assert peer.machine.idle
-    assert not peer.machine.transfers
+    assert peer.machine.rules.idle
+    assert not list(peer.machine.custody.sent)
 
 
 def test_the_last_block_goes_home_with_what_is_done(peer):
@@ -65,7 +65,7 @@ def test_the_last_block_goes_home_with_what_is_done(peer):
     (home,) = peer.sent(Forward, "laptop")
     assert (home.returning, home.itinerary.remaining) == ("done", ())
     peer.hears("laptop", Accept(home.transfer, 1))
-    assert peer.machine.idle
+    assert peer.machine.rules.idle
 
 
 def test_the_slot_is_how_many_blocks_have_run(peer):
@@ -84,7 +84,7 @@ def test_the_source_is_told_who_holds_a_request_that_came_from_a_peer(peer):
     [
         (lambda p: p(Drain()), "draining"),
         (lambda p: p.hears("laptop", cancel(0)), "cancelled"),
-        (lambda p: setattr(p.machine, "warm", False), "cold"),
+        (lambda p: setattr(p.machine.rules, "warm", False), "cold"),
         (lambda p: [p.gets("laptop", run_of(transfer(n + 1))) for n in range(16)], "busy"),
     ],
     ids=["draining", "cancelled", "cold", "busy"],
@@ -111,14 +111,14 @@ def test_credits_count_what_is_held_and_custody_apart():
     for number in range(3):
         peer.gets("x", run_of(transfer(number), remaining=(2, 3), waves=BY_X))
         (onward,) = peer.sent(Forward, "b")
-        assert peer.machine.credits == min(2, 2 - number)  # what was sent counts as a copy
+        assert peer.machine.rules.credits == min(2, 2 - number)  # what was sent counts as a copy
         peer.hears("b", Accept(onward.transfer, 5))
-    assert peer.machine.credits == 0
+    assert peer.machine.rules.credits == 0
     peer.gets("x", run_of(transfer(9), source="phone"))
     assert peer.sent(Refuse)[0].reason == "busy"
-    for sent in list(peer.machine.transfers):
+    for sent in list(peer.machine.custody.sent):
         peer.hears("b", Release(sent, "b"))
-    assert peer.machine.credits == 2
+    assert peer.machine.rules.credits == 2
 
 
 def test_half_of_the_credits_are_for_transfers_from_peers():
@@ -130,7 +130,7 @@ def test_half_of_the_credits_are_for_transfers_from_peers():
     assert peer.sent(Refuse, "laptop")[0].reason == "busy"
     peer.gets("x", run_of(transfer(3)))
     assert peer.sent(Accept, "x")[0].credits == 1
-    assert (peer.machine.state("x").credits, peer.machine.state("laptop").credits) == (1, 0)
+    assert (peer.machine.rules.state("x").credits, peer.machine.rules.state("laptop").credits) == (1, 0)
 
 
 def credits_sent(peer):
@@ -176,7 +176,7 @@ def test_credits_are_announced_several_at_once_while_the_engine_is_busy():
         peer.computes_next()
         announced += credits_sent(peer).items()
     assert announced == [("x", [2])]
-    assert peer.machine.credits == 2
+    assert peer.machine.rules.credits == 2
 
 
 def test_requests_at_one_block_run_as_a_batch_whatever_their_slots():
@@ -226,10 +226,10 @@ def test_sources_take_turns_at_the_engine():
 def test_the_engine_is_given_its_next_call_while_one_runs_and_no_further_one():
     peer = new_peer()
     for number in range(3):
-        assert peer.machine.engine.is_ahead == (number > 1)
+        assert peer.machine.rules.engine.is_ahead == (number > 1)
         peer.gets("laptop", run_of(transfer(number)))
     assert [call.transfers[0].request for call in peer.calls] == [request_id(0), request_id(1)]
-    assert peer.machine.state().queue == 3
+    assert peer.machine.rules.state().queue == 3
     peer.computes_next()
     assert [call.transfers[0].request for call in peer.calls][:2] == [request_id(1), request_id(0)]
 
@@ -241,9 +241,9 @@ def test_a_call_that_came_after_a_slow_one_has_its_whole_time():
     peer.passes(0.24)
     peer.computes_next()
     peer.passes(0.2)
-    assert not peer.machine.engine.stuck
+    assert not peer.machine.rules.engine.stuck
     peer.passes(0.4)
-    assert peer.machine.engine.stuck
+    assert peer.machine.rules.engine.stuck
 
 
 def test_a_batch_that_is_not_full_is_kept_for_others_to_join():
@@ -267,7 +267,7 @@ def test_a_call_that_has_not_begun_is_taken_back_and_its_result_not_used(why):
     else:
         peer(Drain())
         peer.passes(2.1, step=0.05)
-    assert peer.machine.engine.stuck == (why == "it hangs")
+    assert peer.machine.rules.engine.stuck == (why == "it hangs")
     taken = [r for r in peer.machine.held.values() if r.request == request_id(1)]
     assert not any(request.stage is Stage.RUNNING for request in taken)
     before = [request.itinerary for request in taken]
@@ -319,7 +319,7 @@ def test_a_next_holder_without_progress_is_suspected_and_passed_by(peer, accepte
     peer.passes(0.1)
     assert peer.notes()[:2] == ["suspect", "rerouted"]
     assert len(peer.sent(Forward, "c")) == 1
-    assert not peer.machine.neighbours.get("b").available(peer.now)
+    assert not peer.machine.neighbours.get("b").available
 
 
 def test_progress_keeps_a_next_holder_from_suspicion(peer):
@@ -328,7 +328,7 @@ def test_progress_keeps_a_next_holder_from_suspicion(peer):
     for done in range(5):
         assert not [note for note in peer.passes(0.2) if isinstance(note, Note)]
         peer.hears("b", Progress(sent, done))
-    assert peer.machine.neighbours.get("b").available(peer.now)
+    assert peer.machine.neighbours.get("b").available
 
 
 def test_an_engine_that_was_seen_to_be_slow_has_a_longer_deadline(peer):
@@ -352,7 +352,7 @@ def test_one_that_only_says_so_has_not(peer):
 
 def test_a_slow_engine_shows_progress_while_it_computes_but_not_for_ever():
     peer = new_peer()
-    peer.machine.engine.block_us = 500_000
+    peer.machine.rules.engine.times.block_us = 500_000
     peer.gets("laptop", run_of())
     peer.gets("laptop", run_of(transfer(1)))
     peer.passes(1.9)
@@ -369,13 +369,13 @@ def test_suspicion_doubles_and_ends_with_progress(peer):
     machine = peer.machine.neighbours
     until = []
     for _ in range(7):
-        machine.suspect("b", peer.now)
+        machine.get("b").suspect()
         until.append(round(machine.get("b").suspected_until - peer.now, 3))
     assert until == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0]
     peer.hears_state("b", calls=0)
-    assert not machine.get("b").available(peer.now)
+    assert not machine.get("b").available
     peer.hears_state("b", calls=1)
-    assert machine.get("b").available(peer.now)
+    assert machine.get("b").available
 
 
 @pytest.mark.parametrize("reason", ["busy", "cold", "draining"])

@@ -17,7 +17,7 @@ from ls_edge.runtime.routing.events import (
     NeighbourDown,
     Received,
 )
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
 
 from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 
@@ -98,7 +98,7 @@ def test_tokens_go_back_in_time(peer):
     peer.passes(0.02, step=0.001)
     assert [message.returning for message in peer.sent(Forward, "laptop")] == ["budget"]
     peer.passes(0.1)
-    assert peer.machine.idle
+    assert peer.machine.rules.idle
 
 
 def test_via_source_every_hop_goes_through_the_source(peer):
@@ -119,12 +119,12 @@ def test_an_engine_that_hangs_gives_its_queue_to_others(peer):
     peer.passes(0.3)
     assert "engine is stuck" in peer.notes()
     assert [message.transfer.request for message in peer.sent(Forward, "b")] == [request_id(1)]
-    assert peer.machine.state().stuck
-    assert peer.machine.credits == 0
+    assert peer.machine.rules.state().stuck
+    assert peer.machine.rules.credits == 0
     peer.computes(hanging)
     assert "engine is back" in peer.notes()
-    assert not peer.machine.state().stuck
-    assert peer.machine.credits > 0
+    assert not peer.machine.rules.state().stuck
+    assert peer.machine.rules.credits > 0
 
 
 def test_a_block_that_fails_is_not_tried_again_here(peer):
@@ -133,7 +133,7 @@ def test_a_block_that_fails_is_not_tried_again_here(peer):
     failed = peer.only(Compute)
     peer(ComputeFailed(failed.blocks[0], failed.transfers, "out of memory"))
     assert "engine failed" in peer.notes()
-    assert peer.machine.engine.failed_blocks == {0: "out of memory"}
+    assert peer.machine.rules.engine.failed_blocks == {0: "out of memory"}
     (onward,) = peer.sent(Forward, "b")
     assert onward.itinerary.remaining == (0, 1, 2, 3)
 
@@ -142,19 +142,19 @@ def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
     for number in range(3):
         peer.gets("laptop", run_of(transfer(number)))
     peer(Drain())
-    assert peer.machine.state().draining
-    assert peer.machine.credits == 0
+    assert peer.machine.rules.state().draining
+    assert peer.machine.rules.credits == 0
     while peer.calls:
         peer.computes_next()
         for message in peer.sent(Forward, "laptop"):
             peer.hears("laptop", Accept(message.transfer, 1))
-    assert peer.machine.idle
+    assert peer.machine.rules.idle
 
 
 def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine(peer):
     peer.gets("laptop", run_of(transfer(0), budget=60))
     peer.gets("laptop", run_of(transfer(1), budget=60))
-    peer.machine.limits = peer.machine.neighbours.limits = Limits(hop_floor=60)
+    peer.machine.limits = peer.machine.neighbours.limits = peer.machine.rules.engine.times.limits = Limits(hop_floor=60)
     peer(Drain())
     peer.passes(2.1, step=0.05)
     assert [(m.transfer.request, m.returning) for m in peer.sent(Forward, "laptop")] == [(request_id(1), "unreachable")]
@@ -177,7 +177,7 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
             peer.hears("b", Accept(sent, 1))
     peer.hears("laptop", cancel(0))
     assert not [item for item in peer.machine.held.values() if item.request == request_id(0)]
-    assert not peer.machine.transfers
+    assert not list(peer.machine.custody.sent)
     assert peer.machine.neighbours.get("b").offers == 0
     if sent is not None:
         peer.hears("b", Release(sent, "b"))
@@ -190,7 +190,7 @@ def test_the_result_of_a_cancelled_block_is_dropped(peer):
     peer.hears("laptop", cancel(0))
     peer.computes(running)
     assert not peer.sent(Forward)
-    assert peer.machine.idle
+    assert peer.machine.rules.idle
     peer.gets("laptop", run_of(transfer(1)))
     assert peer.only(Compute).transfers == (transfer(1),)
 
@@ -199,7 +199,7 @@ def test_tombstones_are_bounded():
     peer = new_peer(limits=Limits(tombstones=100))
     for request in range(1000):
         peer.hears("laptop", cancel(request, seconds=600))
-    assert len(peer.machine.tombstones) <= 101
+    assert len(peer.machine.rules.tombstones) <= 101
     peer.gets("laptop", run_of(transfer(999)))
     assert peer.sent(Refuse)[0].reason == "cancelled"
 
@@ -210,7 +210,7 @@ def test_tombstones_end_with_their_budget():
         peer.hears("laptop", cancel(request, seconds=0.001))
     peer.now += 1
     peer.hears("laptop", cancel(255, seconds=0.001))
-    assert len(peer.machine.tombstones) == 1
+    assert len(peer.machine.rules.tombstones) == 1
 
 
 def test_what_belongs_to_a_source_that_is_gone_is_dropped_after_a_while(peer):
@@ -219,7 +219,7 @@ def test_what_belongs_to_a_source_that_is_gone_is_dropped_after_a_while(peer):
     peer.passes(0.9)
     assert len(peer.machine.held) == 1
     peer.passes(0.2)
-    assert peer.machine.idle
+    assert peer.machine.rules.idle
     assert "dropped" in peer.notes()
 
 
@@ -245,4 +245,4 @@ def test_what_comes_together_is_decided_once_and_shares_an_engine_call():
 def test_what_is_cancelled_together_with_its_tokens_is_not_computed(peer):
     peer.together(Arrived("laptop", run_of(), ()), Received("laptop", cancel(0)))
     assert not [one for one in peer.said if isinstance(one, Compute)]
-    assert peer.machine.idle
+    assert peer.machine.rules.idle

@@ -60,7 +60,7 @@ def file(write_peers):
 def peer(file, bundle, serve, wait_until):
     """A warm peer ``a``: its description does not change any more."""
     one = serve(Peer(file, "a", bundle))
-    wait_until(lambda: one.machine.warm, what="warm engines")
+    wait_until(lambda: one.machine.rules.warm, what="warm engines")
     return one
 
 

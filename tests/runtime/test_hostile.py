@@ -221,7 +221,7 @@ def peer(tiny_bundle, write_peers, serve, wait_until):
     """A warm peer called ``a``; ``b`` stands in its file too and does not run."""
     file = load_peers(write_peers({"a": ALL, "b": ALL}))
     one = serve(Peer(file, "a", Bundle.open(tiny_bundle)))
-    wait_until(lambda: one.machine.warm, what="warm engines")
+    wait_until(lambda: one.machine.rules.warm, what="warm engines")
     return one
 
 
@@ -261,7 +261,7 @@ def test_before_hello_nothing_is_done(peer, caller, tiny_bundle):
         assert "before hello" in caller.hears(Complaint).what
         assert peer.node.counts["before hello"] == number
     assert not peer.machine.held
-    assert not peer.machine.tombstones
+    assert not peer.machine.rules.tombstones
     assert not peer.machine.neighbours.by_name
 
 

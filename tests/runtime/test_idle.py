@@ -11,7 +11,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.routing.events import NeighbourState
-from ls_edge.runtime.routing.state_announcer import LOAD_EVERY, USER_S
+from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.transport.links import Links
 
 PEERS = 16
@@ -46,7 +46,7 @@ def test_a_settled_fleet_sends_no_state(fleet):
 def test_a_fleet_settles_again_after_a_request(fleet):
     request = fleet.submit()
     fleet.settle()
-    fleet.run(USER_S + 2 * LOAD_EVERY)
+    fleet.run(Limits().load_every + 2 * Limits().load_every)
     assert fleet.outcomes[request]
     assert fleet.states
     fleet.states.clear()
@@ -63,10 +63,10 @@ def test_only_users_are_told_of_the_load_often():
     for _ in range(100):
         sim.submit(policy="sequential", budget=60.0)
     sim.run(2.0)
-    assert sim.source.requests
+    assert sim.source.rules.requests
     assert all(sim.states[f"p{i}", f"p{i - 1}"] >= 15 for i in range(1, blocks))
     others = [sim.states[f"p{i}", f"p{j}"] for i in range(blocks) for j in range(blocks) if j not in (i, i - 1)]
-    assert max(others) <= 1 + 2.0 / LOAD_EVERY
+    assert max(others) <= 1 + 2.0 / Limits().load_every
 
 
 def test_a_lost_link_is_announced_immediately(fleet):
@@ -82,18 +82,18 @@ def test_neighbours_know_the_state_that_a_peer_would_send_now(fleet):
     for _ in range(20):
         fleet.submit()
     fleet.settle()
-    fleet.run(USER_S + 2 * LOAD_EVERY)
+    fleet.run(Limits().load_every + 2 * Limits().load_every)
     for name, process in fleet.processes.items():
         for n in process.machine.neighbours:
             if n.name != SOURCE:
-                assert n.state == fleet.processes[n.name].machine.state(name)
+                assert n.state == fleet.processes[n.name].machine.rules.state(name)
 
 
 def test_a_peer_that_recovers_from_suspicion_is_announced(fleet):
     """Nothing but time ends a suspicion, and blocks of a suspect count as out of reach meanwhile."""
     machine = fleet.processes["p0"].machine
     for name in ("p1", "p5"):
-        machine.neighbours.suspect(name, fleet.now)
+        machine.neighbours.get(name).suspect()
     fleet.submit()
     fleet.settle()
     fleet.run(10.0)

@@ -9,6 +9,7 @@ import random
 import msgspec
 import pytest
 
+from ls_edge.core.bands import Bands
 from ls_edge.core.errors import NotFinite
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol.messages import (
@@ -24,8 +25,6 @@ from ls_edge.runtime.protocol.messages import (
     TrackRef,
     TransferId,
 )
-from ls_edge.runtime.routing.custody import Stage
-from ls_edge.runtime.routing.engine_queue import EngineQueue
 from ls_edge.runtime.routing.events import (
     Arrived,
     Complete,
@@ -38,9 +37,12 @@ from ls_edge.runtime.routing.events import (
     Received,
     Send,
 )
-from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
-from ls_edge.runtime.routing.peer_routing import PeerMachine
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.held_request import Stage
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.neighbours import Neighbours
+from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
+from ls_edge.runtime.routing.source_rules import source_machine
 from tests.faults import liar as lying
 from tests.faults.lies import LIES as CHAOS_LIES
 
@@ -51,11 +53,17 @@ ALL = tuple(range(BLOCKS))
 SIDE_BY_SIDE = ((((0, "a"), (1, "a")), ((2, "b"), (3, "b"))),)
 
 
-class Liar(PeerMachine):
+class Liar(Machine):
     """A peer that looks idle, and answers each RUN by what :meth:`lie` gives."""
 
     def __init__(self, lie, **says):
-        super().__init__("liar", range(BLOCKS), limits=Limits(), rng=random.Random(7))
+        bands = Bands(BLOCKS)
+        super().__init__(
+            "liar",
+            lambda liar: lying.LyingRules(liar, range(BLOCKS), bands, self.state),
+            limits=Limits(),
+            rng=random.Random(7),
+        )
         self.lie = lie
         self.says = says
         self.given = []
@@ -181,7 +189,7 @@ def test_requests_are_answered_by_the_honest(lie, says, policy):
     for name in ("a", "b"):
         machine = sim.processes[name].machine
         assert not machine.held
-        assert machine.credits == machine.limits.credits
+        assert machine.rules.credits == machine.limits.credits
 
 
 @pytest.mark.parametrize("policy", ["parallel", "fastest"])
@@ -275,7 +283,7 @@ def test_what_a_former_holder_sends_changes_nothing(policy, seed):
     for name in "abc":
         machine = sim.processes[name].machine
         assert not machine.held
-        assert machine.credits == machine.limits.credits
+        assert machine.rules.credits == machine.limits.credits
 
 
 # A source.
@@ -284,7 +292,7 @@ def test_what_a_former_holder_sends_changes_nothing(policy, seed):
 @pytest.fixture
 def source():
     """A source with the peers ``a`` and ``b``, each with all blocks."""
-    one = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    one = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     for name in ("a", "b"):
         one.meets(name, range(BLOCKS))
     return one
@@ -305,7 +313,7 @@ def test_who_was_given_nothing_cannot_answer(source):
     for forged in (request_id(0), bytes(16), b"f" * 16):
         source.gets("b", run_of(TransferId(forged, 0, 1), remaining=(), returning="done", waves=ALL_BY_A))
         assert not [s for s in source.said if isinstance(s, Complete)]
-    assert {name: one.count for name, one in source.machine.rejected.items()} == {"b": 3}
+    assert {name: one.count for name, one in source.machine.rules.rejected.items()} == {"b": 3}
     source.gets("a", run_of(run.transfer, remaining=(), returning="done", waves=ALL_BY_A))
     assert [s.request for s in source.said if isinstance(s, Complete)] == [0]
 
@@ -327,10 +335,10 @@ def answers(source, name, run):
 def test_who_passed_a_request_on_that_was_passed_on_again_cannot_answer_it(source):
     run = passed_on_twice(source)
     assert answers(source, "a", run) == []
-    assert source.machine.duplicates == {0: 1}
+    assert source.machine.rules.duplicates == {0: 1}
     assert answers(source, "c", run) == [0]
     assert answers(source, "a", run) == []
-    assert source.machine.duplicates == {0: 2}
+    assert source.machine.rules.duplicates == {0: 2}
 
 
 def test_who_still_keeps_its_copy_can(source):
@@ -413,11 +421,11 @@ def test_not_finite_from_two_holders_ends_the_request_and_names_them(source):
     fail = source.only(Fail)
     assert isinstance(fail.error, NotFinite)
     assert "a, b" in str(fail.error)
-    assert not source.machine.requests
+    assert not source.machine.rules.requests
 
 
 def test_not_finite_from_the_only_holder_ends_the_request_at_once():
-    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     source.meets("a", range(BLOCKS))
     submits(source)
     (run,) = source.sent(Forward)
@@ -507,12 +515,12 @@ def test_a_pause_of_the_engine_does_not_turn_a_peer_into_a_black_hole():
     """One engine call of 15 s made it return everything for lack of time, and nothing ever corrected that."""
     peer = new_peer()
     peer.gets("laptop", run_of(transfer(0), budget=60))
-    peer.machine.engine.block_us = 1000
+    peer.machine.rules.engine.times.block_us = 1000
     compute = peer.only(Compute)
     outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
     peer(Computed(compute.blocks, compute.transfers, outputs, 15_000_000), 15.0)
-    assert peer.machine.engine.block_us < 2000
-    peer.machine.engine.block_us = 1_500_000
+    assert peer.machine.rules.engine.times.block_us < 2000
+    peer.machine.rules.engine.times.block_us = 1_500_000
     peer.gets("laptop", run_of(transfer(1), budget=1.0))
     assert peer.sent(Accept, "laptop")
     assert not peer.sent(Forward, "laptop")
@@ -520,20 +528,20 @@ def test_a_pause_of_the_engine_does_not_turn_a_peer_into_a_black_hole():
 
 def test_an_engine_time_that_somebody_announces_is_believed_within_bounds():
     limits = Limits()
-    neighbours = Neighbours(limits)
+    neighbours = Neighbours("me", limits)
     for name, engine in (("b", "onnx"), ("c", "onnx"), ("d", "tensorrt")):
-        n = neighbours.by_name[name] = Neighbour(Hello(name, "peer", 1, 0, "m", "b", engine=engine))
-        n.state = State(True, False, False, 9, 0, 0, 2**32 - 1, 2**32 - 1)
+        n = neighbours.add(Hello(name, "peer", 1, 0, "m", "b", engine=engine))
+        n.reported(State(True, False, False, 9, 0, 0, 2**32 - 1, 2**32 - 1), 0.0)
     assert neighbours.hop_deadline("b") == 0.25
-    neighbours.get("b").ran_after(0.2, limits)
+    neighbours.get("b").ran_after(0.2)
     assert neighbours.hop_deadline("b") == neighbours.hop_deadline("c") == pytest.approx(0.8)  # of the same kind
     assert neighbours.hop_deadline("d") == 0.25
-    neighbours.get("b").ran_after(60.0, limits)
+    neighbours.get("b").ran_after(60.0)
     assert neighbours.hop_deadline("b") == pytest.approx(1.28)
-    neighbours.suspect("b", 0.0)
+    neighbours.get("b").suspect()
     assert neighbours.hop_deadline("b") == 0.25
-    neighbours.get("b").ran_after(0.2, limits)
-    neighbours.get("b").state = State(True, False, False, 9, 0, 0, 1000)
+    neighbours.get("b").ran_after(0.2)
+    neighbours.get("b").reported(State(True, False, False, 9, 0, 0, 1000), 0.0)
     assert neighbours.hop_deadline("b") == 0.25  # it says itself that it is fast
 
 
@@ -546,7 +554,7 @@ def test_one_odd_image_does_not_take_a_block_out_of_service():
         (back,) = peer.sent(Forward, "laptop")
         assert back.returning == "not finite"
         peer.hears("laptop", Accept(back.transfer, 1))
-        assert (0 in peer.machine.engine.failed_blocks) == (number == 2)
+        assert (0 in peer.machine.rules.engine.failed_blocks) == (number == 2)
 
 
 def test_the_others_of_a_batch_go_on():
@@ -563,7 +571,7 @@ def test_the_others_of_a_batch_go_on():
     assert [(m.transfer.request, m.returning) for m in peer.sent(Forward, "laptop")] == [(odd.request, "not finite")]
     (item,) = [item for item in peer.machine.held.values() if item.request == other.request]
     assert item.tokens == blocks
-    assert not peer.machine.engine.failed_blocks
+    assert not peer.machine.rules.engine.failed_blocks
 
 
 def test_odd_requests_in_batches_with_fine_ones_never_fail_a_block():
@@ -607,11 +615,11 @@ def test_a_slow_link_carries_a_few_transfers_at_a_time():
     for number in range(6):
         peer.gets("laptop", run_of(transfer(number), remaining=(1, 2, 3), waves=((((0, "x"),),),)))
     assert sum(item.stage is Stage.OFFERED for item in peer.machine.held.values()) == 2
-    first = next(iter(peer.machine.transfers))
+    first = next(iter(list(peer.machine.custody.sent)))
     peer.hears("b", Accept(first, 9), after=0.2)
     n = peer.machine.neighbours.get("b")
-    assert n.link_us > 150_000
-    assert n.credits(peer.now, peer.machine.limits) <= 1
+    assert n.usual_link_us > 150_000
+    assert n.credits <= 1
 
 
 def test_tombstones_cost_the_same_however_many_there_are():
@@ -619,7 +627,7 @@ def test_tombstones_cost_the_same_however_many_there_are():
     peer = new_peer(limits=Limits(tombstones=1000))
     for number in range(1024):
         peer.hears("laptop", Cancel((request_id(number),), 10**8))
-    tombstones = peer.machine.tombstones
+    tombstones = peer.machine.rules.tombstones
     peer.passes(0.05)
     assert len(tombstones) == 1000
     for _ in range(10):

@@ -15,9 +15,10 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.service import Service
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Accept, Hello, Refuse, State
+from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import Compute, Forward, NeighbourState, NeighbourUp
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.source_rules import source_machine
 from ls_edge.runtime.source.source import Source
 
 from .driver import BY_X, Driver, new_peer, run_of, submits, transfer
@@ -37,7 +38,7 @@ def demanding(run, bundle_id=MINE):
 
 @pytest.fixture
 def peer():
-    return new_peer(bundle_id=MINE)
+    return new_peer(model=Model(bundle_id=MINE))
 
 
 @pytest.mark.parametrize("unfit", [{"bundle_id": OTHER}, {"minor": MINOR_OF_DEMANDS - 1}, {"minor": 0}])
@@ -63,9 +64,9 @@ def test_a_peer_of_another_bundle_refuses_them_and_brings_them_home(peer):
 
 
 def test_tracks_keep_the_demand():
-    peer = new_peer(range(4), limits=Limits(), bundle_id=MINE)
-    peer.machine.joins.join = join_tuples
-    peer.machine.engine.block_us = 10_000
+    peer = new_peer(range(4), limits=Limits(), model=Model(bundle_id=MINE))
+    peer.machine.rules.joins.join = join_tuples
+    peer.machine.rules.engine.times.block_us = 10_000
     meets(peer, "b", range(4), block_us=10_000)
     meets(peer, "c", range(4), block_us=10_000, bundle_id=OTHER)
     peer.gets("laptop", demanding(run_of(policy="parallel", waves_wanted=1)), ("t",))
@@ -75,7 +76,7 @@ def test_tracks_keep_the_demand():
 
 
 def test_a_source_demands_it_again_of_what_came_back():
-    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0), bundle_id=MINE))
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0), model=Model(bundle_id=MINE)))
     meets(source, "a", [0, 1])
     meets(source, "b", [2, 3], bundle_id=OTHER)
     submits(source)
@@ -89,7 +90,7 @@ def test_a_source_demands_it_again_of_what_came_back():
 
 
 def test_a_source_skips_what_only_other_bundles_have():
-    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0), bundle_id=MINE))
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0), model=Model(bundle_id=MINE)))
     meets(source, "a", [0, 1, 2], reach_blocks=(3,))
     submits(source, max_skips=1, budget=60)
     (run,) = source.sent(Forward, "a")
@@ -97,7 +98,7 @@ def test_a_source_skips_what_only_other_bundles_have():
     source.gets("a", ran)
     (relayed,) = source.sent(Forward, "a")
     source.gets("a", msgspec.structs.replace(ran, transfer=relayed.transfer))
-    assert not source.machine.requests
+    assert not source.machine.rules.requests
 
 
 # Processes.

@@ -78,7 +78,8 @@ def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(
     far = serve(inject(Peer(load_peers(path), "far", Bundle.open(tiny_bundle)), tmp_path / "slow"))
     relay = serve(Peer(load_peers(path), "relay", Bundle.open(tiny_bundle)))
     wait_until(
-        lambda: far.machine.warm and relay.machine.warm and "far" in relay.machine.neighbours.by_name, what="peers"
+        lambda: far.machine.rules.warm and relay.machine.rules.warm and "far" in relay.machine.neighbours.by_name,
+        what="peers",
     )
     seen = yaml.safe_load(path.read_text())
     seen["peers"] = [p for p in seen["peers"] if p["name"] != "nobody"]
@@ -99,4 +100,4 @@ def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(
         process.wait(20)
         process.stdout.close()
     wait_until(lambda: not far.machine.held and not relay.machine.held, timeout=15, what="all to be forgotten")
-    assert far.machine.credits == far.machine.limits.credits
+    assert far.machine.rules.credits == far.machine.limits.credits

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
 from ls_edge.runtime.routing.policies import POLICIES, policy_of
 from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
 
@@ -25,7 +25,7 @@ def way(policy="nearest", remaining=(0, 1, 2, 3), **more):
 
 
 def peer(name, blocks, *, credit=1, wait=0, reach=(), block=100, link=0):
-    return Candidate(name, frozenset(blocks), frozenset(reach), credit, wait, block, link)
+    return FixedCandidate(name, frozenset(blocks), frozenset(reach), credit, wait, block, link)
 
 
 def own(*blocks, wait=0, block=100):

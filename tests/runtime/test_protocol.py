@@ -15,9 +15,9 @@ from ls_edge.core.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, Run, TrackRef, TransferId
-from ls_edge.runtime.routing import custody, neighbours, state_announcer
-from ls_edge.runtime.routing import source_routing as source
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing import claims
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.parts import ended_requests
 from ls_edge.runtime.transport import (
     admission,
     connections,
@@ -43,9 +43,8 @@ PARTS = {
 
 HOMES = {
     "wire": wire, "node": node, "outbox": outbox, "connections": connections, "links": links, "host_names": host_names,
-    "records": records, "admission": admission, "handshake": handshake, "custody": custody, "neighbours": neighbours,
-    "source": source,
-    "state_announcer": state_announcer, "problems": problems,
+    "records": records, "admission": admission, "handshake": handshake, "claims": claims,
+    "ended_requests": ended_requests, "problems": problems,
 }  # fmt: skip
 
 TRANSFER = TransferId(b"s" * 16, 2, 3)
@@ -237,7 +236,7 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"MessagePack array of 1 to {wire.MAX_TOGETHER} maps" in TEXT
     assert f"an array of 1 to {wire.MAX_TOGETHER} messages" in TEXT
     assert f"more than {outbox.SMALL_TOKENS} bytes of them" in TEXT
-    assert f"A peer MUST send STATE every {state_announcer.STATE_EVERY * 1000:.0f} ms to its" in TEXT
+    assert f"A peer MUST send STATE every {Limits().state_every * 1000:.0f} ms to its" in TEXT
     assert f"Before {wire.MAJOR}.{wire.MINOR_OF_CHANGES} every process expected STATE" in TEXT
     redial = f"{connections.REDIAL_S * 1000:.0f} ms"
     assert f"| after a handshake that failed, or a frame that was too long | {redial} |" in TEXT

@@ -7,7 +7,7 @@ import pytest
 from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
 from ls_edge.runtime.source.source import Source
@@ -30,7 +30,7 @@ def costs_of(slot=None, inverted=None):
 
 
 def candidate(name, blocks, credit=4, wait_us=0, link_us=1000, block_us=5000):
-    return Candidate(name, frozenset(blocks), frozenset(), credit, wait_us, block_us, link_us)
+    return FixedCandidate(name, frozenset(blocks), frozenset(), credit, wait_us, block_us, link_us)
 
 
 def itinerary(remaining=range(BLOCKS), waves=(), latency_weight=1.0):

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.routing.events import Complete, Fail
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.peer_rules import PeerRules
 
 BLOCKS = 6
 NAMES = ("a", "b", "c", "d")
@@ -106,7 +106,7 @@ class Faults(RuleBasedStateMachine):
             return
         for process in self.sim.processes.values():
             machine = process.machine
-            if isinstance(machine, PeerMachine):
+            if isinstance(machine.rules, PeerRules):
                 limits = machine.limits
                 assert len(machine.held) <= 2 * limits.credits + limits.custody
 
@@ -114,7 +114,7 @@ class Faults(RuleBasedStateMachine):
         if not hasattr(self, "sim"):
             return
         self.sim.run(BUDGET + 0.5)
-        assert not self.sim.source.requests
+        assert not self.sim.source.rules.requests
         assert not self.sim.source.held
         assert set(self.sim.outcomes) == set(self.asked)
         for request, outcomes in self.sim.outcomes.items():

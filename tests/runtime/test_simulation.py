@@ -8,7 +8,7 @@ from ls_edge.core.errors import BudgetExceeded
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
 from ls_edge.runtime.routing.events import Arrived, Complete, Compute, Forward
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
 
 
 def outcome(sim, request):
@@ -50,7 +50,7 @@ def test_a_chain_of_five_goes_all_the_way_and_all_the_way_back():
         assert way_of(answer) == list(enumerate(names))
         assert answer.attempts == 1
     sim.run(1.0)
-    assert all(process.machine.idle for name, process in sim.processes.items() if name != SOURCE)
+    assert all(process.machine.rules.idle for name, process in sim.processes.items() if name != SOURCE)
 
 
 def test_a_relay_without_blocks_of_its_own_left():
@@ -122,7 +122,7 @@ def test_a_drained_peer_leaves_nothing_behind_and_nobody_waits():
     sim.drain("a")
     sim.settle()
     assert all(isinstance(outcome(sim, request), Complete) for request in requests)
-    assert sim.processes["a"].machine.idle
+    assert sim.processes["a"].machine.rules.idle
 
 
 def test_more_requests_than_credits_are_all_answered_in_time():

@@ -13,7 +13,6 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     TransferId,
 )
-from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import (
     Abandon,
     Complete,
@@ -24,8 +23,9 @@ from ls_edge.runtime.routing.events import (
     Send,
     Submit,
 )
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.held_request import Stage
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.source_rules import source_machine
 
 from .driver import ALL_BY_A, Driver, run_of, submits
 
@@ -33,7 +33,7 @@ from .driver import ALL_BY_A, Driver, run_of, submits
 @pytest.fixture
 def source():
     """A source without peers."""
-    return Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    return Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
 
 
 # A source.
@@ -59,7 +59,7 @@ def test_a_source_keeps_the_tokens_until_the_answer_and_cancels_everywhere(sourc
     assert {s.to for s in said if isinstance(s, Send) and s.message.requests == (run.transfer.request,)} == {"a", "b"}
     assert source.machine.next_check() is None
     assert not source.machine.held
-    assert not source.machine.requests
+    assert not source.machine.rules.requests
 
 
 def test_a_later_answer_is_accepted_counted_and_dropped(source):
@@ -72,7 +72,7 @@ def test_a_later_answer_is_accepted_counted_and_dropped(source):
         )
     assert source.sent(Accept, "a")
     assert not [s for s in source.said if isinstance(s, Complete)]
-    assert source.machine.duplicates == {0: 2}
+    assert source.machine.rules.duplicates == {0: 2}
 
 
 def test_an_answer_of_a_request_that_it_was_not_given_is_dropped(source):
@@ -80,8 +80,8 @@ def test_an_answer_of_a_request_that_it_was_not_given_is_dropped(source):
     submits(source)
     source.gets("a", run_of(TransferId(b"x" * 16, 0, 0), remaining=(), returning="done", waves=ALL_BY_A))
     assert not [s for s in source.said if isinstance(s, Complete)]
-    assert source.machine.requests
-    assert not source.machine.duplicates
+    assert source.machine.rules.requests
+    assert not source.machine.rules.duplicates
 
 
 def away(source):
@@ -100,7 +100,7 @@ def away(source):
 
 def test_one_of_holder_and_keeper_lost_is_no_matter_for_the_source(source):
     for name in ("a", "b"):
-        one = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+        one = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
         away(one)
         one(NeighbourDown(name, "killed"))
         assert one.notes() == ["lost"]
@@ -116,7 +116,7 @@ def test_holder_and_keeper_both_lost_start_a_new_branch_from_the_stem(source, or
     (again,) = source.sent(Forward, "c")
     assert again.itinerary.remaining == (0, 1, 2, 3)
     assert again.transfer.branch != run.transfer.branch
-    assert source.machine.requests[0].attempts == 2
+    assert source.machine.rules.requests[0].attempts == 2
 
 
 def test_no_news_for_too_long_starts_a_new_branch(source):
@@ -204,7 +204,7 @@ def test_abandoned_requests_are_cancelled_and_give_no_outcome(source):
     submits(source)
     source(Abandon(0))
     assert len(source.sent(Cancel, "a")) == 1
-    assert not source.machine.requests
+    assert not source.machine.rules.requests
     assert not source.machine.held
     source(Abandon(0))
     assert not source.said

@@ -8,7 +8,7 @@ import pytest
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol.messages import Refuse, RefuseReason, Release
 from ls_edge.runtime.routing.events import Complete, Fail, Forward, NeighbourDown
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
 
 from .driver import BY_X, new_peer, run_of, transfer
 
@@ -33,7 +33,7 @@ def line_of(placement, slow=""):
 def settle(sim):
     """Run until the end; return the most that each peer has held."""
     most = Counter()
-    while sim.source.requests:
+    while sim.source.rules.requests:
         sim.run(0.02)
         for name in sim.busy:
             most[name] = max(most[name], len(sim.processes[name].machine.held))
@@ -82,7 +82,7 @@ def in_a_line(placement):
 
 
 def announced(sim, name, to):
-    return sim.processes[name].machine.state(to).far_blocks
+    return sim.processes[name].machine.rules.state(to).far_blocks
 
 
 @pytest.mark.parametrize("policy", ["sequential", "nearest"])
@@ -189,7 +189,7 @@ def test_what_a_cancelled_request_became_is_not_offered_again_and_again_to_the_o
     peer.hears("b", Refuse(home.transfer, RefuseReason.CANCELLED, 9))
     assert not peer.sent(Forward)
     assert [release.holder for release in peer.sent(Release, "c")] == ["b"]
-    assert peer.machine.idle
+    assert peer.machine.rules.idle
 
 
 def test_between_peers_that_all_have_links_nobody_is_told_what_it_hears_itself():
@@ -198,7 +198,7 @@ def test_between_peers_that_all_have_links_nobody_is_told_what_it_hears_itself()
     sim.run(0.5)
     for name in "abcd":
         machine = sim.processes[name].machine
-        assert all(machine.state(other).far_blocks == () for other in "abcd" if other != name)
+        assert all(machine.rules.state(other).far_blocks == () for other in "abcd" if other != name)
     sim.kill("d")
     request, began = sim.submit(max_skips=1), sim.now
     sim.settle()
@@ -215,5 +215,5 @@ def test_a_ring_hears_of_both_ways_round():
         if other - one not in (1, 5):
             sim.cut(names[one], names[other])
     sim.run(2.0)
-    assert sim.processes["a"].machine.state("b").far_blocks == ((4,), (3,), (2,))
-    assert sim.processes["a"].machine.state("f").far_blocks == ((2,), (3,), (4,))
+    assert sim.processes["a"].machine.rules.state("b").far_blocks == ((4,), (3,), (2,))
+    assert sim.processes["a"].machine.rules.state("f").far_blocks == ((2,), (3,), (4,))

@@ -1,14 +1,15 @@
 """``docs/threat-model.md`` speaks of tests that exist, and of bounds that are those of the code."""
 
+import inspect
 import re
 from pathlib import Path
 
 from ls_edge.core import records
 from ls_edge.data import decoding
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.routing import engine_queue, neighbours
-from ls_edge.runtime.routing import source_routing as source
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing import claims, held_request
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.parts import ended_requests, engine_queue
 from ls_edge.runtime.serve import (
     access,
     application,
@@ -27,9 +28,9 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 HOMES = {
     "audit": audit, "connections": connections, "links": links, "node": node, "handshake": handshake, "wire": wire,
-    "records": records, "zap": zap, "neighbours": neighbours,
+    "records": records, "zap": zap, "claims": claims, "held_request": held_request, "ended_requests": ended_requests,
     "problems": problems,
-    "engine_queue": engine_queue, "source": source, "Limits": Limits(), "peer_monitor": peer_monitor,
+    "engine_queue": engine_queue, "Limits": Limits(), "peer_monitor": peer_monitor,
     "decoding": decoding, "installer": installer, "access": access, "application": application,
     "inference_protocol": inference_protocol, "listener": listener, "live_page": live_page,
     "scrape_server": scrape_server, "server": server, "service": service,
@@ -41,6 +42,15 @@ def test_tests_that_are_named_exist():
     assert len(named) > 10
     for name in named:
         assert (ROOT / name if "/" in name else ROOT / "tests" / "runtime" / name).is_file(), name
+
+
+def test_checks_of_claims_are_named_beside_their_attacks():
+    named = set(re.findall(r"`claims\.(\w+)`", TEXT.split("## Bounds")[0]))
+    assert named == {
+        name
+        for name, value in vars(claims).items()
+        if inspect.isfunction(value) and value.__module__ == claims.__name__ and not name.startswith("_")
+    } - {"blocks_run"}
 
 
 def test_bounds_are_those_of_the_code():

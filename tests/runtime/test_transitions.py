@@ -1,15 +1,17 @@
 """The table of transitions of held requests, the story that an error prints, and the check of a machine's books."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, Release
-from ls_edge.runtime.routing.custody import InvalidState, InvalidTransition
+from ls_edge.runtime.routing.custody import TRANSITIONS, InvalidState, InvalidTransition
 from ls_edge.runtime.routing.events import Compute, Forward
 from ls_edge.runtime.routing.held_request import Stage
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.source_rules import source_machine
 
 from .driver import BY_X, Driver, new_peer, run_of, submits
 
@@ -24,7 +26,7 @@ def test_a_transition_that_the_table_lacks_prints_the_story_of_the_request():
     peer.hears("b", Accept(sent.transfer, 8))
     (request,) = peer.machine.held.values()
     with pytest.raises(InvalidTransition) as failed:
-        peer.machine.transition(request, Stage.RUNNING, "made up")
+        peer.machine.custody.transition(request, Stage.RUNNING, "made up")
     text = str(failed.value)
     assert "custody -> running (made up)" in text
     told = [line.split(" ", 1)[1] for line in text.splitlines() if "->" in line][1:]
@@ -36,19 +38,24 @@ def test_a_transition_that_the_table_lacks_prints_the_story_of_the_request():
 
 
 def test_every_stage_that_can_be_entered_can_be_left_and_ended():
-    for machine in (new_peer().machine, SourceMachine("laptop", limits=Limits(), rng=random.Random(0))):
-        entered = {to for _, to in machine.transitions} - {Stage.ENDED}
-        left = {before for before, _ in machine.transitions} - {Stage.NEW}
-        assert entered == left
-        assert all((stage, Stage.ENDED) in machine.transitions for stage in entered)
-        assert not [pair for pair in machine.transitions if pair[0] is pair[1] or pair[0] is Stage.ENDED]
+    entered = {to for _, to in TRANSITIONS} - {Stage.ENDED}
+    left = {before for before, _ in TRANSITIONS} - {Stage.NEW}
+    assert entered == left == set(Stage) - {Stage.NEW, Stage.ENDED}
+    assert all((stage, Stage.ENDED) in TRANSITIONS for stage in entered)
+    assert not [pair for pair in TRANSITIONS if pair[0] is pair[1] or pair[0] is Stage.ENDED]
+
+
+def test_the_table_of_the_documents_is_that_of_the_code():
+    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    said = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.+) \|$", text.split("## Routing")[1], re.M)
+    assert said == [(before.name, after.name, why) for (before, after), why in TRANSITIONS.items()]
 
 
 @pytest.mark.parametrize("count", ["copies", "working", "waiting", "working_from_owner"])
 def test_books_that_do_not_agree_are_found(count):
     peer = new_peer()
     peer.gets("laptop", run_of())
-    setattr(peer.machine.occupancy, count, getattr(peer.machine.occupancy, count) + 1)
+    setattr(peer.machine.custody.occupancy, count, getattr(peer.machine.custody.occupancy, count) + 1)
     with pytest.raises(InvalidState, match="counts are"):
         peer.machine.validate()
 
@@ -62,11 +69,11 @@ def test_offers_that_are_counted_wrong_are_found():
 
 
 def test_a_request_that_waits_and_is_listed_nowhere_is_found():
-    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     submits(source, 0)
     source.machine.validate()
     (request,) = source.machine.held.values()
-    source.machine.waiting.remove(request)
+    source.machine.custody.waiting.remove(request)
     with pytest.raises(InvalidState, match="waiting or not"):
         source.machine.validate()
 
@@ -85,17 +92,17 @@ def test_a_release_ahead_of_its_accept_settles_the_offer_once():
 
 
 def test_next_check_is_the_earliest_time_of_any_request():
-    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     source.meets("a", [0, 1, 2, 3])
     for number, budget in enumerate((5.0, 2.0)):
         submits(source, number, budget=budget)
-    assert not source.machine.occupancy.waiting
+    assert not source.machine.custody.occupancy.waiting
     assert source.machine.next_check() == min(request.check_at for request in source.machine.held.values())
 
 
 def test_waiting_requests_are_looked_at_often():
     """The end of a suspicion, a refusal or a pause of a neighbour is no event."""
-    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     submits(source, 0, budget=5.0)
     for _ in range(3):
         assert source.now <= source.machine.next_check() <= source.now + 0.1

@@ -9,8 +9,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Hello, State
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.peer_rules import peer_machine
 from ls_edge.runtime.transport.connections import Link, LinkUp
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.node import Node, NodeSettings
@@ -22,7 +22,7 @@ def node(tiny_bundle, write_peers):
     manifest = Bundle.open(tiny_bundle).manifest
     node = Node(
         NodeSettings("a", "peer", load_peers(write_peers({"a": [0, 1, 2]})), manifest, keys=None),
-        PeerMachine("a", (0, 1, 2), limits=Limits(), rng=random.Random(0)),
+        peer_machine("a", (0, 1, 2), limits=Limits(), rng=random.Random(0)),
         execute=lambda _: None,
         hello=lambda: Hello("a", "peer", 1, wire.MINOR, manifest.model_id, manifest.bundle_id, (0, 1, 2)),
         state=lambda _: State(True, False, False, 0, 0, 0, 0),

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
-from ls_edge.runtime.routing.wave_planner import GAIN, best_joiner, plan_wave
+from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
+from ls_edge.runtime.routing.parts.wave_planner import GAIN, best_joiner, plan_wave
 
 ALL = frozenset(range(12))
 
@@ -16,7 +16,7 @@ def asked(waves=1, remaining=tuple(range(12)), **more):
 
 
 def peer(name, blocks=ALL, block_us=5000, trip_us=1000, wait_us=0, free=4):
-    return Candidate(name, frozenset(blocks), frozenset(), free, wait_us, block_us, trip_us // 2, trip_us)
+    return FixedCandidate(name, frozenset(blocks), frozenset(), free, wait_us, block_us, trip_us // 2, trip_us)
 
 
 def own(blocks=ALL, block_us=5000, wait_us=0):

@@ -19,7 +19,7 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
 )
 from ls_edge.runtime.routing.held_request import HeldRequest
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
 
 from .driver import cancel, new_peer, request_id, run_of, transfer
 
@@ -29,8 +29,8 @@ ALL = range(4)
 def joiner(limits=None, **state):
     """Peer ``a`` with all blocks, neighbour ``b`` with all blocks, and blocks of 10 ms."""
     peer = new_peer(ALL, limits=limits or Limits())
-    peer.machine.joins.join = join_tuples
-    peer.machine.engine.block_us = 10_000
+    peer.machine.rules.joins.join = join_tuples
+    peer.machine.rules.engine.times.block_us = 10_000
     peer.meets("b", ALL, block_us=10_000, **state)
     return peer
 
@@ -99,9 +99,9 @@ def test_a_wave_is_begun_joined_and_goes_home(peer):
         30,
     )
     assert other.end_us > other.begin_us == 0
-    assert not peer.machine.joins.open
+    assert not peer.machine.rules.joins.open
     peer.hears("laptop", Accept(home.transfer, 1))
-    assert peer.machine.idle
+    assert peer.machine.rules.idle
 
 
 def test_slots_of_a_track_count_what_ran_before(peer):
@@ -204,7 +204,7 @@ def test_tokens_that_fit_no_track_are_accepted_and_dropped(peer, wrong):
     peer.gets("b", run, tokens)
     assert len(peer.sent(Accept, "b")) == 1
     assert peer.machine.held == before
-    assert len(peer.machine.joins.open) == 1
+    assert len(peer.machine.rules.joins.open) == 1
 
 
 def test_the_holder_before_hears_that_all_is_well_while_tracks_are_away(peer):
@@ -221,8 +221,8 @@ def test_a_cancelled_request_takes_its_wave_along(peer):
     begins(peer)
     peer.hears("laptop", cancel(0))
     assert not peer.machine.held
-    assert not peer.machine.joins.open
-    assert not peer.machine.transfers
+    assert not peer.machine.rules.joins.open
+    assert not list(peer.machine.custody.sent)
 
 
 def test_a_track_that_is_kept_for_half_of_the_budget_is_run_here(peer):
@@ -241,7 +241,7 @@ def test_a_track_that_is_kept_for_half_of_the_budget_is_run_here(peer):
 
 def test_at_the_end_of_the_budget_what_came_is_given_back():
     peer = joiner()
-    peer.machine.engine.blocks = frozenset((0, 2))
+    peer.machine.rules.engine.blocks = frozenset((0, 2))
     sent = begins(peer, budget=0.2)
     peer.hears("b", Accept(sent.transfer, 8))
     peer.computes(peer.compute, after=0.02)
@@ -311,7 +311,7 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
     assert home.itinerary.remaining == (3,)
     assert home.itinerary.track == TrackRef(77, 1, 0, "laptop")
     peer.hears("j", Accept(home.transfer, 9))
-    assert peer.machine.idle
+    assert peer.machine.rules.idle
     peer.gets("j", changed(run, transfer=transfer(branch=9)), ("t",))
     peer(NeighbourDown("j", "killed"))
     peer.passes(1.5)

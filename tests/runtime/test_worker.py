@@ -15,7 +15,7 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.service import PeerSettings
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, State
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
 from ls_edge.runtime.transport.links import Links
@@ -87,7 +87,7 @@ def hanging(tiny_bundle, write_peers, serve, wait_until, tmp_path):
     """The file of a peer whose engines hang, and that of its faults; patient limits, so that nobody gives up."""
     file, faults = load_peers(write_peers({"a": range(6)})), tmp_path / "a.faults"
     peer = serve(inject(Peer(file, "a", Bundle.open(tiny_bundle), PeerSettings(limits=Limits(hop_floor=60.0))), faults))
-    wait_until(lambda: peer.machine.warm, what="warm engines")
+    wait_until(lambda: peer.machine.rules.warm, what="warm engines")
     write(faults, Faults(hang=True))
     yield file, faults
     write(faults, Faults())

@@ -10,7 +10,7 @@ from ls_edge.runtime.fleet.planning.assignment import assign_in_circle
 from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, zones_of
 from ls_edge.runtime.fleet.planning.whole_share import whole_share
-from ls_edge.runtime.routing.engine_queue import MOST_CALLS
+from ls_edge.runtime.routing.parts.engine_queue import MOST_CALLS
 
 
 def best_single(problem: PlanningProblem, objective: Objective) -> tuple[Placement, Figures] | None:

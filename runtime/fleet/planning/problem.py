@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ls_edge.core.errors import UsageError
-from ls_edge.runtime.routing.engine_queue import MOST_CALLS
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.parts.engine_queue import MOST_CALLS
 
 Objective = Literal["latency", "throughput", "energy", "survival"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "energy", "survival")

@@ -142,8 +142,8 @@ def _throughput(sim: Simulation, expected: float, policy: str, at_once: int) -> 
         sim.settle(_BUDGET_S)
     for name in sim.busy:
         sim.busy[name] = 0.0
-    while len(requests) < most or sim.source.requests:
-        while len(requests) < most and len(sim.source.requests) < at_once:
+    while len(requests) < most or sim.source.rules.requests:
+        while len(requests) < most and len(sim.source.rules.requests) < at_once:
             requests.append(sim.submit(policy=policy, budget=_BUDGET_S))
         sim.run(max(0.5 / expected, 1e-5))
     ends = sorted(sim.ended[request] for request in requests)

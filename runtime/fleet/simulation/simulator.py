@@ -25,7 +25,7 @@ from ls_edge.core.peers_file import usual_credits
 from ls_edge.runtime.fleet.simulation.clock import Clock
 from ls_edge.runtime.fleet.simulation.network import Network
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, Run, State
-from ls_edge.runtime.routing.custody import CustodyMachine
+from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import (
     Arrived,
     Complete,
@@ -47,10 +47,11 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
     Warm,
 )
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.peer_rules import PeerMachine, PeerRules, peer_machine
 from ls_edge.runtime.routing.policies import POLICIES
-from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.source_rules import source_machine
 
 SOURCE = "source"
 _TOGETHER = (Arrived, Received, NeighbourState, Computed)
@@ -62,7 +63,7 @@ class Process:
     """A simulated process: a routing machine and its state."""
 
     name: str
-    machine: CustodyMachine
+    machine: Machine[Any]
     incarnation: int
     alive: bool = True
     stopped: bool = False
@@ -107,7 +108,7 @@ class SimulationSettings:
     check_run: Callable[[str, Run, str], None] | None = None
     """Called with receiver, tokens and sender; raises :class:`WireError` for tokens to drop on arrival."""
     validate: bool = False
-    """Whether to check the internal state of a machine after each event (``CustodyMachine.validate``)."""
+    """Whether to check the internal state of a machine after each event (``Machine.validate``)."""
 
     @functools.cached_property
     def bands_or_one(self) -> Bands:
@@ -135,9 +136,8 @@ class Simulation(Clock):
         self.notes: list[tuple[float, str, Note]] = []
         self._requests = itertools.count()
         self._rng = random.Random(given.seed)
-        self.source = SourceMachine(
-            SOURCE, limits=given.limits or Limits(), rng=self._rng, costs=given.costs, bands=given.bands_or_one
-        )
+        self._model = Model(given.bands_or_one, given.costs)
+        self.source = source_machine(SOURCE, limits=given.limits or Limits(), rng=self._rng, model=self._model)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -232,8 +232,8 @@ class Simulation(Clock):
     def is_idle(self, name: str) -> bool:
         """Return whether a peer holds nothing, so that it may leave."""
         machine = self.processes[name].machine
-        assert isinstance(machine, PeerMachine)
-        return machine.idle
+        assert isinstance(machine.rules, PeerRules)
+        return machine.rules.idle
 
     def cut(self, a: str, b: str) -> None:
         """Take the link between two processes down."""
@@ -254,7 +254,7 @@ class Simulation(Clock):
     def settle(self, at_most: float = 60.0) -> None:
         """Let time pass until every request has its outcome."""
         end = self.now + at_most
-        while self.source.requests and self.now < end:
+        while self.source.rules.requests and self.now < end:
             self.run(0.05)
 
     # Implementation.
@@ -262,16 +262,14 @@ class Simulation(Clock):
     def _new_peer(self, name: str) -> PeerMachine:
         given = self.settings
         most = given.max_batch[name] if isinstance(given.max_batch, Mapping) else given.max_batch
-        made = PeerMachine(
-            name, tuple(given.peers[name]), limits=given.limits or Limits().with_credits(usual_credits(most)),
-            rng=self._rng, max_batch=most, costs=given.costs, bands=given.bands_or_one,
-        )  # fmt: skip
-        made.joins.join = join_tuples
+        limits = given.limits or Limits().with_credits(usual_credits(most))
+        made = peer_machine(name, given.peers[name], limits=limits, rng=self._rng, max_batch=most, model=self._model)
+        made.rules.joins.join = join_tuples
         return made
 
     def _start(self, name: str) -> None:
         process = self.processes[name]
-        if isinstance(process.machine, PeerMachine) and not process.machine.warm:
+        if isinstance(process.machine.rules, PeerRules) and not process.machine.rules.warm:
             self._feed(name, Warm(round(self.block_seconds[name] * 1e6)))
         self._greet(name)
 
@@ -286,8 +284,8 @@ class Simulation(Clock):
         role, held = ("source", ()) if sender == SOURCE else ("peer", tuple(self.settings.peers[sender]))
         hello = Hello(sender, role, process.incarnation, MINOR, "model", "bundle", held)
         self._deliver(sender, to, NeighbourUp(hello))
-        if isinstance(process.machine, PeerMachine):
-            self._deliver(sender, to, NeighbourState(sender, process.machine.state(to)))
+        if isinstance(process.machine.rules, PeerRules):
+            self._deliver(sender, to, NeighbourState(sender, process.machine.rules.state(to)))
 
     def _linked(self, a: str, b: str) -> bool:
         return self.processes[a].alive and self.processes[b].alive and not self.is_cut(a, b)

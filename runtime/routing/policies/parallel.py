@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.parts.wave_planner import best_joiner
 from ls_edge.runtime.routing.policies.fastest import least_time_step
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, SendTo
-from ls_edge.runtime.routing.wave_planner import best_joiner
 
 
 class Parallel(Policy):

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode, blocks_behind
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _first_reachable(
         return ReturnToSource(ReturnReason.CREDIT)
     relays = [] if itinerary.via_source else [c for c in candidates if c.name not in itinerary.relays]
     for distance in range(max((len(c.far_blocks) for c in relays), default=0) + 1):  # the nearest, of whatever block
-        at_distance = [(c, c.blocks_behind(distance)) for c in relays]
+        at_distance = [(c, blocks_behind(c, distance)) for c in relays]
         for block in wanted:
             ways = [c for c, blocks in at_distance if block in blocks]
             free = [c for c in ways if c.credits > 0]

@@ -1,9 +1,9 @@
 """STATE messages of a peer: what each neighbour was told, and when it is told something else.
 
-A neighbour that gives this peer work is a *user*: it receives STATE every :data:`STATE_EVERY` seconds, so that it
-notices a peer that falls silent. Any other neighbour receives one only when it differs from the last: soon where
-links or reachable blocks have changed, and once in :data:`LOAD_EVERY` seconds where only the load has. A fleet
-without requests therefore sends none.
+A neighbour that gives this peer work is a *user*: it receives STATE every ``Limits.state_every``, so that it notices a
+peer that falls silent. Any other neighbour receives one only when it differs from the last: soon where links or
+reachable blocks have changed, and once in ``Limits.load_every`` where only the load has. A fleet without requests
+therefore sends none.
 """
 
 from __future__ import annotations
@@ -13,36 +13,26 @@ from typing import Protocol
 
 import msgspec
 
-from ls_edge.core.bands import Bands
-from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State, TransferId
-from ls_edge.runtime.routing.engine_queue import EngineQueue
-from ls_edge.runtime.routing.events import Instruction, Send
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest
-from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
-
-STATE_EVERY = 0.1
-"""Seconds between two STATE to a user, and least seconds between two rounds of STATE to all neighbours."""
-LOAD_EVERY = 1.0
-"""Least seconds between two STATE to a neighbour that uses nothing here, where only the load has changed: a hundred
-idle neighbours of a busy peer then cost it no more than ten users."""
-USER_S = 1.0
-"""Seconds for which a neighbour stays a user after its last request has left."""
-_COLLECTED_SHARE = 8
-"""While the engine is busy, announce freed credits once 1/N of all credits are free."""
+from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
+from ls_edge.runtime.routing.events import Send
+from ls_edge.runtime.routing.held_request import INFINITY
+from ls_edge.runtime.routing.interfaces import Host
+from ls_edge.runtime.routing.neighbours import Neighbour
+from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
 
 
-class Announcing(Protocol):
-    """The part of ``PeerMachine`` that a STATE is made of."""
+class Announced(Protocol):
+    """What a STATE says of the rules of a peer."""
 
-    now: float
-    limits: Limits
-    bands: Bands
-    neighbours: Neighbours
-    held: dict[TransferId, HeldRequest]
-    instructions: list[Instruction]
-    engine: EngineQueue
     warm: bool
-    draining: bool
+
+    @property
+    def engine(self) -> EngineQueue:
+        """The engine."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether it hands on what it has."""
 
     @property
     def credits(self) -> int:
@@ -53,18 +43,20 @@ class Announcing(Protocol):
 
 
 class StateAnnouncer:
-    """Decides which neighbours receive STATE; a part of ``PeerMachine``."""
+    """Decides which neighbours receive STATE, and notes which credits messages report."""
 
-    def __init__(self, machine: Announcing) -> None:
+    def __init__(self, machine: Host, rules: Announced) -> None:
         self.due = INFINITY
         """Time of the next :meth:`announce`."""
         self._machine = machine
+        self._rules = rules
         self._told: dict[str, tuple[float, State]] = {}
         """The last STATE to each neighbour, and its time."""
         self._users: dict[str, float] = {}
         """Users, and when each last had a request here."""
         self._announced_at = -INFINITY
         self._urgent = False
+        self._reach_version = 0
         self._credits_before = 0
         self._least_credits = 0
         """Fewest credits since the end of the last event, as far as a message reported them."""
@@ -73,19 +65,25 @@ class StateAnnouncer:
         self._reported_some: set[str] = set()
         """Neighbours that sent tokens since their last STATE, and whose last message reported some credit."""
 
-    # What the machine reports.
+    # What the rules report.
 
     def urgent(self) -> None:
         """Tell all neighbours now: warm, draining or stuck has changed, or a link is lost."""
         self.due, self._urgent = self._machine.now, True
 
-    def reach_changed(self) -> None:
-        """Tell all neighbours soon: links or reachable blocks have changed."""
-        self.due = min(self.due, max(self._machine.now, self._announced_at + STATE_EVERY))
+    def look_at_reach(self) -> None:
+        """Tell all neighbours soon if links or reachable blocks have changed."""
+        version = self._machine.neighbours.reach_version
+        if version == self._reach_version:
+            return
+        self._reach_version = version
+        self.due = min(self.due, max(self._machine.now, self._announced_at + self._machine.limits.state_every))
 
     def load_changed(self) -> None:
         """Look at what the neighbours were told after the next few events."""
-        self.due = min(self.due, max(self._machine.now, self._announced_at) + STATE_EVERY)
+        machine = self._machine
+        if self.due > machine.now:
+            self.due = min(self.due, max(machine.now, self._announced_at) + machine.limits.state_every)
 
     def forget(self, name: str) -> None:
         """Forget what a neighbour was told: its links are new or gone, or a STATE could not be sent."""
@@ -102,7 +100,7 @@ class StateAnnouncer:
     def credits_in_answer(self, name: str, *, accepted: bool) -> int:
         """Return the credits of a neighbour for ACCEPT or REFUSE."""
         self._users[name] = self._machine.now
-        credit = self._report(name, self._machine.credits_for(name))
+        credit = self._report(name, self._rules.credits_for(name))
         if accepted and credit > 0:
             self._reported_some.add(name)
         return credit
@@ -111,7 +109,7 @@ class StateAnnouncer:
 
     def state(self, name: str) -> State:
         """Return the STATE for a neighbour that greets on one more link, or for another process."""
-        near = self._near()
+        near = self._machine.neighbours.candidates()
         shared = self._shared(near)
         self._reported_some.discard(name)
         if name not in self._machine.neighbours.by_name:
@@ -123,11 +121,11 @@ class StateAnnouncer:
 
     def announce(self) -> None:
         """Send the STATE messages that are due, and set when to look again."""
-        machine, now = self._machine, self._machine.now
+        machine, now, limits = self._machine, self._machine.now, self._machine.limits
         urgent, self._urgent = self._urgent, False
         self._announced_at, self.due = now, INFINITY
         self._update_users()
-        near = self._near()
+        near = machine.neighbours.candidates()
         shared = self._shared(near)
         for n in machine.neighbours:
             state = self._state_for(n.name, shared, near)
@@ -135,33 +133,33 @@ class StateAnnouncer:
             is_user = n.name in self._users or n.hello.minor < MINOR_OF_CHANGES
             if not urgent and state == before and not is_user:
                 continue
-            due = at + (STATE_EVERY if is_user or _reach(state) != _reach(before) else LOAD_EVERY)
+            soon = is_user or _reach(state) != _reach(before)
+            due = at + (limits.state_every if soon else limits.load_every)
             if urgent or now >= due:
                 self._send(n.name, state)
-                due = now + STATE_EVERY if is_user else INFINITY
+                due = now + limits.state_every if is_user else INFINITY
             self.due = min(self.due, due)
         if machine.held or self._users:
-            self.due = min(self.due, now + STATE_EVERY)
+            self.due = min(self.due, now + limits.state_every)
         # The end of a suspicion changes which blocks are reachable, and is no event.
         self.due = min([self.due, *(n.suspected_until for n in machine.neighbours if n.suspected_until > now)])
 
     def announce_credits(self) -> None:
         """Send STATE to neighbours whose credits have run out, or that wait for some."""
-        machine = self._machine
-        before, least, after = self._credits_before, self._least_credits, machine.credits
+        rules, limits = self._rules, self._machine.limits
+        before, least, after = self._credits_before, self._least_credits, rules.credits
         if after == before == least:
             return
         self._credits_before = self._least_credits = after
-        limits = machine.limits
         if after > least and self._reported_none:
             # While the engine has work there is time to collect a few: a message for each would cost more than it wins.
-            enough = max(1, limits.credits // _COLLECTED_SHARE) if machine.engine.queued else 1
-            self._send_to(name for name in sorted(self._reported_none) if machine.credits_for(name) >= enough)
+            enough = limits.guaranteed if rules.engine.queued else 1
+            self._send_to(name for name in sorted(self._reported_none) if rules.credits_for(name) >= enough)
         elif after < before and self._reported_some and (after <= 0 or after <= limits.reserved < before):
-            self._send_to(name for name in sorted(self._reported_some) if machine.credits_for(name) <= 0)
+            self._send_to(name for name in sorted(self._reported_some) if rules.credits_for(name) <= 0)
 
     def _send_to(self, names: Iterable[str]) -> None:
-        near = self._near()
+        near = self._machine.neighbours.candidates()
         shared = self._shared(near)
         for name in names:
             if name in self._machine.neighbours.by_name:
@@ -180,42 +178,37 @@ class StateAnnouncer:
         else:
             self._reported_none.add(name)
             self._reported_some.discard(name)
-            self._least_credits = min(self._least_credits, self._machine.credits)
+            self._least_credits = min(self._least_credits, self._rules.credits)
         return credit
 
     def _update_users(self) -> None:
         machine, now = self._machine, self._machine.now
-        for request in machine.held.values():
+        for request in self._machine.held.values():
             for name in (request.upstream, request.itinerary.source):
                 if name in machine.neighbours.by_name:
                     self._users[name] = now
-        self._users = {name: at for name, at in self._users.items() if now - at < USER_S}
+        self._users = {name: at for name, at in self._users.items() if now - at < machine.limits.load_every}
 
     # What a STATE contains.
 
-    def _near(self) -> list[Neighbour]:
-        """Return the peers that may be handed tokens."""
-        machine = self._machine
-        return [n for n in machine.neighbours if n.hello.role == "peer" and n.available(machine.now)]
-
     def _shared(self, near: Iterable[Neighbour]) -> State:
-        """Return the STATE for all neighbours, but for what differs between them."""
-        machine, engine = self._machine, self._machine.engine
+        """Return the STATE for all neighbours, but for what differs between them; ``near`` may be handed tokens."""
+        machine, rules, engine = self._machine, self._rules, self._rules.engine
         return State(
-            warm=machine.warm,
-            draining=machine.draining,
+            warm=rules.warm,
+            draining=rules.draining,
             stuck=engine.stuck,
-            credits=machine.credits,
+            credits=rules.credits,
             queue=engine.length,
-            calls=engine.calls,
-            block_us=engine.block_us,
+            calls=engine.times.calls,
+            block_us=engine.times.block_us,
             wait_us=engine.work_us(machine.now),
             reaches=tuple(sorted(machine.neighbours.by_name)),
-            reach_blocks=tuple(sorted({block for n in near for block in n.hello.blocks})),
+            reach_blocks=tuple(sorted({block for n in near for block in n.blocks})),
         )
 
     def _state_for(self, name: str, shared: State, near: Iterable[Neighbour]) -> State:
-        credit, far = self._machine.credits_for(name), self._far_blocks(name, shared, near)
+        credit, far = self._rules.credits_for(name), self._far_blocks(name, shared, near)
         if credit == shared.credits and not far:
             return shared
         return msgspec.structs.replace(shared, credits=credit, far_blocks=far)
@@ -228,7 +221,7 @@ class StateAnnouncer:
         one another of it. In a ring they do, until :data:`MAX_FAR` ends it.
         """
         machine = self._machine
-        known = {*shared.reach_blocks, *machine.engine.usable_blocks}
+        known = {*shared.reach_blocks, *self._rules.engine.usable_blocks}
         if len(known) >= machine.bands.num_blocks:
             return ()
         receiver = machine.neighbours.get(name)

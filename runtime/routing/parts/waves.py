@@ -14,56 +14,62 @@ kept the copy before it runs the wave again; the holders of tracks drop them, si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ls_edge.core import arrangement
 from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, ReturnReason, TrackRef, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.custody import CustodyMachine
+from ls_edge.runtime.routing.claims import blocks_run, returned_track
+from ls_edge.runtime.routing.custody import Custody
+from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Arrived, Send
-from ls_edge.runtime.routing.held_request import HeldRequest, OpenTrack, OpenWave, Stage
-from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.wave_planner import WavePlan, plan_wave
+from ls_edge.runtime.routing.held_request import HeldRequest, JoinVisit, OpenTrack, OpenWave, Stage
+from ls_edge.runtime.routing.interfaces import Host
+from ls_edge.runtime.routing.parts.wave_planner import WavePlan, plan_wave
 
 _NO_TIMES = (0, 0, 0)
 
 
 class WaveJoiner:
-    """The waves that a machine has open; a part of ``PeerMachine``."""
+    """The waves that a machine has open. The stage JOINING belongs to this part."""
 
-    def __init__(self, machine: CustodyMachine, run_here: Callable[[HeldRequest, int], None]) -> None:
-        """``run_here`` queues a request for the engine."""
+    def __init__(self, machine: Host, custody: Custody, decisions: Decisions) -> None:
         self.open: dict[int, OpenWave] = {}
         self.join: Callable[[Any, Sequence[Any]], Any] = arrangement.join
         """Function that sums the additions of tracks; a simulation, whose tokens are not arrays, sets its own."""
         self._machine = machine
-        self._run_here = run_here
+        self._custody = custody
+        self._decisions = decisions
+        custody.handle_stage(Stage.JOINING, self._enter_joining, self._leave_joining, self._look_at)
 
     # The beginning.
 
     def split(self, request: HeldRequest, local: LocalNode) -> bool:
         """Begin a wave of more than one track, if it pays and there is room; return whether one was begun."""
         it, machine = request.itinerary, self._machine
-        if not policy_of(it.policy).runs_in_waves or it.track is not None or it.via_source or request.upstream is None:
+        if it.track is not None or it.via_source or request.upstream is None:
             return False
+        if request.joins is None:
+            request.joins = JoinVisit()
         avoid = request.avoid.keys() | set(it.avoid)
-        plan = plan_wave(it, machine.name, local, [c for c in machine.reachable(request) if c.name not in avoid])
+        others = [n for n in self._decisions.reachable(request) if n.name not in avoid]
+        plan = plan_wave(it, machine.name, local, others)
         if plan is None:
             return False
-        room = machine.limits.credits + machine.limits.custody - len(machine.held)
+        room = machine.limits.credits + machine.limits.custody - len(self._custody.held)
         if len(plan.tracks) < 2 or len(plan.tracks) > room:
-            self._record_unused(request, plan, request.joins.waves)
+            self._record_unused(request, request.joins, plan)
             return False
-        self._begin(request, plan)
+        self._begin(request, request.joins, plan)
         return True
 
-    def _begin(self, request: HeldRequest, plan: WavePlan) -> None:
-        machine = self._machine
-        wave = OpenWave(machine.rng.getrandbits(64), request.joins.waves, request)
-        self._record_unused(request, plan, wave.number)
-        request.joins.waves += 1
+    def _begin(self, request: HeldRequest, joins: JoinVisit, plan: WavePlan) -> None:
+        machine, custody = self._machine, self._custody
+        wave = OpenWave(machine.rng.getrandbits(64), joins.waves, request)
+        self._record_unused(request, joins, plan)
+        joins.waves += 1
         before = request.itinerary.blocks_done
         for index, planned in enumerate(plan.tracks):
             transfer = TransferId(request.request, machine.rng.getrandbits(64), request.transfer.hop)
@@ -78,38 +84,48 @@ class WaveJoiner:
             part.bundle_id = request.bundle_id
             part.open_track = OpenTrack(wave, planned, part, machine.now)
             wave.tracks.append(part.open_track)
-        machine.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks", wave)
+        custody.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks", wave)
         for track in wave.tracks:
-            machine.hold(track.request, "track")
+            custody.hold(track.request, "track")
         for track in wave.tracks:
             if track.plan.holder == machine.name:
                 self._run_here(track.request, track.plan.blocks[0])
             else:
-                machine.offer(track.request, track.plan.holder, track.request.itinerary)
+                custody.offer(track.request, track.plan.holder, track.request.itinerary)
 
-    def enter_joining(self, request: HeldRequest, wave: OpenWave) -> None:
-        """Handle the transition from WAITING."""
+    def _run_here(self, request: HeldRequest, block: int) -> None:
+        self._custody.transition(request, Stage.QUEUED, f"block {block}", block)
+
+    def _enter_joining(self, request: HeldRequest, wave: OpenWave) -> None:
         request.wave, request.waiting_since = wave, None
         self.open[wave.ident] = wave
+        self._watch(request)
 
-    def leave_joining(self, request: HeldRequest) -> None:
-        """Handle the transition to WAITING or ENDED: the wave is closed; its open tracks end with it."""
+    def _watch(self, request: HeldRequest) -> None:
+        machine = self._machine
+        at = min(machine.now + machine.limits.look_again, machine.rules.budget_end(request))
+        self._custody.timers.set(request, at)
+
+    def _leave_joining(self, request: HeldRequest, _to: Stage) -> None:
+        """Close the wave; its open tracks end with it."""
         wave, request.wave = request.wave, None
         assert wave is not None
         del self.open[wave.ident]
         for track in wave.tracks:
             track.request.open_track = None
-            self._machine.end(track.request, "its wave is closed")
+            self._custody.end(track.request, "its wave is closed")
         wave.tracks.clear()  # a cycle of references, which would keep the tokens until a garbage collection
 
-    def _record_unused(self, request: HeldRequest, plan: WavePlan, number: int) -> None:
+    def _record_unused(self, request: HeldRequest, joins: JoinVisit, plan: WavePlan) -> None:
         """Record holders without a track in the trace, once for decisions that repeat block by block."""
+        if not plan.unused:
+            return
         at = round((self._machine.now - request.arrived) * 1e6)
-        known = {(row.wave, row.holder) for row in request.joins.rows if not row.blocks}
-        request.joins.rows += [
-            TrackSpan(number, track.holder, (), at, at, track.expected_us, why="no gain")
+        known = {row.holder for row in joins.rows if not row.blocks and row.wave == joins.waves}
+        joins.rows += [
+            TrackSpan(joins.waves, track.holder, (), at, at, track.expected_us, why="no gain")
             for track in plan.unused
-            if (number, track.holder) not in known
+            if track.holder not in known
         ]
 
     # What ends a track.
@@ -118,28 +134,21 @@ class WaveJoiner:
         """Take returned tokens; accept and drop any that do not fit an open track of ours."""
         run, machine = event.run, self._machine
         machine.instructions.append(Send(event.sender, Accept(run.transfer, machine.limits.credits)))
-        ref = run.itinerary.track
-        wave = self.open.get(ref.wave) if ref is not None else None
-        if ref is None or wave is None or ref.index >= len(wave.tracks) or wave.request.request != run.transfer.request:
+        track = returned_track(self.open, run.transfer.request, run.itinerary)
+        if track is None:
             return
-        track = wave.tracks[ref.index]
-        ran = tuple(step for one in run.itinerary.waves for line in one for step in line)
-        blocks = [block for block, _ in ran]
-        if track.row is not None or tuple(blocks) != track.plan.blocks[: len(blocks)]:
-            return
-        if any(holder != track.plan.holder for _, holder in ran):
-            return  # a track is never handed on, so no other process can have run it
+        ran = blocks_run(run.itinerary)
         if not event.finite:
             ran = ()  # they would spoil the sum of all tracks, and the error would look like ours
         visit = next((v for v in run.itinerary.visits if v.holder == track.plan.holder), None)
         times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else _NO_TIMES
         n = machine.neighbours.get(track.plan.holder)
         if n is not None and not ran:
-            n.back_off(machine.now, machine.limits)
+            n.back_off()
         elif n is not None:
             n.reset_back_off()
-            machine.neighbours.clear_suspicion(n.name)
-            n.track_took(machine.now - track.began, times[0] + times[1], machine.now)
+            n.clear_suspicion()
+            n.track_took(machine.now - track.began, times[0] + times[1])
         self._end_track(track, event.tokens, ran, times, run.returning if event.finite else ReturnReason.NOT_FINITE)
 
     def decide(self, request: HeldRequest, local: LocalNode) -> None:
@@ -147,7 +156,7 @@ class WaveJoiner:
         track = request.open_track
         remaining = request.itinerary.remaining
         if track is None:
-            self._machine.end(request, "a track of no open wave")
+            self._custody.end(request, "a track of no open wave")
         elif track.plan.holder != self._machine.name:  # it was given to a neighbour, and waits only when that failed
             self._end_track(track, None, (), _NO_TIMES, request.failure or "refused")
         elif remaining and remaining[0] in local.blocks:
@@ -155,21 +164,21 @@ class WaveJoiner:
         else:
             self._end_own_track(track)
 
-    def give_up(self, request: HeldRequest) -> None:
+    def _look_at(self, request: HeldRequest) -> None:
+        """Show the keeper of the copy before that tracks are waited for."""
+        self._decisions.send_progress([request])
+        self._watch(request)
+
+    def give_up(self, request: HeldRequest, why: str = "late") -> None:
         """If a request is a track of ours, end it without its tokens."""
         if request.open_track is not None:
-            self._end_track(request.open_track, None, (), _NO_TIMES, "late")
+            self._end_track(request.open_track, None, (), _NO_TIMES, why)
 
     def stop_waiting(self, request: HeldRequest) -> None:
         """End the tracks of a request that have not come back, since no time is left."""
         for track in list(request.wave.tracks) if request.wave is not None else ():
             if track.row is None:
                 self._end_track(track, None, (), _NO_TIMES, "late")
-
-    def on_track_forgotten(self, request: HeldRequest) -> None:
-        """End a track whose tokens are not held any more for another reason."""
-        if request.open_track is not None:
-            self._end_track(request.open_track, None, (), _NO_TIMES, "refused")
 
     def _end_own_track(self, track: OpenTrack) -> None:
         """End our own track after our engine has run all that it could."""
@@ -191,7 +200,7 @@ class WaveJoiner:
             *times, "" if ran else why,
         )  # fmt: skip
         track.request.open_track = None
-        machine.end(track.request, why)
+        self._custody.end(track.request, why)
         if all(other.row is not None for other in wave.tracks):
             self._sum(wave)
 
@@ -199,6 +208,7 @@ class WaveJoiner:
         """Sum the tracks, which have all ended, and decide the request again."""
         request, machine = wave.request, self._machine
         rows = [track.row for track in wave.tracks if track.row is not None]
+        assert request.joins is not None
         request.joins.rows += rows
         own = next((row.end_us for row in rows if row.holder == machine.name), 0)
         request.joins.wait_us += max(0, round((machine.now - request.arrived) * 1e6) - own)
@@ -207,22 +217,24 @@ class WaveJoiner:
             request.tokens = self.join(request.tokens, [track.out for track in came])
             request.itinerary = request.itinerary.joined(tuple(track.ran for track in came))
         _leave_out(request, [b for track in wave.tracks for b in track.plan.blocks[len(track.ran) :]])
-        machine.wait(request, None, "all tracks have ended")
-        machine.decide_soon(request)
+        self._custody.decide_again(request, "all tracks have ended")
 
-    def faults(self) -> list[str]:
-        """Return inconsistencies in the state of the waves; see ``CustodyMachine.validate``."""
-        held = self._machine.held
-        joining = {id(request.wave) for request in held.values() if request.stage is Stage.JOINING}
-        wrong = [] if joining == {id(wave) for wave in self.open.values()} else ["waves and joining requests differ"]
-        parts = {id(r.open_track) for r in held.values() if r.open_track is not None}
+    def faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
+        """Return inconsistencies; see ``Machine.validate``."""
+        held = self._custody.held.values()
+        for request in held:
+            if (request.wave is not None) != (request.stage is Stage.JOINING):
+                yield "joining or not", request
+        joining = {id(request.wave) for request in held if request.stage is Stage.JOINING}
+        if joining != {id(wave) for wave in self.open.values()}:
+            yield "waves and joining requests differ", None
+        parts = {id(r.open_track) for r in held if r.open_track is not None}
         tracks = [track for wave in self.open.values() for track in wave.tracks]
         if parts != {id(track) for track in tracks if track.row is None}:
-            wrong.append("open tracks and held tokens differ")
+            yield "open tracks and held tokens differ", None
         for wave in self.open.values():
             if wave.request.wave is not wave or all(track.row is not None for track in wave.tracks):
-                wrong.append(f"wave {wave.number} should be closed")
-        return wrong
+                yield f"wave {wave.number} should be closed", wave.request
 
 
 def _leave_out(request: HeldRequest, blocks: list[int]) -> None:

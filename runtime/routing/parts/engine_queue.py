@@ -11,7 +11,6 @@ the thread of the links. A batch that is not full stays here, where others may j
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -19,22 +18,64 @@ from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, RequestId
 from ls_edge.runtime.routing.candidates import ONE_BAND
 from ls_edge.runtime.routing.events import Computed, ComputeFailed
-from ls_edge.runtime.routing.held_request import HeldRequest
-from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits, clamped
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.neighbours import clamped, faded
 from ls_edge.runtime.routing.policies import policy_of
 
 MAX_SOURCE_TURNS = 1024
 """Sources whose turns are remembered."""
-_NOT_FINITE = 3
-"""Requests in a row without finite outputs after which a block counts as failed: one odd image is not enough."""
-_SMOOTH = 0.1
-"""Weight of the newest engine call in the usual time of one: larger follows changes, smaller ignores outliers."""
-_SMOOTH_BESIDE = 0.3
-"""The weight for calls during an open wave, of which there are fewer."""
-
-
 MOST_CALLS = 2
 """Calls that the engine has at the same time: the running one and the next."""
+
+
+class CallTimes:
+    """Usual times of the engine calls of this process."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.calls = 0
+        self.block_us = 0
+        """Usual time of one call for one block."""
+        self.beside_us = 0.0
+        """Usual time of one call while a wave of ours is open and transfers share our core; 0 before the first."""
+        self.running_since = 0.0
+        """Start of the running call, or end of the latest."""
+        self._beside_at = 0.0
+        self._last_took = 0.0
+
+    def measure(self, event: Computed, now: float, *, beside_wave: bool) -> None:
+        """Learn from a call that has ended."""
+        self.calls += 1
+        took = event.engine_us / len(event.blocks)
+        took, self._last_took = clamped(took, self.block_us, self._last_took, self.limits), took
+        if beside_wave:
+            self.beside_us += (took - self.beside_us) * (self.limits.smooth_fast if self.beside_us else 1.0)
+            self._beside_at = now
+        else:
+            self.block_us = round(self.block_us + self.limits.smooth_slow * (took - self.block_us))
+
+    def expected_beside_us(self, now: float) -> int:
+        """Return the usual time of a call during an open wave; the measurement fades, so that waves are tried again."""
+        if not self.beside_us:
+            return 0
+        return round(self.block_us + faded(self.beside_us - self.block_us, now - self._beside_at, self.limits))
+
+
+class Turns:
+    """Sources take turns at the engine."""
+
+    def __init__(self) -> None:
+        self.served: dict[str, int] = {}
+        """The turn at which each source was last served."""
+        self._turn = 0
+
+    def take(self, owner: str) -> None:
+        """Note that a source is served."""
+        self._turn += 1
+        self.served[owner] = self._turn
+        if len(self.served) > MAX_SOURCE_TURNS:
+            del self.served[min(self.served, key=lambda owner: self.served[owner])]
 
 
 @dataclass(eq=False)
@@ -47,7 +88,7 @@ class _Call:
 
 
 class EngineQueue:
-    """Requests for an engine that runs ``blocks``, and what is known of its calls."""
+    """Requests for an engine that runs ``blocks``, and the calls that it has."""
 
     def __init__(
         self, blocks: frozenset[int], limits: Limits, max_batch: int, batch_wait: float, bands: Bands = ONE_BAND
@@ -58,25 +99,15 @@ class EngineQueue:
         """Blocks that are not run any more, and why."""
         self.stuck = False
         """The running call takes too long."""
-        self.calls = 0
-        self.block_us = 0
-        """Usual time of one call for one block."""
-        self.beside_us = 0.0
-        """Usual time of one call while a wave of ours is open and transfers share our core; 0 before the first."""
+        self.times = CallTimes(limits)
         self.queued: list[HeldRequest] = []
         self.max_batch = max_batch
         self._batch_wait = batch_wait if max_batch > 1 else 0.0
-        self._limits = limits
         self._bands = bands
-        self._beside_at = 0.0
-        self._last_took = 0.0
         self._calls: deque[_Call] = deque()
         """Calls that the engine has, the running one first."""
-        self._running_since = 0.0
         self._start_at = 0.0
-        self._served: dict[str, int] = {}
-        """The turn at which each source was last served."""
-        self._turn = 0
+        self._turns = Turns()
         self._not_finite: dict[int, set[RequestId]] = {}
         """Requests in a row for which a block gave what is not finite."""
 
@@ -116,9 +147,9 @@ class EngineQueue:
         return len(self._calls) >= MOST_CALLS
 
     @property
-    def next_start(self) -> float | None:
-        """Earliest start of the next call; None while nothing is queued or a call is running."""
-        return self._start_at if not self._calls and self.queued and not self.stuck else None
+    def next_start(self) -> float:
+        """Earliest start of the next call; infinity while nothing is queued or a call is running."""
+        return self._start_at if not self._calls and self.queued and not self.stuck else INFINITY
 
     def work_us(self, now: float) -> int:
         """Return the remaining work of the engine for queued and running requests."""
@@ -126,23 +157,15 @@ class EngineQueue:
         calls = sum(len(self.blocks.intersection(request.itinerary.remaining)) for request in waiting)
         over = 0
         if self._calls:
-            over = min(round((now - self._running_since) * 1e6), self._calls[0].num_blocks * self.block_us)
-        return max(0, calls * self.block_us // self.max_batch - over)
-
-    def expected_beside_us(self, now: float) -> int:
-        """Return the usual time of a call during an open wave; the measurement fades, so that waves are tried again."""
-        if not self.beside_us:
-            return 0
-        weight = math.pow(0.5, (now - self._beside_at) / TRIP_HALVES)
-        return round(self.block_us + (self.beside_us - self.block_us) * weight)
+            over = min(round((now - self.times.running_since) * 1e6), self._calls[0].num_blocks * self.times.block_us)
+        return max(0, calls * self.times.block_us // self.max_batch - over)
 
     def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
         """Return the requests and blocks of the next call; None if the engine should get none now."""
         if self.is_ahead or len(self.queued) < self._least_batch or self.stuck:
             return None
-        first = min(
-            self.queued, key=lambda request: (self._served.get(request.owner, 0), request.arrived, request.request)
-        )
+        served = self._turns.served
+        first = min(self.queued, key=lambda request: (served.get(request.owner, 0), request.arrived, request.request))
         batch = [first]
         for request in self.queued:
             if len(batch) < self.max_batch and request is not first and self._may_join(request, first.engine.block):
@@ -150,13 +173,10 @@ class EngineQueue:
         self._start_at = first.engine.queued_at + self._batch_wait
         if len(batch) < self.max_batch and (self._calls or now < self._start_at):
             return None
-        self._turn += 1
-        self._served[first.owner] = self._turn
-        if len(self._served) > MAX_SOURCE_TURNS:
-            del self._served[min(self._served, key=lambda owner: self._served[owner])]
+        self._turns.take(first.owner)
         blocks = self._chain(batch, first.engine.block, usable)
         if not self._calls:
-            self._running_since = now
+            self.times.running_since = now
         self._calls.append(_Call(tuple(batch), len(blocks)))
         return self._calls[-1].batch, blocks
 
@@ -167,17 +187,17 @@ class EngineQueue:
 
     def most_s(self) -> float:
         """Return the seconds after which the engine counts as stuck unless it has returned all its calls."""
-        limits, usual = self._limits, self.block_us / 1e6
+        limits, usual = self.times.limits, self.times.block_us / 1e6
         return sum(max(limits.hop_floor, limits.call_factor * usual * call.num_blocks) for call in self._calls)
 
     def is_in_time(self, now: float) -> bool:
         """Return whether the call that runs takes no longer than other processes wait for what they have seen."""
-        usual = self._calls[0].num_blocks * self.block_us / 1e6 if self._calls else 0.0
-        return now - self._running_since <= self._limits.hop_factor * usual
+        usual = self._calls[0].num_blocks * self.times.block_us / 1e6 if self._calls else 0.0
+        return now - self.times.running_since <= self.times.limits.hop_factor * usual
 
     def end_call(self, now: float) -> tuple[HeldRequest, ...]:
         """Remove the running call, which has ended, and return its requests as in :attr:`running`."""
-        self._running_since = now
+        self.times.running_since = now
         return self._calls.popleft().batch if self._calls else ()
 
     def take_back(self) -> tuple[HeldRequest, ...]:
@@ -195,7 +215,7 @@ class EngineQueue:
         """
         if not all(policy_of(request.itinerary.policy).chains_blocks for request in batch):
             return (first,)
-        most = max(1, int(self._limits.chain * 1e6 / max(1, self.block_us)))
+        most = max(1, int(self.times.limits.chain * 1e6 / max(1, self.times.block_us)))
         chain = [first]
         following = [[b for b in self._may_follow(request.itinerary) if b != first] for request in batch]
         for wanted in itertools.zip_longest(*following, fillvalue=-1):
@@ -218,16 +238,9 @@ class EngineQueue:
 
     def measure(self, event: Computed, now: float) -> None:
         """Learn from a call that has ended."""
-        self.calls += 1
-        took = event.engine_us / len(event.blocks)
-        took, self._last_took = clamped(took, self.block_us, self._last_took), took
         for block in event.blocks:
             self._not_finite.pop(block, None)
-        if self.beside_wave:
-            self.beside_us += (took - self.beside_us) * (_SMOOTH_BESIDE if self.beside_us else 1.0)
-            self._beside_at = now
-        else:
-            self.block_us = round(self.block_us + _SMOOTH * (took - self.block_us))
+        self.times.measure(event, now, beside_wave=self.beside_wave)
 
     def count_failure(self, event: ComputeFailed) -> bool:
         """Note a failed call; return whether its block has now failed permanently."""
@@ -236,7 +249,7 @@ class EngineQueue:
         if event.not_finite:
             seen = self._not_finite.setdefault(event.block, set())
             seen.update(transfer.request for transfer in event.transfers)
-            if len(seen) < _NOT_FINITE:
+            if len(seen) < self.times.limits.not_finite:
                 if event.rest is not None:  # the same call gave finite outputs too
                     del self._not_finite[event.block]
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
@@ -12,6 +13,8 @@ class WaitingRequests:
     """An index of the requests in the stage ``WAITING``."""
 
     def __init__(self) -> None:
+        self.ready: deque[HeldRequest] = deque()
+        """Requests that are decided at the end of the event, if they still wait."""
         self.may_have_room: dict[str, None] = {}
         """Neighbours that may take more than before, and for which requests wait."""
         self._for_credit: dict[str, dict[int, HeldRequest]] = {}
@@ -41,18 +44,20 @@ class WaitingRequests:
 
     def remove(self, request: HeldRequest) -> None:
         """Remove a request that waits no longer."""
-        for name in request.waits_for:
-            self._remove_from(name, request)
-        request.waits_for = ()
+        if request.waits_for:
+            for name in request.waits_for:
+                self._remove_from(name, request)
+            request.waits_for = ()
         self._for_change.pop(request.number, None)
 
-    def for_change(self) -> Collection[HeldRequest]:
-        """Return the requests whose wait any change of a neighbour may end."""
-        return self._for_change.values()
+    def decide_changed(self) -> None:
+        """Decide again the requests whose wait any change of a neighbour may end."""
+        self.ready.extend(self._for_change.values())
 
-    def for_credit_of(self, name: str) -> Collection[HeldRequest]:
-        """Return the requests that wait for the credit of a neighbour."""
-        return self._for_credit.get(name, {}).values()
+    def decide_for_credit_of(self, name: str) -> None:
+        """Decide again the requests that wait for the credit of a neighbour."""
+        if name in self._for_credit:
+            self.ready.extend(self._for_credit[name].values())
 
     def note_room(self, name: str) -> None:
         """Note that a neighbour may be able to take more than before."""
@@ -60,9 +65,9 @@ class WaitingRequests:
             self.may_have_room[name] = None
 
     def use_room(self, room: Callable[[str], int], decide: Callable[[HeldRequest], None]) -> None:
-        """Decide what waits for a neighbour of :attr:`may_have_room` again, and take it off there.
+        """Decide again what waits for a neighbour of :attr:`may_have_room`, and remove the neighbour from there.
 
-        As much is decided as the neighbour has ``room`` for, the first first.
+        As many are decided as the neighbour has ``room`` for, in the order in which they began to wait.
         """
         name, _ = self.may_have_room.popitem()
         passed = 0  # those that were decided, and wait for it still
@@ -77,7 +82,7 @@ class WaitingRequests:
                 return
 
     def faults(self, held: Collection[HeldRequest]) -> Iterator[tuple[str, HeldRequest | None]]:
-        """Return inconsistencies with their requests; see ``CustodyMachine.validate``."""
+        """Return inconsistencies with their requests; see ``Machine.validate``."""
         for request in held:
             waits = {name for name, those in self._for_credit.items() if request.number in those}
             if waits != set(request.waits_for):

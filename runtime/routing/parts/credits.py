@@ -5,24 +5,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass, field
 
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.limits import Limits
 
 _ALIAS = re.compile(r"\.[0-9a-f]{8}$")
 _NOT_HELD = (Stage.NEW, Stage.ENDED)
 _HANDED_ON = (Stage.OFFERED, Stage.CUSTODY)
-_CHANGES = {
-    (before, after): (
-        (after is Stage.WAITING) - (before is Stage.WAITING),
-        (after in _HANDED_ON) - (before in _HANDED_ON),
-        (after not in _NOT_HELD) - (before not in _NOT_HELD),
-    )
-    for before in Stage
-    for after in Stage
-}
-"""Effect of a transition on the numbers of waiting requests, copies and held requests."""
 
 
 @functools.lru_cache(4096)
@@ -31,35 +21,51 @@ def owner_of(name: str) -> str:
     return _ALIAS.sub("", name)
 
 
+Counted = tuple[int, int, int]
+"""What a transition adds to the numbers of waiting requests, copies and held requests."""
+
+
+def counted(before: Stage, after: Stage) -> Counted | None:
+    """Return the effect of a transition on the counts; None if it has none."""
+    change = (
+        (after is Stage.WAITING) - (before is Stage.WAITING),
+        (after in _HANDED_ON) - (before in _HANDED_ON),
+        (after not in _NOT_HELD) - (before not in _NOT_HELD),
+    )
+    return change if any(change) else None
+
+
+@dataclass
 class Occupancy:
     """Counts of held requests; each transition keeps them, :meth:`recount` makes them anew.
 
     A request *works* unless it is a copy that is kept for the next holder, from the moment that it was sent there.
     """
 
-    def __init__(self) -> None:
-        self.copies = 0
-        """Requests in the stages ``OFFERED`` and ``CUSTODY``."""
-        self.working = 0
-        self.waiting = 0
-        self.working_of: dict[str, int] = {}
-        """Working requests by owner; aliases of a source count as one."""
-        self.working_from_owner = 0
-        """Working requests that came from their source itself."""
-        self.sources: dict[str, int] = {}
-        """All held requests, by the process that they return to."""
+    copies: int = 0
+    """Requests in the stages ``OFFERED`` and ``CUSTODY``."""
+    working: int = 0
+    waiting: int = 0
+    working_of: dict[str, int] = field(default_factory=dict)
+    """Working requests by owner; aliases of a source count as one."""
+    working_from_owner: int = 0
+    """Working requests that came from their source itself."""
+    sources: dict[str, int] = field(default_factory=dict)
+    """All held requests, by the process that they return to."""
 
     @classmethod
     def recount(cls, held: Iterable[HeldRequest]) -> Occupancy:
         """Count from nothing."""
         counts = cls()
         for request in held:
-            counts.moved(request, Stage.NEW, request.stage)
+            change = counted(Stage.NEW, request.stage)
+            if change is not None:
+                counts.moved(request, change)
         return counts
 
-    def moved(self, request: HeldRequest, before: Stage, after: Stage) -> None:
+    def moved(self, request: HeldRequest, change: Counted) -> None:
         """Count a transition."""
-        waiting, copies, held = _CHANGES[before, after]
+        waiting, copies, held = change
         self.waiting += waiting
         self.copies += copies
         if held:
@@ -67,28 +73,9 @@ class Occupancy:
         works = held - copies
         if works:
             self.working += works
-            owner = request.owner
-            _add(self.working_of, owner_of(owner), works)
-            self.working_from_owner += works * (request.upstream == owner)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Occupancy) and self._counts == other._counts
-
-    def __repr__(self) -> str:
-        return f"Occupancy({self._counts})"
-
-    @property
-    def _counts(self) -> dict[str, Any]:
-        return {
-            "copies": self.copies,
-            "working": self.working,
-            "waiting": self.waiting,
-            "working_of": self.working_of,
-            "working_from_owner": self.working_from_owner,
-            "sources": self.sources,
-        }
-
-    __hash__ = None  # type: ignore[assignment]
+            _add(self.working_of, request.account, works)
+            if request.upstream == request.owner:
+                self.working_from_owner += works
 
 
 def _add(counts: dict[str, int], key: str, number: int) -> None:
@@ -117,8 +104,8 @@ class Credits:
 
     def room(self, owner: str) -> int:
         """Return how many more requests a source may have here: all share the credits equally."""
-        who, held = owner_of(owner), self._occupancy.working_of
-        return self._limits.fair_share(len(held) + (who not in held)) - held.get(who, 0)
+        account, held = owner_of(owner), self._occupancy.working_of
+        return self._limits.fair_share(len(held) + (account not in held)) - held.get(account, 0)
 
     def of_source(self, name: str, now: float) -> int:
         """Return how many transfers of a linked source would be accepted now."""
@@ -130,11 +117,11 @@ class Credits:
         That a request belongs to a source is only a peer's word where it came from one; so a source that was not let in
         for a while may make one whatever is held in its name.
         """
-        held, limits, who = self._occupancy, self._limits, owner_of(source)
+        held, limits, account = self._occupancy, self._limits, owner_of(source)
         if held.working_from_owner >= limits.credits:
             return 0
-        starved = now - self._let_in.get(who, float("-inf")) >= limits.starved
-        return max(int(starved), limits.guaranteed - held.working_of.get(who, 0))
+        starved = now - self._let_in.get(account, float("-inf")) >= limits.starved
+        return max(int(starved), limits.guaranteed - held.working_of.get(account, 0))
 
     def let_in(self, source: str, now: float) -> None:
         """Note that a source made a transfer itself."""

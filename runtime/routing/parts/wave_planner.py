@@ -3,7 +3,7 @@
 The holder of the tokens runs one track itself and gives others to neighbours. Each block goes to the holder that would
 finish it first, counting its queue, the transfer there and back, and the blocks given to it before. So a slower device
 gets a shorter track, and a device that is not worth its transfer gets none. The blocks of each track follow from the
-preferred order, or from the measured order costs if there are any (``ls_edge.runtime.routing.block_assignment``). A
+preferred order, or from the measured order costs if there are any (``block_assignment.py``). A
 wave has blocks of one band, and each band is cut into ``waves_wanted`` waves.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.block_assignment import assign_blocks
-from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode, fixed
+from ls_edge.runtime.routing.parts.block_assignment import assign_blocks
 
 GAIN = 0.95
 """Limit on the expected time of a split wave, as a fraction of the holder's own time; closer to 1 the error of the
@@ -154,7 +154,9 @@ def best_joiner(
     """Return the joiner with the earliest expected finish, for tokens that this process cannot run."""
     best: tuple[float, int] | None = None
     chosen: Candidate | None = None
-    for index, c in enumerate(sorted(candidates, key=lambda c: c.name)):
+    # A plan for each of them looks at all of them.
+    candidates = [fixed(c) for c in sorted(candidates, key=lambda c: c.name)]
+    for index, c in enumerate(candidates):
         if c.credits <= 0:
             continue
         local = LocalNode(c.blocks, c.wait_us, c.block_us, bands=bands)

@@ -93,6 +93,26 @@ def _make_room(
     return None
 
 
+def _costs_apart(
+    track_of: Sequence[int],
+    blocks: Sequence[int],
+    tracks: int,
+    costs: OrderCosts,
+    beside: Sequence[Sequence[float]],
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the extra cost of two blocks in different tracks, and that of each block outside each track."""
+    apart = [[0.0] * len(blocks) for _ in blocks]
+    with_track = [[0.0] * tracks for _ in blocks]
+    for j, late in enumerate(blocks):
+        for i in range(j):
+            early = blocks[i]
+            more = beside[early][late] if early < late else beside[late][early] - costs.inverted[late][early]
+            apart[i][j] = apart[j][i] = more
+            with_track[i][track_of[j]] += more
+            with_track[j][track_of[i]] += more
+    return apart, with_track
+
+
 def _improve(
     track_of: list[int],
     blocks: Sequence[int],
@@ -102,18 +122,8 @@ def _improve(
     beside: Sequence[Sequence[float]],
 ) -> None:
     """Swap blocks of different tracks while that saves cost, beginning with blocks close in the preferred order."""
-    count, slot, inverted = len(blocks), costs.slot, costs.inverted
-    apart = [[0.0] * count for _ in blocks]
-    """Extra cost of two blocks in different tracks, compared with one track."""
-    with_track = [[0.0] * len(allowed) for _ in blocks]
-    """Extra cost of a block outside each track."""
-    for j, late in enumerate(blocks):
-        for i in range(j):
-            early = blocks[i]
-            more = beside[early][late] if early < late else beside[late][early] - inverted[late][early]
-            apart[i][j] = apart[j][i] = more
-            with_track[i][track_of[j]] += more
-            with_track[j][track_of[i]] += more
+    count, slot = len(blocks), costs.slot
+    apart, with_track = _costs_apart(track_of, blocks, len(allowed), costs, beside)
     place: list[int] = []
     held = [before] * len(allowed)
     for track in track_of:

@@ -1,0 +1,161 @@
+"""Checks of what other processes claim, any of which may lie; ``docs/threat-model.md`` names the check of each attack.
+
+Messages are checked for form, ranges and blocks before routing sees them (``transport/admission.py``). These checks
+compare a claim with what this process knows itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from ls_edge.core.bands import Bands
+from ls_edge.runtime.protocol.messages import (
+    Cancel,
+    Itinerary,
+    Progress,
+    Ran,
+    Refuse,
+    RefuseReason,
+    RequestId,
+    State,
+)
+from ls_edge.runtime.routing.held_request import HeldRequest, OpenTrack, OpenWave, Stage
+from ls_edge.runtime.routing.policies import policy_of
+
+MOST_BLOCK_US = 60_000_000
+"""Limit on the announced engine call of another process: a minute."""
+MOST_WAIT_US = 600_000_000
+"""Limit on the announced queue of another process: the longest budget."""
+
+
+# A STATE: it looks idle, fast, slow or busy without bound.
+
+
+def believable_block_us(state: State) -> int:
+    """Return the announced time of an engine call, within bounds."""
+    return min(state.block_us, MOST_BLOCK_US)
+
+
+def believable_wait_us(state: State) -> int:
+    """Return the announced queue, within bounds."""
+    return min(state.wait_us, MOST_WAIT_US)
+
+
+# Answers to a transfer: from others than its receiver, progress without end, refusals of everything.
+
+
+def is_from_next_holder(request: HeldRequest | None, sender: str) -> bool:
+    """Return whether a message about a transfer comes from the process that it went to."""
+    return request is not None and request.downstream == sender
+
+
+def shows_further_block(request: HeldRequest, message: Progress) -> bool:
+    """Return whether a PROGRESS reports more blocks than the ones before, and no more than there are."""
+    most = request.itinerary.blocks_done + len(request.itinerary.remaining)
+    return request.most_done < message.blocks_done <= most
+
+
+def is_unwilling(message: Refuse) -> bool:
+    """Return whether a REFUSE means that its sender will not take this request, and offers to it have to pause.
+
+    Busy without a credit is usual, and draining or cold passes.
+    """
+    if message.reason == RefuseReason.BUSY:
+        return message.credits > 0
+    return message.reason not in (RefuseReason.DRAINING, RefuseReason.COLD)
+
+
+def leaves_no_holder(avoid: Collection[str], remaining: Iterable[int], known: dict[str, frozenset[int]]) -> bool:
+    """Return whether every known holder of a remaining block is among the processes to avoid.
+
+    ``known`` has the blocks by holder. Whoever fails others on purpose must not make them rule out the honest.
+    """
+    everywhere = {block for blocks in known.values() for block in blocks}
+    left = {block for name, blocks in known.items() if name not in avoid for block in blocks}
+    return not everywhere.intersection(remaining) <= left
+
+
+# A CANCEL of requests of others.
+
+
+def own_requests(sender: str, message: Cancel) -> set[tuple[str, RequestId]]:
+    """Return the requests that a CANCEL may end: those of its sender."""
+    return {(sender, request) for request in message.requests}
+
+
+# Tokens that come home: blocks left out, waves, tracks and orders that the request does not allow.
+
+
+def implausible_return(asked: Itinerary, reported: Itinerary, left_out: Collection[int], bands: Bands) -> str:
+    """Return why a returned itinerary cannot belong to the request, or an empty string.
+
+    ``left_out``: blocks that its source has skipped, perhaps not yet when this copy was on its way.
+
+    That each block of the model stands in it once, and who serves which block, is checked on arrival.
+    """
+    if reported.track is not None:
+        return "a track of a wave, which belongs to a peer"
+    policy = policy_of(asked.policy)
+    skipped = tuple(block for block in reported.skipped if block not in left_out)
+    if skipped and (asked.on_straggler != "skip" or not policy.runs_in_waves):
+        return f"blocks {_listed(skipped)} left out, which only its source may do"
+    if len(reported.skipped) > asked.max_skips:
+        return f"{len(reported.skipped)} blocks left out where {asked.max_skips} may be"
+    if not policy.runs_in_waves and any(len(wave) != 1 for wave in reported.waves):
+        return f"blocks side by side under the policy {asked.policy}"
+    ran = tuple(block for wave in reported.waves for track in wave for block, _ in track)
+    if not policy.may_reorder and ran != asked.remaining[: len(ran)]:
+        return f"blocks in the order {_listed(ran)} under the policy {asked.policy}"
+    return "" if bands.is_one else bands.fault(reported.arrangement, as_asked(asked, reported).remaining)
+
+
+def is_former_holder(request: HeldRequest, sender: str, *, needs_relay: bool) -> bool:
+    """Return whether a process has nothing to return any more: it passed the request on, as has the next holder.
+
+    It may still bring back what comes from a process that has no link to this source, and ``needs_relay``.
+    """
+    trail = request.trail
+    return trail is not None and sender in trail.passed_on and request.stage is Stage.AWAY and not needs_relay
+
+
+def as_asked(asked: Itinerary, reported: Itinerary, avoid: tuple[str, ...] = ()) -> Itinerary:
+    """Return the itinerary as asked, with the history that was reported: no holder may change the request."""
+    ran = {block for wave in reported.waves for track in wave for block, _ in track}
+    gone = ran.union(reported.skipped)
+    return msgspec.structs.replace(
+        asked,
+        waves=reported.waves,
+        skipped=reported.skipped,
+        remaining=tuple(block for block in asked.remaining if block not in gone),
+        visits=reported.visits,
+        relays=(),
+        avoid=avoid,
+    )
+
+
+# A track that comes back: of a wave that was never begun, of blocks that it did not have, run by others.
+
+
+def returned_track(waves: dict[int, OpenWave], request: RequestId, reported: Itinerary) -> OpenTrack | None:
+    """Return the open track that tokens belong to; None if they fit none."""
+    ref = reported.track
+    wave = None if ref is None else waves.get(ref.wave)
+    if ref is None or wave is None or ref.index >= len(wave.tracks) or wave.request.request != request:
+        return None
+    track = wave.tracks[ref.index]
+    ran = blocks_run(reported)
+    if track.row is not None or tuple(block for block, _ in ran) != track.plan.blocks[: len(ran)]:
+        return None
+    # A track is never handed on, so no other process can have run it.
+    return track if all(holder == track.plan.holder for _, holder in ran) else None
+
+
+def blocks_run(itinerary: Itinerary) -> tuple[Ran, ...]:
+    """Return the blocks that ran and their holders, in order."""
+    return tuple(step for wave in itinerary.waves for track in wave for step in track)
+
+
+def _listed(blocks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, blocks))

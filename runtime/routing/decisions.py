@@ -1,0 +1,225 @@
+"""What becomes of waiting requests: the next block and holder, by the policy, within the credits of the neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ls_edge.runtime.protocol.messages import Progress, ReturnReason
+from ls_edge.runtime.routing.candidates import leads_to
+from ls_edge.runtime.routing.custody import Custody
+from ls_edge.runtime.routing.events import Send
+from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.interfaces import Host
+from ls_edge.runtime.routing.neighbours import Neighbour
+from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
+
+
+class Decisions:
+    """Decides the waiting requests of a machine, at the end of each event."""
+
+    def __init__(self, machine: Host, custody: Custody) -> None:
+        self.count = 0
+        """Number of decisions so far."""
+        self._machine = machine
+        self._neighbours = machine.neighbours
+        self._custody = custody
+        self._waiting = custody.waiting
+        self._look_at = 0.0
+        """Time of the next look at waiting requests without an event."""
+
+    # Which requests are decided.
+
+    def run(self) -> None:
+        """Decide the requests that are ready, and those for which a neighbour may have room."""
+        waiting = self._waiting
+        if self._custody.occupancy.waiting and self._machine.now >= self._look_at:
+            self._look_at_waiting()
+        while waiting.may_have_room or waiting.ready:
+            if waiting.may_have_room:
+                waiting.use_room(self._room, self.decide)
+                continue
+            request = waiting.ready.popleft()
+            if request.stage is Stage.WAITING:
+                self.decide(request)
+
+    def next_look(self) -> float:
+        """Return the time of the next :meth:`run` without an event."""
+        return self._look_at if self._custody.occupancy.waiting else float("inf")
+
+    def wake_all(self) -> None:
+        """Decide every waiting request again, because the reachable processes have changed."""
+        if self._custody.occupancy.waiting:
+            held = self._custody.held.values()
+            self._waiting.ready.extend(request for request in held if request.stage is Stage.WAITING)
+
+    def _look_at_waiting(self) -> None:
+        """Decide again the requests that wait for the end of a suspicion, refusal or pause, since no event marks it."""
+        self._look_at = self._machine.now + self._machine.limits.pause
+        if self._neighbours.have_recovered():
+            self.wake_all()
+        else:
+            self._waiting.decide_changed()
+        for n in self._neighbours:
+            self._waiting.note_room(n.name)
+
+    def _room(self, name: str) -> int:
+        """Return the number of further transfers that a neighbour can be sent."""
+        n = self._neighbours.get(name)
+        if n is None:
+            return 0
+        if n.hello.role != "peer":
+            return n.window_left
+        return n.credits if n.available else 0
+
+    # One request.
+
+    def decide(self, request: HeldRequest) -> None:
+        """Let a waiting request run here, hand it on, or let it wait for whatever it needs."""
+        self.count += 1
+        rules, limits, now = self._machine.rules, self._machine.limits, self._machine.now
+        if rules.out_of_budget(request) or rules.next_step(request):
+            return
+        itinerary, from_peer, hop = request.itinerary, request.upstream is not None, request.transfer.hop
+        if not itinerary.remaining:
+            rules.cannot_continue(request, ReturnReason.DONE)
+            return
+        if from_peer and hop >= limits.hops and hop >= limits.most_hops(itinerary.blocks):
+            self._cannot_continue(request, ReturnReason.HOPS)
+            return
+        policy, local = policy_of(itinerary.policy), rules.local_node(request)
+        here = policy.step_here(itinerary, local)
+        if here is not None:
+            self._custody.transition(request, Stage.QUEUED, f"block {here.block}", here.block)
+            return
+        candidates: Sequence[Neighbour] = self.reachable(request)
+        since = request.waiting_since
+        woken_early = since is not None and request.check_at > now and not local.blocks
+        if woken_early and not any(n.credits > 0 for n in candidates):
+            return
+        if request.avoid or itinerary.avoid:
+            candidates = self._without_avoided(request, candidates)
+        patient = since is None or now - since < limits.credit_wait
+        choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
+        if isinstance(choice, RunHere):
+            self._custody.transition(request, Stage.QUEUED, f"block {choice.block}", choice.block)
+        elif isinstance(choice, ReturnToSource):
+            self._find_way_out(request, choice.reason, candidates)
+        elif isinstance(choice, Wait):
+            self._wait_for_credit(request, candidates, choice.holders)
+        elif itinerary.via_source and from_peer:
+            self._cannot_continue(request, ReturnReason.VIA_SOURCE)
+        else:
+            self._hand_on(request, choice)
+
+    def reachable(self, request: HeldRequest) -> list[Neighbour]:
+        """Return the peers that may be handed a request: those of the bundle that it demands, if any."""
+        candidates, demanded = self._neighbours.candidates(), request.bundle_id
+        return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
+
+    def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbour]) -> Sequence[Neighbour]:
+        """Return the candidates without those to avoid, as far as others can take the request."""
+        request.avoid = {name: until for name, until in request.avoid.items() if until > self._machine.now}
+        candidates = [n for n in candidates if n.name not in request.avoid]
+        others = [n for n in candidates if n.name not in request.itinerary.avoid]
+        if request.upstream is not None or any(n.credits > 0 for n in self.able_to_run(request, others)):
+            return others
+        return candidates
+
+    def _hand_on(self, request: HeldRequest, choice: SendTo) -> None:
+        itinerary = request.itinerary
+        if choice.relay:
+            itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self._machine.name))
+        self._custody.offer(request, choice.holder, itinerary)
+
+    def _cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
+        request.reason = reason
+        self._machine.rules.cannot_continue(request, reason)
+
+    def _find_way_out(self, request: HeldRequest, reason: ReturnReason, candidates: Sequence[Neighbour]) -> None:
+        """Act on a request for which the policy finds no holder: wait, hand it back out, or give it up."""
+        if reason is ReturnReason.CREDIT and self._may_wait_on(request, candidates):
+            self._wait_for_credit(request, candidates, ())
+            return
+        itinerary = request.itinerary
+        out_again = reason is ReturnReason.UNREACHABLE and not itinerary.via_source and itinerary.track is None
+        way = self._machine.rules.way_out(request) if out_again else ""
+        n = self._neighbours.get(way) if way and way not in itinerary.relays else None
+        if n is None or not n.available or n not in self.reachable(request):
+            self._cannot_continue(request, reason)
+        elif n.credits > 0:
+            self._hand_on(request, SendTo(way, relay=True))
+        elif request.upstream is None or self._may_wait_on(request, [n]):
+            self._wait_for_credit(request, [n], (way,))
+        else:
+            self._cannot_continue(request, ReturnReason.CREDIT)
+
+    # Waiting for credits.
+
+    def _may_wait_on(self, request: HeldRequest, candidates: Iterable[Neighbour]) -> bool:
+        """Return whether the source has no better choice and the awaited peers make progress.
+
+        Without a link to the source, the source reaches nothing that this process does not reach sooner. Without
+        progress, two processes may wait for each other's credit: returned requests make room.
+        """
+        if request.upstream is None or request.itinerary.source in self._neighbours.by_name:
+            return False
+        machine = self._machine
+        since = machine.now if request.waiting_since is None else request.waiting_since
+        until = since + machine.limits.keep_share * (machine.rules.budget_end(request) - since)
+        moved_at = max((n.moved_at for n in candidates), default=0.0)
+        return machine.now < min(until, max(since, moved_at) + machine.limits.away_floor)
+
+    def _wait_for_credit(self, request: HeldRequest, candidates: Sequence[Neighbour], holders: tuple[str, ...]) -> None:
+        limits, now, since = self._machine.limits, self._machine.now, request.waiting_since
+        until = (now if since is None else since) + limits.credit_wait
+        if until <= now:
+            until = now + limits.look_again
+        if request.upstream is not None:
+            self.send_progress([request])
+            until = min(until, now + limits.look_again)
+        or_change = bool(request.avoid or request.itinerary.avoid)
+        if not holders:
+            able = self.able_to_run(request, candidates)
+            holders = tuple(n.name for n in able if not n.credits)
+            or_change = or_change or len(holders) < len(able)  # it prefers to wait, as long as things are as they are
+        request.reason = ReturnReason.CREDIT
+        self._custody.wait_for(request, holders, until, or_change=or_change)
+
+    def able_to_run(self, request: HeldRequest, candidates: Iterable[Neighbour]) -> list[Neighbour]:
+        """Return the candidates with a block that may run now; if there are none, relays to such candidates."""
+        itinerary, candidates = request.itinerary, list(candidates)
+        first = not policy_of(itinerary.policy).may_reorder
+        wanted = itinerary.remaining[:1] if first else self._machine.bands.permitted(itinerary.remaining)
+        holders = [n for n in candidates if not n.blocks.isdisjoint(wanted)]
+        if holders or itinerary.via_source:
+            return holders
+        return [n for n in candidates if n.name not in itinerary.relays and leads_to(n, wanted)]
+
+    def others_could_run(self, request: HeldRequest, without: Iterable[str]) -> bool:
+        """Return whether a process other than these has a block that may run now, or leads to one."""
+        wanted = self._machine.bands.permitted(request.itinerary.remaining)
+        return any(
+            n.name not in without and (not n.blocks.isdisjoint(wanted) or leads_to(n, wanted))
+            for n in self.reachable(request)
+        )
+
+    def has_only_holder(self, request: HeldRequest) -> bool:
+        """Return whether no other process could continue a request that its next holder keeps."""
+        if request.returning:
+            return request.downstream == request.itinerary.source
+        wanted = self._machine.bands.permitted(request.itinerary.remaining)
+        here = self._machine.rules.local_node(request).blocks
+        return here.isdisjoint(wanted) and not self.others_could_run(request, (request.downstream,))
+
+    def send_progress(self, requests: Iterable[HeldRequest]) -> None:
+        """Send PROGRESS to the keepers of the copies before, unless one was sent a moment ago."""
+        machine = self._machine
+        now, every = machine.now, machine.limits.progress_every
+        for request in requests:
+            before = request.upstream
+            if before is not None and now - request.progress_at >= every and before in self._neighbours.by_name:
+                request.progress_at = now
+                machine.instructions.append(Send(before, Progress(request.transfer, request.itinerary.blocks_done)))

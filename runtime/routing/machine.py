@@ -1,0 +1,385 @@
+"""The routing machine of a process: events in, instructions out, without clock, socket or thread.
+
+Peers, sources and the simulator run the same machine. What a source and a peer do differently is in two small objects,
+``source_rules.py`` and ``peer_rules.py``, which the machine asks (:class:`Rules`). The table of transitions, the held
+requests, their timers and stories are in ``custody.py``, the choice of the next block and holder in ``decisions.py``,
+the checks of what others claim in ``claims.py``, every tuned number in ``limits.py``.
+
+What happens to a request, in order:
+
+It arrives. ``Rules.take_in`` accepts tokens and holds them (WAITING), or refuses them. ``Decisions.decide`` lets the
+policy choose: a block runs here (QUEUED, RUNNING), or ``Custody.offer`` sends the tokens to the next holder (OFFERED)
+and keeps a copy. ``_on_accept`` tells the holder before that it may forget its own copy (CUSTODY). When the next holder
+has passed the request on in its turn, ``passed_on`` drops our copy (ENDED); a source, and the joiner of a track, watch
+it until it comes back (AWAY). So two processes have the tokens at any time, and the source has the furthest ones.
+
+The next holder is *killed*: its link ends, and ``_on_down`` sends every copy that it had another way (``reroute``). If
+the keeper of the copy before dies with it, the source starts again from its own.
+
+It *hangs*: ``_on_progress`` extends the deadline of a hop with each sign of life. ``_look_at_hop`` suspects a holder
+that is silent, avoids it (``avoid``) and reroutes the request; one that reports progress but keeps the request for too
+long is treated alike, unless it is the only holder. A source gives a request up that it has no news of
+(``Rules.lost``). An engine of our own that hangs is found by ``EngineWork.look_at``, and what waits for it goes on.
+
+It *refuses*: ``_on_refuse`` decides again, and pauses offers to a process that refuses without need. Without a credit
+anywhere, ``Decisions._wait_for_credit`` waits, for a while.
+
+It *lies*: answers count only from the process that the transfer went to (``_sent_to``), announced times within bounds,
+and progress within limits. A source uses nothing of an ``implausible_return``, and runs its own copy again.
+
+It is *reached through a relay*: where no neighbour has a block that may run, ``Decisions.decide`` hands the tokens to a
+neighbour that leads to one. What comes back from beyond goes out again the way that it came (``Rules.way_out``), and
+home the way that it came where nobody reaches the source (``PeerRules._send_home``).
+
+Its budget ends: ``Rules.out_of_budget`` sends it home in time, and the source answers from what it has or fails.
+
+A request that is routed again gets a new random branch, which distinguishes it from late messages of the old one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.records import MICROSECONDS
+from ls_edge.runtime.protocol.messages import (
+    MAX_AVOID,
+    Accept,
+    Progress,
+    Refuse,
+    RefuseReason,
+    Release,
+    TransferId,
+)
+from ls_edge.runtime.routing.candidates import ONE_BAND
+from ls_edge.runtime.routing.claims import is_from_next_holder, is_unwilling, leaves_no_holder, shows_further_block
+from ls_edge.runtime.routing.custody import Custody, InvalidState
+from ls_edge.runtime.routing.decisions import Decisions
+from ls_edge.runtime.routing.events import (
+    Arrived,
+    Event,
+    Forward,
+    Instruction,
+    NeighbourDown,
+    NeighbourState,
+    NeighbourUp,
+    Note,
+    NoteKind,
+    Received,
+    Send,
+    Tick,
+    Unsendable,
+    in_order,
+)
+from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.interfaces import Rules
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.neighbours import Change, Neighbours
+
+R = TypeVar("R", bound=Rules)
+
+
+class Machine(Generic[R]):
+    """Routing of one process; ``rules`` are those of a source or a peer."""
+
+    def __init__(
+        self,
+        name: str,
+        rules: Callable[[Machine[R]], R],
+        *,
+        limits: Limits,
+        rng: random.Random,
+        bands: Bands = ONE_BAND,
+    ) -> None:
+        """``rng`` draws branches; seed it in a test, never in a process. ``bands`` are the model's."""
+        self.name = name
+        self.limits = limits
+        self.rng = rng
+        self.bands = bands
+        self.now = 0.0
+        """The time of the event that is being handled."""
+        self.instructions: list[Instruction] = []
+        """Instructions that follow from the event so far."""
+        self.reroutes = 0
+        """Requests that were decided again after a failure."""
+        self.neighbours = Neighbours(name, limits)
+        self.custody = Custody(self)
+        self.custody.look_at |= {
+            Stage.WAITING: self.custody.waiting.ready.append,
+            Stage.OFFERED: self._look_at_hop,
+            Stage.CUSTODY: self._look_at_hop,
+            Stage.AWAY: lambda request: self.rules.lost(request),
+        }
+        self.decisions = Decisions(self, self.custody)
+        self.handlers: dict[type, Callable[..., None]] = {
+            Arrived: lambda event: self.rules.take_in(event),
+            Unsendable: self._on_unsendable,
+            NeighbourUp: self._on_up,
+            NeighbourDown: self._on_down,
+            NeighbourState: self._on_state,
+            Tick: lambda _tick: None,
+            Received: self._on_received,
+            Accept: self._on_accept,
+            Refuse: self._on_refuse,
+            Progress: self._on_progress,
+            Release: self._on_release,
+        }
+        """Handlers of events, and of messages with their sender; rules add theirs."""
+        self.rules: R = rules(self)
+
+    # The interface of the process around it.
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Handle one event and return instructions in the order of their execution. ``now`` never decreases."""
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Iterable[Event], now: float) -> list[Instruction]:
+        """Handle several events and decide once, after all of them; otherwise as :meth:`handle`."""
+        self.now = self.neighbours.now = max(self.now, now)
+        self.instructions = []
+        for event in events:
+            self.dispatch(event)
+        if self.custody.timers.next <= self.now:
+            self._look_at_late()
+        self.decisions.run()
+        self.rules.finish()
+        return in_order(self.instructions)
+
+    def dispatch(self, event: Event) -> None:
+        """Apply one event, and decide nothing."""
+        handler = self.handlers.get(type(event))
+        if handler is None:
+            raise TypeError(f"{type(self.rules).__name__} do not handle {event!r}")
+        handler(event)
+        self.rules.after(event)
+
+    def next_check(self) -> float | None:
+        """Return the time of the next :class:`Tick` if nothing else happens before."""
+        at = min(self.custody.timers.next, self.decisions.next_look(), self.rules.next_check())
+        return None if at == float("inf") else at
+
+    @property
+    def held(self) -> dict[TransferId, HeldRequest]:
+        """The requests that this process holds."""
+        return self.custody.held
+
+    def validate(self) -> None:
+        """Raise :class:`InvalidState` if internal state is inconsistent; for tests, after each event."""
+        for faults in (self.custody.faults(), self.rules.faults()):
+            for what, request in faults:
+                raise InvalidState(f"{self.name}: {what}" + (f"\n{request.history()}" if request else ""))
+
+    # The next holder answers: it takes the request over, refuses it, works on it, passes it on.
+
+    def _on_received(self, event: Received) -> None:
+        handler = self.handlers.get(type(event.message))
+        if handler is not None:
+            handler(event.sender, event.message)
+
+    def _sent_to(self, sender: str, message: Accept | Refuse | Progress | Release) -> HeldRequest | None:
+        """Return the request that a message is about, if it went to the sender."""
+        request = self.custody.sent.get(message.transfer)
+        return request if is_from_next_holder(request, sender) else None
+
+    def _on_accept(self, sender: str, message: Accept) -> None:
+        seconds = self._learn(sender, message)
+        request = self._sent_to(sender, message)
+        if request is None or request.stage is not Stage.OFFERED:
+            return
+        request.link_us = min(round(seconds * 1e6), MICROSECONDS - 1)
+        self.custody.transition(request, Stage.CUSTODY, f"{sender} accepted")
+        before = request.upstream
+        if before is not None and before in self.neighbours.by_name:
+            self.instructions.append(Send(before, Release(request.transfer, sender, request.link_us)))
+        if request.trail is not None:
+            request.trail.accepted(sender)
+        if request.returning and sender == request.itinerary.source:
+            self.custody.end(request, "home")
+
+    def _on_refuse(self, sender: str, message: Refuse) -> None:
+        self._learn(sender, message)
+        request = self._sent_to(sender, message)
+        if request is None:
+            return
+        self.custody.wait(request, f"{sender} refused: {message.reason}")
+        n, busy = self.neighbours.get(sender), message.reason == RefuseReason.BUSY
+        if n is not None and not busy:
+            n.refused_until = self.now + self.limits.pause
+        if n is not None and is_unwilling(message):
+            n.back_off()
+            request.avoid[sender] = n.backoff_until
+            if not busy:
+                self.avoid(request, sender, n.backoff_until)
+        self.custody.waiting.ready.append(request)
+        if request.returning and message.reason == RefuseReason.CANCELLED:
+            self.rules.not_wanted(request, sender)
+
+    def _on_progress(self, sender: str, message: Progress) -> None:
+        """Give the holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""
+        request = self._sent_to(sender, message)
+        if request is None:
+            return
+        n, end = self.neighbours.get(sender), self.rules.budget_end(request)
+        if n is not None:
+            n.clear_suspicion()
+        if shows_further_block(request, message):
+            if n is not None and request.stage is Stage.CUSTODY:
+                n.ran_after((self.now - request.ran_at) / (message.blocks_done - request.most_done))
+                request.ran_at = self.now
+            request.most_done = message.blocks_done
+            request.keep_until = self.now + self.limits.keep_share * (end - self.now)
+        self.custody.extend(request, end)
+        if request.open_track is not None:
+            self.decisions.send_progress([request.open_track.wave.request])
+
+    def _on_release(self, sender: str, message: Release) -> None:
+        request = self._sent_to(sender, message)
+        n = self.neighbours.get(sender)
+        if request is None:
+            return
+        if n is not None:
+            n.clear_suspicion()
+        self.passed_on(request, message.holder)
+
+    def passed_on(self, request: HeldRequest, holder: str) -> None:
+        """Let go of a copy, since the next holder has handed the request to ``holder``; a source and a joiner watch."""
+        n = self.neighbours.get(request.downstream)
+        if request.trail is None:
+            if n is not None:
+                n.reset_back_off()
+        elif not request.trail.holder:
+            request.trail.before, request.trail.holder = request.downstream, holder
+        if request.upstream is None:
+            self.custody.transition(request, Stage.AWAY, f"passed on to {holder}")
+        else:
+            self.custody.end(request, f"passed on to {holder}")
+
+    def _learn(self, name: str, message: Accept | Refuse) -> float:
+        """Note the credits that an answer to a transfer reports; return the seconds of the transfer."""
+        n = self.neighbours.get(name)
+        took = self.custody.answered(message.transfer, name)
+        if n is None or took is None:
+            return 0.0
+        n.reported_credits = message.credits
+        if isinstance(message, Accept):
+            n.accepted_after(took)
+        self.custody.waiting.note_room(name)
+        return took
+
+    # The next holder fails: its link ends, the transfer cannot be sent, it is silent, it keeps the request.
+
+    def _on_down(self, event: NeighbourDown) -> None:
+        name, linked = event.name, self.neighbours.by_name
+        if linked.pop(name, None) is None:
+            return
+        self.neighbours.reach_version += 1
+        self.instructions.append(Note(NoteKind.LOST, name, why=event.why))
+        for request in [request for request in self.custody.sent.values() if request.downstream == name]:
+            self.reroute(request, f"{name} was lost: {event.why}")
+        self.custody.waiting.decide_for_credit_of(name)
+        away = [request for request in self.held.values() if request.stage is Stage.AWAY and request.trail is not None]
+        for request in sorted(away, key=lambda request: request.tie_break):
+            trail = request.trail
+            if trail is not None and name in (trail.before, trail.holder):
+                other = trail.before if name == trail.holder else trail.holder
+                if other not in linked:
+                    self.reroute(request, f"{name} and {other} were lost")
+
+    def _on_unsendable(self, event: Unsendable) -> None:
+        failed, again = event.failed, self.now + self.limits.backoff_base
+        n = self.neighbours.get(failed.to)
+        if n is not None:
+            n.refused_until = again
+        request = self.custody.sent.get(failed.transfer) if isinstance(failed, Forward) else None
+        if request is not None:
+            self.custody.wait(request, "not sendable", again)
+
+    def _look_at_late(self) -> None:
+        """Look at the requests whose time has come."""
+        due = self.custody.timers.pop_due(self.now)
+        for request in due:
+            if request.stage is Stage.ENDED or self.rules.out_of_budget(request):
+                continue
+            look_at = self.custody.look_at.get(request.stage)
+            if look_at is not None:
+                look_at(request)
+        self.custody.timers.renew(due)
+
+    def _look_at_hop(self, request: HeldRequest) -> None:
+        """Check a transfer: it is late, is kept for too long, or its own keeper waits for PROGRESS."""
+        name, end = request.downstream, self.rules.budget_end(request)
+        n = self.neighbours.get(name)
+        if self.now >= request.hop_at:
+            if n is not None:
+                n.suspect()
+            self.custody.waiting.decide_for_credit_of(name)
+            why = "no progress within the hop's deadline"
+            self.instructions.append(Note(NoteKind.SUSPECT, name, request.request, why))
+            self.avoid(request, name)
+            self.reroute(request, f"{name} showed no progress")
+        elif self.now < min(request.keep_until, request.keep_end):
+            # The keeper of the copy before must not suspect us while the next holder is late.
+            self.decisions.send_progress([request])
+            self.custody.check_hop(request, end)
+        elif self.decisions.has_only_holder(request):
+            left = max(self.limits.hop_floor, self.limits.keep_share * (end - self.now))
+            request.keep_until = request.keep_end = self.now + left
+            self.custody.check_hop(request, end)
+        else:
+            if n is not None:
+                n.back_off()
+            self.avoid(request, name, request.deadline)
+            self.reroute(request, f"{name} kept it for too long")
+
+    def reroute(self, request: HeldRequest, why: str) -> None:
+        """Send our copy another way, because the next holder is lost or shows no progress."""
+        self.reroutes += 1
+        request.reroutes += 1
+        request.failure = "late" if request.downstream in self.neighbours.by_name else "lost"
+        if request.trail is not None:
+            request.trail.before = request.trail.holder = ""
+        self.instructions.append(Note(NoteKind.REROUTED, request.downstream, request.request, why))
+        self.custody.decide_again(request, why)
+
+    def avoid(self, request: HeldRequest, name: str, until: float = 0.0) -> None:
+        """Do not offer a request to a process until then, and name the process to the next holders.
+
+        What these are told never leaves a block without a holder: the others get another chance first.
+        """
+        if request.open_track is not None:
+            request = request.open_track.wave.request
+        request.avoid[name] = until
+        itinerary = request.itinerary
+        if name in itinerary.avoid:
+            return
+        known = {n.name: n.blocks for n in self.neighbours}
+        left = set(itinerary.remaining) - self.rules.local_node(request).blocks
+        avoid = (*itinerary.avoid, name)[-MAX_AVOID:]
+        if leaves_no_holder(avoid, left, known):
+            avoid = () if leaves_no_holder((name,), left, known) else (name,)
+        request.itinerary = msgspec.structs.replace(itinerary, avoid=avoid)
+
+    # Neighbours come and change.
+
+    def _on_up(self, event: NeighbourUp) -> None:
+        hello = event.hello
+        known = self.neighbours.get(hello.name)
+        if known is not None and known.hello.incarnation != hello.incarnation:
+            self._on_down(NeighbourDown(hello.name, "came back as a new process"))
+        self.neighbours.add(hello)
+        self.neighbours.reach_version += 1
+        self.decisions.wake_all()
+
+    def _on_state(self, event: NeighbourState) -> None:
+        change = self.neighbours.update(event.name, event.state)
+        if change is Change.REACH:
+            self.neighbours.reach_version += 1
+            self.decisions.wake_all()
+        else:
+            if change is Change.LOAD:
+                self.custody.waiting.decide_changed()
+            self.custody.waiting.note_room(event.name)

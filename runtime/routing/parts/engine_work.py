@@ -1,0 +1,158 @@
+"""The engine of a peer: requests are queued, given to it in batches, come back, fail or hang.
+
+The stages QUEUED and RUNNING belong to this part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
+from ls_edge.runtime.routing.custody import Custody
+from ls_edge.runtime.routing.decisions import Decisions
+from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Note, NoteKind
+from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.interfaces import Host
+from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
+from ls_edge.runtime.routing.parts.waves import WaveJoiner
+
+
+class EngineWork:
+    """Moves requests to the engine and back."""
+
+    def __init__(
+        self,
+        machine: Host,
+        custody: Custody,
+        decisions: Decisions,
+        queue: EngineQueue,
+        joins: WaveJoiner,
+        urgent: Callable[[], None],
+    ) -> None:
+        """``urgent`` tells the neighbours immediately."""
+        self.queue = queue
+        self._machine = machine
+        self._custody = custody
+        self._decisions = decisions
+        self._joins = joins
+        self._urgent = urgent
+        custody.handle_stage(Stage.QUEUED, self._enter_queued, self._leave_queued)
+        custody.handle_stage(Stage.RUNNING, self._enter_running, look_at=self.look_at)
+        machine.handlers[Computed] = self._on_computed
+        machine.handlers[ComputeFailed] = self._on_compute_failed
+
+    def _enter_queued(self, request: HeldRequest, block: int) -> None:
+        request.engine.block, request.engine.queued_at = block, self._machine.now
+        self._custody.timers.set(request, request.deadline)
+        self.queue.queued.append(request)
+
+    def _leave_queued(self, request: HeldRequest, _to: Stage) -> None:
+        self.queue.queued.remove(request)
+
+    def _enter_running(self, request: HeldRequest, until: float) -> None:
+        request.engine.until = until
+        self._watch(request)
+
+    def _watch(self, request: HeldRequest) -> None:
+        machine = self._machine
+        self._custody.timers.set(request, min(request.engine.until, machine.now + machine.limits.progress_every))
+
+    def start(self, usable: frozenset[int]) -> None:
+        """Give the engine the calls that it can take; ``usable`` are the blocks that it can run now."""
+        queue, machine = self.queue, self._machine
+        while queue.queued:
+            started = queue.next_batch(machine.now, usable)
+            if started is None:
+                return
+            batch, blocks = started
+            until = machine.now + queue.most_s()
+            why = f"blocks {', '.join(map(str, blocks))}"
+            for request in batch:
+                self._custody.transition(request, Stage.RUNNING, why, until)
+            machine.instructions.append(
+                Compute(
+                    blocks,
+                    tuple([request.transfer for request in batch]),
+                    tuple([request.tokens for request in batch]),
+                    tuple([request.itinerary.blocks_done for request in batch]),
+                )
+            )
+
+    def _on_computed(self, event: Computed) -> None:
+        self.queue.measure(event, self._machine.now)
+        self._take_outputs(event, self._end_call())
+
+    def _take_outputs(self, event: Computed, running: Mapping[TransferId, HeldRequest]) -> None:
+        """Continue the requests whose blocks have run; ``running`` are those of the call that have not ended."""
+        progress, name = self._decisions.send_progress, self._machine.name
+        for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
+            request = running.get(transfer)
+            if request is None:
+                continue
+            request.tokens = tokens
+            request.itinerary = request.itinerary.ran(event.blocks, name)
+            request.engine.ran += event.blocks
+            request.engine.engine_us += event.engine_us
+            self._custody.decide_again(request, "ran")
+            progress([request if request.open_track is None else request.open_track.wave.request])
+        progress(self.queue.given)
+        progress(self.queue.queued)
+
+    def _on_compute_failed(self, event: ComputeFailed) -> None:
+        machine, queue = self._machine, self.queue
+        if event.rest is not None:
+            queue.measure(event.rest, machine.now)
+        running = self._end_call()
+        if event.rest is not None:
+            self._take_outputs(event.rest, running)
+        failed = queue.count_failure(event)
+        why = f"block {event.block}: {event.why}"
+        if failed:
+            machine.instructions.append(Note(NoteKind.ENGINE_FAILED, machine.name, why=why))
+            self._urgent()
+        elif event.not_finite:
+            machine.instructions.append(Note(NoteKind.NOT_FINITE, machine.name, why=why))
+        for request in [running[transfer] for transfer in event.transfers if transfer in running]:
+            if event.not_finite and request.open_track is not None:
+                self._joins.give_up(request)
+            elif event.not_finite:  # the source tries another holder
+                self._custody.wait(request, why)
+                machine.rules.cannot_continue(request, ReturnReason.NOT_FINITE)
+            else:
+                self._custody.decide_again(request, why)
+        if failed:
+            self.requeue("a block failed")
+
+    def _end_call(self) -> dict[TransferId, HeldRequest]:
+        """Finish the call that the engine returned; return its requests that have not ended meanwhile."""
+        batch = self.queue.end_call(self._machine.now)
+        if self.queue.stuck:
+            self.queue.stuck = False
+            self._machine.instructions.append(Note(NoteKind.ENGINE_BACK, self._machine.name))
+            self._urgent()
+        return {request.transfer: request for request in batch if request.stage is Stage.RUNNING}
+
+    def requeue(self, why: str) -> None:
+        """Decide again every request that waits for the engine, or that it has not begun."""
+        for request in (*self.queue.queued, *self.queue.take_back()):
+            if request.stage in (Stage.QUEUED, Stage.RUNNING):
+                self._custody.decide_again(request, why)
+
+    def look_at(self, request: HeldRequest) -> None:
+        """Look at a call that takes long; if it hangs, decide again what waits for it."""
+        machine, queue = self._machine, self.queue
+        if machine.now < request.engine.until:
+            if queue.is_in_time(machine.now):
+                self._decisions.send_progress((*queue.given, *queue.queued))
+            self._watch(request)
+            return
+        self._custody.timers.set(request, request.deadline)
+        if queue.stuck:
+            return
+        queue.stuck = True
+        why = f"block {request.engine.block} has been running for longer than its deadline"
+        machine.instructions.append(Note(NoteKind.ENGINE_STUCK, machine.name, request.request, why))
+        self._urgent()
+        self.requeue("the engine is stuck")
+        for running in queue.running:
+            self._joins.give_up(running)

@@ -1,0 +1,374 @@
+"""The rules of a peer: requests come in as long as there are credits, run on its engine, and are handed on or home.
+
+Bounded: a peer accepts as long as it has credits (``Limits.credits`` requests of its own work, ``Limits.custody``
+copies for others); REFUSE reports the current number to a sender that saw an older one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from msgspec import UNSET
+
+from ls_edge.runtime.protocol.messages import (
+    Accept,
+    Cancel,
+    Moved,
+    Refuse,
+    RefuseReason,
+    ReturnReason,
+    State,
+)
+from ls_edge.runtime.routing.candidates import LocalNode, Model
+from ls_edge.runtime.routing.claims import own_requests
+from ls_edge.runtime.routing.events import (
+    Arrived,
+    Computed,
+    Drain,
+    Event,
+    NeighbourDown,
+    NeighbourUp,
+    Note,
+    NoteKind,
+    Received,
+    Send,
+    Unsendable,
+    Warm,
+)
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.parts.credits import Credits
+from ls_edge.runtime.routing.parts.ended_requests import Tombstones
+from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
+from ls_edge.runtime.routing.parts.engine_work import EngineWork
+from ls_edge.runtime.routing.parts.orphans import Orphans
+from ls_edge.runtime.routing.parts.state_announcer import StateAnnouncer
+from ls_edge.runtime.routing.parts.waves import WaveJoiner
+from ls_edge.runtime.routing.parts.way_home import WayHome
+from ls_edge.runtime.routing.policies import policy_of
+
+
+def peer_machine(
+    name: str,
+    blocks: Iterable[int],
+    *,
+    limits: Limits,
+    rng: random.Random,
+    max_batch: int = 1,
+    batch_wait: float = 0.0,
+    model: Model | None = None,
+) -> PeerMachine:
+    """Return the machine of a process that serves ``blocks``.
+
+    ``batch_wait``: seconds that a request waits for others to share an engine call with.
+    """
+    model = model or Model()
+    queue = EngineQueue(frozenset(blocks), limits, max_batch, batch_wait, model.bands)
+    return Machine(name, lambda machine: PeerRules(machine, queue, model), limits=limits, rng=rng, bands=model.bands)
+
+
+class PeerRules:
+    """What a peer does with requests, beyond what every process does."""
+
+    def __init__(self, machine: Machine[PeerRules], engine: EngineQueue, model: Model) -> None:
+        self.machine = machine
+        self.model = model
+        custody, decisions = machine.custody, machine.decisions
+        self.announcer = StateAnnouncer(machine, self)
+        self.joins = WaveJoiner(machine, custody, decisions)
+        self.work = EngineWork(machine, custody, decisions, engine, self.joins, self.announcer.urgent)
+        self.tombstones = Tombstones(machine.limits.tombstones)
+        self.orphans = Orphans(machine.neighbours)
+        self.way_home = WayHome(machine, custody, decisions)
+        self.warm = False
+        self._credits = Credits(machine.limits, machine.custody.occupancy)
+        self._drain_until = INFINITY
+        """Half of the drain, after which the engine begins nothing; infinity until it begins."""
+        self._arrivals = itertools.count()
+        machine.handlers |= {Warm: self._on_warm, Drain: self._on_drain, Cancel: self._on_cancel}
+
+    # What the process and its neighbours ask.
+
+    @property
+    def engine(self) -> EngineQueue:
+        """The engine of this process."""
+        return self.work.queue
+
+    @property
+    def credits(self) -> int:
+        """Number of requests that it would accept now from all senders."""
+        return self._credits.total if self._serves else 0
+
+    def credits_for(self, name: str) -> int:
+        """Return the number of transfers that it would accept now from a source or peer."""
+        if not self._serves:
+            return 0
+        return (
+            self._credits.of_source(name, self.machine.now)
+            if self.machine.neighbours.is_source(name)
+            else self._credits.total
+        )
+
+    @property
+    def idle(self) -> bool:
+        """It holds nothing, so it may leave."""
+        return not self.machine.held
+
+    @property
+    def draining(self) -> bool:
+        """It takes nothing in and hands on what it has."""
+        return self._drain_until < INFINITY
+
+    def state(self, name: str = "") -> State:
+        """Return the STATE to send to the neighbour of this name."""
+        return self.announcer.state(name)
+
+    @property
+    def _serves(self) -> bool:
+        return self.warm and self._drain_until == INFINITY and not self.work.queue.stuck
+
+    # Taking in.
+
+    def take_in(self, event: Arrived) -> None:
+        """Accept tokens and hold them, or refuse them; take tracks of its own waves back."""
+        run, sender, machine = event.run, event.sender, self.machine
+        if run.returning and run.itinerary.source == machine.name:
+            self.joins.on_returned(event)
+            return
+        reason = self._reason_to_refuse(event)
+        if reason is not None:
+            credit = self.announcer.credits_in_answer(sender, accepted=False)
+            machine.instructions.append(Send(sender, Refuse(run.transfer, reason, credit)))
+            return
+        if run.transfer not in machine.held:
+            self._hold(event)
+        credit = self.announcer.credits_in_answer(sender, accepted=True)
+        machine.instructions.append(Send(sender, Accept(run.transfer, credit)))
+
+    def _hold(self, event: Arrived) -> None:
+        run, sender, machine = event.run, event.sender, self.machine
+        request = HeldRequest(
+            transfer=run.transfer,
+            itinerary=run.itinerary,
+            tokens=event.tokens,
+            deadline=machine.now + run.budget_us / 1e6,
+            upstream=sender,
+            arrived=machine.now,
+            tie_break=next(self._arrivals),
+            returning=run.returning,
+            codec_us=event.codec_us,
+            progress_at=machine.now,
+            bundle_id="" if run.bundle_id is UNSET else run.bundle_id,
+        )
+        if sender == request.owner:
+            self._credits.let_in(sender, machine.now)
+        machine.custody.hold(request, f"from {sender}")
+        machine.custody.waiting.ready.append(request)
+        source = run.itinerary.source
+        if source != sender and source in machine.neighbours.by_name:
+            machine.instructions.append(Send(source, Moved(run.transfer, sender)))
+
+    def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
+        run, sender, machine = event.run, event.sender, self.machine
+        owner = run.itinerary.owner
+        if self.tombstones.holds((owner, run.transfer.request), machine.now):
+            return RefuseReason.CANCELLED
+        if run.transfer in machine.held:
+            return None
+        if not event.finite:
+            return RefuseReason.NOT_FINITE
+        if run.returning:
+            room = machine.limits.credits + machine.limits.custody
+            theirs = sum(bool(request.returning) and request.upstream == sender for request in machine.held.values())
+            return RefuseReason.BUSY if len(machine.held) >= room or theirs >= room // 2 else None
+        if run.bundle_id and run.bundle_id != self.model.bundle_id:
+            return RefuseReason.OTHER_BUNDLE
+        if self.draining:
+            return RefuseReason.DRAINING
+        if not self.warm:
+            return RefuseReason.COLD
+        if self._serves and self.machine.neighbours.is_source(sender) and self._credits.guaranteed(sender, machine.now):
+            return None
+        return RefuseReason.BUSY if self.credits_for(sender) <= 0 or self._credits.room(owner) <= 0 else None
+
+    # The next step.
+
+    def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
+        """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
+        # No wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE of the
+        # others would send them to and fro.
+        return LocalNode(
+            self._usable_blocks,
+            0,
+            self.engine.times.block_us,
+            self.model.costs,
+            self.machine.limits.credit_wait,
+            self.engine.times.expected_beside_us(self.machine.now),
+            self.model.bands,
+        )
+
+    @property
+    def _usable_blocks(self) -> frozenset[int]:
+        usable = self.warm and not self.engine.stuck and self.machine.now < self._drain_until
+        return self.engine.usable_blocks if usable else frozenset()
+
+    def next_step(self, request: HeldRequest) -> bool:
+        """Send a request home, run a track, hand over, or begin a wave; return whether it was one of these."""
+        itinerary, name = request.itinerary, self.machine.name
+        if request.returning:
+            self.way_home.send(request)
+        elif itinerary.track is not None and itinerary.source == name:
+            self.joins.decide(request, self.local_node(request))
+        elif itinerary.hand_to not in ("", name):
+            self._hand_over(request)
+        elif self.draining or not policy_of(itinerary.policy).runs_in_waves or not self._usable_blocks:
+            return False
+        else:
+            local = self.local_node(request)
+            return self.joins.split(request, local._replace(wait_us=self.engine.work_us(self.machine.now)))
+        return True
+
+    def _hand_over(self, request: HeldRequest) -> None:
+        """Hand tokens to the peer that their source named before a block runs, since the source measures that link."""
+        itinerary = request.itinerary
+        free = {n.name for n in self.machine.decisions.reachable(request) if n.credits > 0}
+        if itinerary.hand_to in free:
+            passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self.machine.name))
+            self.machine.custody.offer(request, itinerary.hand_to, passed)
+        else:
+            self.cannot_continue(request, ReturnReason.UNREACHABLE)
+
+    def way_out(self, request: HeldRequest) -> str:
+        """Return the latest holder of the tokens that is linked and leads beyond the neighbours.
+
+        Where all peers are linked with all, there is none.
+        """
+        itinerary, neighbours = request.itinerary, self.machine.neighbours
+        passed = {request.upstream, *itinerary.relays, *itinerary.avoid, *request.avoid}
+        for visit in reversed(itinerary.visits):
+            n = neighbours.get(visit.holder)
+            if n is not None and n.name not in passed and neighbours.leads_beyond(n):
+                return n.name
+        return ""
+
+    def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
+        """Begin to send a waiting request back to its source."""
+        self.way_home.begin(request, reason)
+
+    def not_wanted(self, request: HeldRequest, sender: str) -> None:
+        """Act on a request that was refused on its way home, as cancelled."""
+        self.way_home.refused(request, sender)
+
+    # Times and ends.
+
+    def budget_end(self, request: HeldRequest) -> float:
+        """Return the end of the budget; while nothing is under way, less the way back and a usual engine call."""
+        deadline = request.deadline
+        if request.returning or request.stage not in (Stage.WAITING, Stage.JOINING):
+            return deadline
+        # However slow the engine was measured to be, most of the budget is tried.
+        limits = self.machine.limits
+        usual = min(self.engine.times.block_us / 1e6, limits.call_share * (deadline - request.arrived))
+        return deadline - limits.way_back - usual
+
+    def out_of_budget(self, request: HeldRequest) -> bool:
+        """End a request at the end of its budget, and send it home in time before."""
+        now, stage = self.machine.now, request.stage
+        if now >= request.deadline:
+            self.machine.custody.end(request, "budget")
+            return True
+        if now < self.budget_end(request):
+            return False
+        if stage is Stage.JOINING:
+            self.joins.stop_waiting(request)
+            return True
+        on_its_way = request.returning or request.itinerary.source == self.machine.name
+        if stage is Stage.WAITING and not on_its_way:
+            self.cannot_continue(request, ReturnReason.BUDGET)
+            return True
+        return False
+
+    def news_by(self, request: HeldRequest) -> float:  # noqa: ARG002
+        """Return the time by which a track that was passed on has to come back."""
+        return self.machine.now + self.machine.limits.away_floor
+
+    def lost(self, request: HeldRequest) -> None:
+        """Do without a track that was passed on and has not come back."""
+        self.joins.give_up(request)
+
+    def ended(self, request: HeldRequest) -> None:
+        """End the track that the tokens were."""
+        self.joins.give_up(request, "refused")
+
+    # Events of a peer alone.
+
+    def _on_warm(self, event: Warm) -> None:
+        self.warm, self.engine.times.block_us = True, event.block_us
+        self.announcer.urgent()
+
+    def _on_drain(self, _event: Drain) -> None:
+        self._drain_until = self.machine.now + self.machine.limits.drain / 2
+        self.announcer.urgent()
+
+    def _on_cancel(self, sender: str, message: Cancel) -> None:
+        machine = self.machine
+        keys = own_requests(sender, message)
+        self.tombstones.add(keys, machine.now + message.budget_us / 1e6, machine.now)
+        for request in [request for request in machine.held.values() if (request.owner, request.request) in keys]:
+            machine.custody.end(request, "cancelled")
+
+    def after(self, event: Event) -> None:
+        """Follow up on an event, before anything is decided."""
+        machine, announcer = self.machine, self.announcer
+        if self._drain_until <= machine.now and self.engine.length:
+            self.work.requeue("half of the drain is over")
+        for request in self.orphans.pop_due(machine.held.values()) if self.orphans.next <= machine.now else ():
+            source = request.itinerary.source
+            machine.instructions.append(Note(NoteKind.DROPPED, source, request.request, "its source went away"))
+            machine.custody.end(request, "its source went away")
+        if isinstance(event, (Received, Arrived, Computed)):
+            pass
+        elif isinstance(event, NeighbourDown):
+            self._credits.forget(event.name)
+            announcer.lost(event.name)
+        elif isinstance(event, NeighbourUp):
+            announcer.forget(event.hello.name)
+        elif isinstance(event, Unsendable):
+            announcer.forget(event.failed.to)
+        announcer.look_at_reach()
+        if machine.held:
+            announcer.load_changed()
+
+    def finish(self) -> None:
+        """Start the engine, and send the STATE messages that are due."""
+        if self.engine.queued:
+            self.work.start(self._usable_blocks)
+        if self.machine.now >= self.announcer.due:
+            self.orphans.look_for(self.machine.custody.occupancy.sources.keys() - {self.machine.name})
+            self.tombstones.forget(self.machine.now)
+            self.announcer.announce()
+        self.announcer.announce_credits()
+
+    def next_check(self) -> float:
+        """Return the time of the next call, STATE, dropped work or half of a drain, or infinity."""
+        drain = self._drain_until if self.machine.now < self._drain_until else INFINITY
+        return min(self.engine.next_start, self.announcer.due, self.orphans.next, drain)
+
+    def faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
+        """Return inconsistencies with their requests; see ``Machine.validate``."""
+        held, engine = self.machine.held.values(), self.engine
+        if sorted(map(id, engine.queued)) != sorted(id(r) for r in held if r.stage is Stage.QUEUED):
+            yield "the engine's queue differs", None
+        for request in held:
+            given = any(one is request for one in engine.given)
+            if given != (request.stage is Stage.RUNNING):
+                yield "on the engine or not", request
+        yield from self.joins.faults()
+
+
+PeerMachine = Machine[PeerRules]
+"""The machine of a process that serves blocks; made by :func:`peer_machine`."""

@@ -1,0 +1,458 @@
+"""The rules of a source, which admits requests, keeps their furthest tokens and is the only one to end them.
+
+A request has one current copy: the stem's tokens, or those of the last RETURN that got further. The copy is never
+given up before the request ends: when its next holder has passed it on it is ``AWAY``, watched through MOVED messages,
+and routed again when both the holder and the keeper of the copy before are lost, or when there is no news for too long.
+
+A request ends with the first answer that comes back; later ones are counted and dropped. What comes back is used only
+as far as the request allows it: its parameters (policy, skips, the order of blocks) are kept here and not taken
+from the wire, and its id consists of random bits that only processes with its tokens have. When nothing that may
+run now can be reached, the source skips it (at most ``max_skips`` blocks, after a short wait for holders to come
+back), which lets the next band run, and at the end of the budget it answers from the furthest tokens if that many
+skips are allowed, else with an error.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import BudgetExceeded, NotFinite, Overloaded, RequestError
+from ls_edge.core.records import Rejection
+from ls_edge.runtime.protocol.messages import Accept, Itinerary, Moved, RequestId, ReturnReason, TransferId
+from ls_edge.runtime.routing.candidates import LocalNode, Model
+from ls_edge.runtime.routing.claims import as_asked, blocks_run, implausible_return, is_former_holder
+from ls_edge.runtime.routing.events import (
+    Abandon,
+    Arrived,
+    Complete,
+    Event,
+    Fail,
+    NeighbourDown,
+    NeighbourState,
+    NeighbourUp,
+    Note,
+    NoteKind,
+    Returned,
+    Send,
+    Submit,
+)
+from ls_edge.runtime.routing.held_request import HeldRequest, Stage, Trail
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.parts.ended_requests import EndedRequests
+from ls_edge.runtime.routing.parts.last_seen import LastSeen
+from ls_edge.runtime.routing.policies import policy_of
+
+HOLDERS_NOT_FINITE = 2
+"""Number of peers that must find values of a request not finite before it ends with an error: one may lie."""
+
+_NO_HOLDER = "had no reachable holder"
+_TOO_LATE = "did not run in time"
+_NO_TRACK = "stood in a track that did not come back"
+_WHY_NOT_RUN = {ReturnReason.UNREACHABLE.value: _NO_HOLDER, ReturnReason.CREDIT.value: "got no peer's credit"}
+
+
+def source_machine(name: str, *, limits: Limits, rng: random.Random, model: Model | None = None) -> SourceMachine:
+    """Return the machine of a process that has images.
+
+    ``rng`` draws what identifies requests too: in a process it has to be a source of secrets.
+    """
+    model = model or Model()
+    return Machine(name, lambda machine: SourceRules(machine, model), limits=limits, rng=rng, bands=model.bands)
+
+
+@dataclass(eq=False)
+class OpenRequest:
+    """A request without an outcome."""
+
+    number: int
+    asked: Itinerary
+    """Itinerary as submitted; every return must be consistent with it."""
+    copy: HeldRequest
+    """The furthest tokens."""
+    trail: Trail
+    earlier_reroutes: int = 0
+    """Reroutes of the copies before."""
+    not_finite: list[str] = field(default_factory=list)
+    """Processes that returned it because of values that are not finite, or with such tokens."""
+    left_out: dict[int, str] = field(default_factory=dict)
+    """Blocks that this source has skipped, with the reason."""
+    watch_returns: bool = False
+
+    @property
+    def attempts(self) -> int:
+        """Branches that were begun from the source's own copy."""
+        return 1 + self.earlier_reroutes + self.copy.reroutes
+
+
+class SourceRules:
+    """What a source does with requests, beyond what every process does."""
+
+    def __init__(self, machine: Machine[SourceRules], model: Model) -> None:
+        self.machine = machine
+        self.bundle_id = model.bundle_id
+        self.requests: dict[int, OpenRequest] = {}
+        self.rejected: dict[str, Rejection] = {}
+        """Impossible answers and returns by sender; replaced with each one."""
+        self.head_us = 0
+        """Usual time of the head, reserved at the end of every budget; set by the caller."""
+        self._node = LocalNode(costs=model.costs, credit_wait=machine.limits.credit_wait, bands=model.bands)
+        self._last_seen = LastSeen(machine.neighbours, behind=not model.bundle_id)
+        self._by_id: dict[RequestId, OpenRequest] = {}
+        self._ended = EndedRequests(machine.limits)
+        machine.handlers |= {Submit: self._on_submit, Abandon: self._on_abandon, Moved: self._on_moved}
+
+    @property
+    def duplicates(self) -> Counter[int]:
+        """Number of late answers by request."""
+        return self._ended.duplicates
+
+    # Taking in.
+
+    def _on_submit(self, event: Submit) -> None:
+        machine = self.machine
+        transfer = TransferId(machine.rng.randbytes(16), machine.rng.getrandbits(64), 0)
+        trail = Trail()
+        copy = HeldRequest(
+            transfer=transfer,
+            itinerary=event.itinerary,
+            tokens=event.tokens,
+            deadline=event.deadline,
+            upstream=None,
+            arrived=machine.now,
+            tie_break=event.request,
+            bundle_id=self.bundle_id,
+            trail=trail,
+        )
+        request = OpenRequest(event.request, event.itinerary, copy, trail, watch_returns=event.watch_returns)
+        self.requests[event.request] = self._by_id[transfer.request] = request
+        machine.custody.hold(copy, "submitted")
+        machine.custody.waiting.ready.append(copy)
+
+    def take_in(self, event: Arrived) -> None:
+        """Accept what comes home, and use it if it can be true and gets the request further."""
+        run, sender, machine = event.run, event.sender, self.machine
+        machine.instructions.append(Send(sender, Accept(run.transfer, 1)))
+        request = self._by_id.get(run.transfer.request)
+        if request is None:
+            number = self._ended.number(run.transfer.request)
+            if number is None:
+                self._reject(sender, "tokens of a request that it was never given")
+            elif not run.itinerary.remaining:
+                self.duplicates[number] += 1
+            return
+        copy = request.copy
+        lie = implausible_return(request.asked, run.itinerary, request.left_out, machine.bands)
+        if lie:
+            self._reject(sender, lie, copy)
+            self._pass_over(copy, sender)
+            if copy.downstream == sender:
+                machine.reroute(copy, f"{sender} gave back what cannot be")
+        elif is_former_holder(copy, sender, needs_relay=self._needs_relay(request.trail.holder)):
+            if not run.itinerary.remaining:
+                self.duplicates[request.number] += 1
+        elif not event.finite or run.returning == ReturnReason.NOT_FINITE:
+            self._on_not_finite(request, sender)
+        elif run.itinerary.blocks_done >= copy.itinerary.blocks_done:
+            self._take_back(request, event)
+
+    def _take_back(self, request: OpenRequest, event: Arrived) -> None:
+        """Continue with tokens that came home, or with our own if these are no further, since they may differ."""
+        run, sender, machine, old = event.run, event.sender, self.machine, request.copy
+        itinerary, tokens = as_asked(request.asked, run.itinerary, old.itinerary.avoid), event.tokens
+        gained = itinerary.blocks_done > old.itinerary.blocks_done
+        request.trail.note(sender)
+        if gained:
+            _learn_from(itinerary, old, machine)
+        elif itinerary.remaining:
+            self._pass_over(old, sender)
+            itinerary, tokens = old.itinerary, old.tokens
+        beyond = run.returning == ReturnReason.CREDIT or any(
+            self.machine.neighbours.is_beyond(v.holder) for v in itinerary.visits
+        )
+        request.copy = HeldRequest(
+            transfer=TransferId(run.transfer.request, machine.rng.getrandbits(64), 0),
+            itinerary=itinerary,
+            tokens=tokens,
+            deadline=old.deadline,
+            upstream=None,
+            arrived=machine.now,
+            tie_break=old.tie_break,
+            avoid=old.avoid,
+            bundle_id=self.bundle_id,
+            reason=run.returning,
+            trail=request.trail,
+            way_out=sender if beyond or run.returning == ReturnReason.CREDIT else "",
+        )
+        request.earlier_reroutes += old.reroutes
+        request.trail.before = request.trail.holder = ""
+        machine.custody.end(old, f"{sender} brought it back")
+        if request.watch_returns:
+            reported = as_asked(request.asked, run.itinerary)
+            machine.instructions.append(Returned(request.number, sender, reported, event.tokens))
+        machine.custody.hold(request.copy, f"from {sender}: {run.returning}")
+        machine.custody.waiting.ready.append(request.copy)
+
+    def _needs_relay(self, holder: str) -> bool:
+        """Return whether others may have to bring home what a process has."""
+        neighbours = self.machine.neighbours
+        return holder not in neighbours.by_name or neighbours.leads_beyond(neighbours.by_name[holder])
+
+    def _reject(self, sender: str, why: str, copy: HeldRequest | None = None) -> None:
+        count = self.rejected[sender].count if sender in self.rejected else 0
+        self.rejected = {**self.rejected, sender: Rejection(count + 1, why)}
+        note = Note(NoteKind.REJECTED, sender, None if copy is None else copy.request, why)
+        self.machine.instructions.append(note)
+
+    def _pass_over(self, copy: HeldRequest, name: str) -> None:
+        """Pause offers to a process that returned a request unchanged or in an impossible state."""
+        n = self.machine.neighbours.get(name)
+        if n is not None:
+            n.back_off()
+            self.machine.avoid(copy, name, n.backoff_until)
+
+    def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
+        """Try one other holder after values that are not finite, then end the request and name the holders."""
+        request.not_finite.append(sender)
+        machine, copy = self.machine, request.copy
+        why = "NaN or infinity in what it computed"
+        machine.instructions.append(Note(NoteKind.NOT_FINITE, sender, copy.request, why))
+        machine.avoid(copy, sender, copy.deadline)
+        others = machine.decisions.others_could_run(copy, copy.avoid)
+        if others and len(request.not_finite) < HOLDERS_NOT_FINITE:
+            machine.reroute(copy, "numbers that are not finite")
+        else:
+            self._fail(request, _not_finite(request))
+
+    # Deciding.
+
+    def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
+        """Return a node without blocks: a source runs none."""
+        return self._node
+
+    def next_step(self, request: HeldRequest) -> bool:  # noqa: ARG002
+        """Return False: every step of a source is the policy's."""
+        return False
+
+    def way_out(self, request: HeldRequest) -> str:
+        """Return the process that brought a request home from beyond the reach of this source."""
+        may_skip = _may_skip(request.itinerary, self.machine.bands.permitted(request.itinerary.remaining))
+        if may_skip and request.reason == ReturnReason.UNREACHABLE:
+            return ""
+        return "" if request.avoid.get(request.way_out, 0.0) >= request.deadline else request.way_out
+
+    def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
+        """Answer a request that is done; else skip blocks that are out of reach, or wait."""
+        machine, owner = self.machine, self._by_id[request.request]
+        if reason is ReturnReason.DONE:
+            self._complete(owner)
+            return
+        stuck = machine.bands.permitted(request.itinerary.remaining)
+        if reason is ReturnReason.UNREACHABLE and _may_skip(request.itinerary, stuck):
+            self._last_seen.look()
+            skip_at = max(self._last_seen.time(block) for block in stuck) + machine.limits.skip_grace
+            if skip_at <= machine.now:
+                self._skip(owner, stuck, _NO_HOLDER)
+            else:
+                machine.custody.wait(request, "unreachable", skip_at)
+            return
+        # No event announces the end of a pause of offers.
+        held_back = bool(request.avoid) or any(n.backoff_until > machine.now for n in machine.neighbours)
+        until = machine.now + machine.limits.look_again if held_back else None
+        full: list[Any] = []
+        if reason is ReturnReason.CREDIT:
+            full = machine.decisions.able_to_run(request, machine.decisions.reachable(request))
+        names = tuple(n.name for n in full if not n.credits)
+        machine.custody.wait_for(request, names, until, or_change=held_back)
+
+    def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
+        """Leave blocks out; the remaining ones may run now, or the request is complete."""
+        copy = request.copy
+        copy.itinerary = copy.itinerary.skip(blocks)
+        request.left_out.update(dict.fromkeys(blocks, why))
+        if copy.itinerary.remaining:
+            self.machine.custody.waiting.ready.append(copy)
+        else:
+            self._complete(request)
+
+    # Ends.
+
+    def _complete(self, request: OpenRequest) -> None:
+        copy = request.copy
+        why = _why_skipped(copy.itinerary.skipped, request.left_out, self.machine.bands)
+        seen = tuple(request.trail.seen)
+        done = Complete(request.number, copy.itinerary, copy.tokens, request.attempts, seen, why)
+        self.machine.instructions.append(done)
+        self._end_request(request, "complete", soon=done.attempts == 1 and not copy.itinerary.skipped)
+
+    def _fail(self, request: OpenRequest, error: RequestError) -> None:
+        self.machine.instructions.append(Fail(request.number, error, request.copy.itinerary, request.attempts))
+        self._end_request(request, "failed")
+
+    def _on_abandon(self, event: Abandon) -> None:
+        if event.request in self.requests:
+            self._end_request(self.requests[event.request], "abandoned")
+
+    def _end_request(self, request: OpenRequest, why: str, *, soon: bool = False) -> None:
+        """Forget a request and inform the peers, immediately unless ``soon`` suffices."""
+        copy = request.copy
+        del self.requests[request.number], self._by_id[copy.request]
+        self.machine.custody.end(copy, why)
+        self._ended.add(copy, request.number, self.machine.now, soon=soon)
+
+    def ended(self, request: HeldRequest) -> None:
+        """Do nothing: a request that ends is ended here."""
+
+    def budget_end(self, request: HeldRequest) -> float:
+        """Return the end of the budget, less the way back and the head."""
+        return request.deadline - self.machine.limits.way_back - self.head_us / 1e6
+
+    def out_of_budget(self, request: HeldRequest) -> bool:
+        """Answer from the furthest tokens at the end of the budget, if that many skips are allowed, else fail."""
+        if self.machine.now < self.budget_end(request):
+            return False
+        owner, itinerary = self._by_id[request.request], request.itinerary
+        if not itinerary.remaining:
+            self._complete(owner)
+        elif _may_skip(itinerary, itinerary.remaining):
+            self._skip(owner, itinerary.remaining, _WHY_NOT_RUN.get(request.reason, _TOO_LATE))
+        else:
+            self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self.machine.bands))
+        return True
+
+    # Watching what is away.
+
+    def _on_moved(self, sender: str, message: Moved) -> None:
+        request = self._by_id.get(message.transfer.request)
+        if request is None:
+            return
+        copy, is_new = request.copy, sender != request.trail.holder
+        request.trail.moved(message.before, sender)
+        if copy.stage is Stage.AWAY and is_new:  # repeated MOVED from the same holder extends nothing
+            self.machine.custody.timers.set(copy, self.news_by(copy))
+        elif copy.stage is Stage.CUSTODY and copy.downstream == message.before:
+            self.machine.passed_on(copy, sender)
+
+    def news_by(self, request: HeldRequest) -> float:
+        """Return the time by which there has to be news of a request that is AWAY."""
+        machine, neighbours, limits = self.machine, self.machine.neighbours, self.machine.limits
+        holder, end = self._by_id[request.request].trail.holder, self.budget_end(request)
+        n = neighbours.get(holder)
+        request.keep_until = machine.now + limits.keep_share * max(0.0, end - machine.now)
+        if self.machine.neighbours.is_beyond(holder) or (n is not None and neighbours.leads_beyond(n)):
+            # A process without a link to this source sends no MOVED; the keeper of the copy before watches over it.
+            return min(request.keep_until, request.keep_end, end)
+        work = len(request.itinerary.remaining) * neighbours.usual_call(holder)
+        patience = max(limits.away_floor, neighbours.hop_deadline(holder) + work)
+        return min(machine.now + patience, request.keep_until, request.keep_end, end)
+
+    def lost(self, request: HeldRequest) -> None:
+        """Start a new branch of an away request without news, or kept for too long."""
+        holder = self._by_id[request.request].trail.holder
+        if self.machine.neighbours.is_beyond(holder):
+            pass  # others may be behind it, and it was not this source that waited for its word
+        elif holder and holder != request.downstream:
+            self.machine.avoid(request, holder, self.machine.now + self.machine.limits.away_floor)
+        else:
+            self._pass_over(request, request.downstream)
+        self.machine.reroute(request, "no news of it for too long")
+
+    def not_wanted(self, request: HeldRequest, sender: str) -> None:
+        """Do nothing: a source sends nothing home."""
+
+    # Following up.
+
+    def after(self, event: Event) -> None:
+        """Note which blocks are reachable."""
+        if isinstance(event, (NeighbourState, NeighbourDown)):
+            self._last_seen.changed()
+        elif isinstance(event, NeighbourUp):
+            self._last_seen.look()
+
+    def finish(self) -> None:
+        """Send the CANCEL that is due."""
+        self._last_seen.look_at_suspicions()
+        if self.machine.now < self._ended.cancel_at:
+            return
+        cancel = self._ended.pop_cancel(self.machine.now)
+        self.machine.instructions += [Send(n.name, cancel) for n in self.machine.neighbours if n.hello.role == "peer"]
+
+    def next_check(self) -> float:
+        """Return the time of the next CANCEL, or infinity."""
+        return self._ended.cancel_at
+
+    def faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
+        """Return inconsistencies with their requests; see ``Machine.validate``."""
+        if {r.copy.transfer: r.copy for r in self.requests.values()} != self.machine.held:
+            yield "requests and held copies differ", None
+
+
+SourceMachine = Machine[SourceRules]
+"""The machine of a process that has images; made by :func:`source_machine`."""
+
+
+def _learn_from(itinerary: Itinerary, old: HeldRequest, machine: SourceMachine) -> None:
+    """End the pauses of those that ran blocks, and note which were slow, for longer deadlines."""
+    for holder in {holder for _, holder in blocks_run(itinerary)}:
+        n = machine.neighbours.get(holder)
+        if n is not None:
+            n.reset_back_off()
+    slow_us = machine.limits.hop_floor * 1e6 / machine.limits.hop_factor  # faster ones need no longer deadline
+    for visit in itinerary.visits:
+        n = machine.neighbours.get(visit.holder)
+        if n is not None and visit.blocks and visit.engine_us > slow_us * len(visit.blocks):
+            n.ran_after(min(visit.engine_us / 1e6, machine.now - old.arrived) / len(visit.blocks))
+
+
+def _may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
+    """Return whether these blocks may be left out in addition to those already skipped."""
+    skips = len(itinerary.skipped) + len(blocks)
+    return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips
+
+
+# Texts.
+
+
+def _why_skipped(skipped: tuple[int, ...], left_out: dict[int, str], bands: Bands) -> str:
+    reasons: dict[str, list[int]] = {}
+    for block in skipped:
+        reasons.setdefault(left_out.get(block, _NO_TRACK), []).append(block)
+    return "; ".join(f"{_name(blocks, bands)} {why}" for why, blocks in reasons.items())
+
+
+def _name(blocks: list[int] | tuple[int, ...], bands: Bands) -> str:
+    """Return blocks for a message, with their band if the model has several."""
+    found = list(dict.fromkeys(bands.name(bands.band_of(block)) for block in sorted(blocks)))
+    text = f"{'block' if len(blocks) == 1 else 'blocks'} {', '.join(map(str, blocks))}"
+    return f"{text} of {found[0]}" if len(found) == 1 and found[0] else text
+
+
+def _not_finite(request: OpenRequest) -> NotFinite:
+    names = ", ".join(dict.fromkeys(request.not_finite))
+    return NotFinite(
+        f"request {request.number}: NaN or infinity in what {names} computed; check the image, and the bundle with "
+        "'ls-edge verify'"
+    )
+
+
+def _too_late(request: OpenRequest, bands: Bands) -> BudgetExceeded | Overloaded:
+    it, reason = request.copy.itinerary, request.copy.reason
+    stuck = bands.permitted(it.remaining)
+    left = _name(stuck, bands)
+    behind = len(it.remaining) - len(stuck)
+    waits = f", and {behind} of later bands had to wait for {'it' if len(stuck) == 1 else 'them'}" if behind else ""
+    if reason == ReturnReason.CREDIT:
+        return Overloaded(
+            f"request {request.number}: no peer had a credit for {left} within the budget{waits}; "
+            "send more slowly, or raise the peers' credits or the budget"
+        )
+    why = _NO_HOLDER if reason == ReturnReason.UNREACHABLE else _TOO_LATE
+    return BudgetExceeded(
+        f"request {request.number}: {left} {why} within the budget{waits} and at most {it.max_skips} may "
+        "be skipped; check the peers, or raise --budget-ms or --max-skips"
+    )
