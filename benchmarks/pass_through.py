@@ -29,7 +29,7 @@ from ls_edge.runtime.routing.events import Complete, Instruction, Submit
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.source_rules import source_machine
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
-from ls_edge.runtime.transport.node import Node, new_incarnation
+from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
 
 
 def manifest_of(count: int, dim: int, blocks: int) -> Manifest:
@@ -94,9 +94,12 @@ class Caller:
         hello = Hello("caller", "source", new_incarnation(), MINOR_OF_ONE, manifest.model_id, manifest.bundle_id)
         state = State(True, False, False, 0, 0, 0, 0)
         self.node = Node(
-            name="caller", role="source", peers=peers, manifest=manifest, machine=self._machine,
-            execute=self._execute, hello=lambda: hello, state=lambda *_: state, keys=keys,
-        )  # fmt: skip
+            NodeSettings("caller", "source", peers, manifest, keys),
+            self._machine,
+            execute=self._execute,
+            hello=lambda: hello,
+            state=lambda *_: state,
+        )
 
     def _execute(self, instruction: Instruction) -> None:
         if not isinstance(instruction, Complete):
