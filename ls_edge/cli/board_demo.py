@@ -59,7 +59,7 @@ def board_demo(
         run_command(console, "push", "--bundle", folder, *keys, "--peers", cluster.path)
         run_command(console, "profile", folder, "--links", "--peers", cluster.path, "--out", links, *keys)
         words = ["plan", "--bundle", folder, "--profiles", *profiles, "--links", links, "--objective", "throughput"]
-        words += ["--peers", cluster.path, "--out", planned, "--json"]
+        words += ["--peers", cluster.path, "--out", planned, "--overwrite", "--json"]
         plan.write_text(run_command(console, *words), encoding="utf-8")
         document = json.loads(plan.read_text(encoding="utf-8"))
         console.print(f"plan: {document['recommendation']}, {document['reason']}")

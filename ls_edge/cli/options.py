@@ -6,6 +6,7 @@ Every command shows its defaults: ``show_default`` is set for all of them in :mo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ls_edge.core.errors import UsageError
 from ls_edge.core.files import check_writable
 from ls_edge.device.requirements import require_report
 from ls_edge.runtime.routing.policies import POLICIES
@@ -23,6 +25,10 @@ WAIT_S = 5.0
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 MAX_IMAGES, MAX_BATCH, MAX_THREADS = 10_000_000, 65_536, 1024
+HTML, SVG, JSON_FILE = "<!doctype html.*ls-edge", "<svg", r"\s*\{"
+"""Beginnings of files that commands write; see :func:`output`."""
+_START = 16_384
+"""Bytes of an existing file that are compared."""
 ENGINES = ("auto", "onnx", "tensorrt")
 
 Option = Callable[[Any], Any]
@@ -93,17 +99,29 @@ def path(flag: str, help_text: str, **settings: Any) -> Option:
     return click.option(flag, help=help_text, **{"type": FILE, "metavar": "FILE", **settings})
 
 
-def output(flag: str, help_text: str, *, draws: bool = False, **settings: Any) -> Option:
-    """Return an option that takes a file to write, checked before any work; with ``draws``, the extra report is too."""
+def output(flag: str, help_text: str, *, draws: bool = False, ours: str = "", **settings: Any) -> Option:
+    """Return an option that takes a file to write, checked before any work; with ``draws``, the extra report is too.
+
+    An existing file is only replaced if its beginning matches the regular expression ``ours``, as files of this command
+    do; an empty file and anything that is not a regular file may be written.
+    """
 
     def check(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
         if value is not None:
             check_writable(value)
+            if value.is_file() and _is_foreign(value, ours):
+                raise UsageError(f"{value} exists and is not a file of this command; name another file, or remove it")
             if draws:
                 require_report(flag)
         return value
 
     return path(flag, help_text, callback=check, **settings)
+
+
+def _is_foreign(path: Path, ours: str) -> bool:
+    with path.open("rb") as stream:
+        start = stream.read(_START)
+    return bool(start) and not re.match(ours.encode(), start, re.DOTALL)
 
 
 def choice(flag: str, values: Sequence[str], help_text: str, **settings: Any) -> Option:
@@ -175,7 +193,7 @@ LIMIT = count("--limit", "Number of images; more than the data has repeats them.
 JSON = click.option("--json", "as_json", is_flag=True, help="Output as JSON.")
 LOG_JSON = flag("--log-json", "Log lines as JSON.")
 METRICS = text("--metrics", "Address of Prometheus metrics (extra metrics).", "HOST:PORT")
-REPORT = output("--report", "HTML report with charts to write (extra report).", draws=True)
+REPORT = output("--report", "HTML report with charts to write (extra report).", draws=True, ours=HTML)
 
 POLICY = choice("--policy", list(POLICIES), "Choice of the next block and holder.", default="nearest")
 BUDGET_MS = number("--budget-ms", "Time limit of a request.", "MS", 1, 600_000, default=10_000.0)

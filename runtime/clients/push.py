@@ -18,7 +18,7 @@ import msgspec
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
 from ls_edge.core.peers_file import PeerConfig, PeersFile
-from ls_edge.core.text import name_blocks
+from ls_edge.core.text import name_blocks, short_id
 from ls_edge.runtime.clients.session import Client, Session, source_name
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, Hello, Install, Offer, Stored, StoreState, Want
@@ -117,10 +117,11 @@ class Pusher(Client):
         """Return the result for each peer so far."""
         return {name: _result(target) for name, target in self._targets.items()}
 
-    def push(self, bundle: Bundle) -> None:
+    def push(self, bundle: Bundle, *, new_model: bool = False) -> None:
         """Send a bundle and switch to it; raise :class:`PushError` for the first failure, which ends the push.
 
-        Raise :class:`BundleError` if a file of the bundle differs from its manifest, before anything is sent.
+        Raise :class:`BundleError` if a file of the bundle differs from its manifest, and :class:`UsageError` if the
+        peers serve another model and ``new_model`` is false, before anything is sent.
         """
         self.peers.check_blocks(bundle.num_blocks)
         path = bundle.folder / MANIFEST
@@ -139,11 +140,15 @@ class Pusher(Client):
         served = {welcome.model_id for welcome in welcomes if welcome is not None}
         others = served - {"", bundle.manifest.model_id}
         if others:
-            self._on_warning(
-                f"the peers serve another model ({', '.join(sorted(one[:8] for one in others))}) than this bundle "
-                f"({bundle.manifest.model_id[:8]}): sources need the new bundle too, and until all have switched some "
-                "requests of either model find no holder"
+            theirs = ", ".join(sorted(map(short_id, others)))
+            what = (
+                f"the peers serve another model ({theirs}) than this bundle "
+                f"({short_id(bundle.manifest.model_id)}): sources need the new bundle too, and until all have switched "
+                "some requests of either model find no holder"
             )
+            if not new_model:
+                raise UsageError(f"{what}; to push it all the same, give --new-model")
+            self._on_warning(what)
         self._send_all({name: (digest, len(raw)) for name in self._targets})
         self._switch_all(cover=not others)
 

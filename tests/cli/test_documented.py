@@ -57,6 +57,8 @@ def test_the_commands_of_the_readme(place, ls_edge):
     for name in ("run", "status", "predict"):  # run waits until the peers are warm
         done = ls_edge.run(*by_name[name], timeout=90)
         assert done.returncode == 0, done.stderr
+    done = ls_edge.run(*next(words for words in lines if "--local" in words), timeout=90)
+    assert done.returncode == 0, done.stderr
     done = ls_edge.run(*by_name["bench"], "--duration", "0.1")
     assert done.returncode == 0, done.stderr
     assert Path("report.html").stat().st_size > 10_000

@@ -185,7 +185,7 @@ def test_the_batch_is_what_the_peers_will_run(command, bundle, profile, measured
     assert many["baselines"]["single"]["throughput"] == pytest.approx(1e3 * 8 / (4 * 6.0), rel=0.05)
     assert many["baselines"]["copies"]["throughput"] == pytest.approx(2 * 1e3 * 8 / (3 + 4 * 6.0))
     assert many["formula"]["throughput"] == pytest.approx(1e3 * 2 / (4 * 6.0 / 8))
-    alone = planned(command, *words, "--objective", "latency", "--out", out)
+    alone = planned(command, *words, "--objective", "latency", "--out", out, "--overwrite")
     assert alone["max_batch"] == {"a": 1, "b": 1}
     assert alone["baselines"]["single"]["latency_ms"] == pytest.approx(1.0 + 4 * 2.0 + 0.2 + 0.6, abs=0.1)
     four = planned(command, *words, "--objective", "throughput", "--batch", "4", "--no-simulation")
@@ -199,7 +199,9 @@ def test_the_batch_is_what_the_peers_will_run(command, bundle, profile, measured
         "- {name: b, address: 'tcp://127.0.0.1:5602', blocks: [0]}\n",
         encoding="utf-8",
     )
-    known = planned(command, *words, "--objective", "throughput", "--no-simulation", "--out", out, "--peers", base)
+    known = planned(
+        command, *words, "--objective", "throughput", "--no-simulation", "--out", out, "--peers", base, "--overwrite"
+    )
     assert known["max_batch"] == {"a": 8, "b": 1}
 
 

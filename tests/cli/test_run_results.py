@@ -109,13 +109,13 @@ def test_a_read_only_disk_is_found_before_anything_is_sent(ls_edge, complaints, 
 
 def test_an_existing_trace_stays_until_the_first_answer_can_come(ls_edge, write_peers, tiny_bundle, tmp_path):
     trace = tmp_path / "t.jsonl"
-    trace.write_text("of an earlier run\n")
+    trace.write_text('{"id":0}\n')
     nobody = write_peers({"a": range(6)})
     done = ls_edge.run(
         "run", "--peers", nobody, "--bundle", tiny_bundle, "--data", "digits", "--trace", trace, "--wait", "0"
     )
     assert done.returncode == 1
-    assert trace.read_text() == "of an earlier run\n"
+    assert trace.read_text() == '{"id":0}\n'
 
 
 def test_the_trace_of_a_run_that_is_killed_has_what_was_answered(ls_edge, slow, command, tmp_path, wait_until):

@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from ls_edge.core.bundle import MANIFEST, Bundle
+from ls_edge.core.errors import UsageError
 from ls_edge.runtime.clients.push import Pusher, PushError
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
@@ -250,3 +251,16 @@ def test_a_push_that_was_cut_off_goes_on_where_it_was(fleet, wide_bundle):
         assert (killed != [], found.state) == (True, "active")
         whole = found.bytes + (wide_bundle / MANIFEST).stat().st_size
         assert whole <= found.sent_bytes <= whole + WINDOW * MAX_CHUNK
+
+
+def test_another_model_is_pushed_only_if_asked(fleet, tiny_bundle, other_bundle):
+    with fleet({"a": range(6)}) as peers:
+        peers.wait_settled()
+        push(peers, tiny_bundle)
+        with pytest.raises(UsageError, match=r"serve another model .* to push it all the same, give --new-model"):
+            push(peers, other_bundle)
+        assert active(peers, "a")[0].manifest.model_id == Bundle.open(tiny_bundle).manifest.model_id
+        with pusher(peers) as one:
+            one.push(Bundle.open(other_bundle), new_model=True)
+            assert one.results()["a"].state == "active"
+        assert active(peers, "a")[0].manifest.model_id == Bundle.open(other_bundle).manifest.model_id

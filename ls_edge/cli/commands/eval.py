@@ -62,7 +62,10 @@ class EvalOptions:
 @options.flag("--kendall", "Also orders at graded distances from the trained one.")
 @options.flag("--freedom", "Also within bands, from a fixed order to full freedom.")
 @options.output(
-    "--figure", "SVG of accuracy by order and blocks kept, or by allowed orders with --freedom.", draws=True
+    "--figure",
+    "SVG of accuracy by order and blocks kept, or by allowed orders with --freedom.",
+    draws=True,
+    ours=options.SVG,
 )
 @options.evaluation(batch_size=100)
 def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_json: bool, **options: Any) -> None:

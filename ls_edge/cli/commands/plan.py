@@ -57,7 +57,8 @@ _VERDICTS = {
     "ZONE=NAME,...",
 )
 @options.count("--batch", "Largest engine call.  [default: from --peers, or the best one in the profiles]", most=1024)
-@options.output("--out", "peers.yaml to write.")
+@options.output("--out", "peers.yaml to write.", ours="")
+@options.flag("--overwrite", "Replace the file of --out.")
 @options.path("--peers", "peers.yaml whose addresses and keys --out keeps.")
 @options.flag("--no-simulation", "Use analytical estimates only.")
 @options.JSON
@@ -68,6 +69,7 @@ def command(
     zones: tuple[str, ...],
     out: Path | None,
     peers: Path | None,
+    overwrite: bool,
     no_simulation: bool,
     as_json: bool,
     **inputs: Any,
@@ -80,6 +82,8 @@ def command(
     """
     if peers is not None and out is None:
         raise UsageError("--peers says what --out keeps; give --out FILE as well")
+    if out is not None and out.is_file() and not overwrite:
+        raise UsageError(f"{out} exists; name another file with --out, or replace it with --overwrite")
     opened = Bundle.open(bundle)
     known = None if peers is None else load_peers(peers)  # finds mistakes, with line and column
     found = planning_inputs(

@@ -39,7 +39,7 @@ SLOWER = 1.15
     ),
 )
 @click.argument("bundle", required=False, type=options.FILE)
-@options.output("--out", "File to write, for 'ls-edge plan'.", required=True)
+@options.output("--out", "File to write, for 'ls-edge plan'.", ours=options.JSON_FILE, required=True)
 @options.text("--name", "Name of the device in plans and peers.yaml.  [default: the host name]", "NAME")
 @options.text("--batch", "Images at a time.", "N,N", type=options.counts(1024), default="1")
 @options.duration("Time to run chains at each batch size.")

@@ -36,6 +36,7 @@ _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "re
 @options.bundle()
 @options.flag("--rollback", "Return to the bundle before the last push, instead of --bundle.")
 @options.secret_key("NAME.key_secret of a source with 'may_push: true' in peers.yaml.")
+@options.flag("--new-model", "Allow a bundle of another model than the peers serve.")
 @options.names("--only", "Peer to update; may be repeated.")
 @options.wait("Time that a peer may be away or make no progress.", default=120.0, least=1, most=3600)
 @options.JSON
@@ -43,6 +44,7 @@ def command(
     peers: Path,
     bundle: Path | None,
     rollback: bool,
+    new_model: bool,
     secret_key: Path | None,
     only: tuple[str, ...],
     wait: float,
@@ -53,7 +55,8 @@ def command(
     Peers started with --store receive their blocks over their encrypted links. Parts that a peer already has are not
     sent again, and an interrupted push continues where it stopped. Once every peer has verified all its parts by their
     digests, one peer after another drains, switches, and warms up; the first failure stops the push. Only ONNX files
-    travel: each board builds its own engines.
+    travel: each board builds its own engines. Another model ends the runs of sources that use the present one, so it
+    needs --new-model.
     """
     if rollback and not options.is_typed("bundle"):
         bundle = None
@@ -70,7 +73,7 @@ def command(
             if opened is None:
                 pusher.roll_back()
             else:
-                pusher.push(opened)
+                pusher.push(opened, new_model=new_model)
         except PushError as error:
             failure = error
         results = pusher.results()

@@ -27,9 +27,12 @@ _ALONE_COLUMNS = ("run", "alone", "value", ">fleet", ">alone", ">ratio")
     ),
 )
 @click.argument("files", nargs=-1, required=True, type=options.FILE, metavar="FILE.json...")
-@options.output("--out", "HTML file to write (extra report).", draws=True)
+@options.output("--out", "HTML file to write (extra report).", draws=True, ours=options.HTML)
 @options.output(
-    "--freedom", "SVG to write: accuracy by allowed orders, from 'eval --freedom' (extra report).", draws=True
+    "--freedom",
+    "SVG to write: accuracy by allowed orders, from 'eval --freedom' (extra report).",
+    draws=True,
+    ours=options.SVG,
 )
 @options.JSON
 def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_json: bool) -> None:

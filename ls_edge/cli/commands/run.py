@@ -88,8 +88,12 @@ MAX_REMARKS = 10
 @options.METRICS
 @options.JSON
 @options.REPORT
-@options.output("--trace", "JSON lines to write, one per request.")
-@options.output("--trace-events", "Chrome trace events to write, for ui.perfetto.dev or chrome://tracing.")
+@options.output("--trace", "JSON lines to write, one per request.", ours=r'\{"id":')
+@options.output(
+    "--trace-events",
+    "Chrome trace events to write, for ui.perfetto.dev or chrome://tracing.",
+    ours=r'\{"displayTimeUnit',
+)
 @options.LOG_JSON
 def command(
     peers: Path | None,
