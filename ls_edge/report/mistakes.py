@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ls_edge.core.errors import DataError
 from ls_edge.core.records import RequestRecord
-from ls_edge.data.datasets import ImageRef
-from ls_edge.data.decoding import thumbnail
 from ls_edge.evaluation.run_summary import wilson
+
+if TYPE_CHECKING:
+    from ls_edge.data.datasets import ImageRef
 
 MOST_CONFUSED = 10
 MOST_IMAGES = 24
@@ -83,6 +84,8 @@ def wrong_images(records: Iterable[RequestRecord], images: Iterable[ImageRef]) -
 
     An image that can no longer be read is left out.
     """
+    from ls_edge.data.decoding import thumbnail  # Pillow, which most reports do not need
+
     wrong = list({record.image: record for record in wrong_answers(records)}.values())
     step = max(1, -(-len(wrong) // MOST_IMAGES))
     chosen = {record.image: record for record in wrong[::step]}

@@ -23,7 +23,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import load_secret
-from ls_edge.runtime.transport.node import Node, new_incarnation
+from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
 from tests.faults.liar import EVERY_S, Liar, LiarCounts, Lie, write_counts
 from tests.faults.lies import LIES
 
@@ -45,16 +45,13 @@ def start_node(peers: PeersFile, bundle: Bundle, name: str, lie: Lie, key: Path 
         called, blocks, bundle.num_blocks, lie, hello, np.zeros(shape, np.float32), seed=seed,
         bands=bundle.bands,
     )  # fmt: skip
+    keys = None if key is None else load_secret(key)
     node = Node(
-        name=called,
-        role=lie.role,
-        peers=peers,
-        manifest=manifest,
-        machine=liar,
+        NodeSettings(called, lie.role, peers, manifest, keys),
+        liar,
         execute=lambda _: None,
         hello=lambda: hello(called, lie.role, blocks),
         state=liar.state,
-        keys=None if key is None else load_secret(key),
     )
     return node, liar
 

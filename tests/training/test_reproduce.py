@@ -163,7 +163,7 @@ def test_the_paper_plan_has_every_recipe_of_the_paper():
     ("arguments", "text"),
     [
         (["papers"], "no such file and no plan 'papers'; the plans are cifar10, digits, paper"),
-        (["digits"], "no folder to write to: give --out DIR"),
+        (["digits"], "there is no folder to write to; give --out DIR"),
         (["digits", "--only", "dropout"], "--only dropout: the plan has no such row or data set; rows are sequential"),
         (["digits", "--data", "mnist=x"], "--data mnist=...: the plan's data sets are digits"),
         (["paper", "--data", "x", "--dry-run"], "write --data NAME=DATA"),

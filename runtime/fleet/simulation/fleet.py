@@ -265,7 +265,7 @@ class _SiteRun:
     def _begin(self, number: int) -> None:
         """Run stem and head, one request after the other, and then send the tokens: the head counts as run before."""
         now = self._sim.now
-        left = self._site.settings.budget_s - (now - self._start - self._outcome.submitted_s[number])
+        left = self._site.settings.budget_s - (now - self._start - float(self._outcome.submitted_s[number]))
         self._source_free = max(now, self._source_free) + self._site.problem.source_ms / 1e3
         wait = self._source_free - now
         self._sim.at(min(wait, left), lambda: self._send(number, left - wait))
