@@ -16,7 +16,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -26,7 +26,6 @@ from ls_edge.core.errors import printable
 from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.core.text import format_bands, format_ranges
-from ls_edge.data.datasets import ImageRef
 from ls_edge.evaluation.analysis import Analysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
@@ -37,6 +36,9 @@ from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
 from ls_edge.report.tables import AGREEMENT, about_analysis, agreement_rows, block_table, empty_cells, verdict
 from ls_edge.report.theme import STAGES, STYLE
 from ls_edge.version import __version__
+
+if TYPE_CHECKING:
+    from ls_edge.data.datasets import ImageRef
 
 MOST_TABLE_ROWS = 60
 """Rows of tables of events and failed requests."""
