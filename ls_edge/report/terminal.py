@@ -6,6 +6,7 @@ than the terminal is printed as a list with a line for each cell. In a file or p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich import box
@@ -15,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ls_edge.core.errors import printable
+from ls_edge.device.profile import BatchTimes, Times
+from ls_edge.engines.benchmark import Bench
 
 FILE_WIDTH = 10_000
 """Width in columns of files and pipes, so that nothing is wrapped or truncated."""
@@ -85,3 +88,15 @@ def _text(cell: RenderableType) -> Text:
 
 def _plain(cell: RenderableType) -> str:
     return cell.plain if isinstance(cell, Text) else str(cell)
+
+
+def print_times(title: str, found: Bench | BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
+    """Print the times of stem, blocks, and head, and below them those of ``wholes`` that were measured."""
+    table = PlainTable.of("", ">median ms", ">95 % ms", ">min ms", title=title, box=None)
+    parts = {"stem": found.stem_ms, **{f"block {index}": one for index, one in enumerate(found.blocks_ms)}}
+    for group in ({**parts, "head": found.head_ms}, wholes):
+        for name, times in group.items():
+            if times is not None:
+                table.add_row(name, f"{times.p50:.2f}", f"{times.p95:.2f}", f"{times.min:.2f}")
+        table.add_section()
+    print_table(table, console)

@@ -12,14 +12,13 @@ from ls_edge.cli import options
 from ls_edge.cli.block_models import images_for
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
-from ls_edge.cli.times_table import print_times
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import VerificationError, printable
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.data.datasets import open_data
 from ls_edge.engines.benchmark import Bench, bench, chain_accuracy
 from ls_edge.report.formatting import counted
-from ls_edge.report.terminal import open_console
+from ls_edge.report.terminal import open_console, print_times
 
 
 @click.command(

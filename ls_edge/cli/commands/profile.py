@@ -13,7 +13,6 @@ from ls_edge.cli import options
 from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json, warn, write_json
-from ls_edge.cli.times_table import print_times
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import EngineKind
@@ -21,7 +20,7 @@ from ls_edge.device.profile import DeviceProfile, LinksDocument
 from ls_edge.engines.profiling import profile_bundle
 from ls_edge.report.formatting import NOTHING, counted, show, show_ms
 from ls_edge.report.progress import StepProgress
-from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.report.terminal import PlainTable, open_console, print_table, print_times
 from ls_edge.runtime.clients.link_prober import LinkProber
 
 _Document = TypeVar("_Document", DeviceProfile, LinksDocument)

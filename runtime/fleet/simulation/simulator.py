@@ -115,6 +115,11 @@ class SimulationSettings:
         """Bands of the model; one band of all blocks if none are given."""
         return self.bands or Bands(self.blocks)
 
+    @functools.cached_property
+    def model(self) -> Model:
+        """Model of the machines."""
+        return Model(self.bands_or_one, self.costs)
+
 
 class Simulation(Clock):
     """A source called ``source`` and peers."""
@@ -136,8 +141,7 @@ class Simulation(Clock):
         self.notes: list[tuple[float, str, Note]] = []
         self._requests = itertools.count()
         self._rng = random.Random(given.seed)
-        self._model = Model(given.bands_or_one, given.costs)
-        self.source = source_machine(SOURCE, limits=given.limits or Limits(), rng=self._rng, model=self._model)
+        self.source = source_machine(SOURCE, limits=given.limits or Limits(), rng=self._rng, model=given.model)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -263,7 +267,7 @@ class Simulation(Clock):
         given = self.settings
         most = given.max_batch[name] if isinstance(given.max_batch, Mapping) else given.max_batch
         limits = given.limits or Limits().with_credits(usual_credits(most))
-        made = peer_machine(name, given.peers[name], limits=limits, rng=self._rng, max_batch=most, model=self._model)
+        made = peer_machine(name, given.peers[name], limits=limits, rng=self._rng, max_batch=most, model=given.model)
         made.rules.joins.join = join_tuples
         return made
 
