@@ -1,15 +1,15 @@
 """``ls-edge serve`` and clients of the Open Inference Protocol: unmodified tritonclient, and documented bodies."""
 
-import asyncio
 import base64
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
-import tritonclient.http.aio as triton_aio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
@@ -141,19 +141,42 @@ def test_all_outputs_without_asking_and_classification(client, bundle):
             assert float(value) == pytest.approx(probabilities[index], abs=1e-4)
 
 
-def test_async_infer_and_asyncio(client, server, bundle):
-    logits = logits_of(bundle)
-    pending = [client.async_infer("tiny", [encoded()]) for _ in range(3)]
-    for one in pending:
-        np.testing.assert_allclose(one.get_result().as_numpy("logits"), logits, atol=1e-4)
+ASYNCHRONOUS = """
+import asyncio, json, sys
+from pathlib import Path
+import numpy as np
+import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
 
-    async def ask():
-        async with triton_aio.InferenceServerClient("{}:{}".format(*server.address)) as one:
-            assert await one.is_server_ready()
-            return await asyncio.gather(*(one.infer("tiny", [encoded()]) for _ in range(3)))
+address, *paths = sys.argv[1:]
+image = triton.InferInput("image", [len(paths)], "BYTES")
+image.set_data_from_numpy(np.array([Path(path).read_bytes() for path in paths], dtype=np.object_))
 
-    for result in asyncio.run(ask()):
-        np.testing.assert_allclose(result.as_numpy("logits"), logits, atol=1e-4)
+async def ask():
+    async with triton_aio.InferenceServerClient(address) as client:
+        assert await client.is_server_ready()
+        return await asyncio.gather(*(client.infer("tiny", [image]) for _ in range(3)))
+
+results = asyncio.run(ask())
+client = triton.InferenceServerClient(address, concurrency=3)
+pending = [client.async_infer("tiny", [image]) for _ in range(3)]
+results += [one.get_result() for one in pending]
+print(json.dumps([result.as_numpy("logits").tolist() for result in results]))
+"""
+
+
+def test_async_infer_and_asyncio(server, bundle, tmp_path):
+    """In a process of its own: gevent's loop does not always survive other tests' threads."""
+    paths = [tmp_path / f"{index}.png" for index in range(BATCH)]
+    for path, content in zip(paths, files(), strict=True):
+        path.write_bytes(content)
+    words = [sys.executable, "-c", ASYNCHRONOUS, "{}:{}".format(*server.address), *map(str, paths)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 6
+    for logits in found:
+        np.testing.assert_allclose(logits, logits_of(bundle), atol=1e-4)
 
 
 def test_errors_of_a_client(client):
