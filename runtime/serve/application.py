@@ -32,7 +32,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, printable
 from ls_edge.runtime.serve import inference_protocol as v2
 from ls_edge.runtime.serve.access import Access
-from ls_edge.runtime.serve.live_page import LivePage
+from ls_edge.runtime.serve.live_page import LivePage, until_gone
 from ls_edge.runtime.serve.metrics import SourceCollector, registry_of
 from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.results import Answer
@@ -196,7 +196,7 @@ class Application:
         return await self._ready(request)
 
     async def _v2_infer(self, request: Request) -> Response:
-        bundle = self._v2_bundle(request)
+        self._v2_bundle(request)
         if request.headers.get("content-encoding", "identity") != "identity":
             raise HTTPException(415, "compressed bodies are not supported; send the body as it is")
         length = request.headers.get(v2.HEADER_LENGTH)
@@ -223,7 +223,7 @@ class Application:
             answering = self._service.answer(source, decode, budget_ms)
             answers = await _unless_gone(request, answering)
         self._page.note(*answers)
-        reply, json_length = v2.response_of(asked, bundle, answers)
+        reply, json_length = v2.response_of(asked, source.bundle, answers)
         if json_length is None:
             return Response(reply, media_type="application/json")
         return Response(reply, media_type="application/octet-stream", headers={v2.HEADER_LENGTH: str(json_length)})
@@ -338,7 +338,7 @@ _RAW_KINDS = ("application/octet-stream", "application/x-www-form-urlencoded")
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """Return the result of ``work``; cancel it and raise :class:`ClientDisconnect` if the client goes away."""
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(request.receive))
+    watching = asyncio.ensure_future(until_gone(request.receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -347,11 +347,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     finally:
         working.cancel()
         watching.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _refusal(_request: Request, error: Exception) -> Response:

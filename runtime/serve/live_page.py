@@ -72,7 +72,7 @@ class LivePage:
 
     async def stream(self, receive: Receive, send: Send) -> None:
         """Send events until the client goes away or the server stops."""
-        gone = asyncio.ensure_future(_until_gone(receive))
+        gone = asyncio.ensure_future(until_gone(receive))
         self._watchers += 1
         shown = 0
         try:
@@ -109,6 +109,7 @@ class _Events(Response):
         await self._page.stream(receive, send)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Return when the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

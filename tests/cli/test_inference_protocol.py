@@ -5,7 +5,6 @@ import json
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -309,8 +308,3 @@ def test_whatever_is_sent_is_answered_with_one_line(server, document, binary, le
     assert status in (200, 400), reply
     if status != 200:
         assert "\n" not in json.loads(reply)["error"]
-
-
-def test_the_dependency_is_for_tests_alone():
-    text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
-    assert text.count("tritonclient") == 1
