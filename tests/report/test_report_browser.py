@@ -173,7 +173,7 @@ def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, nam
         assert browser.evaluate(f"{charts}.every(one => one.querySelector('svg .mark-rect, svg .mark-rule, svg path'))")
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
         assert browser.evaluate(CUT_TABLES) == []
-        browser.wait_for(f"({CUT_TEXTS.strip()}).length === 0", seconds=5)  # charts follow a scroll bar that appears
+        browser.wait_for(f"({CUT_TEXTS.strip()}).length === 0")  # charts follow a scroll bar that appears
         # A policy without unsafe-eval lets nobody make code of text.
         assert browser.evaluate("(() => { try { new Function('1')(); return false } catch { return true } })()") is True
         noise = [

@@ -2,7 +2,8 @@
 (() => {
   const NARROW = 520; // pixels below which labels get less room
   const places = [...document.querySelectorAll("[data-chart]")];
-  const drawn = new Map();
+  const drawn = new Map(); // place: width and view of its chart
+  const drawing = new Set();
 
   const sized = (spec, width) => {
     const narrow = width < NARROW;
@@ -13,18 +14,23 @@
     return spec;
   };
 
+  // One drawing at a time for each place: of two at once, the one for an older width may end last.
   const draw = async (place) => {
-    const width = Math.floor(place.clientWidth);
-    const before = drawn.get(place);
-    if (!width || (before && before.width === width)) return;
-    drawn.set(place, { width, view: before && before.view });
-    const spec = sized(JSON.parse(document.getElementById(place.dataset.chart).textContent), width);
-    const result = await vegaEmbed(place, spec, {
-      ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: { disableDefaultStyle: true },
-    });
-    if (before && before.view) before.view.finalize();
-    drawn.get(place).view = result.view;
-    place.dataset.drawn = "yes";
+    if (drawing.has(place)) return;
+    drawing.add(place);
+    try {
+      for (let width; (width = Math.floor(place.clientWidth)) && drawn.get(place)?.width !== width;) {
+        drawn.get(place)?.view.finalize();
+        const spec = sized(JSON.parse(document.getElementById(place.dataset.chart).textContent), width);
+        const { view } = await vegaEmbed(place, spec, {
+          ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: { disableDefaultStyle: true },
+        });
+        drawn.set(place, { width, view });
+        place.dataset.drawn = "yes";
+      }
+    } finally {
+      drawing.delete(place);
+    }
   };
 
   // A chart is drawn when it comes near the screen: a report of several runs has dozens.
