@@ -7,8 +7,9 @@ error; otherwise the next choice is tried if an engine cannot be built or loaded
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -20,7 +21,7 @@ from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.providers import CPU, CUDA, full_name
-from ls_edge.engines.tensorrt.build import EngineOptions, this_device
+from ls_edge.engines.tensorrt.build import BuiltPart, EngineOptions, build_part, this_device
 from ls_edge.engines.tensorrt.engine import open_tensorrt
 
 log = logging.getLogger("ls_edge.engines")
@@ -75,9 +76,7 @@ def choose(
         try:
             if "tensorrt" in failed:
                 raise EngineError(failed["tensorrt"])
-            if bundle.manifest.verified.get("int8") == "dynamic":
-                raise EngineError("the bundle's int8 is dynamic, export with --engine tensorrt --calibrate DATA")
-            return EngineChoice("tensorrt", str(this_device()))
+            return EngineChoice("tensorrt", _tensorrt_for(bundle))
         except EngineError as error:
             passed_over.append(f"tensorrt: {_reason(error)}")
     try:
@@ -87,6 +86,13 @@ def choose(
     if not why:
         return EngineChoice("onnx", CUDA, tuple(passed_over))
     return EngineChoice("onnx", CPU, (*passed_over, f"{CUDA}: {why}"))
+
+
+def _tensorrt_for(bundle: Bundle) -> str:
+    """Return TensorRT and the GPU if they may run a bundle; raise :class:`EngineError` if not."""
+    if bundle.manifest.verified.get("int8") == "dynamic":
+        raise EngineError("the bundle's int8 is dynamic, export with --engine tensorrt --calibrate DATA")
+    return str(this_device())
 
 
 OnChoice = Callable[[EngineChoice], None]
@@ -198,6 +204,34 @@ def _open_with(
             workspace.release()
     on_step(len(names), len(names), "ready")
     return engines
+
+
+def build_engines(
+    bundle: Bundle,
+    parts: Iterable[str],
+    *,
+    kind: EngineKind = "auto",
+    provider: str | None = None,
+    max_batch: int | None = None,
+    on_step: OnStep = lambda _done, _total, _text: None,
+) -> Iterator[BuiltPart]:
+    """Build the engines that :func:`open_parts` would build, one at a time; none if it would choose ONNX Runtime.
+
+    Raises :class:`EngineError` if an engine that was named cannot be built or kept; others are skipped with a warning.
+    """
+    if kind == "onnx" or provider not in (None, "auto"):
+        return
+    names, options = list(parts), EngineOptions.of(bundle, max_batch)
+    try:
+        _tensorrt_for(bundle)
+        for done, name in enumerate(names):
+            on_step(done, len(names), name)
+            yield build_part(bundle, name, options, on_status=partial(on_step, done, len(names)))
+        on_step(len(names), len(names), "ready")
+    except EngineError as error:
+        if kind == "tensorrt":
+            raise
+        log.warning("no engines are built", extra={"why": _reason(error)})
 
 
 def _workspace(choice: EngineChoice, bundle: Bundle, options: EngineOptions) -> CudaWorkspace | None:

@@ -1,8 +1,9 @@
 """Send a bundle to the peers of a ``peers.yaml`` over their own links: what ``ls-edge push`` does.
 
 Each peer asks for the files that it lacks, in pieces; this side answers. Nothing is switched before every peer has its
-whole bundle, verified. Then one peer after the other switches and warms up, and the next one follows only after the
-others have greeted it again. The first failure ends the push: peers that were not switched yet stay as they are.
+whole bundle, verified, and has built its engines. A peer may take as long as it makes progress. Then one peer after the
+other switches and warms up, and the next one follows only after the others have greeted it again. The first failure
+ends the push: peers that were not switched yet stay as they are.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ REACH_S = 5.0
 """Seconds to wait until the others have greeted a peer that is warm again."""
 SETTLE_S = 0.2
 """Seconds until the others know that a peer is warm: two STATE."""
-WARM_UP_S = 1800.0
-"""Maximum time for loading and warming up in seconds; a board builds its TensorRT engines then."""
 MAX_INSTALLS = 3
 """INSTALLs to a peer that comes back without having switched."""
 _COMPLETE = (StoreState.READY, StoreState.SWITCHING, StoreState.ACTIVE)
@@ -219,7 +218,7 @@ class Pusher(Client):
     def _switch(self, target: _Target) -> None:
         """Install the bundle and wait until the peer is warm and has recorded that."""
         installs = 0
-        target.moved_at = began = time.monotonic()
+        target.moved_at = time.monotonic()
         while target.state != StoreState.ACTIVE:
             session = self.sessions[target.peer.name]
             stored = session.stored
@@ -233,10 +232,6 @@ class Pusher(Client):
                 self.send(target.peer.name, Install(target.offered))
             elif stored is not None and stored.reason:
                 self._warn(f"{target.peer.name}: {stored.reason}")
-            if stored is not None and not session.is_warm:  # it warms up
-                target.moved_at = time.monotonic()
-            if time.monotonic() > began + WARM_UP_S:
-                self._stop(target, f"it did not become warm in {WARM_UP_S:.0f} s; see its log")
             self._look_at(target)
             self.step(0.05)
 
@@ -336,11 +331,11 @@ class Pusher(Client):
         self.send(target.peer.name, Offer(target.offered, target.files[target.offered.hex()][1]))
 
     def _on_stored(self, target: _Target, stored: Stored) -> None:
-        last = target.last
-        if last is None or (stored.state, stored.manifest, stored.missing) != (last.state, last.manifest, last.missing):
+        if target.last is None or _progress(stored) != _progress(target.last):
             target.moved_at = time.monotonic()
         target.last = stored
-        self._on_change(target.peer.name, stored.state, stored.missing, stored.size)
+        engines = f", {stored.built} of {stored.total} engines, {stored.step}" if stored.total else ""
+        self._on_change(target.peer.name, f"{stored.state}{engines}", stored.missing, stored.size)
 
     def _on_want(self, target: _Target, want: Want) -> None:
         path, size = target.files.get(want.digest.hex(), (None, 0))
@@ -361,6 +356,11 @@ class Pusher(Client):
             if target.last is not None:
                 missing = max(0, target.last.missing - len(data))
                 self._on_stored(target, msgspec.structs.replace(target.last, missing=missing))
+
+
+def _progress(stored: Stored) -> tuple[object, ...]:
+    """Return what changes while a peer makes progress."""
+    return stored.state, stored.manifest, stored.missing, stored.built, stored.step
 
 
 def _result(target: _Target) -> PushResult:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.core.peers_file import PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
-from ls_edge.engines.opening import EngineChoice, announce, open_block_engines
+from ls_edge.engines.opening import EngineChoice, OnStep, announce, build_engines, open_block_engines
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.peer.block_engine import BlockEngine
@@ -53,7 +53,7 @@ class Peer:
     ) -> None:
         """Listen with a bundle, or open the folder of a store. Raise :class:`LinkError` if the port is in use."""
         self.name, self.entry = name, peers.peer(name)
-        self.on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None
+        self.on_step: OnStep = lambda _done, _total, _text: None
         """Called on another thread with the number of open engines, their total, and the next step."""
         self.cores = EngineCores.of(peers, self.entry)
         self._setup = PeerSetup(peers, self.entry, keys, self.cores, settings or PeerSettings())
@@ -76,7 +76,7 @@ class Peer:
         else:
             self._store = Store(store, self.entry.blocks)
             with self.cores.others():  # the thread of the installer stays on them
-                self._installer = Installer(self._store, name, self._check)
+                self._installer = Installer(self._store, name, self._check, self._build)
 
     @classmethod
     def open(
@@ -172,9 +172,25 @@ class Peer:
             provider=self.entry.provider,
             threads=settings.threads or self.entry.threads,
             max_batch=self.entry.max_batch,
-            on_step=self.on_step,
+            on_step=self._on_step,
             on_choice=self._on_choice,
         )
+
+    def _build(self, bundle: Bundle, on_step: OnStep) -> Iterator[object]:
+        """Build the engines of a bundle that is to be served next, one at a time."""
+        return build_engines(
+            bundle,
+            [f"block {block}" for block in self.entry.blocks],
+            kind=self._setup.settings.engine or self.entry.engine,
+            provider=self.entry.provider,
+            max_batch=self.entry.max_batch,
+            on_step=on_step,
+        )
+
+    def _on_step(self, done: int, total: int, text: str) -> None:
+        self.on_step(done, total, text)
+        if self._installer is not None:
+            self._installer.progress(done, total, text)
 
     def _on_choice(self, choice: EngineChoice) -> None:
         announce(choice)

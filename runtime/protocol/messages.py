@@ -24,7 +24,7 @@ from ls_edge.core.errors import WireError
 from ls_edge.core.peers_file import Name
 from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
 
-MAJOR, MINOR = 2, 4
+MAJOR, MINOR = 2, 5
 MINOR_OF_ONE = 1
 """Version announced by processes of this package that read only one message in a header."""
 MINOR_OF_SEVERAL = 2
@@ -340,8 +340,10 @@ class StoreState(_Text):
     """The receiver has offered nothing."""
     BUSY = "busy"
     RECEIVING = "receiving"
+    BUILDING = "building"
+    """All parts are stored and verified; it builds their engines and serves its own bundle meanwhile."""
     READY = "ready"
-    """All parts are stored and verified; an Install switches to them."""
+    """All parts are stored and verified, and their engines are built; an Install switches to them."""
     SWITCHING = "switching"
     """It drains, or loads and warms up the engines of the offered bundle."""
     ACTIVE = "active"
@@ -396,6 +398,11 @@ class Stored(_Message, frozen=True, tag="stored"):
     """Bytes that the peer has not requested yet."""
     reason: ShortText = ""
     """Reason for ``failed`` or ``busy``, for not being ``active`` yet, or for going back to another bundle."""
+    built: Count = 0
+    """Engines that are built (``building``) or open (``switching``), of ``total``."""
+    total: Count = 0
+    step: ShortText = ""
+    """Present step of the engine after those."""
 
 
 class FindingRow(msgspec.Struct, frozen=True, array_like=True):

@@ -1,15 +1,16 @@
 """The peer's side of ``ls-edge push``: take an offered bundle into the store and switch to it.
 
 The peer asks for each piece of a file (WANT), so it controls how much is under way: a few pieces, a single one while it
-has requests. A low-priority thread writes and verifies. One process pushes at a time; the first that offers keeps its
-turn until its link ends, and through a switch, in which all links end. ``PROTOCOL.md`` describes the messages.
+has requests. A low-priority thread writes, verifies, and builds engines while the peer still serves the bundle before.
+One process pushes at a time; the first that offers keeps its turn until its link ends, and through a switch, in which
+all links end. ``PROTOCOL.md`` describes the messages.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import LsEdgeError
+from ls_edge.core.errors import BundleError, LsEdgeError
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.execution.worker import Worker
 from ls_edge.runtime.protocol.messages import (
@@ -47,7 +48,10 @@ KEEP_TURN_S = 60.0
 """Seconds for which the pusher that asked for a switch keeps its turn without a link."""
 _NICENESS = 5
 
+_NO_PROGRESS = (0, 0, "")
+
 T = TypeVar("T")
+Build = Callable[[Bundle, Callable[[int, int, str], None]], Iterator[object]]
 
 
 @dataclass(eq=False)
@@ -74,12 +78,15 @@ class _Push:
 class Installer:
     """Receiver of the bundles for the store of a peer; used by the thread of the peer's links."""
 
-    def __init__(self, store: Store, name: str, check: Callable[[Bundle], None]) -> None:
-        """``check`` raises if a bundle does not fit the peer."""
+    def __init__(self, store: Store, name: str, check: Callable[[Bundle], None], build: Build) -> None:
+        """``check`` raises if a bundle does not fit the peer; ``build`` builds its engines, one at a time."""
         self.is_switching = False
         """Whether the peer has to leave and serve the bundle that is active in the store now."""
         self._store = store
-        self._check = check
+        self._check, self._build = check, build
+        self._building = ""
+        """Manifest of the bundle whose engines are being built."""
+        self._progress = self._reported = _NO_PROGRESS
         self._node: Node | None = None
         self._machine: PeerMachine | None = None
         self._serving: str | None = None
@@ -109,6 +116,7 @@ class Installer:
         self._serving = self._store.record.active if serves else None
         self._pushers.clear()
         self._push, self.is_switching = None, False
+        self._progress = self._reported = _NO_PROGRESS
         self._confirm_at = 0.0 if serves else None
 
     def close(self) -> None:
@@ -146,6 +154,15 @@ class Installer:
             self._settle()
         if self._push is not None and self._push.state is StoreState.RECEIVING and self._push.file is not None:
             self._ask(self._push, self._push.file)
+        if self._progress != self._reported:
+            self._reported = self._progress
+            if self._push is not None and self._push.state in (StoreState.BUILDING, StoreState.SWITCHING):
+                self._report(self._push.pusher)
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Report how many engines are built or open, of how many, and the next step; any thread may call."""
+        self._progress = done, total, one_line(text, MAX_TEXT)
+        self._wake()
 
     # Messages of pushers.
 
@@ -281,8 +298,32 @@ class Installer:
         if push.manifest == self._serving:
             push.state = StoreState.ACTIVE if self._confirm_at is None else StoreState.SWITCHING
         else:
+            push.state = StoreState.BUILDING
+            if self._building != push.manifest:
+                self._build_for(push.manifest)
+
+    def _build_for(self, manifest: str) -> None:
+        """Build the engines of a complete bundle; for any pusher that offers it, and until another one is offered."""
+        self._building, self._progress = manifest, _NO_PROGRESS
+
+        def build() -> None:
+            for _ in self._build(self._store.open(manifest), self.progress):
+                if self._push is not None and self._push.manifest != manifest:
+                    raise BundleError("another bundle was offered")
+
+        def ended(why: str = "") -> None:
+            self._building = ""
+            push = self._push
+            if push is None or push.manifest != manifest or push.state is not StoreState.BUILDING:
+                return
+            if why:
+                self._fail(push, why)
+                return
             push.state = StoreState.READY
-            log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": push.manifest[:8]})
+            log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": manifest[:8]})
+            self._report(push.pusher)
+
+        self._do(build, lambda _: ended(), ended)
 
     def _begin(self, push: _Push) -> None:
         digest, size = push.file = push.wanted.missing[0]
@@ -352,6 +393,7 @@ class Installer:
                 push.wanted.size,
                 max(0, missing),
                 push.reason,
+                *(self._progress if push.state in (StoreState.BUILDING, StoreState.SWITCHING) else _NO_PROGRESS),
             )
         elif other := self._other_holder(pusher):
             reason = f"{other} pushes a bundle at the moment; try again when it is done"

@@ -30,7 +30,7 @@ from typing import Literal
 
 import msgspec
 
-from ls_edge.core.bundle import Bundle, Digest
+from ls_edge.core.bundle import MANIFEST, Bundle, Digest
 from ls_edge.core.errors import BundleError, DigestMismatch, LsEdgeError, UsageError
 from ls_edge.core.files import folder_lock, sync, write_file
 
@@ -130,11 +130,22 @@ class Store:
 
     def open_active(self) -> Bundle | None:
         """Open the served bundle; return None if there is none. Raise :class:`BundleError` if it is damaged."""
-        return None if self._record.active is None else self._open(self._record.active)
+        return None if self._record.active is None else self.open(self._record.active)
+
+    def open(self, manifest: str) -> Bundle:
+        """Open a bundle whose parts are files of the store; they are verified when they are read."""
+        if not _is_file(self._files / manifest, manifest):
+            raise BundleError(
+                f"the manifest {manifest[:8]} is missing or damaged in {self.folder}; push the bundle again"
+            )
+        opened = Bundle.open(self._files, manifest).manifest
+        blocks = tuple(msgspec.structs.replace(part, file=part.sha256) for part in opened.parts.blocks)
+        parts = msgspec.structs.replace(opened.parts, blocks=blocks)
+        return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
 
     def switch(self, manifest: str) -> None:
         """Make a complete bundle the active one and keep the one before; raise :class:`BundleError` on failure."""
-        self._open(manifest)
+        self.open(manifest)
         with self._change:
             if self._record.active != manifest:
                 self._write(StoreRecord(active=manifest, previous=self._record.active, trial_starts=1))
@@ -182,7 +193,7 @@ class Store:
                     raise BundleError(f"the bundle {manifest[:8]} is not in this store any more; push it again")
                 self._require_space([(manifest, size)])
                 return Wanted(((manifest, size),))
-            bundle = self._open(manifest)
+            bundle = self.open(manifest)
             check(bundle)
             parts = [bundle.part(f"block {block}") for block in self._blocks]
             sizes = {part.sha256: part.bytes for part in parts}
@@ -219,6 +230,19 @@ class Store:
                 path.unlink()  # half of a file that does not fit is useless, and others need the room
             raise self._disk_error(error) from None
 
+    def fill(self, bundle: Bundle) -> str:
+        """Copy the missing files of a bundle from its folder; return the SHA-256 of its manifest, for :meth:`switch`.
+
+        Raise :class:`BundleError` as :meth:`want` and :meth:`write` do.
+        """
+        path = bundle.folder / MANIFEST
+        manifest, size = _digest_of(path), path.stat().st_size
+        files = {part.sha256: bundle.folder / part.file for part in bundle.manifest.parts.blocks} | {manifest: path}
+        while missing := self.want(manifest, size, lambda _: None).missing:
+            for digest, length in missing:
+                self.write(digest, length, 0, files[digest].read_bytes())
+        return manifest
+
     # Inside.
 
     def _make_folder(self) -> None:
@@ -248,17 +272,6 @@ class Store:
             raise self._disk_error(error) from None
         self._record, self._saved = record, True
 
-    def _open(self, manifest: str) -> Bundle:
-        """Open a bundle whose parts are files of the store; they are verified when they are read."""
-        if not _is_file(self._files / manifest, manifest):
-            raise BundleError(
-                f"the manifest {manifest[:8]} is missing or damaged in {self.folder}; push the bundle again"
-            )
-        opened = Bundle.open(self._files, manifest).manifest
-        blocks = tuple(msgspec.structs.replace(part, file=part.sha256) for part in opened.parts.blocks)
-        parts = msgspec.structs.replace(opened.parts, blocks=blocks)
-        return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
-
     def _finish(self, path: Path, digest: str) -> None:
         found = _digest_of(path)
         if found != digest:
@@ -279,7 +292,7 @@ class Store:
         if self._record.previous is None:
             return "there is no previous bundle to go back to"
         try:
-            bundle = self._open(self._record.previous)
+            bundle = self.open(self._record.previous)
             for block in self._blocks:
                 bundle.read(f"block {block}")
         except LsEdgeError:
@@ -309,7 +322,7 @@ class Store:
             if manifest is not None:
                 keep.add(manifest)
                 with contextlib.suppress(BundleError):
-                    keep |= {part.sha256 for _, part in self._open(manifest).manifest.part_names()}
+                    keep |= {part.sha256 for _, part in self.open(manifest).manifest.part_names()}
         for path in self._files.iterdir():
             if path.name not in keep:
                 path.unlink(missing_ok=True)

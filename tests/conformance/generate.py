@@ -453,6 +453,7 @@ MORE = {
     "want of the last byte that can be": Want(PART, 2**40 - 1, 1),
     "chunk of one byte": Chunk(PART, 0, b"\0"),
     "stored in an empty store": Stored("idle"),
+    "stored, building": Stored("building", MANIFEST, ACTIVE, b"", 2, 178_400, 0, "", 1, 2, "block 3: step 4 of 9"),
     "stored, failed": Stored(
         "failed", MANIFEST, ACTIVE, PART, 2**16 - 1, 2**40 - 1, 2**40 - 1, "disk full at /store; make room"
     ),

@@ -293,6 +293,7 @@ const MESSAGES = {
   stored: [
     ["state", short], ["manifest", digestOrNone, NONE], ["active", digestOrNone, NONE], ["previous", digestOrNone, NONE],
     ["parts", u16, 0], ["size", u40, 0], ["missing", u40, 0], ["reason", short, ""],
+    ["built", u16, 0], ["total", u16, 0], ["step", short, ""],
   ],
 };
 

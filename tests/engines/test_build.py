@@ -1,19 +1,29 @@
 """``ls-edge build``, peers and sources on the doubles of CUDA and TensorRT, as processes and in this one."""
 
+import contextlib
+import hashlib
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import onnx
 import pytest
+import zmq
 
-from ls_edge.core.bundle import Bundle
+from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.clients.push import Pusher
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.settings import Settings
 from ls_edge.runtime.source.source import Source
+from ls_edge.runtime.store.store import Store
+from ls_edge.runtime.transport.keys import load_secret
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 WITHOUT = (
@@ -104,9 +114,86 @@ def test_build_makes_all_parts_and_largest_batches_are_rounded(board, tiny_bundl
     assert "up to 16 images: 1 built" in board("build", tiny_bundle, "--blocks", "0", "--max-batch", "9").stdout
 
 
+def test_a_store_is_filled_and_its_engines_are_built(board, tiny_bundle, write_peers, tmp_path):
+    peers = write_peers({"a": [0, 2], "b": [1, 3, 4, 5]})
+    here = ["--peers", peers, "--store", tmp_path / "store", "--name"]
+    done = board("build", tiny_bundle, *here, "a")
+    assert "2 engines for TensorRT 10.3.0 on Double of a GPU, up to 8 images: 2 built" in done.stdout
+    with contextlib.closing(Store(tmp_path / "store", [0, 2])) as store:
+        bundle = store.open_active()
+        assert bundle.manifest.bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
+        assert bundle.read("block 2") == Bundle.open(tiny_bundle).read("block 2")
+    peers.write_text(peers.read_text().replace("threads: 1", "threads: 1\n  engine: onnx"))
+    done = board("build", tiny_bundle, *here, "b")  # needs no engines; files of both peers stay apart by their digests
+    assert done.stdout == f"{tmp_path / 'store'} has blocks 1, 3-5 of {tiny_bundle}\n"
+
+
+def other_bytes(folder, bundle):
+    """The same model in other files: another bundle for stores and caches."""
+    shutil.copytree(bundle, folder)
+    manifest = Bundle.open(bundle).manifest
+    blocks = []
+    for part in manifest.parts.blocks:
+        model = onnx.load(folder / part.file)
+        model.doc_string = "changed"
+        raw = model.SerializeToString()
+        (folder / part.file).write_bytes(raw)
+        blocks.append(msgspec.structs.replace(part, sha256=hashlib.sha256(raw).hexdigest(), bytes=len(raw)))
+    parts = msgspec.structs.replace(manifest.parts, blocks=tuple(blocks))
+    changed = bundle_id_of(Bundle.open(bundle).interface, manifest.precision, parts)
+    write_manifest(folder, msgspec.structs.replace(manifest, parts=parts, bundle_id=changed))
+    return Bundle.open(folder)
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+def test_a_push_builds_engines_while_the_bundle_before_is_served(tmp_path, tiny_bundle, images, monkeypatch):
+    go = tmp_path / "go"
+    go.touch()
+    for name, value in {
+        "PYTHONPATH": DOUBLES,
+        "LS_EDGE_CACHE": tmp_path / "cache",
+        "TENSORRT_DOUBLE_WAITS": go,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    cluster = LocalCluster(
+        tmp_path / "fleet", tiny_bundle, {"a": range(6)}, sources=["laptop"], keys=True, stores=True,
+        each={"engine": "tensorrt"},
+    )  # fmt: skip
+    seen = []
+
+    def on_change(_name, state, _missing, _total):
+        seen.append(state)
+        if state.startswith("building, 0 of 6 engines, block 0") and not go.exists():
+            answers.append(source.submit(images(1)[0]).result(30).record.degraded)
+            go.touch()
+
+    def push(bundle):
+        keys = load_secret(cluster.secret_key("laptop"))
+        with Pusher(cluster.file, keys=keys, wait=60, connect=60, on_change=on_change) as pusher:
+            pusher.push(bundle)
+
+    with cluster:
+        push(Bundle.open(tiny_bundle))
+        go.unlink()
+        seen.clear()
+        answers = []
+        keys = load_secret(cluster.secret_key("laptop"))
+        with Source(cluster.file, Bundle.open(tiny_bundle), Settings(provider="cpu"), keys=keys) as source:
+            assert source.wait_ready(30) == ()
+            push(other_bytes(tmp_path / "other", tiny_bundle))
+        log = cluster.log_path("a").read_text()
+    assert answers == [False]
+    states = dict.fromkeys(state.split(",")[0] for state in seen)
+    assert [one for one in states if one not in ("idle", "receiving")] == ["building", "ready", "switching", "active"]
+    *_, before, after = log.split("switching")
+    assert before.count("building an engine") == 6
+    assert "building an engine" not in after
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--store", "s"], "--store holds the blocks of one peer; give --peers FILE and --name NAME too"),
         (["--blocks", "0-6"], "--blocks '0-6': the bundle has blocks 0 to 5; leave block 6 out"),
         (["--blocks", "two"], "--blocks 'two': cannot read 'two'; write for example 0-2,7"),
         (["--name", "a"], "--peers and --name belong together; give both, or neither"),

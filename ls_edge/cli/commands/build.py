@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,11 +14,12 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.core.peers_file import load_peers
-from ls_edge.core.text import parse_ranges
-from ls_edge.engines.opening import choose
-from ls_edge.engines.tensorrt.build import EngineOptions, build_part
+from ls_edge.core.peers_file import EngineKind, load_peers
+from ls_edge.core.text import name_blocks, parse_ranges
+from ls_edge.engines.opening import build_engines
+from ls_edge.engines.tensorrt.build import EngineOptions, this_device
 from ls_edge.report.formatting import counted
+from ls_edge.runtime.store.store import Store
 
 
 @click.command(
@@ -26,6 +28,7 @@ from ls_edge.report.formatting import counted
         "ls-edge build bundle",
         "ls-edge build bundle --blocks 0-5 --max-batch 8",
         "ls-edge build bundle --peers peers.yaml --name orin-0",
+        "ls-edge build bundle --peers peers.yaml --name orin-0 --store store",
     ),
 )
 @click.argument("bundle", type=options.FILE)
@@ -34,6 +37,7 @@ from ls_edge.report.formatting import counted
 @options.count("--max-batch", "Largest max_batch of a peer, rounded up to 8, 16, 32, ...", most=1024)
 @options.path("--peers", "peers.yaml with the blocks and max_batch of the peer --name.")
 @options.text("--name", "Name of this device in --peers.", "NAME")
+@options.path("--store", "Store of that peer to fill with the bundle, as 'ls-edge push' does.", metavar="DIR")
 @options.JSON
 def command(
     bundle: Path,
@@ -42,6 +46,7 @@ def command(
     max_batch: int | None,
     peers: Path | None,
     name: str | None,
+    store: Path | None,
     as_json: bool,
 ) -> None:
     """Build the engines of a bundle for this device in advance.
@@ -49,21 +54,30 @@ def command(
     Builds what 'ls-edge peer' and 'ls-edge run' load from the folder BUNDLE and keeps it in this user's cache. Requires
     TensorRT and the CUDA runtime, but neither torch nor onnx.
 
+    With --store, a peer of --peers starts with this bundle instead of waiting for 'ls-edge push'; the peer must not be
+    running. Its engine may be ONNX Runtime then, which needs nothing built.
+
     An engine depends on file, GPU, TensorRT, precision, and the largest batch. A peer that finds its engines in the
     cache starts in seconds; otherwise it builds them.
     """
     if (peers is None) != (name is None):
         raise UsageError("--peers and --name belong together; give both, or neither")
+    if store is not None and peers is None:
+        raise UsageError("--store holds the blocks of one peer; give --peers FILE and --name NAME too")
     if peers is not None and blocks is not None:
         raise UsageError("--blocks and --peers both say which blocks; leave one out")
     opened = Bundle.open(bundle)
     ends: Sequence[str] = ("stem", "head")
     chosen: Sequence[int] = range(opened.num_blocks)
+    kind: EngineKind = engine
+    provider: str | None = None
     if peers is not None and name is not None:
         file = load_peers(peers)
         file.check_blocks(opened.num_blocks)
         entry = file.peer(name)
         ends, chosen, max_batch = (), entry.blocks, max_batch or entry.max_batch
+        if store is not None:
+            kind, provider = entry.engine, entry.provider
     elif blocks is not None:
         try:
             ends, chosen = (), parse_ranges(blocks)
@@ -72,19 +86,27 @@ def command(
         if max(chosen) >= opened.num_blocks:
             last = opened.num_blocks - 1
             raise UsageError(f"--blocks {blocks!r}: the bundle has blocks 0 to {last}; leave block {max(chosen)} out")
-    choice = choose(opened, engine)
-    options = EngineOptions.of(opened, max_batch)
-    parts = [*ends[:1], *(f"block {index}" for index in chosen), *ends[1:]]
-    built = [build_part(opened, part, options) for part in parts]
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(contextlib.closing(Store(store, chosen))) if store is not None else None
+        manifest = "" if place is None else place.fill(opened)
+        parts = [*ends[:1], *(f"block {index}" for index in chosen), *ends[1:]]
+        built = list(build_engines(opened, parts, kind=kind, provider=provider, max_batch=max_batch))
+        if place is not None:
+            place.switch(manifest)
+    on = f"{this_device()}" if built else None
+    up_to = EngineOptions.of(opened, max_batch).max_batch
     if as_json:
         engines = [
             {"part": one.part, "key": one.key.digest(), "built": one.built, "bytes": one.size, "seconds": one.seconds}
             for one in built
         ]
-        print_json({"provider": choice.provider, "max_batch": options.max_batch, "engines": engines})
+        print_json({"provider": on, "max_batch": up_to, "engines": engines})
         return
     new = sum(found.built for found in built)
-    click.echo(
-        f"{counted(len(built), 'engine')} for {choice.provider}, up to {options.max_batch} images: {new} built, "
-        f"{len(built) - new} in the cache already"
-    )
+    if built:
+        click.echo(
+            f"{counted(len(built), 'engine')} for {on}, up to {up_to} images: {new} built, "
+            f"{len(built) - new} in the cache already"
+        )
+    if store is not None:
+        click.echo(f"{store} has {name_blocks(chosen)} of {opened.folder}")

@@ -53,10 +53,10 @@ def command(
     """Send a bundle to the peers and switch to it.
 
     Peers started with --store receive their blocks over their encrypted links. Parts that a peer already has are not
-    sent again, and an interrupted push continues where it stopped. Once every peer has verified all its parts by their
-    digests, one peer after another drains, switches, and warms up; the first failure stops the push. Only ONNX files
-    travel: each board builds its own engines. Another model ends the runs of sources that use the present one, so it
-    needs --new-model.
+    sent again, and an interrupted push continues where it stopped. Only ONNX files travel: each board builds its own
+    engines while it serves the bundle before. Once every peer has verified and built all its parts, one peer after
+    another drains, switches, and warms up; the first failure stops the push. Another model ends the runs of sources
+    that use the present one, so it needs --new-model.
     """
     if rollback and not options.is_typed("bundle"):
         bundle = None
