@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import click
@@ -12,6 +13,8 @@ from ls_edge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "runtime" / "protocol" / "PROTOCOL.md"])
+
+MODES = ("15W", "25W", "MAXN_SUPER")
 
 
 def fenced(text, *languages):
@@ -91,6 +94,30 @@ def test_the_table_of_changes_is_short():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = text.split("\n## Where to go for a change\n")[1].split("\n## ")[0]
     assert len(re.findall(r"^\| [^-]", section, re.M)) - 1 <= 25
+
+
+@pytest.mark.parametrize("name", ["first-fleet.md", "jetson.md"])
+def test_pages_of_several_machines_say_where_commands_run(name):
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    found = fenced(text, "bash", "sh")
+    assert [body for body in found if not re.match(r"# on (the laptop|the board|orin-\d)", body)] == []
+    assert found
+
+
+@pytest.mark.parametrize(("mode", "number"), [("MAXN_SUPER", "2"), ("15W", "0")])
+def test_a_power_mode_is_chosen_by_its_name(tmp_path, mode, number):
+    """The lines of the page, with a file of modes such as NVIDIA's of an Orin Nano Super."""
+    modes = tmp_path / "nvpmodel.conf"
+    modes.write_text(
+        "< PARAM TYPE=FILE NAME=CPU_ONLINE >\n"
+        + "".join(f"< POWER_MODEL ID={i} NAME={name} >\nCPU_ONLINE CORE_1 1\n" for i, name in enumerate(MODES))
+        + "< PM_CONFIG DEFAULT=1 >\n"
+    )
+    text = (ROOT / "docs" / "jetson.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^sudo (nvpmodel -m .*)$", text, re.M)
+    line = line.replace("/etc/nvpmodel.conf", str(modes)).replace("nvpmodel -m", "echo", 1)
+    done = subprocess.run(["sh", "-c", f"MODE={mode}; {line}"], capture_output=True, text=True, check=True, timeout=10)
+    assert done.stdout == f"{number}\n"
 
 
 LONG = {"commands.md", "PROTOCOL.md"}

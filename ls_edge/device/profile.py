@@ -73,10 +73,12 @@ class PartLoad(msgspec.Struct, frozen=True):
 class BatchTimes(msgspec.Struct, frozen=True):
     """Times of the parts at one batch size."""
 
-    stem_ms: Times
-    head_ms: Times
+    stem_ms: Times | None
+    """Null for a peer, which has only blocks, as :attr:`head_ms` and :attr:`chain_ms`."""
+    head_ms: Times | None
     blocks_ms: Annotated[list[Times], Meta(min_length=1, description="a list of the times of at least one block")]
-    chain_ms: Times
+    """Times of all blocks; of a block that a peer does not hold, the medians of those that it holds."""
+    chain_ms: Times | None
     """Stem, all blocks and head one after the other."""
     repeats: int
     slowdown: float
@@ -190,6 +192,11 @@ def load_profile(path: str | Path) -> DeviceProfile:
     if not any(part.part.startswith("block ") for part in found.parts):
         raise DataError(f"{path}: parts lists no block, so the memory of a block is unknown; measure again")
     return found
+
+
+def read_profile(raw: bytes) -> DeviceProfile:
+    """Read the document that a peer sent; raise :class:`InvalidDocument` if it is not one."""
+    return decode_json(raw, DeviceProfile, SCHEMA)
 
 
 def load_links(path: str | Path) -> LinksDocument:

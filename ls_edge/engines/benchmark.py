@@ -104,12 +104,14 @@ def bench(
         session = open_session(raw, "whole", provider=pipeline.provider, threads=None, plain=True)
         default = Times.of(_alternate([lambda: session.run(None, {"images": images})], duration / 4)[0])
         del session
+    assert parts.stem_ms is not None
+    assert parts.head_ms is not None
     manifest, chain_ms, whole_ms = bundle.manifest, Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
     return Bench(
         bundle_id=manifest.bundle_id,
         model=manifest.model,
         precision=manifest.precision,
-        engine=engine_name(choice),
+        engine=engine_name(choice.kind),
         provider=pipeline.provider,
         threads=threads,
         batch=batch,

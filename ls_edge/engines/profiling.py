@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 
@@ -22,8 +22,9 @@ from ls_edge.core.peers_file import EngineKind, is_name
 from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
 from ls_edge.device.sensors import PowerMeter, PowerReading, Sensors, throttling
+from ls_edge.engines.executor import Executor
 from ls_edge.engines.onnxruntime import onnxruntime_module
-from ls_edge.engines.opening import EngineChoice, OnStep, usable_threads
+from ls_edge.engines.opening import OnStep, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 
 IDLE_S = 1.0
@@ -76,8 +77,8 @@ def profile_bundle(
     manifest, power, parts = bundle.manifest, readings[0], loads.of_parts()
     return DeviceProfile(
         schema=SCHEMA, bundle_id=manifest.bundle_id, model_id=manifest.model_id, model=manifest.model, device=facts,
-        engine=engine_name(pipeline.choice), provider=pipeline.provider, precision=manifest.precision, threads=threads,
-        batch=timed, parts=parts, memory_bytes=max(sum(part.file_bytes for part in parts), taken or 0),
+        engine=engine_name(pipeline.choice.kind), provider=pipeline.provider, precision=manifest.precision,
+        threads=threads, batch=timed, parts=parts, memory_bytes=max(sum(part.file_bytes for part in parts), taken or 0),
         power_watts=None if power is None else power.watts, idle_watts=None if idle is None else idle.watts,
         power_scope=None if power is None else power.scope, power_channels={} if power is None else power.channels,
         energy_mj_per_image=timed[str(sizes[0])].energy_mj_per_image,
@@ -85,9 +86,78 @@ def profile_bundle(
     )  # fmt: skip
 
 
-def engine_name(choice: EngineChoice) -> str:
-    """Return the library that runs the engines, with the version of ONNX Runtime."""
-    return f"onnxruntime {onnxruntime_module().__version__}" if choice.kind == "onnx" else "tensorrt"
+def profile_blocks(
+    bundle: Bundle,
+    executor: Executor,
+    *,
+    name: str,
+    max_batch: int,
+    duration: float,
+    call: Callable[[Callable[[], object]], None],
+    sensors: Sensors | None = None,
+) -> DeviceProfile:
+    """Time the open blocks of a peer for ``duration`` seconds at one image and at ``max_batch``.
+
+    ``call`` runs a function on the thread that uses the engines. Idle power is unknown, and so is the memory of engines
+    that are open already.
+    """
+    facts = _facts(name, sensors := sensors or Sensors())
+    engine = next(iter(executor.engines.values()))
+    before = sensors.state()
+    timed: dict[str, BatchTimes] = {}
+    readings: list[PowerReading | None] = []
+    for size in sorted({1, max_batch}):
+        with PowerMeter(sensors) as meter:
+            timed[str(size)] = _time_blocks(bundle, executor, size, duration, call)
+        readings.append(meter.reading)
+    after = sensors.state()
+    slowed_by = throttling(before, after)
+    manifest, power = bundle.manifest, readings[0]
+    parts = [
+        PartLoad(f"block {block}", 0.0, False, manifest.parts.blocks[block].bytes, None) for block in executor.engines
+    ]
+    return DeviceProfile(
+        schema=SCHEMA, bundle_id=manifest.bundle_id, model_id=manifest.model_id, model=manifest.model, device=facts,
+        engine=engine_name(engine.kind), provider=engine.provider, precision=manifest.precision,
+        threads=getattr(engine, "threads", 1), batch=timed, parts=parts,
+        memory_bytes=sum(part.file_bytes for part in parts), power_watts=None if power is None else power.watts,
+        idle_watts=None, power_scope=None if power is None else power.scope,
+        power_channels={} if power is None else power.channels, energy_mj_per_image=None,
+        throttled=bool(slowed_by), throttled_by=slowed_by, before=before, after=after,
+    )  # fmt: skip
+
+
+def _time_blocks(
+    bundle: Bundle, executor: Executor, size: int, duration: float, call: Callable[[Callable[[], object]], None]
+) -> BatchTimes:
+    blocks, tokens = list(executor.engines), bundle.manifest.tokens
+    noise = np.random.default_rng(0).standard_normal((size, tokens.count, tokens.dim)).astype(tokens.dtype)
+    runs: list[list[float]] = []
+
+    def run() -> None:
+        seconds: list[float] = []
+        executor.run(blocks, noise, None, seconds)
+        runs.append(seconds)
+
+    call(run)  # warm up
+    runs.clear()
+    end = time.perf_counter() + duration
+    while time.perf_counter() < end or len(runs) < 3:
+        call(run)
+    times = dict(zip(blocks, (Times.of(list(part)) for part in zip(*runs, strict=True)), strict=True))
+    usual = Times(*(median(values) for values in zip(*map(msgspec.structs.astuple, times.values()), strict=True)))
+    blocks_ms = [times.get(block, usual) for block in range(bundle.num_blocks)]
+    return BatchTimes(None, None, blocks_ms, None, len(runs), _slowdown([sum(run) for run in runs]), None, None)
+
+
+def _slowdown(chains: Sequence[float]) -> float:
+    third = max(1, len(chains) // 3)
+    return round(median(chains[-third:]) / max(median(chains[:third]), 1e-9), 4)
+
+
+def engine_name(kind: str) -> str:
+    """Return the library that runs engines of a kind, with the version of ONNX Runtime."""
+    return f"onnxruntime {onnxruntime_module().__version__}" if kind == "onnx" else "tensorrt"
 
 
 class _Loads:
@@ -163,9 +233,7 @@ def time_chain(pipeline: Pipeline, size: int, duration: float) -> tuple[BatchTim
     seconds = time.perf_counter() - began
     stem, *blocks, head = (Times.of(list(part)) for part in zip(*runs, strict=True))
     chains = [sum(run) for run in runs]
-    third = max(1, len(chains) // 3)
-    slowdown = round(median(chains[-third:]) / max(median(chains[:third]), 1e-9), 4)
-    return BatchTimes(stem, head, blocks, Times.of(chains), len(runs), slowdown, None, None), seconds
+    return BatchTimes(stem, head, blocks, Times.of(chains), len(runs), _slowdown(chains), None, None), seconds
 
 
 def noise_images(bundle: Bundle, batch: int) -> np.ndarray:

@@ -233,7 +233,7 @@ def _bench(name: str, document: Mapping[str, Any]) -> _Rows:
 
 
 def _timed(times: Mapping[str, Any], size: Any) -> dict[str, Any]:
-    chain = times["chain_ms"]["p50"]
+    chain = (times["chain_ms"] or {}).get("p50")  # null for a peer, which has no stem and head
     return {"latency_ms": chain, "throughput": int(size) * 1e3 / chain if chain else None}
 
 

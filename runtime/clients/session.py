@@ -12,7 +12,7 @@ from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerState
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Bye, Complaint, FindingRow, Findings, Hello, State, Stored, Welcome
+from ls_edge.runtime.protocol.messages import Bye, Complaint, Findings, Hello, State, Stored, Welcome
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.connections import Link, LinkDown, LinkEvent, LinkUp, NoLink
 from ls_edge.runtime.transport.keys import KeyPair, curve_of
@@ -54,7 +54,7 @@ class Session:
     welcome: Welcome | None = None
     state: State | None = None
     stored: Stored | None = None
-    findings: tuple[FindingRow, ...] | None = None
+    findings: Findings | None = None
 
     @property
     def is_warm(self) -> bool:
@@ -77,7 +77,7 @@ class Session:
         elif isinstance(message, Stored):
             self.stored = message
         elif isinstance(message, Findings):
-            self.findings = message.rows
+            self.findings = message
         elif isinstance(message, Complaint):
             self.complaint = one_line(message.what)
         elif isinstance(message, Bye):  # its links end next

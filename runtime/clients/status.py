@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ls_edge.core.errors import LinkError
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerState
 from ls_edge.runtime.clients.session import Client, Session, source_name
-from ls_edge.runtime.protocol.messages import FindingRow, Inspect, Message
+from ls_edge.runtime.protocol.messages import FindingRow, Findings, Inspect, Message
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 
@@ -87,18 +88,35 @@ class Observer(Client):
 
     def inspect(self, seconds: float) -> Mapping[str, tuple[FindingRow, ...] | str]:
         """Make all peers check their machines; return their findings, or why there are none after ``seconds``."""
+        found = self._ask(list(self.sessions), Inspect(), seconds)
+        return {name: one if isinstance(one, str) else one.rows for name, one in found.items()}
+
+    def profile(self, name: str, duration: float, seconds: float) -> bytes:
+        """Make a peer time its engines for ``duration`` seconds at each batch size; return its JSON document.
+
+        Raise :class:`LinkError` with the reason if there is none after ``seconds``.
+        """
+        found = self._ask([name], Inspect(round(duration * 1e3)), seconds)[name]
+        if isinstance(found, str) or not found.profile:
+            why = found if isinstance(found, str) else "; ".join(row.detail for row in found.rows)
+            raise LinkError(f"{name}: {one_line(why) or 'it is an older version of ls-edge, which does not measure'}")
+        return found.profile
+
+    def _ask(self, names: Sequence[str], message: Inspect, seconds: float) -> dict[str, Findings | str]:
+        """Send a message to peers, on each new link; return the answers, or why there are none."""
         began = time.monotonic()
         asked: set[Session] = set()
 
         def has_all() -> bool:
-            for name, session in self.sessions.items():
+            chosen = {name: self.sessions[name] for name in names}
+            for name, session in chosen.items():
                 if session.up and session.welcome is not None and session not in asked:
                     asked.add(session)
-                    self.send(name, Inspect())
-            return all(one.findings is not None or one.is_hopeless(began) for one in self.sessions.values())
+                    self.send(name, message)
+            return all(one.findings is not None or one.is_hopeless(began) for one in chosen.values())
 
         self.wait_until(has_all, seconds)
-        return {name: _silence(s) if s.findings is None else s.findings for name, s in self.sessions.items()}
+        return {name: self.sessions[name].findings or _silence(self.sessions[name]) for name in names}
 
     def view(self) -> Mapping[str, PeerStatus]:
         """Return the status of each peer as far as it is known."""

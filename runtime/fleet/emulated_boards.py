@@ -160,7 +160,8 @@ def emulated_profile(measured: DeviceProfile, board: EmulatedBoard) -> DevicePro
     one, size = measured.one_at_a_time, min(map(int, measured.batch))
     block = Times(*(round(board.block_ms * size, 4),) * 3)
     blocks = [block] * len(one.blocks_ms)
-    chain = Times(*(round(one.stem_ms.p50 + one.head_ms.p50 + block.p50 * len(blocks), 4),) * 3)
+    ends = [times.p50 for times in (one.stem_ms, one.head_ms) if times is not None]
+    chain = Times(*(round(sum(ends) + block.p50 * len(blocks), 4),) * 3)
     batch: dict[str, BatchTimes] = {
         str(size): msgspec.structs.replace(
             one, blocks_ms=blocks, chain_ms=chain, slowdown=1.0, power_watts=None, energy_mj_per_image=None

@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, LsEdgeError
 from ls_edge.core.peers_file import PeerConfig
+from ls_edge.device.profile import DeviceProfile
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor, PartFailed
+from ls_edge.engines.profiling import profile_blocks
 from ls_edge.runtime.execution.counts import EngineCounts
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
@@ -54,6 +57,12 @@ class BlockEngine:
     def run(self, compute: Compute) -> Computed | ComputeFailed:
         """Run a call."""
         return run_blocks(self._executor, compute)
+
+    def profile(self, bundle: Bundle, seconds: float, call: Callable[[Callable[[], object]], None]) -> DeviceProfile:
+        """Time the blocks; ``call`` runs a function on the thread of the engine."""
+        return profile_blocks(
+            bundle, self._executor, name=self._entry.name, max_batch=self._entry.max_batch, duration=seconds, call=call
+        )
 
     def close(self) -> None:
         """Close the engines."""

@@ -1,6 +1,7 @@
-"""Checks of a peer's machine that an observer asks for: what ``ls-edge doctor --peers`` collects.
+"""Answers to observers that take long: checks of the machine for ``ls-edge doctor --peers``, and times of the engines.
 
-The checks run on a low-priority thread, one at a time. Their findings answer everybody who asks within :data:`FRESH_S`.
+They are made on a low-priority thread, one at a time. A result answers everybody who asks for the same within
+:data:`FRESH_S`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.execution.worker import introduce_thread
 from ls_edge.runtime.protocol.messages import MAX_FINDINGS, FindingRow, Findings
@@ -29,42 +31,60 @@ _NICENESS = 2
 
 
 class Inspector:
-    """Answers processes that ask for a check; used by the thread of the links."""
+    """Answers processes that ask for a check or a measurement; used by the thread of the links."""
 
-    def __init__(self, examine: Examine, send: Callable[[str, Findings], object], wake: Callable[[], None]) -> None:
-        """``examine`` may take a minute and start processes; it runs on another thread."""
-        self._examine, self._send, self._wake = examine, send, wake
-        self._asking: set[str] = set()
-        self._new: deque[Findings] = deque()
-        self._found: Findings | None = None
-        self._found_at = 0.0
+    def __init__(
+        self,
+        examine: Examine,
+        measure: Callable[[float], bytes],
+        send: Callable[[str, Findings], object],
+        wake: Callable[[], None],
+    ) -> None:
+        """``examine`` and ``measure``, with its seconds, may take a minute; they run on another thread."""
+        self._examine, self._measure, self._send, self._wake = examine, measure, send, wake
+        self._asking: dict[int, set[str]] = {}
+        """Processes that wait, by the length of the measurement; 0 for checks."""
+        self._is_busy = False
+        self._new: deque[tuple[int, Findings]] = deque()
+        self._found: tuple[int, Findings, float] | None = None
 
-    def ask(self, name: str) -> None:
-        """Answer a process, immediately or when the check is done."""
-        if self._found is not None and time.monotonic() < self._found_at + FRESH_S:
-            self._send(name, self._found)
-            return
-        if not self._asking:
-            threading.Thread(target=self._look, name="inspector", daemon=True).start()
-        if len(self._asking) < MAX_ASKING:
-            self._asking.add(name)
+    def ask(self, name: str, measure_ms: int) -> None:
+        """Answer a process, immediately or when the check or measurement is done."""
+        if self._found is not None and self._found[0] == measure_ms and time.monotonic() < self._found[2] + FRESH_S:
+            self._send(name, self._found[1])
+        elif sum(map(len, self._asking.values())) < MAX_ASKING:
+            self._asking.setdefault(measure_ms, set()).add(name)
+            self._begin()
 
     def step(self) -> None:
         """Send new findings."""
         while self._new:
-            self._found, self._found_at = self._new.popleft(), time.monotonic()
-            for name in self._asking:
-                self._send(name, self._found)
-            self._asking.clear()
+            measure_ms, findings = self._new.popleft()
+            self._found, self._is_busy = (measure_ms, findings, time.monotonic()), False
+            for name in self._asking.pop(measure_ms, ()):
+                self._send(name, findings)
+            self._begin()
 
-    def _look(self) -> None:
-        """Check the machine; a peer that leaves meanwhile does not wait for the end."""
+    def _begin(self) -> None:
+        if self._asking and not self._is_busy:
+            self._is_busy = True
+            threading.Thread(target=self._look, args=(next(iter(self._asking)),), name="inspector", daemon=True).start()
+
+    def _look(self, measure_ms: int) -> None:
+        """Check or measure; a peer that leaves meanwhile does not wait for the end."""
         introduce_thread("inspector", _NICENESS)
+        rows: Sequence[FindingRow] = ()
+        profile = b""
         try:
-            rows = self._examine()
+            if measure_ms:
+                profile = self._measure(measure_ms / 1e3)
+            else:
+                rows = self._examine()
+        except LsEdgeError as error:
+            rows = [FindingRow("bad", "engines", str(error))]
         except Exception as error:
             log.exception("the check of this machine failed")
             rows = [FindingRow("bad", "ls-edge doctor", f"the check failed: {error}", "run 'ls-edge doctor' there")]
         short = [FindingRow(*(one_line(text, MAX_TEXT) for text in msgspec.structs.astuple(row))) for row in rows]
-        self._new.append(Findings(tuple(short[:MAX_FINDINGS])))
+        self._new.append((measure_ms, Findings(tuple(short[:MAX_FINDINGS]), profile)))
         self._wake()

@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
-from ls_edge.core.errors import LsEdgeError
+from ls_edge.core.errors import EngineError, LsEdgeError
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
 from ls_edge.runtime.execution.cores import EngineCores
@@ -25,7 +25,7 @@ from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.peer.block_engine import BlockEngine
 from ls_edge.runtime.peer.inspector import Examine, Inspector
-from ls_edge.runtime.protocol.messages import MINOR, Hello
+from ls_edge.runtime.protocol.messages import MAX_PROFILE, MINOR, Hello
 from ls_edge.runtime.routing.candidates import ONE_BAND, Model
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
 from ls_edge.runtime.routing.limits import Limits
@@ -49,6 +49,8 @@ has to wait anyway, and a turn of the loop takes its core from it."""
 SHORT_CALL_S = READ_WITHIN_S
 """Maximum usual time of an engine call that the loop's thread runs itself if nothing else waits for the engine: no
 message then waits longer than it may anyway."""
+_ENGINE_WITHIN_S = 60.0
+"""Maximum time for which a measurement waits for one call of the engine."""
 _NO_PART = Part("", "", 0)
 _NO_MODEL = Manifest(
     schema=1,
@@ -128,14 +130,18 @@ class Service:
         self._inspector = (
             None
             if examine is None
-            else Inspector(examine, lambda name, found: self.node.send_to(name, found), lambda: self.node.wake())
+            else Inspector(
+                examine, self._measure, lambda name, found: self.node.send_to(name, found), lambda: self.node.wake()
+            )
         )
         with setup.cores.others():
             self.node = self._new_node(manifest)
         if installer is not None:
             installer.attach(self.node, self.machine, serves=bundle is not None)
         names = f"links of {setup.entry.name}", f"engine of {setup.entry.name}"
-        self._threads: LoopThreads[_Result] = LoopThreads(self._loop(), self.node.wake, names=names, cores=setup.cores)
+        self._threads: LoopThreads[_Result | None] = LoopThreads(
+            self._loop(), self.node.wake, names=names, cores=setup.cores
+        )
 
     def stop(self) -> None:
         """Drain and leave; a second call leaves immediately. Safe in a signal handler."""
@@ -173,6 +179,30 @@ class Service:
                 self.node.wake()
                 if self._threads.close():  # otherwise an engine hangs, and ends with the process
                     self._engine.close()
+
+    def _measure(self, seconds: float) -> bytes:
+        """Time the engines, a call at a time between those of requests; return the JSON document."""
+        if self.bundle is None or not self.machine.rules.warm:
+            raise EngineError(f"{self._greeting.name} serves no bundle yet; push one, or wait until it is warm")
+
+        def call(job: Callable[[], object]) -> None:
+            done: Future[None] = Future()
+
+            def run() -> None:
+                try:
+                    job()
+                except Exception as error:  # noqa: BLE001  for the caller
+                    done.set_exception(error)
+                else:
+                    done.set_result(None)
+
+            self._threads.submit(run)
+            done.result(_ENGINE_WITHIN_S)
+
+        found = msgspec.json.encode(self._engine.profile(self.bundle, seconds, call))
+        if len(found) > MAX_PROFILE:
+            raise EngineError(f"the profile has {len(found)} bytes, at most {MAX_PROFILE} can be sent; run it there")
+        return found
 
     def _new_node(self, manifest: Manifest) -> Node:
         setup, name, closed = self._setup, self._greeting.name, ""
@@ -267,6 +297,8 @@ class Service:
 
     def _take_results(self) -> None:
         for result in self._threads.results():
+            if result is None:
+                continue  # a call of a measurement
             if isinstance(result, LsEdgeError):
                 self._failure = result
             else:

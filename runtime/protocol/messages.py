@@ -51,6 +51,9 @@ MAX_CHUNK = 48 * 1024
 MAX_MANIFEST = 16 * 1024 * 1024
 """Limit on an offered ``manifest.json``, in bytes."""
 MAX_FINDINGS = 64
+MAX_MEASURE_MS = 60_000
+MAX_PROFILE = 60_000
+"""Limit on a measurement in FINDINGS, in bytes."""
 MAX_FILE = 2**40
 MAX_EXPLANATION = 4096
 """Limit on the explanation in a COMPLAINT, in characters."""
@@ -417,13 +420,18 @@ class FindingRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inspect(_Message, frozen=True, tag="inspect"):
-    """Request of an observer or pusher to check the machine, as ``ls-edge doctor`` does."""
+    """Request of an observer or pusher to check the machine, as ``ls-edge doctor`` does, or to time its engines."""
+
+    measure_ms: Annotated[int, Meta(ge=0, le=MAX_MEASURE_MS)] = 0
+    """Time the engines for about this long at each batch size; 0 checks the machine."""
 
 
 class Findings(_Message, frozen=True, tag="findings"):
     """Answer to an Inspect."""
 
     rows: Annotated[tuple[FindingRow, ...], Meta(max_length=MAX_FINDINGS)]
+    profile: Annotated[bytes, Meta(max_length=MAX_PROFILE)] = b""
+    """The measurement that was asked for, a JSON document as ``ls-edge profile`` writes it; empty if it failed."""
 
 
 PushMessage = Offer | Chunk | Install

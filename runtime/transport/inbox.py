@@ -69,7 +69,7 @@ class Inbox:
         *,
         feed: Callable[[Event], None],
         installer: TakesBundles | None,
-        inspect: Callable[[str], None] | None,
+        inspect: Callable[[str, int], None] | None,
     ) -> None:
         """Call ``feed`` with events of the routing machine; ``inspect`` with an observer that wants findings."""
         self._linked, self._handshake, self._admission, self._refused = linked, handshake, admission, refused
@@ -139,7 +139,7 @@ class Inbox:
         elif isinstance(message, Inspect):
             if name not in self._linked.guests or self._inspect is None:
                 raise WireError(f"inspect from {name}, which is not an observer; dropped")
-            self._inspect(name)
+            self._inspect(name, message.measure_ms)
         else:
             raise WireError(f"{kind} from the {self._linked.guests[name]} {name}, which may not route; dropped")
 

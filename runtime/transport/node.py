@@ -182,12 +182,12 @@ class Node:
         hello: Callable[[], Hello],
         state: Callable[[str], State],
         installer: TakesBundles | None = None,
-        inspect: Callable[[str], None] | None = None,
+        inspect: Callable[[str, int], None] | None = None,
     ) -> None:
         """Listen and dial; ``execute`` receives the instructions that do not concern links (Compute, Complete, Fail).
 
         ``installer`` receives bundles that are pushed. ``inspect`` is called with the name of an observer or pusher
-        that wants the machine checked.
+        that wants the machine checked, and the milliseconds of a measurement.
         """
         self._is_peer = settings.role == "peer"
         self._installer = installer

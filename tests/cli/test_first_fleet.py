@@ -1,88 +1,128 @@
-"""``docs/first-fleet.md`` from the first command to the report, as it is written, on peers of this machine."""
+"""``docs/first-fleet.md`` from the first command to the report, as it is written: each machine in a folder of its own.
+
+A machine has what its commands wrote and what was copied to it, so a command on the wrong machine fails.
+"""
 
 import json
+import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 import zmq
-from PIL import Image
 
 from ls_edge.cli.main import COMMANDS
 from ls_edge.runtime.fleet.local_cluster import free_ports
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "first-fleet.md").read_text(encoding="utf-8")
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+BOARDS = ("orin-0", "orin-1")
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
 
-def blocks():
-    """Language and content of each block of code, in order."""
-    return re.findall(r"```(\w+)\n(.*?)```", TEXT, re.S)
+def blocks(language):
+    """Machines and lines of each block of code, in order."""
+    for content in re.findall(rf"```{language}\n(.*?)```", TEXT, re.S):
+        first, *lines = content.splitlines()
+        yield re.findall(r"laptop|orin-\d", first), lines
 
 
-def peers_yaml(text):
-    """The document's, with the keys that were made and addresses of this machine."""
-    ports = dict(zip(("orin-0", "orin-1"), free_ports(2), strict=True))
-    lines = []
-    for line in text.splitlines():
-        for name in re.findall(r"what keys new (\S+) printed", line):
-            key = re.search(r'public-key = "(.{40})"', Path(f"{name}.key").read_text())[1]
-            line = line.replace(f"what keys new {name} printed", key)
-        for name, port in ports.items():
-            if f"name: {name}," in line:
-                line = re.sub(r"tcp://[\d.]+:\d+", f"tcp://127.0.0.1:{port}", line)
-        lines.append(line)
-    return "\n".join(lines) + "\n"
+class Machines:
+    """Folders that stand for machines, and the programs that run there."""
+
+    def __init__(self, folder, ls_edge, make_bundle):
+        self.ls_edge, self.make_bundle = ls_edge, make_bundle
+        self.folders = {name: folder / name for name in ("laptop", *BOARDS)}
+        for path in self.folders.values():
+            path.mkdir()
+        (self.folders["laptop"] / "examples").symlink_to(ROOT / "examples")
+        self.ran = set()
+
+    def type(self, machine, line):
+        """Run a line on a machine; return what it printed."""
+        line, _, printed = line.partition(" > ")
+        program, *words = shlex.split(line)
+        here = self.folders[machine]
+        if program == "scp":
+            *files, target = words
+            for file in files:
+                shutil.copy(here / file, self.folders[target.rstrip(":")])
+            return ""
+        assert program == "ls-edge", line
+        self.ran.add(words[0])
+        environment = {**os.environ, "HOME": str(here)}
+        if words[:2] == ["export", "examples/cifar10"]:  # whose export has tests of its own
+            self.make_bundle(here / words[words.index("--out") + 1], blocks=8, classes=CLASSES)
+            return ""
+        if words[0] == "peer":
+            self.ls_edge.start(*words, stderr=None, cwd=here, env=environment)
+            return ""
+        done = self.ls_edge.run(*words, timeout=200, cwd=here, env=environment)
+        # doctor speaks of this machine, which may also throttle
+        allowed = {"doctor": (0, 1), "profile": (0, 3)}.get(words[0], (0,))
+        assert done.returncode in allowed, (line, done.stdout, done.stderr)
+        if words[0] == "peers":
+            self.bring_home(here / "peers.yaml")
+        if printed:
+            (here / printed).write_text(done.stdout, encoding="utf-8")
+        return done.stdout
+
+    @staticmethod
+    def bring_home(path):
+        """Put the boards of a file on this machine."""
+        text = path.read_text(encoding="utf-8")
+        for name, port in zip(BOARDS, free_ports(len(BOARDS)), strict=True):
+            text = text.replace(
+                f'"tcp://{name}:5555", bind: "tcp://0.0.0.0:5555"',
+                f'"tcp://127.0.0.1:{port}", bind: "tcp://127.0.0.1:{port}"',
+            )
+        path.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.timeout(500)
-def test_from_the_first_command_to_the_report(tmp_path, make_bundle, monkeypatch, ls_edge):
-    monkeypatch.chdir(tmp_path)
-    make_bundle(tmp_path / "bundle", blocks=8)  # for examples/cifar10, whose export has tests of its own
-    (tmp_path / "images").mkdir()
-    pixels = np.random.default_rng(0).integers(0, 255, (3, 40, 60, 3), dtype=np.uint8)
-    for index, image in enumerate(pixels):
-        Image.fromarray(image).save(tmp_path / "images" / f"{index}.jpg")
-    ran = []
-    for language, content in blocks():
-        if language == "yaml":
-            Path("peers.yaml").write_text(peers_yaml(content), encoding="utf-8")
-        for line in content.splitlines() if language == "bash" else ():
-            line, _, printed = line.partition(" > ")
-            program, *words = shlex.split(line)
-            assert program == "ls-edge"
-            if words[0] == "peer":
-                ls_edge.start(*words, stderr=None)
-            elif words[0] == "doctor":  # its exit code speaks of this machine
-                done = ls_edge.run(*words, timeout=200)
-                assert done.returncode in (0, 1), done.stderr
-                assert re.search(r"orin-0 +ok +\d+ checks", done.stdout), done.stdout
-                assert re.search(r"orin-1 +ok +\d+ checks", done.stdout), done.stdout
-            else:
-                done = ls_edge.run(*words, timeout=120)
-                throttles = words[0] == "profile" and "--links" not in words  # this machine may
-                assert done.returncode in ((0, 3) if throttles else (0,)), (line, done.stdout, done.stderr)
-                if printed:
-                    Path(printed).write_text(done.stdout, encoding="utf-8")
-            ran.append(words[0])
-    assert set(ran) == {"keys", "status", "peer", "doctor", "push", "run", "profile", "plan", "report"}
-    links = json.loads(Path("links.json").read_text(encoding="utf-8"))
-    assert ("orin-0", "orin-1") in {(one["origin"], one["to"]) for one in links["transfers"]}  # which hold the same
-    assert {entry["name"] for entry in yaml.safe_load(Path("planned.yaml").read_text())["peers"]} <= {
-        "orin-0", "orin-1",
-    }  # fmt: skip
-    compared = done.stdout.splitlines()
-    assert [line.split()[0] for line in compared if line.startswith("run.json  orin.json")] == ["run.json"]
-    assert "<html" in Path("report.html").read_text(encoding="utf-8")[:1000]
+def test_from_the_first_command_to_the_report(tmp_path, make_bundle, ls_edge):
+    machines = Machines(tmp_path, ls_edge, make_bundle)
+    laptop = machines.folders["laptop"]
+    printed = ""
+    for where, lines in blocks("bash"):
+        (machine,) = where
+        for line in lines:
+            printed = machines.type(machine, line)
+            if " doctor " in line:
+                assert re.search(r"orin-0 +ok +\d+ checks", printed), printed
+                assert re.search(r"orin-1 +ok +\d+ checks", printed), printed
+    assert machines.ran == {"export", "peers", "peer", "doctor", "push", "status", "run", "profile", "plan", "report"}
+    assert json.loads((laptop / "orin-0.json").read_text(encoding="utf-8"))["device"]["name"] == "orin-0"
+    links = json.loads((laptop / "links.json").read_text(encoding="utf-8"))
+    assert BOARDS in {(one["origin"], one["to"]) for one in links["transfers"]}  # which hold the same
+    planned = yaml.safe_load((laptop / "planned.yaml").read_text(encoding="utf-8"))
+    assert {entry["name"] for entry in planned["peers"]} <= {*BOARDS}
+    assert [line.split()[0] for line in printed.splitlines() if line.startswith("run.json  laptop.json")] == [
+        "run.json"
+    ]
+    assert "<html" in (laptop / "report.html").read_text(encoding="utf-8")[:1000]
+    for board in BOARDS:
+        files = {path.name for path in machines.folders[board].iterdir()}
+        assert files >= {"peers.yaml", f"{board}.key_secret", "store"}
+        assert not (machines.folders[board] / "laptop.key_secret").exists()
 
 
-def test_what_is_not_run_needs_other_machines_or_installs():
-    for language, content in blocks():
-        for line in content.splitlines() if language == "sh" else ():
-            assert re.match(r"python -m build|ssh |for board in .*scp|ls-edge export examples/cifar10 ", line), line
-            assert "ls-edge export" not in line or "export" in COMMANDS
+def test_the_example_has_a_picture_of_each_class():
+    pictures = sorted((ROOT / "examples" / "cifar10" / "images").glob("*/*.jpg"))
+    assert tuple(path.parent.name for path in pictures) == CLASSES
+    assert sum(path.stat().st_size for path in pictures) < 20_000
+
+
+def test_what_is_not_run_installs():
+    pip = r'pip install "\$\(ls ls_edge-\*\.whl\)\['
+    allowed = rf"python -m build|for board in .*scp|(/usr/bin/)?python3 -m venv|{pip}|ls-edge doctor"
+    for where, lines in blocks("sh"):
+        assert where
+        for line in lines:
+            assert re.match(allowed, line), line
+            assert not line.startswith("ls-edge") or line.split()[1] in COMMANDS

@@ -2,8 +2,11 @@
 
 import json
 
+import pytest
+
 from ls_edge.device.profile import load_links, load_profile
 from ls_edge.device.sensors import Sensors
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 
 
@@ -67,12 +70,46 @@ def test_links_between_peers(command, bundle, write_peers, serve, tmp_path):
     assert "raw p50 (p95)" in printed
 
 
+def test_a_peer_measures_what_it_serves(tmp_path, bundle, command):
+    cluster = LocalCluster(
+        tmp_path / "fleet", bundle, {"a": (1, 2)}, sources=["laptop"], keys=True, stores=True, each={"max_batch": 2}
+    )
+    out = tmp_path / "a.json"
+    with cluster as peers:
+        peers.wait_settled()
+        ask = ["--peers", peers.path, "--secret-key", peers.secret_key("laptop")]
+        code, _, errors = command("profile", *ask, "--name", "a", "--out", out, "--duration", 0.05)
+        assert (code, "a: a serves no bundle yet" in errors) == (1, True), errors
+        assert command("push", "--bundle", bundle, *ask)[0] == 0
+        code, printed, errors = command("profile", *ask, "--name", "a", "--out", out, "--duration", 0.05)
+        assert code in (0, 3), errors
+    assert f"written to {out}" in printed
+    found = load_profile(out)
+    assert (found.device.name, list(found.batch), found.threads) == ("a", ["1", "2"], 1)
+    assert [part.part for part in found.parts] == ["block 1", "block 2"]
+    for times in found.batch.values():
+        assert (times.stem_ms, times.head_ms, times.chain_ms, len(times.blocks_ms)) == (None, None, None, 4)
+        assert times.blocks_ms[0].p50 == pytest.approx((times.blocks_ms[1].p50 + times.blocks_ms[2].p50) / 2)
+    plan = ["plan", "--bundle", bundle, "--profiles", out, "--objective", "latency", "--allow-throttled", "--json"]
+    code, _, errors = command(*plan)
+    assert (code, "stem and head were not measured: peers have none" in errors) == (2, True)
+    here = tmp_path / "laptop.json"
+    assert command("profile", bundle, "--out", here, "--duration", 0.02, "--name", "laptop")[0] in (0, 3)
+    code, printed, errors = command(*plan, "--source", here)
+    assert code == 0, errors
+    assert any("stem and head take a, compared with laptop" in one for one in json.loads(printed)["assumptions"])
+
+
 def test_links_bad_input(command, bundle, write_peers, tmp_path):
     path = write_peers({"a": [0]})
     out = tmp_path / "links.json"
     for arguments, code, message in (
         ((bundle, "--links"), 2, "give --peers peers.yaml"),
-        ((bundle, "--peers", path), 2, "--peers is for --links"),
+        ((bundle, "--peers", path), 2, "leave out BUNDLE or --peers"),
+        (("--peers", path, "--name", "a", "--batch", "2"), 2, "--batch: a peer measures the engines that it serves"),
+        (("--peers", path, "--name", "b"), 2, "unknown peer 'b'"),
+        (("--peers", path, "--name", "a", "--duration", "61"), 2, "at most 60 seconds"),
+        (("--peers", path, "--name", "a"), 1, "a: nobody answers at"),
         ((), 2, "name the folder of a bundle to profile"),
         ((tmp_path / "none", "--links", "--peers", path), 1, "none is not a bundle"),
     ):

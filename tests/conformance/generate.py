@@ -61,7 +61,7 @@ ARRAYS = ("TransferId", "Itinerary", "TrackRef", "Visit", "TrackSpan", "FindingR
 _NUMBERS = {
     "0 to 2^16-1": "u16", "0 to 2^16-2": "hops", "0 to 2^32-1": "us", "0 to 2^64-1": "u64", "1 to 2^20": "size",
     "0 to 600000000": "budget", "0 to 16777216": "manifest-size", "0 to 2^40-1": "u40", "1 to 49152": "chunk-size",
-    "0 to 1000000": "latency_weight",
+    "0 to 1000000": "latency_weight", "0 to 60000": "measure",
 }  # fmt: skip
 _RULES = """
 name    = tstr .regexp "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -74,6 +74,7 @@ us      = 0..4294967295
 u64     = 0..18446744073709551615
 size    = 1..1048576
 budget  = 0..600000000
+measure = 0..60000
 manifest-size    = 0..16777216
 chunk-size       = 1..49152
 u40     = 0..1099511627775
@@ -109,6 +110,7 @@ def _rule(kind, bounds, heading, name):
     if kind == "bytes":
         return {
             "32 bytes": "digest", "0 or 32 bytes": "digest / h''", "1 to 49152 bytes": "bytes .size (1..49152)",
+            "0 to 60000 bytes": "bytes .size (0..60000)",
         }.get(bounds, "id")  # fmt: skip
     return {"bool": "bool", "TrackRef | None": "track-ref / nil"}.get(kind) or _lower(kind)
 
@@ -448,6 +450,8 @@ MORE = {
     "complaint of another model": Complaint("a serves model 12…", MODEL),
     "hello of a pusher": Hello(LAPTOP, "pusher", 5, 1, "", ""),
     "findings of none": Findings(()),
+    "inspect that measures": Inspect(4_000),
+    "findings with a profile": Findings((), b'{"schema": 1}'),
     "offer of a bundle that was kept": Offer(ACTIVE, 0),
     "offer of the longest manifest": Offer(MANIFEST, 16_777_216),
     "want of the last byte that can be": Want(PART, 2**40 - 1, 1),

@@ -288,8 +288,8 @@ const MESSAGES = {
   want: [["digest", digest], ["offset", u40], ["size", int(49_153, 1)]],
   chunk: [["digest", digest], ["offset", u40], ["data", bytes([], 1, 49_152)]],
   install: [["manifest", digest]],
-  inspect: [],
-  findings: [["rows", list(row(FINDING), { most: 64 })]],
+  inspect: [["measure_ms", int(60_001), 0]],
+  findings: [["rows", list(row(FINDING), { most: 64 })], ["profile", bytes([], 0, 60_000), NONE]],
   stored: [
     ["state", short], ["manifest", digestOrNone, NONE], ["active", digestOrNone, NONE], ["previous", digestOrNone, NONE],
     ["parts", u16, 0], ["size", u40, 0], ["missing", u40, 0], ["reason", short, ""],

@@ -14,17 +14,22 @@ from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json, warn, write_json
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import EngineKind
-from ls_edge.device.profile import DeviceProfile, LinksDocument
+from ls_edge.core.validation import InvalidDocument
+from ls_edge.device.profile import DeviceProfile, LinksDocument, read_profile
 from ls_edge.engines.profiling import profile_bundle
 from ls_edge.report.formatting import NOTHING, counted, show, show_ms
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table, print_times
 from ls_edge.runtime.clients.link_prober import LinkProber
+from ls_edge.runtime.clients.status import Observer
+from ls_edge.runtime.protocol.messages import MAX_MEASURE_MS
 
 _Document = TypeVar("_Document", DeviceProfile, LinksDocument)
 
+_ANSWER_S = 60.0
+"""Seconds for the answer of a peer besides the measurement, which waits for calls of its engine."""
 SLOWER = 1.15
 """Slowdown during a measurement above which it is reported; caches cause less."""
 
@@ -34,20 +39,21 @@ SLOWER = 1.15
     examples=(
         "ls-edge profile bundle --out profile.json",
         "ls-edge profile bundle --out orin-0.json --name orin-0 --engine tensorrt --batch 1,4",
+        "ls-edge profile --peers peers.yaml --name orin-0 --out orin-0.json",
         "ls-edge profile bundle --links --peers peers.yaml --out links.json",
     ),
 )
 @click.argument("bundle", required=False, type=options.FILE)
 @options.output("--out", "File to write, for 'ls-edge plan'.", ours=options.JSON_FILE, required=True)
-@options.text("--name", "Name of the device in plans and peers.yaml.  [default: the host name]", "NAME")
+@options.text("--name", "Name of the device in plans, or peer to measure.  [default: the host name]", "NAME")
 @options.text("--batch", "Images at a time.", "N,N", type=options.counts(1024), default="1")
 @options.duration("Time to run chains at each batch size.")
 @options.threads("Threads of the engines.  [default: all cores]")
 @options.ENGINE
 @options.PROVIDER
 @options.flag("--links", "Measure the links between the peers of --peers instead.")
-@options.peers("peers.yaml of all machines, with --links.")
-@options.secret_key("NAME.key_secret of a source, with --links.")
+@options.peers("peers.yaml of all machines, with --links, or with --name and no BUNDLE.")
+@options.secret_key("NAME.key_secret of a source, with --peers.")
 @options.count("--transfers", "Transfers per link and codec, with --links.", least=3, most=1000, default=20)
 @options.JSON
 def command(
@@ -62,10 +68,13 @@ def command(
     as_json: bool,
     **asked: Any,
 ) -> int:
-    """Measure a bundle on this device, or the links between peers.
+    """Measure a bundle on this device, a peer, or the links between peers.
 
     Writes times, memory, loading, clocks, temperatures, power, and energy per image to a file; null for what the device
     does not tell. Exit code 3 if the device throttled: the file is marked, and 'ls-edge plan' refuses it.
+
+    With --peers and without BUNDLE, the running peer --name measures the blocks that it serves, between requests, at
+    one image and at its max_batch. It has no stem and head: give 'ls-edge plan' a --source.
 
     With --links, the running peers measure the links between each two of them with real tokens in every codec. BUNDLE
     defaults to the folder 'bundle' then. Exit code 3 if a link could not be measured.
@@ -80,17 +89,42 @@ def command(
         _write(measured, out, _print_links, as_json=as_json)
         return DEGRADED if measured.missing else 0
     if bundle is None:
-        raise UsageError("name the folder of a bundle to profile, for example 'ls-edge profile bundle --out FILE'")
-    if options.is_typed("peers"):
-        raise UsageError("--peers is for --links; leave it out, or add --links")
-    opened = Bundle.open(bundle)
-    with StepProgress("profile") as progress:
-        found = profile_bundle(opened, batches=batch, kind=engine, on_step=progress, **asked)
+        if peers is None or asked["name"] is None:
+            raise UsageError(
+                "name the folder of a bundle to profile, for example 'ls-edge profile bundle --out FILE', or a peer "
+                "with --peers FILE --name NAME"
+            )
+        own = [name for name in ("batch", "threads", "engine", "provider") if options.is_typed(name)]
+        if own:
+            raise UsageError(f"--{own[0]}: a peer measures the engines that it serves with; leave it out")
+        found = _ask_peer(peers, asked["name"], secret_key, asked["duration"])
+    elif options.is_typed("peers"):
+        raise UsageError("--peers measures what a peer serves, or --links; leave out BUNDLE or --peers")
+    else:
+        with StepProgress("profile") as progress:
+            found = profile_bundle(Bundle.open(bundle), batches=batch, kind=engine, on_step=progress, **asked)
     _write(found, out, _print, as_json=as_json)
     if found.throttled:
         warn(f"the device throttled, so these times cannot be used: {'; '.join(found.throttled_by)}")
         return DEGRADED
     return 0
+
+
+def _ask_peer(peers: Path, name: str, secret_key: Path | None, duration: float) -> DeviceProfile:
+    """Make a peer measure its engines over its link."""
+    file, keys = peers_to_ask(peers, secret_key)
+    file.peer(name)
+    if duration * 1e3 > MAX_MEASURE_MS:
+        raise UsageError(f"--duration {duration:g}: a peer measures for at most {MAX_MEASURE_MS / 1e3:g} seconds")
+    with (
+        open_console(stderr=True).status(f"{name} measures its engines", spinner="line"),
+        Observer(file, keys=keys) as observer,
+    ):
+        raw = observer.profile(name, duration, 2 * duration + _ANSWER_S)
+    try:
+        return read_profile(raw)
+    except InvalidDocument as error:
+        raise LinkError(f"{name} sent no profile that can be read{error}; install the same ls-edge there") from None
 
 
 def _write(found: _Document, out: Path, show_on: Callable[[_Document, Console], None], *, as_json: bool) -> None:

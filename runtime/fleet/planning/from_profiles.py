@@ -110,10 +110,8 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
         _check_profile(bundle, one, throttled=inputs.throttled)
     network = _network(bundle, inputs, assumed)
     _check_names(inputs)
-    source = inputs.source or min(inputs.profiles, key=lambda one: _ends_ms(one.profile))
-    if inputs.source is None:
-        assumed.append(f"stem and head run where the images are, as fast as on {source.name} (--source FILE)")
-    source_ms, watts = _ends_ms(source.profile), source.profile.power_watts
+    source, source_ms = _source(inputs, assumed)
+    watts = source.profile.power_watts
     missing = [one.name for one in inputs.profiles if one.name not in network.calls]
     if missing:
         assumed.append(
@@ -124,7 +122,7 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
     image_bytes = height * width * JPEG_BITS_PER_PIXEL / 8
     tokens = bundle.manifest.tokens
     problem = PlanningProblem(
-        devices=tuple(_device(bundle, one, inputs, network, assumed) for one in inputs.profiles),
+        devices=tuple(_device(bundle, one, inputs, network, source, assumed) for one in inputs.profiles),
         num_blocks=bundle.num_blocks,
         replicas=inputs.replicas,
         max_replicas=inputs.max_replicas,
@@ -173,16 +171,43 @@ def _check_names(inputs: PlanningInputs) -> None:
         raise UsageError(f"{', '.join(sorted(both))}: a zone is called like a device; call it otherwise")
 
 
-def _ends_ms(profile: DeviceProfile) -> float:
-    times = profile.one_at_a_time
-    return (times.stem_ms.p50 + times.head_ms.p50) / min(map(int, profile.batch))
+def _source(inputs: PlanningInputs, assumed: list[str]) -> tuple[NamedProfile, float]:
+    """Return the profile of the source, and the milliseconds of its stem and head."""
+    known = {
+        one.name: (one, sum(ends))
+        for one in ((inputs.source,) if inputs.source is not None else inputs.profiles)
+        if (ends := _ends_ms(one.profile)) is not None
+    }
+    if not known:
+        raise UsageError(
+            "stem and head were not measured: peers have none; profile the machine that has the images with "
+            "'ls-edge profile BUNDLE --out FILE', and give --source FILE"
+        )
+    source, ms = min(known.values(), key=lambda found: found[1])
+    if inputs.source is None:
+        assumed.append(f"stem and head run where the images are, as fast as on {source.name} (--source FILE)")
+    return source, ms
+
+
+def _ends_ms(profile: DeviceProfile, size: int | None = None) -> tuple[float, float] | None:
+    """Return the milliseconds of stem and head for one image, at a batch size; None if they were not measured."""
+    size = size or min(map(int, profile.batch))
+    times = profile.batch[str(size)]
+    if times.stem_ms is None or times.head_ms is None:
+        return None
+    return times.stem_ms.p50 / size, times.head_ms.p50 / size
 
 
 def _device(
-    bundle: Bundle, one: NamedProfile, inputs: PlanningInputs, network: _Network, assumed: list[str]
+    bundle: Bundle,
+    one: NamedProfile,
+    inputs: PlanningInputs,
+    network: _Network,
+    source: NamedProfile,
+    assumed: list[str],
 ) -> PlannedDevice:
     profile = one.profile
-    images, times = min(map(int, profile.batch)), profile.one_at_a_time
+    images = min(map(int, profile.batch))
     calls = {
         int(size): sum(block.p50 for block in timed.blocks_ms) / len(timed.blocks_ms)
         for size, timed in profile.batch.items()
@@ -196,6 +221,12 @@ def _device(
     runtime_ms, runtime_mean_ms = network.calls.get(one.name, (CALL_MS, CALL_MS))
     full_images = min(calls, key=lambda size: (abs(size - max_batch), size))
     full = profile.batch[str(full_images)]
+    ends, full_ends = _ends_ms(profile), _ends_ms(profile, full_images)
+    if ends is None or full_ends is None:
+        slower = profile.block_ms / max(source.profile.block_ms, 1e-9)
+        stem, head = _ends_ms(source.profile) or (0.0, 0.0)
+        ends = full_ends = stem * slower, head * slower
+        assumed.append(f"stem and head take {one.name}, compared with {source.name}, as much longer as a block does")
     free = profile.device.available_bytes
     if free is None:
         assumed.append(f"{one.name} has memory for every block: its profile does not say how much it has")
@@ -206,8 +237,8 @@ def _device(
         name=one.name,
         block_ms=profile.block_ms,
         capacity=bundle.num_blocks if room is None else int(room // max(1, profile.block_memory_bytes)),
-        stem_ms=times.stem_ms.p50 / images,
-        head_ms=times.head_ms.p50 / images,
+        stem_ms=ends[0],
+        head_ms=ends[1],
         visit_ms=network.visits[one.name] + runtime_ms,
         wire_ms=network.wire[one.name],
         watts=profile.power_watts if full.power_watts is None else full.power_watts,
@@ -215,12 +246,12 @@ def _device(
         battery_wh=profile.device.battery_wh,
         loss=inputs.losses.get(one.name, inputs.losses.get("", 0.0)),
         zone=inputs.zones.get(one.name),
-        whole=room is None or profile.memory_bytes <= room,
+        whole=room is None or max(profile.memory_bytes, profile.block_memory_bytes * bundle.num_blocks) <= room,
         runtime_ms=runtime_ms,
         runtime_mean_ms=runtime_mean_ms,
         max_batch=max_batch,
         calls_ms=tuple(sorted(calls.items())),
-        ends_ms=(full.stem_ms.p50 + full.head_ms.p50) / full_images,
+        ends_ms=sum(full_ends),
     )
 
 

@@ -1,0 +1,62 @@
+"""``ls-edge peers new``: a fleet from the names of its boards."""
+
+import shlex
+
+import pytest
+import zmq
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.transport.keys import load_secret
+
+pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+
+
+def test_the_file_and_the_keys_make_a_fleet(command, bundle, tmp_path):
+    out = tmp_path / "fleet"
+    hosts = ["127.0.0.1", "b=127.0.0.1", "orin-2.local"]
+    code, printed, _ = command("peers", "new", *hosts, "--source", "laptop", "--bundle", bundle, "--out", out)
+    assert code == 0
+    file = load_peers(out / "peers.yaml")
+    file.check_blocks(Bundle.open(bundle).num_blocks)
+    assert [(peer.name, peer.address, peer.bind, peer.blocks) for peer in file.peers] == [
+        ("peer-0", "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5555", (0, 1, 2, 3)),
+        ("b", "tcp://127.0.0.1:5556", "tcp://127.0.0.1:5556", (0, 1, 2, 3)),
+        ("orin-2", "tcp://orin-2.local:5555", "tcp://0.0.0.0:5555", (0, 1, 2, 3)),
+    ]
+    assert file.source_with_key(load_secret(out / "laptop.key_secret").public).may_push
+    for entry in file.peers:
+        assert load_secret(out / f"{entry.name}.key_secret").public.decode() == entry.public_key
+        assert (out / f"{entry.name}.key_secret").stat().st_mode & 0o777 == 0o600
+    starts = [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("ls-edge peer ")]
+    assert [words[words.index("--name") + 1] for words in starts] == ["peer-0", "b", "orin-2"]
+    copies = [line for line in printed.splitlines() if line.startswith("scp ")]
+    assert copies[2] == f"scp {out}/peers.yaml {out}/orin-2.key_secret orin-2.local:"
+    peer = Peer.open(out / "peers.yaml", "b", store=tmp_path / "store", secret_key=out / "b.key_secret")
+    peer.stop()
+    peer.serve()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        (["a", "a"], "two boards are called 'a'; name them, for example a-b=a"),
+        (["a b"], "'a b' is not a host; write orin-0, 10.0.0.11 or orin-0=10.0.0.11"),
+        (["laptop"], "'laptop' is the source and a board"),
+    ],
+)
+def test_bad_hosts_write_nothing(command, tmp_path, hosts, message):
+    code, _, errors = command("peers", "new", *hosts, "--source", "laptop", "--out", tmp_path)
+    assert (code, message in errors) == (2, True), errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(command, tmp_path):
+    assert command("peers", "new", "a", "--source", "s", "--out", tmp_path)[0] == 0
+
+    for again in (("a",), ("b", "--source", "t")):
+        code, _, errors = command("peers", "new", *again, "--out", tmp_path)
+        assert (code, "exists and is not overwritten" in errors) == (2, True)
+    (tmp_path / "peers.yaml").unlink()
+    assert "a.key exists" in command("peers", "new", "a", "--source", "t", "--out", tmp_path)[2].replace("_secret", "")
