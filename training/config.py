@@ -8,7 +8,7 @@ file over the defaults, and the effective settings are written out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -208,10 +208,13 @@ FLAGS: dict[str, tuple[str, str]] = {
 """Section and key of a flag; other flags are keys at the top of the configuration."""
 
 
-def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainConfig, frozenset[str]]:
+def read_config(
+    path: str | Path | None, flags: dict[str, Any], changes: Sequence[str] = ()
+) -> tuple[TrainConfig, frozenset[str]]:
     """Return the file's settings overridden by the flags that are not None, and the names that either sets.
 
-    Names are dotted, such as ``optim.lr``. Raises :class:`ConfigError` or :class:`UsageError` for invalid values.
+    Names are dotted, such as ``optim.lr``. ``changes`` are ``NAME=VALUE`` of any settings and win over both. Raises
+    :class:`ConfigError` or :class:`UsageError` for invalid values.
     """
     plain: dict[str, Any] = {}
     if path is not None:
@@ -225,6 +228,8 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
             plain.setdefault(section, {})[key] = value
         elif value is not None:
             plain[name] = value
+    for change in changes:
+        _change(plain, change)
     try:
         config = msgspec.convert(plain, TrainConfig)
     except msgspec.ValidationError as error:
@@ -236,6 +241,19 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
         config = msgspec.structs.replace(config, bands=config.block_bands().to_json())
     named = {f"{section}.{key}" for section in SECTIONS for key in plain.get(section, {})}
     return config, frozenset(named | plain.keys() - set(SECTIONS))
+
+
+def _change(plain: dict[str, Any], change: str) -> None:
+    """Apply ``NAME=VALUE``, with a dotted name and a value in YAML."""
+    name, equals, text = change.partition("=")
+    if not equals:
+        raise UsageError(f"--set {change}: write KEY=VALUE with a key of the configuration, such as optim.clip=0.5")
+    *sections, key = name.split(".")
+    for section in sections:
+        plain = plain.setdefault(section, {})
+        if not isinstance(plain, dict):
+            raise UsageError(f"--set {change}: {section} has no keys; write {section}=VALUE")
+    plain[key] = yaml_source.parse_value(text, f"--set {change}")
 
 
 def _named(value: dict[str, Any], source_map: yaml_source.SourceMap, *where: str) -> dict[str, Any]:
@@ -281,9 +299,13 @@ def find_recipe(path: Path) -> Path:
     if path.exists() or len(path.parts) > 1 or path.suffix not in ("", ".yaml"):
         return path
     if not recipe.is_file():
-        names = ", ".join(sorted(item.stem for item in RECIPES.glob("*.yaml")))
-        raise UsageError(f"no such file and no recipe {str(path)!r}; the recipes are {names}")
+        raise UsageError(f"no such file and no recipe {str(path)!r}; the recipes are {', '.join(recipe_names())}")
     return recipe
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the packaged recipes."""
+    return sorted(item.stem for item in RECIPES.glob("*.yaml"))
 
 
 def to_yaml(value: msgspec.Struct) -> str:

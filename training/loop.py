@@ -43,7 +43,14 @@ from ls_edge.training.methods.base import Method
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.initial_weights import InitialWeights, make_initial_weights
 from ls_edge.training.optim import default_rate
-from ls_edge.training.precision import choose_device, choose_threads, plain_attention, preserve_rng_state, seed_epoch
+from ls_edge.training.precision import (
+    choose_device,
+    choose_threads,
+    is_out_of_memory,
+    plain_attention,
+    preserve_rng_state,
+    seed_epoch,
+)
 from ls_edge.training.progress import Bars, Epoch, Summary, event_writer
 from ls_edge.training.task import TrainingTask
 from ls_edge.version import __version__
@@ -84,6 +91,14 @@ def train(
                     _check_new(out)
                 training = _Training(config, out, listener, context, device, model_named=model_named)
                 return training.run(resume, started)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingStopped(
+                f"out of memory on {device} with {config.batch_size} images per step in {config.accumulate} part(s); "
+                f"compute a step in more parts, with the same result (--accumulate {2 * config.accumulate}), recompute "
+                "activations (--set checkpointing=true), or take smaller batches, images or models"
+            ) from None
         except OSError as error:
             raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None
 

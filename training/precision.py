@@ -52,6 +52,11 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
     return torch.autocast(device.type, dtype) if dtype != torch.float32 else contextlib.nullcontext()
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether an error of torch means that the device, or the host, has no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: " in str(error)
+
+
 @contextlib.contextmanager
 def plain_attention(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Use unfused attention on a CPU, where the backward pass of torch's fused kernel is slower."""

@@ -130,11 +130,17 @@ def read_plan(path: Path) -> Plan:
 
 
 def settings_of(
-    config: Path, *, source: str, seed: int, start: Path | None, flags: Mapping[str, Any]
+    config: Path,
+    *,
+    source: str,
+    seed: int,
+    start: Path | None,
+    flags: Mapping[str, Any],
+    changes: Sequence[str] = (),
 ) -> tuple[TrainConfig, frozenset[str]]:
     """Return the configuration of one training and its named settings, as :func:`read_config` does."""
     init = None if start is None else str(start)
-    return read_config(config, {**flags, "data": source, "seed": seed, "init": init})
+    return read_config(config, {**flags, "data": source, "seed": seed, "init": init}, changes)
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -221,6 +221,9 @@ SOURCE = apply_options(
 """Arguments of ``Source.open``, under their names there."""
 
 
+SET = names("--set", "Any other setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")
+
+
 def evaluation(batch_size: int) -> Option:
     """Return the options of commands that evaluate a run or a bundle, with this default of ``--batch-size``."""
     return apply_options(

@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from ls_edge.core import validation
-from ls_edge.core.errors import ConfigError
+from ls_edge.core.errors import ConfigError, UsageError
 from ls_edge.core.files import read_file
 
 T = TypeVar("T")
@@ -81,6 +81,17 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
                 f"the file is empty: {validation.explain(str(error), {}, type_).text}", path=path
             ) from None
         raise _explain(str(error), plain, source_map, type_) from None
+
+
+def parse_value(text: str, what: str) -> Any:
+    """Read a value as it would be read in a file; raise :class:`UsageError` that begins with ``what``."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        return None if node is None else _plain(node, (), SourceMap(Path(what)))
+    except yaml.YAMLError:
+        raise UsageError(f"{what}: not YAML; put the value in quotes") from None
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
 
 
 def _plainly(problem: str) -> str:

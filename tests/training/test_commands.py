@@ -1,14 +1,20 @@
 """``ls-edge train`` and ``ls-edge eval`` from the command line."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
+from ls_edge.cli.commands.train import command
 from ls_edge.cli.main import main
 from ls_edge.training.checkpoint import load_run
+from ls_edge.training.config import find_recipe, read_config
 
 CONFIG = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 128\nprecision: fp32\n"
 
@@ -205,6 +211,47 @@ def test_errors_are_one_line(folder, tmp_path, capsys, arguments, code, words):
     assert captured.out == ""
     assert words in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_no_memory_is_one_line_with_what_to_change(tmp_path, capsys, monkeypatch):
+    """CUDA's allocator fails in a step; the CPU's refuses 500 GB."""
+    steps = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), None]
+
+    def step(*_):
+        if steps[0] is not None:
+            raise steps[0]
+        torch.empty(125_000_000_000)
+
+    monkeypatch.setattr("ls_edge.training.task.TrainingTask.epoch", step)
+    arguments = ["--set", "model.args={embed_dim: 16, depth: 1, num_heads: 2}", "--batch-size", 32, "--accumulate", 2]
+    for _ in range(2):
+        assert call("train", "--data", "digits", "--out", tmp_path / "x", *arguments, "--overwrite") == 1
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert "out of memory on cpu with 32 images per step in 2 part(s)" in error
+        assert "--accumulate 4" in error
+        steps.pop(0)
+
+
+def test_recipes_are_listed_and_shown(tmp_path, capsys):
+    assert call("train", "--list-recipes") == 0
+    listed = capsys.readouterr().out
+    assert re.search(r"^vit_b_cifar100 +ViT-B/16 on CIFAR-100, LayerShuffle\.$", listed, re.M)
+    assert call("train", "--show-recipe", "vit_b_cifar100") == 0
+    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    assert read_config(tmp_path / "mine.yaml", {}) == read_config(find_recipe(Path("vit_b_cifar100")), {})
+    assert call("train", "--show-recipe", "vit_b_cifar") == 2
+    assert "no recipe 'vit_b_cifar'" in capsys.readouterr().err
+
+
+def test_the_examples_of_the_help_name_data_and_model():
+    for example in command.examples:
+        _, _, *words = shlex.split(example)
+        typed = command.make_context("train", words).params
+        config = None if typed["config"] is None else find_recipe(typed["config"])
+        flags = {name: typed[name] for name in ("data", "model")}
+        settings, named = read_config(config, flags, typed["set"])
+        assert typed["resume"] or settings.data.source, example
+        assert typed["resume"] or settings.data.source == "digits" or "model.name" in named, example
 
 
 def test_resuming_what_is_finished_does_nothing(folder, capsys):

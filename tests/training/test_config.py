@@ -39,6 +39,30 @@ def test_errors_have_their_place(tmp_path, text, place, words):
     assert words in str(caught.value)
 
 
+def test_any_setting_can_be_changed(tmp_path):
+    path = write(tmp_path, "optim: {lr: 0.5}\nmodel: {args: {depth: 4}}\n")
+    changes = ["optim.lr=1e-3", "model.args.embed_dim=64", "checkpointing=true", "stored=fp16"]
+    config, named = read_config(path, {"lr": 0.25}, [*changes, "optim.clip=", "optim.betas=[0.8, 0.9]"])
+    assert (config.optim.lr, config.optim.clip, config.optim.betas) == (0.001, None, (0.8, 0.9))
+    assert (config.model.args, config.checkpointing, config.stored) == ({"depth": 4, "embed_dim": 64}, True, "fp16")
+    assert named == {"optim.lr", "optim.clip", "optim.betas", "model.args", "checkpointing", "stored"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("optim.clip", "--set optim.clip: write KEY=VALUE"),
+        ("optim.clipp=1", "did you mean 'clip'"),
+        ("epochs.x=1", "epochs has no keys; write epochs=VALUE"),
+        ("epochs=many", "epochs is 'many'"),
+        ("model.args={a: [}", "not YAML; put the value in quotes"),
+    ],
+)
+def test_changes_are_checked_too(tmp_path, change, words):
+    with pytest.raises(UsageError, match=words):
+        read_config(write(tmp_path, "epochs: 3\n"), {}, [change])
+
+
 @pytest.mark.parametrize("text", ["bands: 0/1-2\n", "bands: [[0], [1, 2]]\n"])
 def test_bands_are_written_in_two_ways(tmp_path, text):
     assert read_config(write(tmp_path, text), {})[0].bands == [[0], [1, 2]]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -125,6 +126,23 @@ def test_killed_and_restarted_it_comes_to_the_same_end(marks, tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert "seed-0 was trained with other settings: epochs is 1, not 2; give another --out" in line
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+@pytest.mark.leaks_ok("vl-convert keeps its runtime")
+def test_trainings_as_jobs_of_a_cluster(marks, tmp_path, capsys):
+    out = tmp_path / "jobs"
+    again = [*words(marks, out, "--epochs", 2, "--set", "optim.clip=0.5"), "--seeds", 1]
+    assert call(*again, "--list-jobs") == 0
+    first, second = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
+    assert (len(first), len(second)) == (1, 2)
+    for line in (*first, *second):
+        assert call(*shlex.split(line)[1:]) == 0
+    trained = {path: path.stat().st_mtime_ns for path in weights(out).values()}
+    assert len(trained) == 3
+    assert load_run(out / "shuffle" / "seed-0").config.optim.clip == 0.5
+    assert call(*again) == 0
+    assert {path: path.stat().st_mtime_ns for path in trained} == trained
+    assert (out / "table.md").exists()
 
 
 def test_the_cost_is_counted_from_the_model(capsys):

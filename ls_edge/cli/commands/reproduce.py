@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ class Options:
     limit: int | None
     device: Device
     threads: int | None
+    set: tuple[str, ...]
+    """Changes of settings, ``NAME=VALUE``."""
 
 
 @click.command(
@@ -51,6 +54,7 @@ class Options:
         "ls-edge reproduce digits --out quick --seeds 2 --epochs 1 --only shuffle --only sequential",
         "ls-edge reproduce paper --data imagenet=/path/to/imagenet --out reproduced",
         "ls-edge reproduce paper --dry-run --tflops 100",
+        "ls-edge reproduce digits --out reproduced --list-jobs",
     ),
 )
 @click.argument("plan")
@@ -61,10 +65,12 @@ class Options:
 @options.names("--only", "Row or data set to select; may be repeated.")
 @options.count("--seeds", "Seeds 0, 1, ... of every row.", most=10_000, default=5)
 @options.count("--epochs", "Epochs of every training, instead of the plan's: for a trial.", most=10**9)
+@options.SET
 @options.orders(64)
 @options.count("--limit", "Images to evaluate on.")
 @options.DEVICE
 @options.threads("Torch threads on the CPU.")
+@options.flag("--list-jobs", "Print the trainings as commands for a cluster, and train nothing.")
 @options.flag("--dry-run", "Count the floating-point operations and train nothing.")
 @options.number("--tflops", "Sustained TFLOP per second, to estimate hours with --dry-run.", "X", above=True)
 @options.JSON
@@ -73,6 +79,7 @@ def command(
     out: Path | None,
     data: tuple[str, ...],
     only: tuple[str, ...],
+    list_jobs: bool,
     dry_run: bool,
     tflops: float | None,
     as_json: bool,
@@ -83,6 +90,9 @@ def command(
     PLAN is digits, cifar10, paper, or a YAML file. Every row is trained and evaluated with every seed. Finished parts
     in DIR are kept, so the same command continues after a kill. DIR holds a run folder for each training, configs/ to
     repeat one with 'ls-edge train --config', results.json, table.md, and figure.svg (one for each data set).
+
+    --list-jobs writes configs/ and prints one 'ls-edge train' per line; those after an empty line start from the ones
+    before it. When all have run, on any machines that share DIR, the same command without it makes the table.
     """
     from ls_edge.training.reproduction import find_plan, read_plan
 
@@ -98,6 +108,9 @@ def command(
     if out is None:
         raise UsageError("there is no folder to write to; give --out DIR")
     _check(found)
+    if list_jobs:
+        _list_jobs(found, out, chosen)
+        return
     results = _execute(found, out, chosen)
     _finish(found, out, chosen, results, as_json=as_json)
 
@@ -132,10 +145,33 @@ def _trainings(plan: Plan) -> list[tuple[str, str]]:
     return [*((f"{START}-{data}", data) for data in plan.start), *((name, row.data) for name, row in plan.rows.items())]
 
 
-def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluation]]:
-    """Train and evaluate what is missing; return the evaluations of every row, one per seed."""
+def _list_jobs(plan: Plan, out: Path, options: Options) -> None:
+    """Print the command of each training that :func:`_execute` would run."""
+    plan.write_configs(out / CONFIGS)
+    flags = {"epochs": options.epochs, "device": options.device, "threads": options.threads}
+    more = [text for name, value in flags.items() if value is not None for text in (f"--{name}", str(value))]
+    more += [text for change in options.set for text in ("--set", change)]
+    starts: list[str] = []
+    others: list[str] = []
+    for name, data in _trainings(plan):
+        for seed in range(options.seeds):
+            start = _start(plan, out, name, data, seed)
+            words = ["ls-edge", "train", "--config", out / CONFIGS / f"{name}.yaml", "--data", plan.data[data].source]
+            words += ["--seed", seed, "--out", out / name / f"seed-{seed}", *more]
+            words += ["--init", start] if start else []
+            (others if name in plan.rows else starts).append(shlex.join(map(str, words)))
+    click.echo("\n".join([*starts, *([""] if starts else []), *others]))
+
+
+def _start(plan: Plan, out: Path, name: str, data: str, seed: int) -> Path | None:
+    """Return the run that a training starts from."""
     from ls_edge.training.reproduction import START
 
+    return out / f"{START}-{data}" / f"seed-{seed}" if name in plan.rows and data in plan.start else None
+
+
+def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluation]]:
+    """Train and evaluate what is missing; return the evaluations of every row, one per seed."""
     console = open_console(stderr=True)
     images = {name: open_data(item.source, "eval") for name, item in plan.data.items()}
     plan.write_configs(out / CONFIGS)
@@ -143,7 +179,7 @@ def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluati
     for seed in range(options.seeds):
         for name, data in _trainings(plan):
             console.print(f"{name}, seed {seed} of 0 to {options.seeds - 1}")
-            start = out / f"{START}-{data}" / f"seed-{seed}" if name in results and data in plan.start else None
+            start = _start(plan, out, name, data, seed)
             run = out / name / f"seed-{seed}"
             _train(run, out / CONFIGS / f"{name}.yaml", plan.data[data].source, seed, start, options, console)
             if name in results:
@@ -158,7 +194,7 @@ def _train(
     from ls_edge.training.reproduction import settings_of
 
     flags = {"epochs": options.epochs, "device": options.device, "threads": options.threads}
-    settings, named = settings_of(config, source=source, seed=seed, start=start, flags=flags)
+    settings, named = settings_of(config, source=source, seed=seed, start=start, flags=flags, changes=options.set)
     there = (run / "config.yaml").is_file()
     if there:
         other = other_setting(run, settings, named - {"device", "threads"})
@@ -252,7 +288,8 @@ def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bo
         plan.write_configs(Path(folder))
         for name, data in _trainings(plan):
             flags = {"epochs": options.epochs}
-            config, _ = settings_of(Path(folder) / f"{name}.yaml", source="", seed=0, start=None, flags=flags)
+            path = Path(folder) / f"{name}.yaml"
+            config, _ = settings_of(path, source="", seed=0, start=None, flags=flags, changes=options.set)
             train, test, classes = _sizes(plan, data)
             test = 0 if name not in plan.rows else test if options.limit is None else options.limit
             sizes = {"images": train, "test_images": test, "classes": classes}

@@ -26,12 +26,33 @@ if TYPE_CHECKING:
     from ls_edge.training.progress import Summary
 
 
+def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    """Print the name of each recipe and its first line, and end."""
+    from ls_edge.training.config import find_recipe, recipe_names
+
+    if is_given:
+        for name in recipe_names():
+            first = find_recipe(Path(name)).read_text(encoding="utf-8").splitlines()[0]
+            click.echo(f"{name:28}  {first.lstrip('# ').partition(' docs/')[0]}")
+        context.exit()
+
+
+def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    """Print a recipe, a file for --config, and end."""
+    from ls_edge.training.config import find_recipe
+
+    if name is not None:
+        click.echo(find_recipe(Path(name)).read_text(encoding="utf-8"), nl=False)
+        context.exit()
+
+
 @click.command(
     cls=Command,
     examples=(
         "ls-edge train --data digits --out run",
         "ls-edge train --data photos --out run --model vit_tiny_patch16_224 --pretrained --epochs 10",
-        "ls-edge train --config vit_b_cifar100 --out run",
+        "ls-edge train --config vit_b_cifar100 --data torch/cifar100 --out run",
+        "ls-edge train --data digits --out run --set optim.clip=0.5 --set model.args.embed_dim=64",
         "ls-edge train --out run --resume",
     ),
 )
@@ -51,6 +72,7 @@ if TYPE_CHECKING:
 @options.count("--img-size", "Side of the images, in pixels.  [default: the model's]", most=16_384, metavar="PIXELS")
 @options.count("--epochs", "Training epochs; 0 writes the model as it starts.  [default: 20]", least=0, most=10**9)
 @options.count("--batch-size", "Images per step.  [default: 64]", most=options.MAX_BATCH)
+@options.count("--accumulate", "Parts of a step, to need less memory.  [default: 1]", most=options.MAX_BATCH)
 @click.option("--lr", type=options.Number(), metavar="X", help="Peak learning rate.  [default: the model's]")
 @click.option("--weight-decay", type=options.Number(), metavar="X", help="Weight decay of matrices.  [default: 0.05]")
 @options.choice(
@@ -66,9 +88,17 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of weights, orders, and batches.  [default: 0]")
 @options.count("--seeds", "Number of runs to train, in RUN/seed-K, starting at --seed.", most=10_000)
 @options.choice("--device", ["auto", "cpu", "cuda"], "Device to train on.  [default: auto]")
+@options.choice("--precision", ["auto", "fp32", "bf16", "fp16"], "Type of the matrix products.  [default: auto]")
 @options.count("--workers", "Processes that decode images.  [default: 0]", least=0, most=1024)
 @options.threads("Torch threads on the CPU.")
 @options.path("--config", "YAML file, or recipe of the paper, such as vit_b_cifar100; flags override it.")
+@options.SET
+@click.option(
+    "--list-recipes", is_flag=True, is_eager=True, expose_value=False, callback=_list_recipes, help="List the recipes."
+)
+@click.option(
+    "--show-recipe", metavar="NAME", is_eager=True, expose_value=False, callback=_show_recipe, help="Print a recipe."
+)
 @options.flag("--resume", "Continue the run in RUN with its own settings.")
 @options.flag("--overwrite", "Replace the run in RUN.")
 @options.JSON
@@ -79,6 +109,7 @@ def command(
     overwrite: bool,
     as_json: bool,
     seeds: int | None,
+    set: tuple[str, ...],  # noqa: A002  the name of the option
     **flags: Any,
 ) -> None:
     """Fine-tune a vision transformer with shuffled block order.
@@ -91,7 +122,7 @@ def command(
 
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other; leave one out")
-    settings, named = read_config(None if config is None else find_recipe(config), flags)
+    settings, named = read_config(None if config is None else find_recipe(config), flags, set)
     if not resume and not settings.data.source:
         raise UsageError("no data: give --data DATA, or name data.source in the --config file")
     require_extras("training", ("ls_edge.training.loop",), "train")
