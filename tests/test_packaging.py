@@ -73,7 +73,7 @@ def test_the_metadata(built):
         text = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name}
     assert "ls-edge = ls_edge.__main__:main" in text["entry_points.txt"]
     assert "Requires-Python: >=3.10" in text["METADATA"]
-    for extra in ("cpu", "gpu", "tensorrt", "train", "export", "dev"):
+    for extra in ("cpu", "gpu-cu12", "gpu-cu13", "tensorrt", "train", "export", "dev"):
         assert f"Provides-Extra: {extra}" in text["METADATA"]
     needed = [
         line for line in text["METADATA"].splitlines() if line.startswith("Requires-Dist:") and "extra" not in line

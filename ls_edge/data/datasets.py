@@ -6,7 +6,8 @@ An :class:`ImageSet` lists images; reading one gives encoded bytes or raw pixels
 - a folder of class folders, or a tar of one: the first folder below the top is the class, deeper ones are kept
   in the names; a tar may wrap everything in folders of its own;
 - the same in parts: a folder or tar with ``train`` and one of ``val``, ``validation``, ``test`` (in a folder each
-  may be a folder or a tar); without both, what is there is used whole;
+  may be a folder or a tar); without both, what is there is used whole. A held-out part without class folders, as
+  ImageNet's archive unpacks, is labelled by one of :data:`LABEL_FILES` next to it;
 - a flat folder or tar of images without labels, to be answered only;
 - ``digits``, which is embedded (``assets/digits.md``);
 - the names of timm's dataset factory, which need torch and timm (``ls_edge.data.timm_data``).
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.files import read_file
 from ls_edge.data.image_files import EXTENSIONS, ImageTree, is_hidden, read_folder, read_tar, tar_stem, unwrap
 from ls_edge.data.timm_data import read_timm
 
@@ -39,6 +41,8 @@ Part = Literal["train", "val", "all"]
 _TRAIN = ("train", "training")
 _HELD_OUT = ("val", "validation", "valid", "test")
 _PARTS = (*_TRAIN, *_HELD_OUT)
+LABEL_FILES = ("LOC_val_solution.csv", "imagenet_2012_validation_synset_labels.txt")
+"""Lists of the classes of ImageNet's validation images: Kaggle's, by file name, and TensorFlow's, in order."""
 _TIMM_PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
 
 
@@ -124,7 +128,8 @@ def require_labels(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSe
     """Match classes as :func:`match_classes`; also raise :class:`DataError` if the images have no labels."""
     if not image_set.classes:
         raise DataError(
-            f"{image_set.source} has images but no class folders, so there is no accuracy; put each class in one"
+            f"{image_set.source} has images but no class folders, so there is no accuracy; put each class in "
+            f"one, or a list of classes next to the part ({' or '.join(LABEL_FILES)})"
         )
     return match_classes(image_set, model_classes)
 
@@ -167,7 +172,29 @@ def _in_folder(path: Path, source: str, part: Literal["train", "eval"]) -> Image
         return _image_set(read_folder(path), source, which, part)
     chosen = parts[name]
     tree = read_folder(chosen) if chosen.is_dir() else unwrap(read_tar(chosen))
+    if which == "val" and not any("/" in name for name in tree):
+        tree = _labelled(tree, path)
     return _image_set(tree, source, which, part, where=str(chosen))
+
+
+def _labelled(tree: ImageTree, folder: Path) -> ImageTree:
+    """Put images without class folders into those that a list in ``folder`` names; return them as they are without."""
+    path = next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
+    if path is None or not tree:
+        return tree
+    lines = [line.replace(",", " ").split() for line in read_file(path).decode("utf-8", "replace").splitlines()]
+    lines = [words for words in lines if words and words[0] != "ImageId"]
+    names = sorted(tree)
+    if all(len(words) == 1 for words in lines):
+        if len(lines) != len(names):
+            raise DataError(f"{path} lists {len(lines)} classes, there are {len(names)} images; use the whole set")
+        classes = {Path(name).stem: words[0] for name, words in zip(names, lines, strict=True)}
+    else:
+        classes = {Path(words[0]).stem: words[1] for words in lines if len(words) > 1}
+    missing = [name for name in names if Path(name).stem not in classes]
+    if missing:
+        raise DataError(f"{path} has no class for {_some(missing)}; add a line for each, or remove the images")
+    return {f"{classes[Path(name).stem]}/{name}": tree[name] for name in names}
 
 
 def _in_tree(tree: ImageTree, source: str, part: Literal["train", "eval"]) -> ImageSet:

@@ -20,6 +20,8 @@ from PIL import Image
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.device.requirements import install_command
 
+_IMAGENET_CLASSES = 1000
+
 
 def _read_image(data: Any, index: int) -> bytes | Image.Image:
     picture: bytes | Image.Image = data[index][0]
@@ -58,6 +60,8 @@ def read_timm(
             continue
         if not labels:
             raise DataError(f"{source} has no images; use another name")
+        if source.startswith("hfds/") and source.endswith("imagenet-1k") and len(classes) == _IMAGENET_CLASSES:
+            classes = timm_data.ImageNetInfo().label_names()  # synsets, as the folders of its archives are called
         items = enumerate(labels)
         return classes, [
             (f"{classes[label]}/{index:07d}", label, functools.partial(_read_image, data, index))

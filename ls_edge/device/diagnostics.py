@@ -81,7 +81,9 @@ def check_packages() -> Iterator[Finding]:
         return
     for item in groups[""]:
         yield _package(item, needed=True)
-    for extra in ("cpu", "gpu", "tensorrt", "train", "export"):
+    build = installed("onnxruntime-gpu")
+    gpu = "gpu-cu12" if build is not None and numbers(build) < (1, 27) else "gpu-cu13"
+    for extra in ("cpu", gpu, "tensorrt", "train", "export"):
         inside = groups["train"] if extra == "export" else []
         yield from _extra(extra, [item for item in groups.get(extra, []) if item not in inside])
     builds = onnxruntime_builds()

@@ -73,7 +73,7 @@ def engine_advice() -> str:
     if not hardware.has_nvidia():
         return "pip install onnxruntime"
     if platform.machine() == "x86_64":
-        return "pip install onnxruntime-gpu"
+        return "pip install 'onnxruntime-gpu[cuda,cudnn]'"
     return "install the onnxruntime-gpu wheel that NVIDIA provides for this board's JetPack (the index has none for it)"
 
 

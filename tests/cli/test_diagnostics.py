@@ -115,7 +115,7 @@ def test_two_builds_of_onnxruntime(monkeypatch):
     found = pairs(diagnostics.check_packages())["ONNX Runtime"]
     assert found.status == "bad"
     assert found.detail == "onnxruntime and onnxruntime-gpu are installed and overwrite each other's files"
-    assert found.fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+    assert found.fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxruntime-gpu[cuda,cudnn]'"
     monkeypatch.setattr(hardware, "has_nvidia", lambda: False)
     assert pairs(diagnostics.check_packages())["ONNX Runtime"].fix.endswith("&& pip install onnxruntime")
 

@@ -40,7 +40,7 @@ def test_one_that_is_too_old_is_missing(monkeypatch):
     [
         (False, "x86_64", "pip install onnxruntime"),
         (False, "aarch64", "pip install onnxruntime"),
-        (True, "x86_64", "pip install onnxruntime-gpu"),
+        (True, "x86_64", "pip install 'onnxruntime-gpu[cuda,cudnn]'"),
         (True, "aarch64", "install the onnxruntime-gpu wheel that NVIDIA provides for this board's JetPack"),
     ],
 )

@@ -4,10 +4,12 @@ import io
 import pickle  # noqa: TID251 - what torch's loader does to readers; nothing is read from outside
 import sys
 import tarfile
+import types
 from collections import Counter
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.datasets import is_timm_name, match_classes, open_data
@@ -259,6 +261,46 @@ def test_a_file_that_went_away(tmp_path):
     (tmp_path / "cat" / "1.png").unlink()
     with pytest.raises(DataError, match=r"cannot read .*cat/1\.png: No such file"):
         found.images[0].read()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "LOC_val_solution.csv",
+            "ImageId,PredictionString\nv_2,n02 1 1 9 9 n02 2 2 3 3\nv_1,n01 0 0 9 9\nv_3,n01 0 0 1 1",
+        ),
+        ("imagenet_2012_validation_synset_labels.txt", "n01\nn02\nn01\n"),
+    ],
+)
+def test_imagenet_as_its_archives_unpack(tmp_path, name, text):
+    for path in ("train/n01/a.JPEG", "train/n02/b.JPEG", "val/v_1.JPEG", "val/v_2.JPEG", "val/v_3.JPEG"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / path)
+    assert open_data(str(tmp_path), "eval").classes == ()
+    (tmp_path / name).write_text(text)
+    found = open_data(str(tmp_path), "eval")
+    assert (found.part, found.classes) == ("val", ("n01", "n02"))
+    assert [image.name for image in found.images] == ["n01/v_1.JPEG", "n01/v_3.JPEG", "n02/v_2.JPEG"]
+    assert open_data(str(tmp_path), "train").classes == found.classes
+    Image.new("RGB", (8, 8)).save(tmp_path / "val" / "v_4.JPEG")
+    with pytest.raises(DataError, match=r"there are 4 images|has no class for .v_4\.JPEG"):
+        open_data(str(tmp_path), "eval")
+
+
+def test_imagenet_of_hugging_face_has_the_classes_of_the_folders(tmp_path, monkeypatch):
+    """A data set as timm's reader holds it, with Hugging Face's long names."""
+    pytest.importorskip("timm")
+    import timm.data
+
+    descriptions = timm.data.ImageNetInfo().label_descriptions()
+
+    features = {"label": types.SimpleNamespace(names=descriptions)}
+    table = type("Table", (dict,), {"features": features})(label=[0, 999])
+    made = types.SimpleNamespace(reader=types.SimpleNamespace(label_key="label", dataset=table))
+    monkeypatch.setattr(timm.data, "create_dataset", lambda *_, **__: made)
+    found = open_data("hfds/ILSVRC/imagenet-1k", "eval")
+    assert [image.name.split("/")[0] for image in found.images] == ["n01440764", "n15075141"]
 
 
 def test_names_of_timm(tmp_path, monkeypatch):

@@ -126,6 +126,28 @@ def test_a_process_without_images_in_a_step_does_not_leave_the_other_alone(train
     assert [line["epoch"] for line in lines] == [1, 2]
 
 
+@pytest.mark.slow
+def test_torchrun_as_it_is_documented(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"]
+    command += [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "-m",
+        "ls_edge",
+        "train",
+        "--data",
+        "digits",
+    ]
+    small = ["--set", "model.args={embed_dim: 16, depth: 2, num_heads: 2}", "--threads", "1", "--device", "cpu"]
+    command += ["--data", "digits", "--epochs", "1", "--batch-size", "128", "--out", str(tmp_path / "run"), *small]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("million parameters") == 1
+    assert load_run(tmp_path / "run").record.best_epoch == 1
+
+
 class Ranked(DistributedContext):
     def barrier(self):
         ORDER.append(f"{self.local_rank} waits")
