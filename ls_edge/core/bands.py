@@ -130,7 +130,7 @@ class Bands:
     def in_one_go(self, remaining: Sequence[int], held: Collection[int]) -> tuple[int, ...]:
         """Return the remaining blocks that a holder of ``held`` could run before another holder must."""
         if not self.cuts:
-            return tuple(block for block in remaining if block in held)
+            return tuple([block for block in remaining if block in held])
         found: list[int] = []
         rest = tuple(remaining)
         while rest:

@@ -178,18 +178,21 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     @property
     def blocks_done(self) -> int:
         """Number of blocks that ran: the slot of the next one."""
-        before = 0 if self.track is None else self.track.before
-        return before + sum(len(track) for wave in self.waves for track in wave)
+        done = 0 if self.track is None else self.track.before
+        for wave in self.waves:
+            for track in wave:
+                done += len(track)
+        return done
 
     def ran(self, blocks: Sequence[int], holder: str) -> Itinerary:
         """Return the itinerary after ``holder`` ran ``blocks`` one after the other on the one track."""
-        steps = tuple((block, holder) for block in blocks)
+        steps = tuple([(block, holder) for block in blocks])
         if self.waves and len(self.waves[-1]) == 1:
             waves = (*self.waves[:-1], ((*self.waves[-1][0], *steps),))
         else:
             waves = (*self.waves, (steps,))
         return msgspec.structs.replace(
-            self, waves=waves, remaining=tuple(b for b in self.remaining if b not in blocks), relays=()
+            self, waves=waves, remaining=tuple([b for b in self.remaining if b not in blocks]), relays=()
         )
 
     def joined(self, tracks: tuple[tuple[Ran, ...], ...]) -> Itinerary:

@@ -19,13 +19,16 @@ import msgspec
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
 from ls_edge.runtime.routing.events import Forward
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.held_request import INFINITY, STORY, HeldRequest, Stage
 from ls_edge.runtime.routing.interfaces import Host
-from ls_edge.runtime.routing.parts.credits import Occupancy, counted, owner_of
+from ls_edge.runtime.routing.parts.credits import Counted, Occupancy, counted, owner_of
 from ls_edge.runtime.routing.parts.waiting_requests import WaitingRequests
 
+_Step = tuple[Callable[[HeldRequest, Stage], None] | None, Counted | None, Callable[..., None]]
+"""The handler that leaves a stage, what the transition adds to the counts, and the handler that enters a stage."""
+
 _SPARE = 64
-"""Outdated entries beyond four for each request, after which they are swept out, since they keep tokens."""
+"""Entries beyond four for each held request, after which outdated ones are swept out, since they keep tokens."""
 MAX_UNANSWERED = 1024
 """Limit on remembered transfers without an answer, from which link times are learned."""
 
@@ -54,9 +57,6 @@ TRANSITIONS: dict[tuple[Stage, Stage], str] = {
 }
 """All transitions and their causes; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` shows it."""
 
-_COUNTED = {pair: counted(*pair) for pair in TRANSITIONS}
-_INVALID = (-1, -1, -1)
-
 
 class InvalidTransition(Exception):
     """A held request would change between two stages that the table does not connect."""
@@ -78,21 +78,26 @@ class Timers:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, HeldRequest]] = []
         self._numbers = itertools.count()
-        self._live = 0
-        """Requests that have a time."""
 
     def set(self, request: HeldRequest, at: float) -> None:
-        """Set the time of the next check of a request; infinity ends it."""
-        self._live += (at < INFINITY) - (request.check_at < INFINITY)
+        """Set the time of the next check of a request."""
         request.check_at = at
         if at < request.timer_at:
             request.timer_at = at
             heapq.heappush(self._heap, (at, next(self._numbers), request))
-        elif len(self._heap) > 4 * self._live + _SPARE:
+
+    def end(self, request: HeldRequest, held: int) -> None:
+        """Check a request no longer; ``held``: requests that are left."""
+        request.check_at = INFINITY
+        if len(self._heap) > 4 * held + _SPARE:
             self._heap = [
-                entry for entry in self._heap if entry[0] == entry[2].timer_at and entry[2].check_at < INFINITY
+                entry for entry in self._heap if entry[0] == entry[2].timer_at and entry[2].stage is not Stage.ENDED
             ]
             heapq.heapify(self._heap)
+
+    def may_be_due(self, now: float) -> bool:
+        """Return whether the time of a request, or of an outdated entry, has come."""
+        return bool(self._heap) and self._heap[0][0] <= now
 
     @property
     def next(self) -> float:
@@ -141,20 +146,17 @@ class Custody:
         self.waiting = WaitingRequests()
         self.timers = Timers()
         self.occupancy = Occupancy()
-        self._enter: dict[Stage, Callable[..., None]] = {
-            Stage.WAITING: self._enter_waiting,
-            Stage.OFFERED: self._enter_offered,
-            Stage.CUSTODY: self._enter_custody,
-            Stage.AWAY: self._enter_away,
-            Stage.ENDED: self._enter_ended,
-        }
-        self._leave: dict[Stage, Callable[[HeldRequest, Stage], None]] = {
-            Stage.WAITING: self._leave_waiting,
-            Stage.OFFERED: self._leave_offered,
-            Stage.CUSTODY: self._leave_custody,
-        }
         self.look_at: dict[Stage, Callable[[HeldRequest], None]] = {}
         """Handlers of requests whose time has come, by stage."""
+        self._enter: dict[Stage, Callable[..., None]] = {}
+        self._leave: dict[Stage, Callable[[HeldRequest, Stage], None]] = {}
+        self._steps: dict[tuple[Stage, Stage], _Step] = {}
+        """What is called and counted for each transition of the table."""
+        self.handle_stage(Stage.WAITING, self._enter_waiting, self.waiting.remove)
+        self.handle_stage(Stage.OFFERED, self._enter_offered, self._leave_offered)
+        self.handle_stage(Stage.CUSTODY, self._enter_custody, self._leave_custody)
+        self.handle_stage(Stage.AWAY, self._enter_away)
+        self.handle_stage(Stage.ENDED, self._enter_ended)
         self._machine = machine
         self._unanswered: dict[TransferId, tuple[str, float]] = {}
         """Receiver and time of each unanswered transfer, including the ones that were given up."""
@@ -165,12 +167,16 @@ class Custody:
     def hold(self, request: HeldRequest, why: str) -> None:
         """Hold a new request; it waits and is not decided yet."""
         request.number = next(self._numbers)
+        request.owner = request.itinerary.owner
         request.account = owner_of(request.owner)
         self.held[request.transfer] = request
         self.transition(request, Stage.WAITING, why)
 
     def wait(self, request: HeldRequest, why: str, until: float | None = None) -> None:
-        """Make a request wait until a neighbour changes, or until ``until``, or the end of its budget."""
+        """Make a request wait until a neighbour changes, or until ``until``, or the end of its budget.
+
+        One that did not wait has to be decided in the same event if no time is given.
+        """
         if request.stage is not Stage.WAITING:
             self.transition(request, Stage.WAITING, why, until)
         else:
@@ -215,25 +221,36 @@ class Custody:
             self._leave[stage] = leave
         if look_at is not None:
             self.look_at[stage] = look_at
+        self._steps = {
+            (before, after): (self._leave.get(before), counted(before, after), self._enter[after])
+            for before, after in TRANSITIONS
+            if after in self._enter
+        }
 
     def transition(self, request: HeldRequest, to: Stage, why: str, *arguments: Any) -> None:
         """Move a request to another stage: call the handlers, count it, and note it in its story."""
-        before = request.stage
-        change = _COUNTED.get((before, to), _INVALID)
-        if change is _INVALID:
+        before, story = request.stage, request.story
+        step = self._steps.get((before, to))
+        if step is None:
             raise InvalidTransition(request, to, why)
-        leave = self._leave.get(before)
+        leave, change, enter = step
         if leave is not None:
             leave(request, to)
-        request.note(self._machine.now, to, why)
+        if len(story) == STORY:
+            del story[0]
+        story.append((self._machine.now, before, to, why))
+        request.stage = to
         if change is not None:
             self.occupancy.moved(request, change)
-        self._enter[to](request, *arguments)
+        enter(request, *arguments)
 
     def _enter_waiting(self, request: HeldRequest, until: float | None = None) -> None:
         request.downstream = ""
         self.waiting.add(request)
-        self._set_time(request, until)
+        if until is None:
+            request.check_at = INFINITY
+        else:
+            self._set_time(request, until)
 
     def _set_time(self, request: HeldRequest, until: float | None) -> None:
         """Set the time of the next check of a waiting request."""
@@ -244,9 +261,6 @@ class Custody:
         if request.waiting_since is None:
             request.waiting_since = self._machine.now
         self.timers.set(request, min(until, end))
-
-    def _leave_waiting(self, request: HeldRequest, _to: Stage) -> None:
-        self.waiting.remove(request)
 
     def _enter_offered(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
         machine, came, now = self._machine, request.transfer, self._machine.now
@@ -295,7 +309,7 @@ class Custody:
 
     def _enter_ended(self, request: HeldRequest) -> None:
         del self.held[request.transfer]
-        self.timers.set(request, INFINITY)
+        self.timers.end(request, len(self.held))
         self._machine.rules.ended(request)
 
     # Deadlines of a transfer.

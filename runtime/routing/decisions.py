@@ -10,7 +10,7 @@ from ls_edge.runtime.protocol.messages import Progress, ReturnReason
 from ls_edge.runtime.routing.candidates import leads_to
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.events import Send
-from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.interfaces import Host
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies import policy_of
@@ -35,7 +35,7 @@ class Decisions:
     def run(self) -> None:
         """Decide the requests that are ready, and those for which a neighbour may have room."""
         waiting = self._waiting
-        if self._custody.occupancy.waiting and self._machine.now >= self._look_at:
+        if self._machine.now >= self._look_at and waiting:
             self._look_at_waiting()
         while waiting.may_have_room or waiting.ready:
             if waiting.may_have_room:
@@ -47,11 +47,11 @@ class Decisions:
 
     def next_look(self) -> float:
         """Return the time of the next :meth:`run` without an event."""
-        return self._look_at if self._custody.occupancy.waiting else float("inf")
+        return self._look_at if self._waiting else INFINITY
 
     def wake_all(self) -> None:
         """Decide every waiting request again, because the reachable processes have changed."""
-        if self._custody.occupancy.waiting:
+        if self._waiting:
             held = self._custody.held.values()
             self._waiting.ready.extend(request for request in held if request.stage is Stage.WAITING)
 
@@ -98,6 +98,8 @@ class Decisions:
         since = request.waiting_since
         woken_early = since is not None and request.check_at > now and not local.blocks
         if woken_early and not any(n.credits > 0 for n in candidates):
+            if request.check_at == INFINITY:
+                self._custody.wait_for(request, (), None)
             return
         if request.avoid or itinerary.avoid:
             candidates = self._without_avoided(request, candidates)

@@ -226,14 +226,14 @@ def in_order(instructions: list[Instruction]) -> list[Instruction]:
     """
     if len(instructions) < 2:
         return instructions
-    ranks = [_RANKS[type(one)] for one in instructions]
-    for at, one in enumerate(instructions):
-        if isinstance(one, Forward) and one.itinerary.track is not None and not one.returning:
-            ranks[at] = 0
-    if min(ranks) == max(ranks):
-        return instructions
-    return [one for wanted in (0, 1, 2) for rank, one in zip(ranks, instructions, strict=True) if rank == wanted]
-
-
-_RANKS: dict[type, int] = {Send: 2, Note: 2, Forward: 2, Compute: 1, Complete: 1, Returned: 1, Fail: 1}
-"""See :func:`in_order`; tracks are first."""
+    tracks: list[Instruction] = []
+    starts: list[Instruction] = []
+    messages: list[Instruction] = []
+    for one in instructions:
+        if isinstance(one, (Send, Note)):
+            messages.append(one)
+        elif isinstance(one, Forward):
+            (tracks if one.itinerary.track is not None and not one.returning else messages).append(one)
+        else:
+            starts.append(one)
+    return tracks + starts + messages

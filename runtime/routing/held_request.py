@@ -14,7 +14,7 @@ from ls_edge.runtime.routing.parts.wave_planner import PlannedTrack
 INFINITY = float("inf")
 MAX_HOLDERS_SEEN = 64
 """Limit on the remembered holders of a request."""
-_STORY = 16
+STORY = 16
 """Transitions that a held request remembers: enough for two visits of the engine, small compared with its tokens."""
 
 
@@ -123,6 +123,8 @@ class HeldRequest(msgspec.Struct, eq=False):
     stage: Stage = Stage.NEW
     number: int = 0
     """Counts up over the requests that a machine holds."""
+    owner: str = ""
+    """The source of the request."""
     account: str = ""
     """Source whose credits it uses; aliases of a source count as one."""
     downstream: str = ""
@@ -174,18 +176,6 @@ class HeldRequest(msgspec.Struct, eq=False):
     def request(self) -> RequestId:
         """The request."""
         return self.transfer.request
-
-    @property
-    def owner(self) -> str:
-        """The source of the request."""
-        return self.itinerary.owner
-
-    def note(self, now: float, to: Stage, why: str) -> None:
-        """Note a transition in its story."""
-        if len(self.story) == _STORY:
-            del self.story[0]
-        self.story.append((now, self.stage, to, why))
-        self.stage = to
 
     def history(self) -> str:
         """Return its story, a line a transition."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.events import Arrived, Event, Instruction
+from ls_edge.runtime.routing.events import Arrived, Instruction
 from ls_edge.runtime.routing.held_request import HeldRequest
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.neighbours import Neighbours
@@ -51,8 +51,8 @@ class Rules(Protocol):
     def news_by(self, request: HeldRequest) -> float:
         """Return the time by which there has to be news of a request that is AWAY."""
 
-    def after(self, event: Event) -> None:
-        """Follow up on an event, before anything is decided."""
+    def after(self) -> None:
+        """Follow up on the events of a turn, before anything is decided."""
 
     def finish(self) -> None:
         """Follow up on what was decided."""
@@ -69,6 +69,7 @@ class Host(Protocol):
 
     now: float
     instructions: list[Instruction]
+    held: dict[TransferId, HeldRequest]
 
     @property
     def name(self) -> str:
@@ -89,10 +90,6 @@ class Host(Protocol):
     @property
     def neighbours(self) -> Neighbours:
         """Linked processes."""
-
-    @property
-    def held(self) -> dict[TransferId, HeldRequest]:
-        """The requests that it holds."""
 
     @property
     def rules(self) -> Rules:

@@ -53,7 +53,6 @@ from ls_edge.runtime.protocol.messages import (
     Refuse,
     RefuseReason,
     Release,
-    TransferId,
 )
 from ls_edge.runtime.routing.candidates import ONE_BAND
 from ls_edge.runtime.routing.claims import is_from_next_holder, is_unwilling, leaves_no_holder, shows_further_block
@@ -75,7 +74,7 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
     in_order,
 )
-from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.interfaces import Rules
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.neighbours import Change, Neighbours
@@ -108,6 +107,8 @@ class Machine(Generic[R]):
         """Requests that were decided again after a failure."""
         self.neighbours = Neighbours(name, limits)
         self.custody = Custody(self)
+        self.held = self.custody.held
+        """The requests that this process holds."""
         self.custody.look_at |= {
             Stage.WAITING: self.custody.waiting.ready.append,
             Stage.OFFERED: self._look_at_hop,
@@ -139,11 +140,13 @@ class Machine(Generic[R]):
 
     def handle_all(self, events: Iterable[Event], now: float) -> list[Instruction]:
         """Handle several events and decide once, after all of them; otherwise as :meth:`handle`."""
-        self.now = self.neighbours.now = max(self.now, now)
+        if now > self.now:
+            self.now = self.neighbours.now = now
         self.instructions = []
         for event in events:
             self.dispatch(event)
-        if self.custody.timers.next <= self.now:
+        self.rules.after()
+        if self.custody.timers.may_be_due(self.now):
             self._look_at_late()
         self.decisions.run()
         self.rules.finish()
@@ -155,17 +158,21 @@ class Machine(Generic[R]):
         if handler is None:
             raise TypeError(f"{type(self.rules).__name__} do not handle {event!r}")
         handler(event)
-        self.rules.after(event)
+
+    def follow(self, kind: type, then: Callable[..., None]) -> None:
+        """Call ``then`` after the handler of an event."""
+        first = self.handlers[kind]
+
+        def both(event: Event) -> None:
+            first(event)
+            then(event)
+
+        self.handlers[kind] = both
 
     def next_check(self) -> float | None:
         """Return the time of the next :class:`Tick` if nothing else happens before."""
         at = min(self.custody.timers.next, self.decisions.next_look(), self.rules.next_check())
-        return None if at == float("inf") else at
-
-    @property
-    def held(self) -> dict[TransferId, HeldRequest]:
-        """The requests that this process holds."""
-        return self.custody.held
+        return None if at == INFINITY else at
 
     def validate(self) -> None:
         """Raise :class:`InvalidState` if internal state is inconsistent; for tests, after each event."""

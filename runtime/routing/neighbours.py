@@ -315,11 +315,14 @@ class Neighbours:
             return patience
         if limits.hop_factor * n.block_us > patience * 1e6:
             patience = max(patience, limits.hop_factor * self.usual_call(name))
-        link = limits.transfer if not accepted and not n.usual_link_us else limits.hop_factor * n.usual_link_us / 1e6
-        wanted = patience + link
+        wanted, most = patience + limits.hop_factor * n.usual_link_us / 1e6, limits.hop_most
+        if not accepted:
+            most += limits.transfer
+            if not n.usual_link_us:
+                wanted += limits.transfer
         if failures:
             wanted *= 2.0 ** min(failures, 6)
-        return max(patience, min(wanted, limits.hop_most + (0.0 if accepted else limits.transfer)))
+        return max(patience, min(wanted, most))
 
     def usual_call(self, name: str) -> float:
         """Return the seconds that a process announces for a block, as far as it, or one of its kind, was seen to take.

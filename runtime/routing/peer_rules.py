@@ -26,14 +26,11 @@ from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.claims import own_requests
 from ls_edge.runtime.routing.events import (
     Arrived,
-    Computed,
     Drain,
-    Event,
     NeighbourDown,
     NeighbourUp,
     Note,
     NoteKind,
-    Received,
     Send,
     Unsendable,
     Warm,
@@ -78,6 +75,7 @@ class PeerRules:
         self.machine = machine
         self.model = model
         custody, decisions = machine.custody, machine.decisions
+        self.engine = engine
         self.announcer = StateAnnouncer(machine, self)
         self.joins = WaveJoiner(machine, custody, decisions)
         self.work = EngineWork(machine, custody, decisions, engine, self.joins, self.announcer.urgent)
@@ -90,13 +88,11 @@ class PeerRules:
         """Half of the drain, after which the engine begins nothing; infinity until it begins."""
         self._arrivals = itertools.count()
         machine.handlers |= {Warm: self._on_warm, Drain: self._on_drain, Cancel: self._on_cancel}
+        machine.follow(NeighbourDown, self._on_down)
+        machine.follow(NeighbourUp, lambda event: self.announcer.forget(event.hello.name))
+        machine.follow(Unsendable, lambda event: self.announcer.forget(event.failed.to))
 
     # What the process and its neighbours ask.
-
-    @property
-    def engine(self) -> EngineQueue:
-        """The engine of this process."""
-        return self.work.queue
 
     @property
     def credits(self) -> int:
@@ -105,13 +101,9 @@ class PeerRules:
 
     def credits_for(self, name: str) -> int:
         """Return the number of transfers that it would accept now from a source or peer."""
-        if not self._serves:
-            return 0
-        return (
-            self._credits.of_source(name, self.machine.now)
-            if self.machine.neighbours.is_source(name)
-            else self._credits.total
-        )
+        if self._serves and self.machine.neighbours.is_source(name):
+            return self._credits.of_source(name, self.machine.now)
+        return self.credits
 
     @property
     def idle(self) -> bool:
@@ -129,7 +121,7 @@ class PeerRules:
 
     @property
     def _serves(self) -> bool:
-        return self.warm and self._drain_until == INFINITY and not self.work.queue.stuck
+        return self.warm and self._drain_until == INFINITY and not self.engine.stuck
 
     # Taking in.
 
@@ -164,7 +156,7 @@ class PeerRules:
             progress_at=machine.now,
             bundle_id="" if run.bundle_id is UNSET else run.bundle_id,
         )
-        if sender == request.owner:
+        if sender == run.itinerary.owner:
             self._credits.let_in(sender, machine.now)
         machine.custody.hold(request, f"from {sender}")
         machine.custody.waiting.ready.append(request)
@@ -201,14 +193,18 @@ class PeerRules:
         """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
         # No wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE of the
         # others would send them to and fro.
+        return self._node(self._usable_blocks, 0)
+
+    def _node(self, usable: frozenset[int], wait_us: int) -> LocalNode:
+        times, machine, model = self.engine.times, self.machine, self.model
         return LocalNode(
-            self._usable_blocks,
-            0,
-            self.engine.times.block_us,
-            self.model.costs,
-            self.machine.limits.credit_wait,
-            self.engine.times.expected_beside_us(self.machine.now),
-            self.model.bands,
+            usable,
+            wait_us,
+            times.block_us,
+            model.costs,
+            machine.limits.credit_wait,
+            times.expected_beside_us(machine.now),
+            model.bands,
         )
 
     @property
@@ -225,11 +221,11 @@ class PeerRules:
             self.joins.decide(request, self.local_node(request))
         elif itinerary.hand_to not in ("", name):
             self._hand_over(request)
-        elif self.draining or not policy_of(itinerary.policy).runs_in_waves or not self._usable_blocks:
+        elif self.draining or not policy_of(itinerary.policy).runs_in_waves:
             return False
         else:
-            local = self.local_node(request)
-            return self.joins.split(request, local._replace(wait_us=self.engine.work_us(self.machine.now)))
+            usable = self._usable_blocks
+            return bool(usable) and self.joins.split(request, self._node(usable, self.engine.work_us(self.machine.now)))
         return True
 
     def _hand_over(self, request: HeldRequest) -> None:
@@ -267,13 +263,13 @@ class PeerRules:
 
     def budget_end(self, request: HeldRequest) -> float:
         """Return the end of the budget; while nothing is under way, less the way back and a usual engine call."""
-        deadline = request.deadline
-        if request.returning or request.stage not in (Stage.WAITING, Stage.JOINING):
+        deadline, stage = request.deadline, request.stage
+        if request.returning or (stage is not Stage.WAITING and stage is not Stage.JOINING):
             return deadline
         # However slow the engine was measured to be, most of the budget is tried.
-        limits = self.machine.limits
-        usual = min(self.engine.times.block_us / 1e6, limits.call_share * (deadline - request.arrived))
-        return deadline - limits.way_back - usual
+        limits, usual = self.machine.limits, self.engine.times.block_us / 1e6
+        most = limits.call_share * (deadline - request.arrived)
+        return deadline - limits.way_back - (usual if usual < most else most)
 
     def out_of_budget(self, request: HeldRequest) -> bool:
         """End a request at the end of its budget, and send it home in time before."""
@@ -321,42 +317,37 @@ class PeerRules:
         for request in [request for request in machine.held.values() if (request.owner, request.request) in keys]:
             machine.custody.end(request, "cancelled")
 
-    def after(self, event: Event) -> None:
-        """Follow up on an event, before anything is decided."""
-        machine, announcer = self.machine, self.announcer
+    def _on_down(self, event: NeighbourDown) -> None:
+        self._credits.forget(event.name)
+        self.announcer.lost(event.name)
+
+    def after(self) -> None:
+        """Take back what the engine will not run, and drop the work of sources that have gone."""
+        machine = self.machine
         if self._drain_until <= machine.now and self.engine.length:
             self.work.requeue("half of the drain is over")
-        for request in self.orphans.pop_due(machine.held.values()) if self.orphans.next <= machine.now else ():
-            source = request.itinerary.source
-            machine.instructions.append(Note(NoteKind.DROPPED, source, request.request, "its source went away"))
-            machine.custody.end(request, "its source went away")
-        if isinstance(event, (Received, Arrived, Computed)):
-            pass
-        elif isinstance(event, NeighbourDown):
-            self._credits.forget(event.name)
-            announcer.lost(event.name)
-        elif isinstance(event, NeighbourUp):
-            announcer.forget(event.hello.name)
-        elif isinstance(event, Unsendable):
-            announcer.forget(event.failed.to)
-        announcer.look_at_reach()
-        if machine.held:
-            announcer.load_changed()
+        if self.orphans.next <= machine.now:
+            for request in self.orphans.pop_due(machine.held.values()):
+                source = request.itinerary.source
+                machine.instructions.append(Note(NoteKind.DROPPED, source, request.request, "its source went away"))
+                machine.custody.end(request, "its source went away")
+        self.announcer.look_at_changes()
 
     def finish(self) -> None:
         """Start the engine, and send the STATE messages that are due."""
+        machine = self.machine
         if self.engine.queued:
             self.work.start(self._usable_blocks)
-        if self.machine.now >= self.announcer.due:
-            self.orphans.look_for(self.machine.custody.occupancy.sources.keys() - {self.machine.name})
-            self.tombstones.forget(self.machine.now)
+        if machine.now >= self.announcer.due:
+            self.orphans.look_for({request.itinerary.source for request in machine.held.values()} - {machine.name})
+            self.tombstones.forget(machine.now)
             self.announcer.announce()
         self.announcer.announce_credits()
 
     def next_check(self) -> float:
         """Return the time of the next call, STATE, dropped work or half of a drain, or infinity."""
-        drain = self._drain_until if self.machine.now < self._drain_until else INFINITY
-        return min(self.engine.next_start, self.announcer.due, self.orphans.next, drain)
+        at = min(self.engine.next_start, self.announcer.due, self.orphans.next)
+        return min(at, self._drain_until) if self.machine.now < self._drain_until else at
 
     def faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
         """Return inconsistencies with their requests; see ``Machine.validate``."""

@@ -30,7 +30,6 @@ from ls_edge.runtime.routing.events import (
     Abandon,
     Arrived,
     Complete,
-    Event,
     Fail,
     NeighbourDown,
     NeighbourState,
@@ -106,6 +105,9 @@ class SourceRules:
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._ended = EndedRequests(machine.limits)
         machine.handlers |= {Submit: self._on_submit, Abandon: self._on_abandon, Moved: self._on_moved}
+        machine.follow(NeighbourState, lambda _event: self._last_seen.changed())
+        machine.follow(NeighbourDown, lambda _event: self._last_seen.changed())
+        machine.follow(NeighbourUp, lambda _event: self._last_seen.look())
 
     @property
     def duplicates(self) -> Counter[int]:
@@ -172,9 +174,14 @@ class SourceRules:
         elif itinerary.remaining:
             self._pass_over(old, sender)
             itinerary, tokens = old.itinerary, old.tokens
-        beyond = run.returning == ReturnReason.CREDIT or any(
-            self.machine.neighbours.is_beyond(v.holder) for v in itinerary.visits
-        )
+        if request.watch_returns:
+            reported = as_asked(request.asked, run.itinerary)
+            machine.instructions.append(Returned(request.number, sender, reported, event.tokens))
+        if not itinerary.remaining:
+            old.itinerary, old.tokens = itinerary, tokens
+            self._complete(request)
+            return
+        beyond = any(machine.neighbours.is_beyond(visit.holder) for visit in itinerary.visits)
         request.copy = HeldRequest(
             transfer=TransferId(run.transfer.request, machine.rng.getrandbits(64), 0),
             itinerary=itinerary,
@@ -192,9 +199,6 @@ class SourceRules:
         request.earlier_reroutes += old.reroutes
         request.trail.before = request.trail.holder = ""
         machine.custody.end(old, f"{sender} brought it back")
-        if request.watch_returns:
-            reported = as_asked(request.asked, run.itinerary)
-            machine.instructions.append(Returned(request.number, sender, reported, event.tokens))
         machine.custody.hold(request.copy, f"from {sender}: {run.returning}")
         machine.custody.waiting.ready.append(request.copy)
 
@@ -367,12 +371,8 @@ class SourceRules:
 
     # Following up.
 
-    def after(self, event: Event) -> None:
-        """Note which blocks are reachable."""
-        if isinstance(event, (NeighbourState, NeighbourDown)):
-            self._last_seen.changed()
-        elif isinstance(event, NeighbourUp):
-            self._last_seen.look()
+    def after(self) -> None:
+        """Do nothing: a source decides nothing before the policies do."""
 
     def finish(self) -> None:
         """Send the CANCEL that is due."""

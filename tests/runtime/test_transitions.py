@@ -51,7 +51,7 @@ def test_the_table_of_the_documents_is_that_of_the_code():
     assert said == [(before.name, after.name, why) for (before, after), why in TRANSITIONS.items()]
 
 
-@pytest.mark.parametrize("count", ["copies", "working", "waiting", "working_from_owner"])
+@pytest.mark.parametrize("count", ["copies", "working", "working_from_owner"])
 def test_books_that_do_not_agree_are_found(count):
     peer = new_peer()
     peer.gets("laptop", run_of())
@@ -96,7 +96,7 @@ def test_next_check_is_the_earliest_time_of_any_request():
     source.meets("a", [0, 1, 2, 3])
     for number, budget in enumerate((5.0, 2.0)):
         submits(source, number, budget=budget)
-    assert not source.machine.custody.occupancy.waiting
+    assert not source.machine.custody.waiting
     assert source.machine.next_check() == min(request.check_at for request in source.machine.held.values())
 
 

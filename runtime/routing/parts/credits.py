@@ -21,18 +21,15 @@ def owner_of(name: str) -> str:
     return _ALIAS.sub("", name)
 
 
-Counted = tuple[int, int, int]
-"""What a transition adds to the numbers of waiting requests, copies and held requests."""
+Counted = tuple[int, int]
+"""What a transition adds to the numbers of copies and of held requests."""
 
 
 def counted(before: Stage, after: Stage) -> Counted | None:
     """Return the effect of a transition on the counts; None if it has none."""
-    change = (
-        (after is Stage.WAITING) - (before is Stage.WAITING),
-        (after in _HANDED_ON) - (before in _HANDED_ON),
-        (after not in _NOT_HELD) - (before not in _NOT_HELD),
-    )
-    return change if any(change) else None
+    copies = (after in _HANDED_ON) - (before in _HANDED_ON)
+    held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
+    return (copies, held) if copies or held else None
 
 
 @dataclass
@@ -45,13 +42,10 @@ class Occupancy:
     copies: int = 0
     """Requests in the stages ``OFFERED`` and ``CUSTODY``."""
     working: int = 0
-    waiting: int = 0
     working_of: dict[str, int] = field(default_factory=dict)
     """Working requests by owner; aliases of a source count as one."""
     working_from_owner: int = 0
     """Working requests that came from their source itself."""
-    sources: dict[str, int] = field(default_factory=dict)
-    """All held requests, by the process that they return to."""
 
     @classmethod
     def recount(cls, held: Iterable[HeldRequest]) -> Occupancy:
@@ -65,26 +59,17 @@ class Occupancy:
 
     def moved(self, request: HeldRequest, change: Counted) -> None:
         """Count a transition."""
-        waiting, copies, held = change
-        self.waiting += waiting
+        copies, held = change
         self.copies += copies
-        if held:
-            _add(self.sources, request.itinerary.source, held)
         works = held - copies
         if works:
             self.working += works
-            _add(self.working_of, request.account, works)
+            account, of = request.account, self.working_of
+            of[account] = count = of.get(account, 0) + works
+            if not count:
+                del of[account]
             if request.upstream == request.owner:
                 self.working_from_owner += works
-
-
-def _add(counts: dict[str, int], key: str, number: int) -> None:
-    """Add to a count, and forget it at 0."""
-    count = counts.get(key, 0) + number
-    if count:
-        counts[key] = count
-    else:
-        del counts[key]
 
 
 class Credits:
@@ -100,7 +85,10 @@ class Credits:
     def total(self) -> int:
         """Requests that would be accepted now, from whomever they come."""
         limits, held = self._limits, self._occupancy
-        return max(0, min(limits.credits - held.working, limits.custody - held.copies))
+        free, room = limits.credits - held.working, limits.custody - held.copies
+        if free > room:
+            free = room
+        return free if free > 0 else 0
 
     def room(self, owner: str) -> int:
         """Return how many more requests a source may have here: all share the credits equally."""

@@ -153,23 +153,26 @@ class EngineQueue:
 
     def work_us(self, now: float) -> int:
         """Return the remaining work of the engine for queued and running requests."""
-        waiting = (*self.queued, *self.given)
-        calls = sum(len(self.blocks.intersection(request.itinerary.remaining)) for request in waiting)
-        over = 0
+        calls, over, block_us = 0, 0, self.times.block_us
+        for request in (*self.queued, *self.given):
+            calls += len(self.blocks.intersection(request.itinerary.remaining))
         if self._calls:
-            over = min(round((now - self.times.running_since) * 1e6), self._calls[0].num_blocks * self.times.block_us)
-        return max(0, calls * self.times.block_us // self.max_batch - over)
+            over = min(round((now - self.times.running_since) * 1e6), self._calls[0].num_blocks * block_us)
+        return max(0, calls * block_us // self.max_batch - over)
 
     def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
         """Return the requests and blocks of the next call; None if the engine should get none now."""
         if self.is_ahead or len(self.queued) < self._least_batch or self.stuck:
             return None
         served = self._turns.served
-        first = min(self.queued, key=lambda request: (served.get(request.owner, 0), request.arrived, request.request))
+        first = self.queued[0]
+        if len(self.queued) > 1:
+            first = min(self.queued, key=lambda one: (served.get(one.owner, 0), one.arrived, one.transfer.request))
         batch = [first]
-        for request in self.queued:
-            if len(batch) < self.max_batch and request is not first and self._may_join(request, first.engine.block):
-                batch.append(request)
+        if self.max_batch > 1:
+            block = first.engine.block
+            others = (one for one in self.queued if one is not first and self._may_join(one, block))
+            batch += itertools.islice(others, self.max_batch - 1)
         self._start_at = first.engine.queued_at + self._batch_wait
         if len(batch) < self.max_batch and (self._calls or now < self._start_at):
             return None

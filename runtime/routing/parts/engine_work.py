@@ -95,8 +95,7 @@ class EngineWork:
             request.engine.engine_us += event.engine_us
             self._custody.decide_again(request, "ran")
             progress([request if request.open_track is None else request.open_track.wave.request])
-        progress(self.queue.given)
-        progress(self.queue.queued)
+        progress((*self.queue.given, *self.queue.queued))
 
     def _on_compute_failed(self, event: ComputeFailed) -> None:
         machine, queue = self._machine, self.queue

@@ -18,6 +18,8 @@ class Orphans:
         self._neighbours = neighbours
         self._drop_at: dict[str, float] = {}
         """When the work of each is dropped."""
+        self.next = INFINITY
+        """Time of the next :meth:`pop_due`."""
         self._once_near: dict[str, None] = {}
         """Sources to which this process or a neighbour had a link."""
 
@@ -37,16 +39,16 @@ class Orphans:
                 self._drop_at.setdefault(name, neighbours.now + neighbours.limits.away_floor)
         for name in self._drop_at.keys() - sources:
             del self._drop_at[name]
+        self._set_next()
 
     def pop_due(self, held: Iterable[HeldRequest]) -> list[HeldRequest]:
         """Return the held work that is dropped now, source by source."""
         due = [name for name, at in self._drop_at.items() if at <= self._neighbours.now]
         for name in due:
             del self._drop_at[name]
+        self._set_next()
         held = list(held)
         return [request for name in due for request in held if request.itinerary.source == name]
 
-    @property
-    def next(self) -> float:
-        """Time of the next :meth:`pop_due`, or infinity."""
-        return min(self._drop_at.values()) if self._drop_at else INFINITY
+    def _set_next(self) -> None:
+        self.next = min(self._drop_at.values(), default=INFINITY)

@@ -71,19 +71,14 @@ class StateAnnouncer:
         """Tell all neighbours now: warm, draining or stuck has changed, or a link is lost."""
         self.due, self._urgent = self._machine.now, True
 
-    def look_at_reach(self) -> None:
-        """Tell all neighbours soon if links or reachable blocks have changed."""
-        version = self._machine.neighbours.reach_version
-        if version == self._reach_version:
-            return
-        self._reach_version = version
-        self.due = min(self.due, max(self._machine.now, self._announced_at + self._machine.limits.state_every))
-
-    def load_changed(self) -> None:
-        """Look at what the neighbours were told after the next few events."""
-        machine = self._machine
-        if self.due > machine.now:
-            self.due = min(self.due, max(machine.now, self._announced_at) + machine.limits.state_every)
+    def look_at_changes(self) -> None:
+        """Announce soon if links or reachable blocks have changed, and after a while if there is work."""
+        machine, every = self._machine, self._machine.limits.state_every
+        if machine.neighbours.reach_version != self._reach_version:
+            self._reach_version = machine.neighbours.reach_version
+            self.due = min(self.due, max(machine.now, self._announced_at + every))
+        if machine.held and self.due > machine.now + every:
+            self.due = machine.now + every
 
     def forget(self, name: str) -> None:
         """Forget what a neighbour was told: its links are new or gone, or a STATE could not be sent."""

@@ -22,6 +22,9 @@ class WaitingRequests:
         self._for_change: dict[int, HeldRequest] = {}
         """Requests that wait for anything else, or for more than a credit: each change of a neighbour may end it."""
 
+    def __bool__(self) -> bool:
+        return bool(self._for_change or self._for_credit)
+
     def add(self, request: HeldRequest) -> None:
         """Make a request wait for any change of a neighbour."""
         self._for_change[request.number] = request
@@ -42,7 +45,7 @@ class WaitingRequests:
         else:
             self._for_change.pop(request.number, None)
 
-    def remove(self, request: HeldRequest) -> None:
+    def remove(self, request: HeldRequest, _to: Stage | None = None) -> None:
         """Remove a request that waits no longer."""
         if request.waits_for:
             for name in request.waits_for:

@@ -42,16 +42,6 @@ class WavePlan:
     unused: tuple[PlannedTrack, ...] = ()
     """Neighbours with suitable blocks that get no track."""
 
-    @property
-    def expected_us(self) -> int:
-        """Expected time until the last track is back."""
-        return max(track.expected_us for track in self.tracks)
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks in the wave."""
-        return sum(len(track.blocks) for track in self.tracks)
-
 
 @dataclass
 class _DraftTrack:
@@ -72,44 +62,68 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
     A plan of one track means that splitting does not pay.
     """
     remaining = local.bands.permitted(itinerary.remaining)
-    drafts = [_DraftTrack(name, local.blocks & frozenset(remaining), local.beside_us or local.block_us, local.wait_us)]
-    if not drafts[0].allowed:
+    drafts = _drafts(itinerary, remaining, name, local, sorted(candidates, key=lambda c: c.name))
+    used = [draft for draft in drafts if draft.blocks]
+    if not used:
         return None
-    for c in sorted(candidates, key=lambda c: c.name):
-        allowed = c.blocks & frozenset(remaining)
-        if allowed and c.credits > 0 and c.name != name:
-            drafts.append(_DraftTrack(c.name, allowed, c.block_us, c.wait_us + c.trip_us))
-    for draft in drafts:
-        draft.first_us = draft.end_us + draft.block_us
-    place = {block: index for index, block in enumerate(remaining)}
-    # Blocks with few holders first, so that who holds little gets what it can run.
-    left = sorted(remaining, key=lambda block: (sum(block in draft.allowed for draft in drafts), place[block]))
-    given: list[tuple[_DraftTrack, int]] = []
-    ends = [0]  # end of a wave of the first n blocks
-    while left and (open_drafts := [draft for draft in drafts if not draft.allowed.isdisjoint(left)]):
-        draft = min(open_drafts, key=lambda draft: draft.end_us + draft.block_us)
-        block = next(block for block in left if block in draft.allowed)
-        left.remove(block)
-        draft.end_us += draft.block_us
-        given.append((draft, block))
-        ends.append(max(ends[-1], draft.end_us))
-    size = _size(ends, itinerary.waves_wanted - _begun(itinerary, local.bands), len(drafts))
-    for index, (draft, block) in enumerate(given):
-        if index < size:
-            draft.blocks.append(block)
-        else:
-            draft.end_us -= draft.block_us
-    _assign([draft for draft in drafts if draft.blocks], place, itinerary.blocks_done, local.costs)
-    alone = local.wait_us + size * local.block_us if len(drafts[0].allowed) >= size else math.inf
-    if not drafts[0].blocks or max(draft.end_us for draft in drafts if draft.blocks) > GAIN * alone:
-        mine = [block for block in remaining if block in drafts[0].allowed][:size]
-        drafts[0].blocks, drafts[0].end_us = mine, local.wait_us + len(mine) * local.block_us
-        for draft in drafts[1:]:
-            draft.blocks = []
+    _assign(used, remaining, itinerary.blocks_done, local.costs)
     return WavePlan(
         tuple(PlannedTrack(draft.holder, tuple(draft.blocks), draft.end_us) for draft in drafts if draft.blocks),
         tuple(PlannedTrack(draft.holder, (), draft.first_us) for draft in drafts if not draft.blocks),
     )
+
+
+def _drafts(
+    itinerary: Itinerary, remaining: tuple[int, ...], name: str, local: LocalNode, candidates: Sequence[Candidate]
+) -> list[_DraftTrack]:
+    """Return the tracks of the next wave, that of ``name`` first; none where it can run nothing itself.
+
+    Their lengths and ends are settled, which of the blocks is in which track is not. ``candidates`` are in the order of
+    their names.
+    """
+    own = _DraftTrack(name, local.blocks.intersection(remaining), local.beside_us or local.block_us, local.wait_us)
+    if not own.allowed:
+        return []
+    drafts = [own]
+    for c in candidates:
+        allowed = c.blocks.intersection(remaining)
+        if allowed and c.credits > 0 and c.name != name:
+            drafts.append(_DraftTrack(c.name, allowed, c.block_us, c.wait_us + c.trip_us))
+    holders = dict.fromkeys(remaining, 0)
+    for draft in drafts:
+        draft.first_us = draft.end_us + draft.block_us
+        for block in draft.allowed:
+            holders[block] += 1
+    # Blocks with few holders first, so that who holds little gets what it can run.
+    left = sorted(remaining, key=holders.__getitem__)
+    given: list[tuple[_DraftTrack, int]] = []
+    ends = [0]  # end of a wave of the first n blocks
+    while left:
+        best: _DraftTrack | None = None
+        end_us = 0
+        for draft in drafts:
+            next_us = draft.end_us + draft.block_us
+            if (best is None or next_us < end_us) and not draft.allowed.isdisjoint(left):
+                best, end_us = draft, next_us
+        if best is None:
+            break
+        block = next(block for block in left if block in best.allowed)
+        left.remove(block)
+        best.end_us = end_us
+        given.append((best, block))
+        ends.append(max(ends[-1], end_us))
+    size = _size(ends, itinerary.waves_wanted - _begun(itinerary, local.bands), len(drafts))
+    for draft, block in given[:size]:
+        draft.blocks.append(block)
+    for draft, _ in given[size:]:
+        draft.end_us -= draft.block_us
+    alone = local.wait_us + size * local.block_us if len(own.allowed) >= size else math.inf
+    if not own.blocks or max(draft.end_us for draft in drafts if draft.blocks) > GAIN * alone:
+        own.blocks = [block for block in remaining if block in own.allowed][:size]
+        own.end_us = local.wait_us + len(own.blocks) * local.block_us
+        for draft in drafts[1:]:
+            draft.blocks = []
+    return drafts
 
 
 def _begun(itinerary: Itinerary, bands: Bands) -> int:
@@ -137,9 +151,10 @@ def _size(ends: Sequence[int], waves: int, drafts: int) -> int:
     return min(range(max(1, math.floor(even) - 1), min(blocks - others, math.ceil(even) + 1) + 1), key=until_all)
 
 
-def _assign(drafts: list[_DraftTrack], place: dict[int, int], before: int, costs: OrderCosts | None) -> None:
+def _assign(drafts: list[_DraftTrack], remaining: Sequence[int], before: int, costs: OrderCosts | None) -> None:
     """Assign the blocks of the wave to tracks whose lengths are settled."""
-    blocks = sorted((block for draft in drafts for block in draft.blocks), key=place.__getitem__)
+    wave = {block for draft in drafts for block in draft.blocks}
+    blocks = [block for block in remaining if block in wave]
     tracks = assign_blocks(
         blocks, [len(draft.blocks) for draft in drafts], [draft.allowed for draft in drafts], before=before, costs=costs
     )
@@ -156,14 +171,16 @@ def best_joiner(
     chosen: Candidate | None = None
     # A plan for each of them looks at all of them.
     candidates = [fixed(c) for c in sorted(candidates, key=lambda c: c.name)]
+    remaining = bands.permitted(itinerary.remaining)
     for index, c in enumerate(candidates):
         if c.credits <= 0:
             continue
         local = LocalNode(c.blocks, c.wait_us, c.block_us, bands=bands)
-        plan = plan_wave(itinerary, c.name, local, candidates)
-        if plan is None:
+        drafts = [draft for draft in _drafts(itinerary, remaining, c.name, local, candidates) if draft.blocks]
+        if not drafts:
             continue
-        expected = c.link_us + plan.expected_us * len(itinerary.remaining) / plan.blocks
+        end_us, blocks = max(draft.end_us for draft in drafts), sum(len(draft.blocks) for draft in drafts)
+        expected = c.link_us + end_us * len(itinerary.remaining) / blocks
         rank = (expected, (index + tie_break) % len(candidates))
         if best is None or rank < best:
             best, chosen = rank, c

@@ -53,8 +53,9 @@ class WaveJoiner:
             return False
         if request.joins is None:
             request.joins = JoinVisit()
-        avoid = request.avoid.keys() | set(it.avoid)
-        others = [n for n in self._decisions.reachable(request) if n.name not in avoid]
+        others = self._decisions.reachable(request)
+        if request.avoid or it.avoid:
+            others = [n for n in others if n.name not in request.avoid and n.name not in it.avoid]
         plan = plan_wave(it, machine.name, local, others)
         if plan is None:
             return False
