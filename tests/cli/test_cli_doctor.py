@@ -4,10 +4,12 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 import zmq
+from PIL import Image
 
 from ls_edge.cli.commands import doctor
 from ls_edge.cli.main import main
@@ -117,3 +119,35 @@ def test_asking_peers_with_the_wrong_words(command, fleet, tmp_path):
     ):
         found, _, errors = command("doctor", *arguments)
         assert (found, message in errors) == (code, True), errors
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+def test_the_report_of_a_board_has_every_section_of_its_page(tmp_path, bundle, ls_edge):
+    images = tmp_path / "images"
+    images.mkdir()
+    Image.new("RGB", (16, 16)).save(images / "a.png")
+    path = tmp_path / "report.md"
+    words = ["doctor", "--report", path, "--bundle", bundle]
+    done = ls_edge.run(*words, "--data", images, timeout=280)
+    text = path.read_text(encoding="utf-8")
+    ended = dict(re.findall(r"^## ls-edge (\w+).*\n\nExit code (\d+), [\d.]+ s\.$", text, re.M))
+    page = (Path(__file__).parents[2] / "docs" / "hardware-report.md").read_text(encoding="utf-8")
+    sections = [name for name in re.findall(r"^\| `(\w+)`", page, re.M) if name != "build" or "build" in ended]
+    assert list(ended) == sections
+    assert {name for name, code in ended.items() if code not in "03"} <= {"doctor"}, text  # of this machine
+    assert '"answered": 100' in text
+    assert done.returncode == (1 if ended["doctor"] == "1" else 0)
+
+
+def test_a_report_needs_a_model_and_replaces_no_file(tmp_path, bundle, monkeypatch, capsys):
+    monkeypatch.delenv("LS_EDGE_BUNDLE", raising=False)
+    path = tmp_path / "report.md"
+    for text, more, words in (
+        ("", (), "give --bundle FOLDER"),
+        ("mine", ("--bundle", bundle), "is not a file of this"),
+    ):
+        path.write_text(text)
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", "--report", str(path), *map(str, more)])
+        assert (ended.value.code, words in capsys.readouterr().err) == (2, True)
