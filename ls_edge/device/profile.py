@@ -105,7 +105,7 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     ]
     parts: list[PartLoad]
     memory_bytes: int
-    """Size of the part files or growth of the process, whichever is larger."""
+    """Size of the part files, or growth of the process and of the GPU's memory in use, whichever is larger."""
     power_watts: float | None
     """Power while the chain runs one image after the other."""
     idle_watts: float | None

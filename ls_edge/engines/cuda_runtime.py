@@ -60,7 +60,7 @@ NON_BLOCKING = 1
 """``cudaStreamNonBlocking``."""
 THREAD_LOCAL = 1
 """``cudaStreamCaptureModeThreadLocal``."""
-CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
+CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED = 75, 76, 18
 """``cudaDeviceAttr``."""
 DRIVER_TOO_OLD = 35
 """``cudaErrorInsufficientDriver``, which a runtime reports that is newer than the driver supports."""
@@ -114,6 +114,17 @@ class CudaRuntime:
         """Return the CUDA release of the ``Driver`` or the ``Runtime``, such as ``12.6``; ``0.0`` without a driver."""
         number = int(self.call(f"cuda{which}GetVersion", doing="asking for versions"))
         return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def free_bytes() -> tuple[int, bool] | None:
+    """Return the free memory of the GPU, and whether that is the host's, as on a Jetson; None without a GPU."""
+    try:
+        cuda = cuda_runtime()
+        number = cuda.call("cudaGetDevice", doing="looking for a GPU")
+        free, _ = cuda.call("cudaMemGetInfo", doing="asking for free memory")
+        return free, bool(cuda.call("cudaDeviceGetAttribute", INTEGRATED, number, doing="looking at the GPU"))
+    except EngineError:
+        return None
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from ls_edge.core.peers_file import EngineKind, is_name
 from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
 from ls_edge.device.sensors import PowerMeter, PowerReading, Sensors, throttling
+from ls_edge.engines.cuda_runtime import free_bytes
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.opening import OnStep, usable_threads
@@ -59,14 +60,14 @@ def profile_bundle(
     before = sensors.state()
     on_step(0, steps, "idle")
     idle = _idle_power(sensors)
-    resident = _resident_bytes()
+    resident, on_gpu = _resident_bytes(), free_bytes()
     loads = _Loads(bundle, steps, on_step)
     timed: dict[str, BatchTimes] = {}
     readings: list[PowerReading | None] = []
     with Pipeline.open(
         bundle, threads=threads, provider=provider, kind=kind, max_batch=sizes[-1], on_step=loads.step
     ) as pipeline:
-        taken = None if resident is None else (_resident_bytes() or 0) - resident
+        taken = _taken(resident, on_gpu)
         for done, size in enumerate(sizes, opened):
             on_step(done, steps, f"batch {size}")
             timed[str(size)], reading = _time_batch(pipeline, size, duration, sensors)
@@ -78,7 +79,7 @@ def profile_bundle(
     return DeviceProfile(
         schema=SCHEMA, bundle_id=manifest.bundle_id, model_id=manifest.model_id, model=manifest.model, device=facts,
         engine=engine_name(pipeline.choice.kind), provider=pipeline.provider, precision=manifest.precision,
-        threads=threads, batch=timed, parts=parts, memory_bytes=max(sum(part.file_bytes for part in parts), taken or 0),
+        threads=threads, batch=timed, parts=parts, memory_bytes=max(sum(part.file_bytes for part in parts), taken),
         power_watts=None if power is None else power.watts, idle_watts=None if idle is None else idle.watts,
         power_scope=None if power is None else power.scope, power_channels={} if power is None else power.channels,
         energy_mj_per_image=timed[str(sizes[0])].energy_mj_per_image,
@@ -255,6 +256,16 @@ def _time_batch(
         energy = round(power.watts * 1e3 * seconds / (size * times.repeats), 4)
         times = msgspec.structs.replace(times, power_watts=power.watts, energy_mj_per_image=energy)
     return times, power
+
+
+def _taken(resident: int | None, on_gpu: tuple[int, bool] | None) -> int:
+    """Return the growth of this process since then, and of the GPU's memory, which may be the same memory."""
+    host = 0 if resident is None else max(0, (_resident_bytes() or 0) - resident)
+    now = free_bytes()
+    if on_gpu is None or now is None:
+        return host
+    device = max(0, on_gpu[0] - now[0])
+    return max(host, device) if now[1] else host + device
 
 
 def _resident_bytes() -> int | None:

@@ -102,6 +102,7 @@ class Device:
 
     def reset(self):
         self.eager = False
+        self.integrated = 0
         self.refuse = {}
         """Errors to return, by function."""
         self.counts = Counter()
@@ -364,7 +365,7 @@ def cudaGetDeviceProperties(device):
 
 
 def cudaDeviceGetAttribute(attr, device):
-    return _call("cudaDeviceGetAttribute", lambda: {75: DEVICE.major, 76: DEVICE.minor}[attr])
+    return _call("cudaDeviceGetAttribute", lambda: {75: DEVICE.major, 76: DEVICE.minor, 18: DEVICE.integrated}[attr])
 
 
 def cudaMemGetInfo():

@@ -46,7 +46,7 @@ cudaStreamEndCapture cudaGraphInstantiateWithFlags cudaGraphLaunch cudaGraphExec
 """.split()
 VALUES = """
 cudaMemcpyHostToDevice cudaMemcpyDeviceToHost cudaErrorInsufficientDriver cudaStreamCaptureModeThreadLocal
-cudaDevAttrComputeCapabilityMajor cudaDevAttrComputeCapabilityMinor
+cudaDevAttrComputeCapabilityMajor cudaDevAttrComputeCapabilityMinor cudaDevAttrIntegrated
 """.split()
 
 _PROGRAM = """

@@ -32,6 +32,7 @@ def test_functions_and_numbers_are_those_of_cudas_headers(gpu, version):
         "cudaStreamCaptureModeThreadLocal": module.THREAD_LOCAL,
         "cudaDevAttrComputeCapabilityMajor": module.CAPABILITY_MAJOR,
         "cudaDevAttrComputeCapabilityMinor": module.CAPABILITY_MINOR,
+        "cudaDevAttrIntegrated": module.INTEGRATED,
     }
     assert {name: [str(number)] for name, number in numbers.items()} == {name: known[name] for name in numbers}
 

@@ -9,7 +9,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.device.profile import load_profile
 from ls_edge.device.sensors import Sensors
-from ls_edge.engines.profiling import profile_bundle
+from ls_edge.engines.cuda_runtime import free_bytes
+from ls_edge.engines.profiling import _taken, profile_bundle
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,24 @@ def test_a_board_that_throttles_in_between_is_marked(bundle, tmp_path):
         on_step=lambda _done, _total, text: text == "batch 1" and board(tmp_path, over_current=3),
     )  # fmt: skip
     assert (found.throttled, found.throttled_by) == (True, ["soctherm_oc oc1: 3 more"])
+
+
+@pytest.mark.parametrize("integrated", [0, 1])
+def test_memory_of_the_gpu_counts(bundle, tmp_path, gpu, integrated, monkeypatch):
+    """The double has a GPU of 1 GiB; an integrated one has the host's memory, which counts once."""
+    gpu.integrated = integrated
+    monkeypatch.setattr("ls_edge.engines.profiling._resident_bytes", lambda: 0)
+    found = profile_bundle(bundle, name="orin-0", duration=0.02, sensors=Sensors(tmp_path), kind="tensorrt")
+    files = sum(part.file_bytes for part in found.parts)
+    assert found.provider.startswith("TensorRT")
+    assert found.memory_bytes >= files
+    before = free_bytes()
+    assert before == (gpu.memory, bool(integrated))
+    held = gpu.allocate("device", 10 * files)
+    assert _taken(0, before) == 10 * files
+    monkeypatch.setattr("ls_edge.engines.profiling._resident_bytes", lambda: 10 * files)
+    assert _taken(0, before) == (10 * files if integrated else 20 * files)
+    gpu.allocations.remove(held)
 
 
 def test_a_profile_survives_its_file(bundle, tmp_path):
