@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
+from ls_edge.runtime.routing.limits import Limits
 
 ONE_BAND = Bands(0)
 """Bands of a model of any size whose blocks may run in any order."""
@@ -103,8 +104,7 @@ class LocalNode(NamedTuple):
     """Usual time of one engine call."""
     costs: OrderCosts | None = None
     """Measured order costs of the model; None where the bundle has none."""
-    credit_wait: float = 0.25
-    """Seconds that a wait for credit may take."""
+    limits: Limits = Limits()
     beside_us: int = 0
     """Usual time of one engine call while tokens of other tracks are transferred; 0 if not measured."""
     bands: Bands = ONE_BAND

@@ -22,7 +22,6 @@ class Decisions:
 
     def __init__(self, machine: Host, custody: Custody) -> None:
         self.count = 0
-        """Number of decisions so far."""
         self._machine = machine
         self._neighbours = machine.neighbours
         self._custody = custody
@@ -98,7 +97,7 @@ class Decisions:
         since = request.waiting_since
         woken_early = since is not None and request.check_at > now and not local.blocks
         if woken_early and not any(n.credits > 0 for n in candidates):
-            if request.check_at == INFINITY:
+            if request.check_at == INFINITY:  # it has just begun to wait
                 self._custody.wait_for(request, (), None)
             return
         if request.avoid or itinerary.avoid:

@@ -22,13 +22,10 @@ class Stage(Enum):
     """Stage of a held request; only peers have ``QUEUED``, ``RUNNING`` and ``JOINING``."""
 
     NEW = "new"
-    """Not held yet."""
     WAITING = "waiting"
     """Undecided: no holder, or no credit."""
     QUEUED = "queued"
-    """For the engine."""
     RUNNING = "running"
-    """On the engine."""
     OFFERED = "offered"
     """Sent to the next holder, which has not answered yet."""
     CUSTODY = "custody"
@@ -52,7 +49,6 @@ class EngineVisit(msgspec.Struct, eq=False):
     until: float = 0.0
     """Time at which the running call counts as stuck."""
     ran: tuple[int, ...] = ()
-    """Blocks that ran here."""
     engine_us: int = 0
 
 
@@ -60,7 +56,6 @@ class JoinVisit(msgspec.Struct, eq=False):
     """Work of the waves of a request that this process joined."""
 
     waves: int = 0
-    """Waves that were begun here."""
     rows: list[TrackSpan] = []
     """Their tracks, for the trace."""
     wait_us: int = 0
@@ -113,22 +108,18 @@ class HeldRequest(msgspec.Struct, eq=False):
     tie_break: int = 0
     """Chooses between equal holders: counts up, so that they take turns."""
     returning: str = ""
-    """Reason for sending the tokens back to the source (``ReturnReason``); empty while they go forward."""
     avoid: dict[str, float] = {}
     """Processes that are not offered it, and until when: they refused it or returned it unchanged."""
     codec_us: int = 0
-    """Time to decode the tokens."""
     bundle_id: str = ""
     """The only bundle whose blocks may run on them; empty for any of the model."""
     stage: Stage = Stage.NEW
     number: int = 0
     """Counts up over the requests that a machine holds."""
     owner: str = ""
-    """The source of the request."""
     account: str = ""
     """Source whose credits it uses; aliases of a source count as one."""
     downstream: str = ""
-    """The next holder, while there is one."""
     sent: TransferId | None = None
     """The transfer by which they were last handed on."""
     link_us: int = 0
@@ -162,11 +153,9 @@ class HeldRequest(msgspec.Struct, eq=False):
     joins: JoinVisit | None = None
     """Its waves; None before the first."""
     wave: OpenWave | None = None
-    """The wave that it waits for, in the stage ``JOINING``."""
     open_track: OpenTrack | None = None
     """The track of a wave of this process that these tokens are, until the track ends."""
     trail: Trail | None = None
-    """Its whereabouts, in its source."""
     way_out: str = ""
     """In its source: process that brought it home from beyond the reach of the source."""
     story: list[tuple[float, Stage, Stage, str]] = []
@@ -189,7 +178,6 @@ class OpenTrack(msgspec.Struct, eq=False):
     wave: OpenWave
     plan: PlannedTrack
     request: HeldRequest
-    """Its own tokens."""
     began: float
     out: Any = None
     ran: tuple[Ran, ...] = ()

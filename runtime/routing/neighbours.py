@@ -65,7 +65,6 @@ class Neighbour:
     """Usual time of one of its engine calls, as it announces it."""
     state: State | None = None
     state_at: float = 0.0
-    """Time of its last STATE."""
     serves: bool = False
     """It is a peer, warm, not draining and not stuck."""
     offers: int = 0
@@ -80,9 +79,7 @@ class Neighbour:
     backoffs: int = 0
     """Transfers refused or returned unchanged since the last progress."""
     link_at: float = 0.0
-    """Time of the last measured transfer to it."""
     last_link_us: float = 0.0
-    """Duration of that transfer."""
     calls_when_suspected: int = -1
     usual_link_us: float = 0.0
     """Usual time of a transfer to it until it is accepted."""
@@ -91,7 +88,6 @@ class Neighbour:
     usual_trip_us: float = 0.0
     """Usual time of a track of it beyond queue and engine."""
     trip_at: float = 0.0
-    """Time of the last measured track."""
     reported_credits: int = 0
     """Credits in its latest STATE, ACCEPT or REFUSE."""
     was_available: bool = False
@@ -257,7 +253,6 @@ class Neighbours:
         self.limits = limits
         self.by_name: dict[str, Neighbour] = {}
         self.now = 0.0
-        """The time of the event that is being handled."""
         self.reach_version = 0
         """Counts changes of links, and of what neighbours reach."""
         self.suspicions = 0

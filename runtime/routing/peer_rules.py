@@ -202,7 +202,7 @@ class PeerRules:
             wait_us,
             times.block_us,
             model.costs,
-            machine.limits.credit_wait,
+            machine.limits,
             times.expected_beside_us(machine.now),
             model.bands,
         )

@@ -47,9 +47,6 @@ from ls_edge.runtime.routing.parts.ended_requests import EndedRequests
 from ls_edge.runtime.routing.parts.last_seen import LastSeen
 from ls_edge.runtime.routing.policies import policy_of
 
-HOLDERS_NOT_FINITE = 2
-"""Number of peers that must find values of a request not finite before it ends with an error: one may lie."""
-
 _NO_HOLDER = "had no reachable holder"
 _TOO_LATE = "did not run in time"
 _NO_TRACK = "stood in a track that did not come back"
@@ -100,7 +97,7 @@ class SourceRules:
         """Impossible answers and returns by sender; replaced with each one."""
         self.head_us = 0
         """Usual time of the head, reserved at the end of every budget; set by the caller."""
-        self._node = LocalNode(costs=model.costs, credit_wait=machine.limits.credit_wait, bands=model.bands)
+        self._node = LocalNode(costs=model.costs, limits=machine.limits, bands=model.bands)
         self._last_seen = LastSeen(machine.neighbours, behind=not model.bundle_id)
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._ended = EndedRequests(machine.limits)
@@ -228,7 +225,7 @@ class SourceRules:
         machine.instructions.append(Note(NoteKind.NOT_FINITE, sender, copy.request, why))
         machine.avoid(copy, sender, copy.deadline)
         others = machine.decisions.others_could_run(copy, copy.avoid)
-        if others and len(request.not_finite) < HOLDERS_NOT_FINITE:
+        if others and len(request.not_finite) < machine.limits.holders_not_finite:
             machine.reroute(copy, "numbers that are not finite")
         else:
             self._fail(request, _not_finite(request))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
-from ls_edge.runtime.routing.parts import block_assignment
 from ls_edge.runtime.routing.parts.block_assignment import assign_blocks
 
 ALL = frozenset(range(24))
@@ -138,9 +137,7 @@ def test_any_deal_is_valid_found_where_there_is_one_and_no_worse_than_without_co
 def test_with_time_enough_no_swap_is_left_that_pays(wave):
     order, count, lengths, may, costs = wave
     ahead, blocks = order[count:], order[:count]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_assignment, "MAX_SWAPS", 10**9)
-        found = assign_blocks(blocks, lengths, may, before=len(ahead), costs=costs)
+    found = assign_blocks(blocks, lengths, may, before=len(ahead), costs=costs, swaps=10**9)
     if found is not None:
         least = cost_of(costs, found, len(ahead), ahead) - 1e-6
         swaps = [other for other in possible(blocks, lengths, may) if _one_swap(found, other)]

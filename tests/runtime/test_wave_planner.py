@@ -6,7 +6,8 @@ from hypothesis import given
 
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
-from ls_edge.runtime.routing.parts.wave_planner import GAIN, best_joiner, plan_wave
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.parts.wave_planner import best_joiner, plan_wave
 
 ALL = frozenset(range(12))
 
@@ -71,11 +72,11 @@ def test_blocks_go_only_to_holders_and_to_those_with_a_credit():
 
 
 def test_the_joiner_is_whoever_is_done_first():
-    assert best_joiner(asked(), [peer("a", block_us=9000), peer("b"), peer("c", range(3))], 0).name == "b"
+    assert best_joiner(asked(), own(()), [peer("a", block_us=9000), peer("b"), peer("c", range(3))], 0).name == "b"
     equal = [peer("a"), peer("b")]
-    assert {best_joiner(asked(), equal, tie_break).name for tie_break in range(2)} == {"a", "b"}
-    assert best_joiner(asked(), [peer("a", free=0)], 0) is None
-    assert best_joiner(asked(remaining=(5,)), [peer("a", (1,))], 0) is None
+    assert {best_joiner(asked(), own(()), equal, tie_break).name for tie_break in range(2)} == {"a", "b"}
+    assert best_joiner(asked(), own(()), [peer("a", free=0)], 0) is None
+    assert best_joiner(asked(remaining=(5,)), own(()), [peer("a", (1,))], 0) is None
 
 
 times = st.integers(0, 10**6)
@@ -106,4 +107,4 @@ def test_whatever_was_measured_a_plan_can_be_run(remaining, waves, held, block_u
     assert plan.tracks[0].holder == "a"
     assert {t.holder for t in plan.tracks}.isdisjoint(t.holder for t in plan.unused)
     if len(plan.tracks) > 1 and len(held[0].intersection(remaining)) >= len(placed):
-        assert end_us(plan) <= GAIN * (wait_us[0] + len(placed) * block_us[0])
+        assert end_us(plan) <= Limits.wave_gain * (wait_us[0] + len(placed) * block_us[0])

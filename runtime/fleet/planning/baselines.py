@@ -10,7 +10,7 @@ from ls_edge.runtime.fleet.planning.assignment import assign_in_circle
 from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, zones_of
 from ls_edge.runtime.fleet.planning.whole_share import whole_share
-from ls_edge.runtime.routing.parts.engine_queue import MOST_CALLS
+from ls_edge.runtime.routing.limits import Limits
 
 
 def best_single(problem: PlanningProblem, objective: Objective) -> tuple[Placement, Figures] | None:
@@ -44,7 +44,7 @@ def copies_figures(problem: PlanningProblem) -> Figures | None:
         latency[device.name] = link + device.runtime_ms + chain
         ends = device.stem_ms + device.head_ms if device.ends_ms is None else device.ends_ms
         engine[device.name] = ends + problem.num_blocks * device.busy_ms
-        busy = max(engine[device.name], (engine[device.name] + device.beyond_ms) / MOST_CALLS, sent)
+        busy = max(engine[device.name], (engine[device.name] + device.beyond_ms) / Limits.engine_calls, sent)
         rate[device.name] = 1e3 / busy if busy > 0 else float("inf")
     sent = problem.source_wire_ms * problem.image_share
     throughput = min(sum(rate.values()), 1e3 / sent if sent > 0 else float("inf"))

@@ -15,7 +15,6 @@ from typing import Literal
 
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.parts.engine_queue import MOST_CALLS
 
 Objective = Literal["latency", "throughput", "energy", "survival"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "energy", "survival")
@@ -96,12 +95,12 @@ class PlannedDevice:
     def taken_ms(self, blocks: float) -> float:
         """Return the time for which a visit for some blocks occupies the device, per image of a full batch.
 
-        The engine has :data:`MOST_CALLS` calls at the same time, so the overhead of a call counts only if it takes
+        The engine has ``Limits.engine_calls`` calls at the same time, so the overhead of a call counts only if it takes
         longer than the other calls.
         """
         engine = blocks * self.busy_ms
         calls = math.ceil(blocks / self.blocks_a_call - 1e-9)
-        return max(engine, (engine + calls * self.beyond_ms) / MOST_CALLS)
+        return max(engine, (engine + calls * self.beyond_ms) / Limits.engine_calls)
 
     @property
     def block_mj(self) -> float | None:

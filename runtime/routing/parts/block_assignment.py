@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ls_edge.core.order_costs import OrderCosts
+from ls_edge.runtime.routing.limits import Limits
 
-MAX_SWAPS = 128
-"""Swaps that are looked at; 12 blocks in two tracks have 36. More finds better tracks and takes longer each wave."""
-MIN_SAVING = 1e-9
-"""Nats that a swap has to save; less is rounding."""
+_ROUNDING = 1e-9
+"""Nats; a swap that saves less may be undone by the next."""
 
 
 def assign_blocks(
@@ -28,6 +27,7 @@ def assign_blocks(
     *,
     before: int,
     costs: OrderCosts | None,
+    swaps: int = Limits.swaps,
 ) -> tuple[tuple[int, ...], ...] | None:
     """Assign ``blocks``, in the preferred order, to tracks of ``lengths`` blocks; each track keeps that order.
 
@@ -40,7 +40,7 @@ def assign_blocks(
     if track_of is None:
         return None
     if costs is not None and costs.beside is not None:
-        _improve(track_of, blocks, allowed, before, costs, costs.beside)
+        _improve(track_of, blocks, allowed, before, costs, costs.beside, swaps)
     tracks: list[list[int]] = [[] for _ in lengths]
     for block, track in zip(blocks, track_of, strict=True):
         tracks[track].append(block)
@@ -120,6 +120,7 @@ def _improve(
     before: int,
     costs: OrderCosts,
     beside: Sequence[Sequence[float]],
+    swaps: int,
 ) -> None:
     """Swap blocks of different tracks while that saves cost, beginning with blocks close in the preferred order."""
     count, slot = len(blocks), costs.slot
@@ -129,7 +130,7 @@ def _improve(
     for track in track_of:
         place.append(held[track])
         held[track] += 1
-    tries, stale = MAX_SWAPS, False
+    stale = False
     while not stale:
         stale = True
         for far in range(1, count):
@@ -138,9 +139,9 @@ def _improve(
                 a, b = track_of[i], track_of[j]
                 if a == b or blocks[i] not in allowed[b] or blocks[j] not in allowed[a]:
                     continue
-                if not tries:
+                if not swaps:
                     return
-                tries -= 1
+                swaps -= 1
                 one, two = with_track[i], with_track[j]
                 change = one[a] + two[b] - one[b] - two[a] + 2 * apart[i][j]
                 to, fro = place[i], place[j]
@@ -155,7 +156,7 @@ def _improve(
                         fro -= 1
                 first, second = slot[blocks[i]], slot[blocks[j]]
                 change += first[fro] - first[place[i]] + second[to] - second[place[j]]
-                if change >= -MIN_SAVING:
+                if change >= -_ROUNDING:
                     continue
                 stale = False
                 for x in range(i + 1, j):

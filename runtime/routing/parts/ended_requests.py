@@ -23,7 +23,6 @@ class EndedRequests:
         self.duplicates: Counter[int] = Counter()
         """Number of late answers by request."""
         self.cancel_at = INFINITY
-        """Time of the next CANCEL."""
         self._limits = limits
         self._numbers: dict[RequestId, int] = {}
         self._untold: dict[RequestId, float] = {}

@@ -24,9 +24,6 @@ from ls_edge.runtime.routing.neighbours import clamped, faded
 from ls_edge.runtime.routing.policies import policy_of
 
 MAX_SOURCE_TURNS = 1024
-"""Sources whose turns are remembered."""
-MOST_CALLS = 2
-"""Calls that the engine has at the same time: the running one and the next."""
 
 
 class CallTimes:
@@ -144,7 +141,7 @@ class EngineQueue:
     @property
     def is_ahead(self) -> bool:
         """The engine has as many calls as it is given."""
-        return len(self._calls) >= MOST_CALLS
+        return len(self._calls) >= self.times.limits.engine_calls
 
     @property
     def next_start(self) -> float:

@@ -18,7 +18,6 @@ class LastSeen:
         self._before: dict[int, float] = {}
         """Times of blocks that were reachable at earlier looks."""
         self._blocks = _NONE
-        """Blocks that are reachable."""
         self._at = _NEVER
         """Time of the latest look."""
         self._suspicions = 0

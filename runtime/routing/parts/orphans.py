@@ -17,7 +17,6 @@ class Orphans:
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
         self._drop_at: dict[str, float] = {}
-        """When the work of each is dropped."""
         self.next = INFINITY
         """Time of the next :meth:`pop_due`."""
         self._once_near: dict[str, None] = {}

@@ -14,14 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode, fixed
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode, fixed
 from ls_edge.runtime.routing.parts.block_assignment import assign_blocks
-
-GAIN = 0.95
-"""Limit on the expected time of a split wave, as a fraction of the holder's own time; closer to 1 the error of the
-expectation exceeds the gain."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
     used = [draft for draft in drafts if draft.blocks]
     if not used:
         return None
-    _assign(used, remaining, itinerary.blocks_done, local.costs)
+    _assign(used, remaining, itinerary.blocks_done, local)
     return WavePlan(
         tuple(PlannedTrack(draft.holder, tuple(draft.blocks), draft.end_us) for draft in drafts if draft.blocks),
         tuple(PlannedTrack(draft.holder, (), draft.first_us) for draft in drafts if not draft.blocks),
@@ -118,7 +113,7 @@ def _drafts(
     for draft, _ in given[size:]:
         draft.end_us -= draft.block_us
     alone = local.wait_us + size * local.block_us if len(own.allowed) >= size else math.inf
-    if not own.blocks or max(draft.end_us for draft in drafts if draft.blocks) > GAIN * alone:
+    if not own.blocks or max(draft.end_us for draft in drafts if draft.blocks) > local.limits.wave_gain * alone:
         own.blocks = [block for block in remaining if block in own.allowed][:size]
         own.end_us = local.wait_us + len(own.blocks) * local.block_us
         for draft in drafts[1:]:
@@ -151,12 +146,17 @@ def _size(ends: Sequence[int], waves: int, drafts: int) -> int:
     return min(range(max(1, math.floor(even) - 1), min(blocks - others, math.ceil(even) + 1) + 1), key=until_all)
 
 
-def _assign(drafts: list[_DraftTrack], remaining: Sequence[int], before: int, costs: OrderCosts | None) -> None:
+def _assign(drafts: list[_DraftTrack], remaining: Sequence[int], before: int, local: LocalNode) -> None:
     """Assign the blocks of the wave to tracks whose lengths are settled."""
     wave = {block for draft in drafts for block in draft.blocks}
     blocks = [block for block in remaining if block in wave]
     tracks = assign_blocks(
-        blocks, [len(draft.blocks) for draft in drafts], [draft.allowed for draft in drafts], before=before, costs=costs
+        blocks,
+        [len(draft.blocks) for draft in drafts],
+        [draft.allowed for draft in drafts],
+        before=before,
+        costs=local.costs,
+        swaps=local.limits.swaps,
     )
     assert tracks is not None  # the drafts themselves are such an assignment
     for draft, track in zip(drafts, tracks, strict=True):
@@ -164,19 +164,19 @@ def _assign(drafts: list[_DraftTrack], remaining: Sequence[int], before: int, co
 
 
 def best_joiner(
-    itinerary: Itinerary, candidates: Sequence[Candidate], tie_break: int, bands: Bands = ONE_BAND
+    itinerary: Itinerary, local: LocalNode, candidates: Sequence[Candidate], tie_break: int
 ) -> Candidate | None:
     """Return the joiner with the earliest expected finish, for tokens that this process cannot run."""
     best: tuple[float, int] | None = None
     chosen: Candidate | None = None
     # A plan for each of them looks at all of them.
     candidates = [fixed(c) for c in sorted(candidates, key=lambda c: c.name)]
-    remaining = bands.permitted(itinerary.remaining)
+    remaining = local.bands.permitted(itinerary.remaining)
     for index, c in enumerate(candidates):
         if c.credits <= 0:
             continue
-        local = LocalNode(c.blocks, c.wait_us, c.block_us, bands=bands)
-        drafts = [draft for draft in _drafts(itinerary, remaining, c.name, local, candidates) if draft.blocks]
+        joiner = LocalNode(c.blocks, c.wait_us, c.block_us, limits=local.limits, bands=local.bands)
+        drafts = [draft for draft in _drafts(itinerary, remaining, c.name, joiner, candidates) if draft.blocks]
         if not drafts:
             continue
         end_us, blocks = max(draft.end_us for draft in drafts), sum(len(draft.blocks) for draft in drafts)

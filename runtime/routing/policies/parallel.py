@@ -31,7 +31,7 @@ class Parallel(Policy):
     ) -> Choice | None:
         """Return the joiner that is expected to be done first, or the step of ``fastest``."""
         if local.blocks.isdisjoint(local.bands.permitted(itinerary.remaining)):
-            joiner = best_joiner(itinerary, candidates, tie_break, local.bands)
+            joiner = best_joiner(itinerary, local, candidates, tie_break)
             if joiner is not None:
                 return SendTo(joiner.name)
         return least_time_step(itinerary, local, candidates, tie_break)

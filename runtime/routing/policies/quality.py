@@ -54,7 +54,7 @@ class Quality(Policy):
             if c.credits > 0:
                 options.append((least + weight * seconds, rank, 0, SendTo(c.name)))
             else:
-                waiting.append(least + weight * (seconds + local.credit_wait))
+                waiting.append(least + weight * (seconds + local.limits.credit_wait))
         best = min(options, key=lambda option: option[:3], default=None)
         if patient and waiting and (best is None or min(waiting) < best[0]):
             return Wait()
