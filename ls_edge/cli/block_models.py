@@ -20,7 +20,7 @@ from ls_edge.core.errors import DataError, RunError, printable
 from ls_edge.data.datasets import ImageRef, ImageSet, require_labels, trained_on_warning
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.analysis import TokenModel
+from ls_edge.evaluation.measure import TokenModel
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]

@@ -40,6 +40,14 @@ class BlockModel(Protocol):
         ...
 
 
+class TokenModel(BlockModel, Protocol):
+    """A model with readable tokens."""
+
+    def array_of(self, tokens: Any, /) -> np.ndarray:
+        """Return tokens as an array float32 ``[B, N, D]``."""
+        ...
+
+
 class Measure:
     """Statistics of some orders, updated batch by batch; subclasses override what they need."""
 

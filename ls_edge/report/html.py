@@ -14,7 +14,7 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -30,10 +30,18 @@ from ls_edge.evaluation.analysis import Analysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
 from ls_edge.report import charts
-from ls_edge.report.formatting import NOTHING, counted, shorten, show, show_ms, show_percent
+from ls_edge.report.analysis import (
+    AGREEMENT,
+    about_analysis,
+    agreement_rows,
+    block_table,
+    empty_cells,
+    finding,
+    verdict,
+)
+from ls_edge.report.formatting import NOTHING, counted, distinct_names, shorten, show, show_ms, show_percent
 from ls_edge.report.mistakes import confusions, wrong_images
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
-from ls_edge.report.tables import AGREEMENT, about_analysis, agreement_rows, block_table, empty_cells, verdict
 from ls_edge.report.theme import STAGES, STYLE
 from ls_edge.version import __version__
 
@@ -107,27 +115,81 @@ def write_side_by_side(
     write_output(path, _render("side_by_side.html.j2", scripts=[], title="Side by side", **tables))
 
 
-def write_analysis(path: str | Path, found: Analysis, *, title: str = "Blocks of a model") -> None:
-    """Write a page with an analysis of the blocks of a model."""
-    kinds = {
-        "importance": charts.importance_chart(found),
-        "contribution": charts.contribution_chart(found),
-        "similarity": charts.similarity_chart(found),
-        "agreement": charts.agreement_chart(found),
-        "attention": charts.attention_chart(found),
-    }
-    text = _render(
-        "analysis.html.j2",
-        title=title,
-        about=about_analysis(found),
-        verdict=verdict(found),
-        empty_cells=empty_cells(found),
-        blocks=block_table(found),
-        kinds=kinds,
-        agreement=(AGREEMENT, agreement_rows(found)),
-        found=found,
-    )
+SECTIONS: dict[str, tuple[Callable[[Analysis], Any], str]] = {
+    "importance": (
+        charts.importance_chart,
+        "Increase of the loss, in nats, without a block, and with the block at the other end of its band.",
+    ),
+    "contribution": (
+        charts.contribution_chart,
+        "Norm of what a block adds to a token over the norm of the token, by the slot of the block: means over images, "
+        "tokens and random orders.",
+    ),
+    "similarity": (
+        charts.similarity_chart,
+        "Linear centered kernel alignment of the pooled tokens after each two steps in trained order: 1 means equal "
+        "except for rotation and scale.",
+    ),
+    "agreement": (
+        charts.agreement_chart,
+        "Answers in random order compared with those in trained order. Total variation is half the sum of the "
+        "differences of the probabilities.",
+    ),
+    "slots": (
+        charts.slots_chart,
+        "Accuracy, in percent, over the images whose random order had the block in that slot.",
+    ),
+    "norms": (
+        charts.norms_chart,
+        "Norm of what a block adds to the pooled token of an image, by slot: the height is the fraction of the images.",
+    ),
+    "probe": (
+        charts.probe_chart,
+        "Accuracy of a linear classifier of the slot from the pooled output of a block, on images left out of its fit. "
+        "The line on a bar is a guess.",
+    ),
+    "umap": (
+        charts.umap_charts,
+        "UMAP of the whole output of a block, of the logits if the model ended after it, and of the outputs of all "
+        "blocks. Each point is an image in an order of its own; UMAP does not know slots and blocks.",
+    ),
+    "pairs": (
+        charts.pairs_charts,
+        "Difference between both orders of two blocks, from the tokens before the earlier one, over what both add: 0 "
+        "for a pair that commutes.",
+    ),
+    "attention": (
+        charts.attention_chart,
+        "Mean distance, in patches, between patches that attend to each other, for each head in trained order.",
+    ),
+}
+"""Charts of each kind of analysis, and what they show."""
+
+
+def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str = "Blocks of a model") -> None:
+    """Write a page with the analysis of a model, or of several side by side."""
+    names = distinct_names([found.settings["of"] for found in analyses]) if len(analyses) > 1 else [""]
+    models = [
+        {
+            "name": name,
+            "about": about_analysis(found),
+            "verdict": verdict(found),
+            "empty_cells": empty_cells(found),
+            "blocks": block_table(found),
+            "agreement": agreement_rows(found),
+            "found": found,
+        }
+        for name, found in zip(names, analyses, strict=True)
+    ]
+    sections = [(kind, why, [_part(found, kind, draw) for found in analyses]) for kind, (draw, why) in SECTIONS.items()]
+    text = _render("analysis.html.j2", title=title, models=models, sections=sections, headings=AGREEMENT)
     write_output(path, text)
+
+
+def _part(found: Analysis, kind: str, draw: Callable[[Analysis], Any]) -> tuple[str, list[charts.Chart]]:
+    """Return the finding and the charts of a kind."""
+    drawn = draw(found)
+    return finding(found, kind), drawn if isinstance(drawn, list) else [drawn] if drawn is not None else []
 
 
 class Figure(NamedTuple):

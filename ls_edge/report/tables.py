@@ -1,21 +1,17 @@
-"""Tables of runs and analyses, for terminals and pages."""
+"""Tables of runs, for terminals and pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import click
-import numpy as np
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ls_edge.core.errors import printable
 from ls_edge.core.records import PeerState, RequestRecord
 from ls_edge.core.text import format_ranges
-from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.formatting import NOTHING, bands_text, class_name, counted, shorten, show, show_ms, show_percent
+from ls_edge.report.formatting import NOTHING, class_name, counted, shorten, show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 STATE_STYLES = {
@@ -31,7 +27,6 @@ STATE_STYLES = {
 }
 SHOWN_ANSWERS = 5
 SHOWN_REASONS = 3
-AGREEMENT = ("blocks left out", "same class", "in all orders", "total variation", "orders")
 
 
 def print_summary(
@@ -162,126 +157,3 @@ def _accuracy(summary: RunSummary) -> Text:
         low, high = summary.top1_interval
         text.append(f" (95 %: {100 * low:.1f} to {100 * high:.1f})", style="not bold dim")
     return text
-
-
-def about_analysis(found: Analysis) -> str:
-    """Return the model and data of an analysis, in one line."""
-    s = found.settings
-    return (
-        f"{printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
-        f"{counted(found.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
-    )
-
-
-def verdict(found: Analysis) -> str:
-    """Return the result of an analysis in one sentence; empty if neither agreement nor importance was measured."""
-    said = []
-    fixed = len(found.settings["bands"]) == found.settings["blocks"]
-    if found.agreement is not None and not fixed:
-        share = found.agreement.random.same_class
-        how = "hardly matters" if share >= 0.95 else "matters little" if share >= 0.8 else "matters"
-        said.append(f"block order {how}: {show_percent(share)} of the answers stay the same in random order")
-    losses = [(one.importance, one.block) for one in found.importance.blocks] if found.importance is not None else []
-    known = [(loss, block) for loss, block in losses if loss is not None]
-    if known:
-        (least, dispensable), (most, needed) = min(known), max(known)
-        said.append(
-            f"leaving out block {needed} costs most ({most:+.3f} nats), block {dispensable} least ({least:+.3f})"
-        )
-    text = "; ".join(said)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
-
-
-def empty_cells(found: Analysis) -> list[str]:
-    """Return the reasons for the empty cells of tables and charts."""
-    said = []
-    if found.importance is not None and any(one.moved is None for one in found.importance.blocks):
-        said.append(f"{NOTHING} under moved to: the band of the block has no other slot")
-    if found.contribution is not None and any(None in slots for slots in found.contribution.random):
-        orders = counted(found.contribution.orders, "random order")
-        why = f"none of {orders} ran the block in that slot; raise --orders"
-        if len(found.settings["bands"]) > 1:
-            why = f"the band of the block excludes that slot, or {why}"
-        said.append(f"An empty cell of contribution: {why}")
-    if found.similarity is not None and (
-        None in found.similarity.cosine or any(None in row for row in found.similarity.cka)
-    ):
-        said.append("An empty cell of similarity: the block adds nothing, or all images have the same tokens")
-    return said
-
-
-def block_table(found: Analysis) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return headings, and a row for each block, of the kinds that were measured."""
-    columns = {"block": [str(block) for block in range(found.settings["blocks"])]}
-    if found.importance is not None:
-        top1, blocks = found.importance.trained.top1, found.importance.blocks
-        columns["loss without"] = [_number(one.importance, "+.3f") for one in blocks]
-        columns["accuracy without"] = [_points(one.left_out.top1 - top1) for one in blocks]
-        columns["moved to"] = [NOTHING if one.moved_to is None else str(one.moved_to) for one in blocks]
-        moved = [None if one.moved is None else one.moved.top1 - top1 for one in blocks]
-        columns["accuracy moved"] = [NOTHING if change is None else _points(change) for change in moved]
-    if found.contribution is not None:
-        ranges = [[value for value in slots if value is not None] for slots in found.contribution.random]
-        columns["adds"] = [_number(value) for value in found.contribution.trained]
-        columns["adds, by slot"] = [f"{min(r):.2f} to {max(r):.2f}" if r else NOTHING for r in ranges]
-    if found.similarity is not None:
-        columns["CKA to before"] = [_number(row[step]) for step, row in enumerate(found.similarity.cka[1:])]
-        columns["cosine"] = [_number(value) for value in found.similarity.cosine]
-    if found.attention is not None:
-        columns["attention distance"] = [_number(float(np.mean(heads))) for heads in found.attention.distance]
-        columns["entropy"] = [_number(float(np.mean(heads))) for heads in found.attention.entropy]
-    return list(columns), list(zip(*columns.values(), strict=True))
-
-
-def agreement_rows(found: Analysis) -> list[tuple[str, ...]]:
-    """Return the rows below :data:`AGREEMENT`."""
-    if found.agreement is None:
-        return []
-    return [
-        (
-            "none" if one.left_out == 0 else str(one.left_out),
-            show_percent(one.same_class),
-            show_percent(one.all_same_class),
-            _number(one.total_variation),
-            str(one.orders),
-        )
-        for one in (found.agreement.random, *found.agreement.left_out)
-    ]
-
-
-def print_analysis(found: Analysis, console: Console | None = None) -> None:
-    """Print the model, a row for each block, and the agreement of answers."""
-    click.echo(f"{found.settings['of']}: {about_analysis(found)}")
-    if said := verdict(found):
-        click.echo(said)
-    if found.importance is not None:
-        trained = found.importance.trained
-        click.echo(f"trained order: accuracy {trained.top1:.3f}, loss {_number(trained.loss)}")
-    headings, rows = block_table(found)
-    if len(headings) > 1:
-        _print_rows(headings, rows, console)
-    if found.agreement is not None:
-        click.echo("\nanswers in random order, compared with trained order:")
-        _print_rows(AGREEMENT, agreement_rows(found), console)
-    for line in empty_cells(found):
-        click.echo(line)
-    for kind, why in found.reasons.items():
-        if why != NOT_ASKED:
-            click.echo(f"{kind}: none, {printable(why)}", err=True)
-
-
-def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None) -> None:
-    table = PlainTable()
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    print_table(table, console)
-
-
-def _number(value: float | None, form: str = ".3f") -> str:
-    return NOTHING if value is None else format(value, form)
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f} points"

@@ -8,11 +8,11 @@ import pytest
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.evaluation import analysis_measures
-from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, analyze, parse_kinds
-from ls_edge.evaluation.analysis_measures import cka_matrix
+from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, analyze, measures, parse_kinds
+from ls_edge.evaluation.analysis.measures import cka_matrix
 
 BLOCKS, DIM, TOKENS, CLASSES = 5, 6, 4, 3
+BASIC = ("importance", "contribution", "similarity", "agreement", "attention")
 
 
 class Residual:
@@ -63,7 +63,7 @@ def softmax(logits):
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def plan_of(bands=None, kinds=KINDS, orders=12, seed=0, **fields):
+def plan_of(bands=None, kinds=BASIC, orders=12, seed=0, **fields):
     return AnalysisOrders(bands or Bands(BLOCKS), kinds, orders, seed, **fields)
 
 
@@ -155,7 +155,7 @@ def test_figures_are_those_of_orders_run_one_by_one():
         assert one.total_variation == pytest.approx(np.mean(away), abs=1e-6)
         assert one.orders == len(logits)
     assert found.images == 20
-    assert found.reasons == {}
+    assert set(found.reasons) == set(KINDS) - set(BASIC)
 
 
 def test_a_block_that_adds_nothing():
@@ -237,11 +237,11 @@ def test_only_what_is_asked_for_runs_and_the_rest_has_a_reason():
     found = analyze(Residual(), [drawn(6)], plan_of(kinds=("contribution",)))
     assert found.importance is found.similarity is found.agreement is found.attention is None
     assert found.contribution is not None
-    assert found.reasons == dict.fromkeys(("importance", "similarity", "agreement", "attention"), "not asked for")
+    assert found.reasons == dict.fromkeys(set(KINDS) - {"contribution"}, "not asked for")
 
 
 def test_similarity_is_of_a_bounded_number_of_images(monkeypatch):
-    monkeypatch.setattr(analysis_measures, "MOST_CKA_IMAGES", 10)
+    monkeypatch.setattr(measures, "MOST_CKA_IMAGES", 10)
     images, labels = drawn(24)
     many = analyze(Residual(), batches(images, labels, 4), plan_of()).similarity
     few = analyze(Residual(), batches(images[:10], labels[:10], 10), plan_of()).similarity

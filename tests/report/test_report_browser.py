@@ -112,7 +112,7 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
         found, attention=AttentionStatistics(*figures, grid=(4, 4), prefix_tokens=0),
         settings={"of": "run", "model": "vit", "method": "<b>", "blocks": 6, "data": "digits", "bands": [[0]]},
     )  # fmt: skip
-    write_analysis(folder / "analysis.html", found)
+    write_analysis(folder / "analysis.html", [found])
     site = SiteOutcome(
         submitted_s=np.arange(30.0), latency_s=np.full(30, 0.5), states=np.arange(30, dtype=np.uint8) % 3,
         devices=Counter({"<b>": 2}), used=2, seconds=30.0, errors=Counter({"BudgetExceeded": 10}),

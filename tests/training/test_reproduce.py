@@ -108,6 +108,12 @@ def test_killed_and_restarted_it_comes_to_the_same_end(marks, tmp_path, capsys):
     assert set(evaluations["depth2"]["kept"]) == {"2"}
     table = (whole / "table.md").read_text().splitlines()
     assert len([line for line in table if line.startswith("|")]) == 4
+    headings, cells = (
+        [cell.strip() for cell in line.strip("| ").split("|")] for line in table if line[:5] in ("| row", "| shu")
+    )
+    in_order = evaluations["shuffle"]["kept"]["3"]["sequential"]
+    assert cells[headings.index("3 kept, trained order")] == f"{in_order:.3f}"
+    assert headings[-1] == "slot predicted"
     assert f"{mean:.3f} ± " in next(line for line in table if line.startswith("| shuffle"))
     texts = "".join(ElementTree.parse(whole / "figure.svg").getroot().itertext())
     assert "sequential" in texts  # the method of depth2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -23,13 +24,33 @@ from ls_edge.cli.block_models import (
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
 from ls_edge.core.errors import UsageError
-from ls_edge.data.datasets import open_data
-from ls_edge.evaluation.analysis import AnalysisOrders, analyze, parse_kinds
+from ls_edge.core.order_costs import read_order_costs
+from ls_edge.data.datasets import ImageSet, open_data
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.evaluation.analysis import KINDS, Analysis, AnalysisOrders, analyze, parse_kinds
+from ls_edge.evaluation.analysis.pairs import Pairs
+from ls_edge.report.analysis import print_analysis
 from ls_edge.report.progress import StepProgress
-from ls_edge.report.tables import print_analysis
 
 if TYPE_CHECKING:
     from ls_edge.training.models.attention import AttentionMeasure
+
+
+@dataclass(frozen=True)
+class AnalyzeOptions:
+    """The options of the command that every model is analyzed with."""
+
+    kinds: tuple[str, ...]
+    orders: int
+    bands: str | None
+    pool: Literal["mean", "first"]
+    block: int | None
+    limit: int | None
+    seed: int
+    batch_size: int
+    device: Device
+    precision: Precision
+    threads: int | None
 
 
 @click.command(
@@ -38,36 +59,30 @@ if TYPE_CHECKING:
         "ls-edge analyze run --data digits",
         "ls-edge analyze bundle --data val --what importance,agreement --json",
         "ls-edge analyze run --data val --limit 500 --report analysis.html",
+        "ls-edge analyze shuffled --against start --data val --report both.html",
     ),
 )
 @click.argument("run_or_bundle", type=options.FILE)
-@options.text(
-    "--what", "Any of importance, contribution, similarity, agreement, attention.  [default: all that apply]", "A,B"
-)
+@options.path("--against", "Run or bundle to show next to it.", metavar="RUN_OR_BUNDLE")
+@options.text("--what", f"Any of {', '.join(KINDS)}.  [default: all that apply]", "A,B")
 @options.orders(16)
 @options.choice(
     "--pool",
     ["mean", "first"],
-    "Tokens for similarity: their mean, or the first one (the class token, if any).",
+    "Tokens that stand for an image: their mean, or the first one (the class token, if any).",
     default="mean",
 )
+@options.count("--block", "Block whose outputs are mapped (umap).  [default: the middle one]", least=0, most=65_536)
 @options.evaluation(batch_size=32)
 @options.REPORT
 def command(
     run_or_bundle: Path,
+    against: Path | None,
     data: str,
     what: str | None,
-    orders: int,
-    bands: str | None,
-    pool: Literal["mean", "first"],
-    limit: int | None,
-    seed: int,
-    batch_size: int,
-    device: Device,
-    precision: Precision,
-    threads: int | None,
     report: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Show what each block contributes, and how that depends on its position.
 
@@ -76,42 +91,73 @@ def command(
     what a block adds in trained and random order. agreement: how often random orders, and fewer blocks, give the class
     of the trained order. attention: its distance and entropy, for a run whose family has plain attention.
 
+    slots: accuracy by slot of each block. norms: of what a block adds, by slot. probe: how well a linear classifier
+    reads the slot from a block's output. umap: maps of outputs by slot and block. probe and umap need the extra
+    analyze. pairs: blocks that commute, next to the order costs of a bundle.
+
     Blocks are reordered within the bands of the model.
     """
-    folders = model_folders(run_or_bundle)
-    if folders != [run_or_bundle]:
-        raise UsageError(f"{run_or_bundle} is a folder of runs; name one of them, such as {folders[0]}")
-    kinds = parse_kinds(what)
+    chosen = AnalyzeOptions(parse_kinds(what), **options)
+    folders = [run_or_bundle, *([] if against is None else [against])]
+    for folder in folders:
+        if (runs := model_folders(folder)) != [folder]:
+            raise UsageError(f"{folder} is a folder of runs; name one of them, such as {runs[0]}")
     images = open_data(data, "eval")
-    opened = open_model(run_or_bundle, device, precision, threads)
-    plan = AnalysisOrders(bands_in_force(bands, opened.bands), kinds, orders, seed, pool)
-    images = opened.images(images, limit)
-    attention, reason = _attention(opened) if "attention" in kinds else (None, "")
+    analyses = [_analyze_one(folder, images, chosen) for folder in folders]
+    if as_json:
+        print_json(analyses[0] if against is None else {"analyses": analyses})
+    else:
+        for place, found in enumerate(analyses):
+            if place:
+                click.echo()
+            print_analysis(found)
+    if report is not None:
+        from ls_edge.report.html import write_analysis
+
+        write_analysis(report, analyses)
+
+
+def _analyze_one(folder: Path, images: ImageSet, options: AnalyzeOptions) -> Analysis:
+    """Analyze one run or bundle."""
+    opened = open_model(folder, options.device, options.precision, options.threads)
+    bands = bands_in_force(options.bands, opened.bands)
+    plan = AnalysisOrders(bands, options.kinds, options.orders, options.seed, options.pool, options.block)
+    images = opened.images(images, options.limit)
+    attention, reason = _attention(opened) if "attention" in options.kinds else (None, "")
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for pixels, labels in opened.batches(images, batch_size):
+        for pixels, labels in opened.batches(images, options.batch_size):
             if attention is not None:
                 attention.add(pixels)
             yield pixels, labels
 
     with StepProgress("analyze") as progress:
         found = analyze(opened.blocks, batches(), plan, on_batch=lambda done: progress(done, len(images), "images"))
-    chosen = {"what": list(kinds), "orders": orders, "pool": pool, "limit": limit, "seed": seed}
-    found = msgspec.structs.replace(
+    chosen = {
+        "what": list(options.kinds),
+        "orders": options.orders,
+        "pool": options.pool,
+        "limit": options.limit,
+        "seed": options.seed,
+    }
+    return msgspec.structs.replace(
         found,
         attention=attention.result() if attention is not None else None,
+        pairs=_with_order_costs(found, opened),
         skipped=len(opened.skipped),
         reasons={**found.reasons, "attention": reason} if reason else found.reasons,
-        settings={**opened.settings(images, plan.bands), **chosen, "batch_size": batch_size},
+        settings={**opened.settings(images, plan.bands), **chosen, "batch_size": options.batch_size},
     )
-    if as_json:
-        print_json(found)
-    else:
-        print_analysis(found)
-    if report is not None:
-        from ls_edge.report.html import write_analysis
 
-        write_analysis(report, found)
+
+def _with_order_costs(found: Analysis, opened: OpenedModel) -> Pairs | None:
+    """Return the pairs with the order costs of a bundle, if it has some."""
+    if found.pairs is None or not isinstance(opened.blocks, Pipeline):
+        return found.pairs
+    costs = read_order_costs(opened.blocks.bundle.manifest.order_costs, opened.blocks.num_blocks)
+    if costs is None:
+        return found.pairs
+    return msgspec.structs.replace(found.pairs, inverted=[list(row) for row in costs.inverted])
 
 
 def _attention(opened: OpenedModel) -> tuple[AttentionMeasure | None, str]:

@@ -266,7 +266,11 @@ def _average(name: str, found: list[Evaluation]) -> Evaluation:
 
 
 def _table(plan: Plan, rows: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells: a row per training, accuracy in trained and random order, and with blocks missing."""
+    """Return headings and cells: a row per training.
+
+    Accuracy in trained and random order, with only some blocks in random and in trained order, and that of the slots
+    that ``predict`` names.
+    """
     keeps = sorted({int(keep) for found in rows.values() for keep in found.kept})
     lines = []
     for name, found in rows.items():
@@ -275,8 +279,12 @@ def _table(plan: Plan, rows: dict[str, Evaluation]) -> tuple[list[str], list[lis
         shuffled = f"{found.arbitrary.top1_mean:.3f} ± {found.models.arbitrary_std:.3f}"
         kept = [found.kept.get(str(count)) for count in keeps]
         missing = ["" if value is None else f"{value.arbitrary:.3f}" for value in kept]
-        lines.append([name, plan.rows[name].data, str(found.settings["blocks"]), trained, shuffled, *missing])
-    return ["row", "data", "blocks", "trained order", "random order", *(f"{count} kept" for count in keeps)], lines
+        in_order = ["" if value is None else f"{value.sequential:.3f}" for value in kept]
+        slot = "" if found.position_accuracy is None else f"{found.position_accuracy:.3f}"
+        blocks = str(found.settings["blocks"])
+        lines.append([name, plan.rows[name].data, blocks, trained, shuffled, *missing, *in_order, slot])
+    parts = [f"{count} kept" for count in keeps] + [f"{count} kept, trained order" for count in keeps]
+    return ["row", "data", "blocks", "trained order", "random order", *parts, "slot predicted"], lines
 
 
 def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bool) -> None:

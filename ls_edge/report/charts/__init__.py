@@ -37,6 +37,7 @@ from ls_edge.report.charts.pictures import (
 from ls_edge.report.charts.request_charts import request_timelines, stage_breakdown, stage_comparison
 from ls_edge.report.charts.served_chart import MOST_CELLS, MOST_SPANS, served, served_window
 from ls_edge.report.charts.simulation_chart import outcomes_over_time
+from ls_edge.report.charts.slot_charts import norms_chart, pairs_charts, probe_chart, slots_chart, umap_charts
 from ls_edge.report.charts.specification import MOST_POINTS, VEGA_LITE, Chart, spec_of, svg_of, with_parameters
 
 __all__ = [
@@ -60,6 +61,11 @@ __all__ = [
     "latency_distribution",
     "latency_histogram",
     "latency_over_time",
+    "norms_chart",
+    "pairs_charts",
+    "probe_chart",
+    "slots_chart",
+    "umap_charts",
     "outcomes_over_time",
     "request_timelines",
     "served",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import altair as alt
 
 from ls_edge.evaluation.analysis import Analysis
@@ -11,8 +9,8 @@ from ls_edge.report.charts.specification import (
     Chart,
     category_color,
     chart_of,
-    heat_map,
     row_of,
+    square_of,
     tooltip_of,
     wide_legend,
 )
@@ -20,7 +18,6 @@ from ls_edge.report.formatting import show_percent
 from ls_edge.report.theme import color
 
 _HEIGHT = 240
-_MOST_TEXTS = 12
 
 
 def importance_chart(found: Analysis) -> Chart | None:
@@ -69,7 +66,7 @@ def contribution_chart(found: Analysis) -> Chart | None:
     if found.contribution is None:
         return None
     blocks = [str(block) for block in range(len(found.contribution.random))]
-    return _heat_map(found.contribution.random, blocks, ("block", "slot"), "added over input", exponent=0.5)
+    return square_of(found.contribution.random, blocks, ("block", "slot"), "added over input", exponent=0.5)
 
 
 def similarity_chart(found: Analysis) -> Chart | None:
@@ -77,7 +74,7 @@ def similarity_chart(found: Analysis) -> Chart | None:
     if found.similarity is None:
         return None
     steps = found.similarity.steps
-    return _heat_map(found.similarity.cka, steps, ("after step", "after step"), "linear CKA")
+    return square_of(found.similarity.cka, steps, ("after step", "after step"), "linear CKA")
 
 
 def agreement_chart(found: Analysis) -> Chart | None:
@@ -134,40 +131,3 @@ def attention_chart(found: Analysis) -> Chart | None:
 
 def _blocks_axis(field: str, title: str) -> alt.X:
     return alt.X(field, title=title, axis=alt.Axis(labelAngle=0))
-
-
-def _heat_map(
-    values: Sequence[Sequence[float | None]],
-    names: Sequence[str],
-    titles: tuple[str, str],
-    what: str,
-    *,
-    exponent: float = 1.0,
-) -> Chart:
-    """Draw a square of cells whose depth is the value over the largest one, to the power ``exponent``.
-
-    ``names`` and ``titles`` are those of rows and columns.
-    """
-    row_title, column_title = titles
-    peak = max((value for row in values for value in row if value is not None), default=1.0) or 1.0
-    rows = [
-        row_of(
-            row=name,
-            column=column,
-            value=value,
-            depth=0.0 if value is None else (max(0.0, value) / peak) ** exponent,
-            text="" if value is None else f"{value:.2f}",
-            paint=color("accent"),
-        )
-        for name, cells in zip(names, values, strict=True)
-        for column, value in zip(names, cells, strict=True)
-    ]
-    tips = [
-        alt.Tooltip("row:O", title=row_title),
-        alt.Tooltip("column:O", title=column_title),
-        tooltip_of("value", what),
-    ]
-    size = 34 if len(names) <= _MOST_TEXTS else 20
-    chart = heat_map(rows, ("row", row_title), ("column", column_title), names, size=size, tips=tips)
-    described = f"{what} by {row_title} and {column_title}; the largest is {peak:.3f}."
-    return chart.properties(height=size * len(names), description=described)

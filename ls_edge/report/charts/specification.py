@@ -32,6 +32,9 @@ MOST_POINTS = 1200
 MOST_MARKS = 200
 """Degraded or failed requests, or events, that are drawn."""
 
+MOST_TEXTS = 12
+"""Rows of a square whose cells have texts."""
+
 ZOOM = "wheel![event.shiftKey]"
 """Wheel event for zooming; without the shift key the wheel scrolls the page."""
 
@@ -45,10 +48,10 @@ def spec_of(chart: Chart) -> dict[str, Any]:
     return {**spec, "datasets": rows, "config": CHART_CONFIG}
 
 
-def block_color(num_blocks: int, *, legend: bool = False) -> alt.Color:
-    """Return the color of a block by its number."""
+def block_color(num_blocks: int, *, legend: bool = False, field: str = "block") -> alt.Color:
+    """Return the color of a block by its number, or of a slot by another ``field``."""
     scale = alt.Scale(domain=list(range(num_blocks)), scheme=alt.SchemeParams(BLOCK_SCHEME, extent=[0.15, 1]))
-    return alt.Color("block:O", title="block", scale=scale, legend=wide_legend(12, 6) if legend else None)
+    return alt.Color(f"{field}:O", title=field, scale=scale, legend=wide_legend(12, 6) if legend else None)
 
 
 def wide_legend(columns: int = 8, narrow: int = 3) -> alt.Legend:
@@ -227,3 +230,41 @@ def heat_map(
         ink = alt.ColorValue(color("ink"), condition={"test": "datum.depth > 0.6", "value": color("bg")})
         layers.append(base.mark_text(fontSize=11, fontWeight=600).encode(text=alt.Text("text:N"), color=ink))
     return alt.layer(*layers).properties(width="container")
+
+
+def square_of(
+    values: Sequence[Sequence[float | None]],
+    names: Sequence[str],
+    titles: tuple[str, str],
+    what: str,
+    *,
+    exponent: float = 1.0,
+    digits: int = 2,
+) -> Chart:
+    """Draw a square of cells whose depth is the value over the largest one, to the power ``exponent``.
+
+    ``names`` and ``titles`` are those of rows and columns.
+    """
+    row_title, column_title = titles
+    peak = max((value for row in values for value in row if value is not None), default=1.0) or 1.0
+    rows = [
+        row_of(
+            row=name,
+            column=column,
+            value=value,
+            depth=0.0 if value is None else (max(0.0, value) / peak) ** exponent,
+            text="" if value is None else f"{value:.{digits}f}",
+            paint=color("accent"),
+        )
+        for name, cells in zip(names, values, strict=True)
+        for column, value in zip(names, cells, strict=True)
+    ]
+    tips = [
+        alt.Tooltip("row:O", title=row_title),
+        alt.Tooltip("column:O", title=column_title),
+        tooltip_of("value", what),
+    ]
+    size = 34 if len(names) <= MOST_TEXTS else 20
+    chart = heat_map(rows, ("row", row_title), ("column", column_title), names, size=size, tips=tips)
+    described = f"{what} by {row_title} and {column_title}; the largest is {peak:.3f}."
+    return chart.properties(height=size * len(names), description=described)

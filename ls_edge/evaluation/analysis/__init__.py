@@ -1,0 +1,129 @@
+"""The function of each block of a model, and its dependence on the slot.
+
+Kinds of analysis, all within the model's bands:
+
+- ``importance``: accuracy and loss with each block left out, and with each block moved to the other end of its band;
+- ``contribution``: the norm of what a block adds relative to that of its input, ``|f(x) - x| / |x|`` of each token, by
+  block and slot (arXiv 2407.04513 compares blocks by their position);
+- ``similarity``: linear centered kernel alignment (arXiv 1905.00414) of the tokens after each step in trained order,
+  and the cosine between what a block adds in trained and in random order;
+- ``agreement``: agreement of answers in random order, and with blocks left out, with those of the trained order;
+- ``slots``, ``norms``, ``probe``, ``umap``: outputs of a block by its slot (:mod:`ls_edge.evaluation.analysis.slots`);
+- ``pairs``: pairs of blocks that commute (:mod:`ls_edge.evaluation.analysis.pairs`);
+- ``attention``: distance and entropy of attention by block and head, from :mod:`ls_edge.training.models.attention`.
+
+One pass over the images. Sums are float64. Memory does not grow with the images: tokens of one batch, two arrays for
+each block, and outputs of a bounded number of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ls_edge.core.errors import UsageError
+from ls_edge.evaluation.analysis.measures import (
+    Agreement,
+    AgreementMeasure,
+    Contribution,
+    Importance,
+    ImportanceMeasure,
+    Similarity,
+    TokenMeasures,
+)
+from ls_edge.evaluation.analysis.pairs import Pairs, PairsMeasure
+from ls_edge.evaluation.analysis.plan import AnalysisOrders
+from ls_edge.evaluation.analysis.slots import AddedNorms, Map, Probe, SlotAccuracy, SlotOutputs
+from ls_edge.evaluation.measure import Measure, TokenModel, measure_orders
+
+__all__ = ["KINDS", "NOT_ASKED", "Analysis", "AnalysisOrders", "AttentionStatistics", "analyze", "parse_kinds"]
+
+SLOT_KINDS = ("slots", "norms", "probe", "umap")
+KINDS = ("importance", "contribution", "similarity", "agreement", *SLOT_KINDS, "pairs", "attention")
+NOT_ASKED = "not asked for"
+TOO_FEW = "there are too few images, or no band of several blocks"
+
+
+class AttentionStatistics(msgspec.Struct, frozen=True):
+    """Attention in trained order by block and head; means over images and queries."""
+
+    distance: list[list[float]]
+    """Mean distance between patches that attend to each other, weighted by attention, in patches."""
+    entropy: list[list[float]]
+    """Entropy of the attention of a token over all tokens, in nats."""
+    grid: tuple[int, int]
+    prefix_tokens: int
+    """Tokens before the patches, which distances leave out."""
+
+
+class Analysis(msgspec.Struct, frozen=True):
+    """Document of ``analyze --json``; ``reasons`` has the reason for a kind that is None."""
+
+    schema: int
+    images: int
+    skipped: int
+    importance: Importance | None
+    contribution: Contribution | None
+    similarity: Similarity | None
+    agreement: Agreement | None
+    slots: SlotAccuracy | None
+    norms: AddedNorms | None
+    probe: Probe | None
+    umap: list[Map] | None
+    pairs: Pairs | None
+    attention: AttentionStatistics | None
+    reasons: dict[str, str]
+    settings: dict[str, Any]
+
+
+def parse_kinds(text: str | None) -> tuple[str, ...]:
+    """Return the kinds of a comma-separated list, by default all; raise :class:`UsageError` for an unknown one."""
+    if text is None:
+        return KINDS
+    asked = [name.strip() for name in text.split(",")]
+    for name in asked:
+        if name not in KINDS:
+            raise UsageError(f"--what {name!r} is not a kind of analysis; use {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in asked)
+
+
+def analyze(
+    model: TokenModel,
+    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    plan: AnalysisOrders,
+    *,
+    on_batch: Callable[[int], None] = lambda _: None,
+) -> Analysis:
+    """Measure all kinds of a plan except attention; other arguments and errors are those of :func:`measure_orders`."""
+    trained, random = plan.trained, plan.random()
+    asked = set(plan.kinds)
+    importance = ImportanceMeasure(plan.bands) if "importance" in asked else None
+    agreement = AgreementMeasure(trained, random, plan.left_out()) if "agreement" in asked else None
+    tokens = None
+    if asked & {"contribution", "similarity"}:
+        tokens = TokenMeasures(model.array_of, trained, random, plan.pool)
+    outputs = SlotOutputs(model, plan) if asked & set(SLOT_KINDS) else None
+    pairs = PairsMeasure(model, plan.bands) if "pairs" in asked else None
+    measures: list[Measure | None] = [importance, agreement, tokens, outputs, pairs]
+    images = measure_orders(model, batches, [one for one in measures if one is not None], on_batch=on_batch)
+    found: dict[str, Any] = dict.fromkeys(KINDS)
+    reasons = {kind: NOT_ASKED for kind in KINDS if kind not in asked}
+    if importance is not None:
+        found["importance"] = importance.result()
+    if agreement is not None:
+        found["agreement"] = agreement.result()
+    if pairs is not None:
+        found["pairs"] = pairs.result()
+    for kind, measure in (("contribution", tokens), ("similarity", tokens), *((kind, outputs) for kind in SLOT_KINDS)):
+        if kind in asked and measure is not None:
+            try:
+                found[kind] = getattr(measure, kind)() or None
+            except ImportError as error:
+                reasons[kind] = f"{error.name} is not installed; it comes with the extra analyze"
+            else:
+                if found[kind] is None:
+                    reasons[kind] = TOO_FEW
+    return Analysis(schema=1, images=images, skipped=0, settings={}, reasons=reasons, **found)

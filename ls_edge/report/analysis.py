@@ -1,0 +1,318 @@
+"""Tables and sentences of an analysis of the blocks of a model, for terminals and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import click
+import numpy as np
+from rich.console import Console
+
+from ls_edge.core.errors import printable
+from ls_edge.core.text import name_blocks
+from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
+from ls_edge.report.formatting import NOTHING, bands_text, counted, show_percent
+from ls_edge.report.terminal import PlainTable, print_table
+
+AGREEMENT = ("blocks left out", "same class", "in all orders", "total variation", "orders")
+_IN_WORDS = ("slots", "norms", "probe", "umap", "pairs")
+"""Kinds that a terminal shows as their finding alone."""
+BEYOND_CHANCE = 5.0
+"""Standard errors between the best and the worst slot of a block that depends on its slot."""
+
+
+def about_analysis(found: Analysis) -> str:
+    """Return the model and data of an analysis, in one line."""
+    s = found.settings
+    return (
+        f"{printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
+        f"{counted(found.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
+    )
+
+
+def verdict(found: Analysis) -> str:
+    """Return the result of an analysis in one sentence; empty if neither agreement nor importance was measured."""
+    said = []
+    fixed = len(found.settings["bands"]) == found.settings["blocks"]
+    if found.agreement is not None and not fixed:
+        share = found.agreement.random.same_class
+        how = "hardly matters" if share >= 0.95 else "matters little" if share >= 0.8 else "matters"
+        said.append(f"block order {how}: {show_percent(share)} of the answers stay the same in random order")
+    losses = [(one.importance, one.block) for one in found.importance.blocks] if found.importance is not None else []
+    known = [(loss, block) for loss, block in losses if loss is not None]
+    if known:
+        (least, dispensable), (most, needed) = min(known), max(known)
+        said.append(
+            f"leaving out block {needed} costs most ({most:+.3f} nats), block {dispensable} least ({least:+.3f})"
+        )
+    text = "; ".join(said)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def finding(found: Analysis, kind: str) -> str:
+    """Return what to see in the section of a kind for this model, or the reason for its absence."""
+    if getattr(found, kind) is None:
+        return f"None: {printable(found.reasons.get(kind, 'a value is not finite'))}."
+    return _FINDINGS[kind](found)
+
+
+def _importance(found: Analysis) -> str:
+    assert found.importance is not None
+    known = [(one.importance, one.block) for one in found.importance.blocks if one.importance is not None]
+    if not known:
+        return "No loss is finite."
+    (least, dispensable), (most, needed) = min(known), max(known)
+    text = f"Leaving out block {needed} costs most, {most:+.3f} nats, and block {dispensable} least, {least:+.3f}"
+    trained = found.importance.trained.loss or 0.0
+    moved = [
+        (one.moved.loss - trained, one.block, one.moved_to)
+        for one in found.importance.blocks
+        if one.moved is not None and one.moved.loss is not None
+    ]
+    if not moved:
+        return f"{text}."
+    worst, block, slot = max(moved)
+    return f"{text}; moving block {block} to slot {slot} is the worst move, {worst:+.3f}."
+
+
+def _contribution(found: Analysis) -> str:
+    assert found.contribution is not None
+    table = found.contribution.random
+    by_slot = [[value for row in table if (value := row[slot]) is not None] for slot in range(len(table))]
+    means = [float(np.mean(values)) for values in by_slot if values]
+    return (
+        f"In random order a block adds {means[0]:.2f} of the norm of a token in the first slot and {means[-1]:.2f} in "
+        "the last one, on average over the blocks."
+    )
+
+
+def _similarity(found: Analysis) -> str:
+    assert found.similarity is not None
+    steps = [(row[at], at) for at, row in enumerate(found.similarity.cka[1:]) if row[at] is not None]
+    cosines = [value for value in found.similarity.cosine if value is not None]
+    text = ""
+    if steps:
+        text = "Block {1} changes the tokens most: CKA {0:.2f} to those before it. ".format(*min(steps))
+    if cosines:
+        text += (
+            f"What a block adds in random order has a cosine of {min(cosines):.2f} to {max(cosines):.2f} to what it "
+            f"adds in trained order: {'nearly the same' if min(cosines) > 0.6 else 'other'} directions."
+        )
+    return text.strip()
+
+
+def _agreement(found: Analysis) -> str:
+    assert found.agreement is not None
+    share = found.agreement.random.same_class
+    text = f"{show_percent(share)} of the answers in random order are those of the trained order"
+    if not found.agreement.left_out:
+        return f"{text}."
+    last = found.agreement.left_out[-1]
+    return f"{text}, and {show_percent(last.same_class)} with {counted(last.left_out, 'block')} left out."
+
+
+def _slots(found: Analysis) -> str:
+    assert found.slots is not None
+    spans = []
+    for block, (row, counts) in enumerate(zip(found.slots.accuracy, found.slots.images, strict=True)):
+        known = [(value, slot) for slot, value in enumerate(row) if value is not None]
+        if len(known) > 1:
+            mean = float(np.mean([value for value, _ in known]))
+            chance = BEYOND_CHANCE * (mean * (1 - mean) / min(count for count in counts if count)) ** 0.5
+            spans.append((max(known)[0] - min(known)[0], chance, block, min(known), max(known)))
+    if not spans:
+        return "Every block has a single slot."
+    span, _, block, (worst, bad), (best, good) = max(spans)
+    steady = [one for difference, chance, one, *_ in spans if difference <= chance]
+    if len(steady) == len(spans):
+        return f"No block depends on its slot: accuracies differ by {100 * span:.1f} points at most, as by chance."
+    return (
+        f"The slot of block {block} matters most: {show_percent(best)} of the answers are right with it in slot "
+        f"{good}, {show_percent(worst)} in slot {bad}. "
+        + (f"No difference beyond chance for {name_blocks(steady)}." if steady else "It matters for all blocks.")
+    )
+
+
+def _norms(found: Analysis) -> str:
+    assert found.norms is not None
+    near, away = 0, 0.0
+    rows = [(block, [(v, s) for s, v in enumerate(row) if v is not None]) for block, row in enumerate(found.norms.mean)]
+    movable = [(block, known) for block, known in rows if len(known) > 1]
+    if not movable:
+        return "Every block has a single slot."
+    for block, known in movable:
+        near += abs(max(known)[1] - block) <= 1
+        own = next((value for value, slot in known if slot == block), 0.0)
+        away += float(np.mean([value for value, slot in known if slot != block])) / max(own, 1e-12) / len(movable)
+    held = "withhold elsewhere" if away < 0.8 else "add as much elsewhere" if away < 1.25 else "add more elsewhere"
+    return (
+        f"{near} of {counted(len(movable), 'block')} add most within one slot of their trained place; blocks {held}: "
+        f"{away:.2f} times as much in other slots as in their own."
+    )
+
+
+def _probe(found: Analysis) -> str:
+    assert found.probe is not None
+    known = [(value, block) for block, value in enumerate(found.probe.accuracy) if value is not None]
+    control = [value for value in found.probe.shuffled if value is not None]
+    (low, least), (high, most) = min(known), max(known)
+    return (
+        f"A linear probe reads the slot of {show_percent(low)} (block {least}) to {show_percent(high)} (block {most}) "
+        f"of the outputs; with slots exchanged at random {show_percent(float(np.mean(control)))}."
+    )
+
+
+def _umap(found: Analysis) -> str:
+    assert found.umap is not None
+    one = found.umap[0]
+    if one.neighbors > 3 * one.chance:
+        seen = "the output tells its slot, and slots form clouds of their own"
+    else:
+        seen = "the slots lie mixed" if one.neighbors < 1.5 * one.chance else "slots overlap"
+    return (
+        f"{one.of[:1].upper()}{one.of[1:]}: {seen}. The nearest points name the slot of {show_percent(one.neighbors)} "
+        f"of the points; chance is {show_percent(one.chance)}."
+    )
+
+
+def _pairs(found: Analysis) -> str:
+    assert found.pairs is not None
+    pairs = [
+        (value, one, other)
+        for one, row in enumerate(found.pairs.difference)
+        for other, value in enumerate(row)
+        if value is not None
+    ]
+    if not pairs:
+        return "The bands have no pair of blocks that may change places."
+    low, high = min(pairs), max(pairs)
+    text = (
+        f"Blocks {low[1]} and {low[2]} commute best: exchanged, their result differs by {low[0]:.2f} of what both add; "
+        f"{high[1]} and {high[2]} worst, by {high[0]:.2f}."
+    )
+    rank = found.pairs.rank_correlation
+    return text if rank is None else f"{text} The rank correlation with the order costs is {rank:+.2f}."
+
+
+def _attention(found: Analysis) -> str:
+    assert found.attention is not None
+    means = [float(np.mean(heads)) for heads in found.attention.distance]
+    every = [value for heads in found.attention.distance for value in heads]
+    return (
+        f"Heads attend {min(every):.2f} to {max(every):.2f} patches away, {means[0]:.2f} on average in block 0 and "
+        f"{means[-1]:.2f} in the last block."
+    )
+
+
+_FINDINGS: dict[str, Callable[[Analysis], str]] = {
+    "importance": _importance,
+    "contribution": _contribution,
+    "similarity": _similarity,
+    "agreement": _agreement,
+    "slots": _slots,
+    "norms": _norms,
+    "probe": _probe,
+    "umap": _umap,
+    "pairs": _pairs,
+    "attention": _attention,
+}
+
+
+def empty_cells(found: Analysis) -> list[str]:
+    """Return the reasons for the empty cells of tables and charts."""
+    said = []
+    if found.importance is not None and any(one.moved is None for one in found.importance.blocks):
+        said.append(f"{NOTHING} under moved to: the band of the block has no other slot")
+    if found.contribution is not None and any(None in slots for slots in found.contribution.random):
+        orders = counted(found.contribution.orders, "random order")
+        why = f"none of {orders} ran the block in that slot; raise --orders"
+        if len(found.settings["bands"]) > 1:
+            why = f"the band of the block excludes that slot, or {why}"
+        said.append(f"An empty cell of contribution: {why}")
+    if found.similarity is not None and (
+        None in found.similarity.cosine or any(None in row for row in found.similarity.cka)
+    ):
+        said.append("An empty cell of similarity: the block adds nothing, or all images have the same tokens")
+    return said
+
+
+def block_table(found: Analysis) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return headings, and a row for each block, of the kinds that were measured."""
+    columns = {"block": [str(block) for block in range(found.settings["blocks"])]}
+    if found.importance is not None:
+        top1, blocks = found.importance.trained.top1, found.importance.blocks
+        columns["loss without"] = [_number(one.importance, "+.3f") for one in blocks]
+        columns["accuracy without"] = [_points(one.left_out.top1 - top1) for one in blocks]
+        columns["moved to"] = [NOTHING if one.moved_to is None else str(one.moved_to) for one in blocks]
+        moved = [None if one.moved is None else one.moved.top1 - top1 for one in blocks]
+        columns["accuracy moved"] = [NOTHING if change is None else _points(change) for change in moved]
+    if found.contribution is not None:
+        ranges = [[value for value in slots if value is not None] for slots in found.contribution.random]
+        columns["adds"] = [_number(value) for value in found.contribution.trained]
+        columns["adds, by slot"] = [f"{min(r):.2f} to {max(r):.2f}" if r else NOTHING for r in ranges]
+    if found.similarity is not None:
+        columns["CKA to before"] = [_number(row[step]) for step, row in enumerate(found.similarity.cka[1:])]
+        columns["cosine"] = [_number(value) for value in found.similarity.cosine]
+    if found.probe is not None:
+        columns["slot read"] = [_number(value) for value in found.probe.accuracy]
+    if found.attention is not None:
+        columns["attention distance"] = [_number(float(np.mean(heads))) for heads in found.attention.distance]
+        columns["entropy"] = [_number(float(np.mean(heads))) for heads in found.attention.entropy]
+    return list(columns), list(zip(*columns.values(), strict=True))
+
+
+def agreement_rows(found: Analysis) -> list[tuple[str, ...]]:
+    """Return the rows below :data:`AGREEMENT`."""
+    if found.agreement is None:
+        return []
+    return [
+        (
+            "none" if one.left_out == 0 else str(one.left_out),
+            show_percent(one.same_class),
+            show_percent(one.all_same_class),
+            _number(one.total_variation),
+            str(one.orders),
+        )
+        for one in (found.agreement.random, *found.agreement.left_out)
+    ]
+
+
+def print_analysis(found: Analysis, console: Console | None = None) -> None:
+    """Print the model, a row for each block, and the agreement of answers."""
+    click.echo(f"{found.settings['of']}: {about_analysis(found)}")
+    if said := verdict(found):
+        click.echo(said)
+    if found.importance is not None:
+        trained = found.importance.trained
+        click.echo(f"trained order: accuracy {trained.top1:.3f}, loss {_number(trained.loss)}")
+    headings, rows = block_table(found)
+    if len(headings) > 1:
+        _print_rows(headings, rows, console)
+    if found.agreement is not None:
+        click.echo("\nanswers in random order, compared with trained order:")
+        _print_rows(AGREEMENT, agreement_rows(found), console)
+    for line in empty_cells(found):
+        click.echo(line)
+    for kind in _IN_WORDS:
+        if getattr(found, kind) is not None:
+            click.echo(f"{kind}: {finding(found, kind)}")
+    for kind, why in found.reasons.items():
+        if why != NOT_ASKED:
+            click.echo(f"{kind}: none, {printable(why)}", err=True)
+
+
+def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None) -> None:
+    table = PlainTable()
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    print_table(table, console)
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return NOTHING if value is None else format(value, form)
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f} points"
