@@ -14,7 +14,7 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -27,6 +27,7 @@ from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.core.text import format_bands, format_ranges
 from ls_edge.evaluation.analysis import Analysis
+from ls_edge.evaluation.analysis.trace import TraceAnalysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
 from ls_edge.report import charts
@@ -37,10 +38,11 @@ from ls_edge.report.analysis import (
     block_table,
     empty_cells,
     finding,
+    trace_findings,
     verdict,
 )
 from ls_edge.report.formatting import NOTHING, counted, distinct_names, shorten, show, show_ms, show_percent
-from ls_edge.report.mistakes import confusions, wrong_images
+from ls_edge.report.mistakes import confusions, pictures_of, wrong_images
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
 from ls_edge.report.theme import STAGES, STYLE
 from ls_edge.version import __version__
@@ -190,6 +192,37 @@ def _part(found: Analysis, kind: str, draw: Callable[[Analysis], Any]) -> tuple[
     """Return the finding and the charts of a kind."""
     drawn = draw(found)
     return finding(found, kind), drawn if isinstance(drawn, list) else [drawn] if drawn is not None else []
+
+
+def write_trace_analysis(
+    path: str | Path, found: TraceAnalysis, images: Iterable[ImageRef] = (), classes: Mapping[int, str] | None = None
+) -> None:
+    """Write a page with an analysis of a trace, with pictures of ``images``; ``classes`` are names by label."""
+    drawn = [
+        [charts.order_chart(found)],
+        [charts.skips_chart(found), charts.blocks_chart(found)],
+        [],
+        [],
+    ]
+    reasons = [
+        "Accuracy of the most frequent orders and subsets, with 95 % intervals. A + separates tracks that ran in "
+        "parallel, a / waves.",
+        "Accuracy by number of skipped blocks, and of the answers without and with each block that was skipped.",
+        "Images that were answered wrong with blocks missing; those that were right with all blocks come first.",
+        "Answers of the same image in different orders, and how often each came.",
+    ]
+    findings = trace_findings(found).items()
+    sections = [(head, why, said, each) for (head, said), why, each in zip(findings, reasons, drawn, strict=True)]
+    names = [one.image for one in (*found.mistakes, *found.images)]
+    text = _render(
+        "trace.html.j2",
+        title="Orders of a run",
+        found=found,
+        sections=sections,
+        classes=classes or {},
+        pictures=pictures_of(dict.fromkeys(names), images),
+    )
+    write_output(path, text)
 
 
 class Figure(NamedTuple):

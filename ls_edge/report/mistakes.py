@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ls_edge.core.errors import DataError
@@ -84,18 +85,21 @@ def wrong_images(records: Iterable[RequestRecord], images: Iterable[ImageRef]) -
 
     An image that can no longer be read is left out.
     """
-    from ls_edge.data.decoding import thumbnail  # Pillow, which most reports do not need
-
     wrong = list({record.image: record for record in wrong_answers(records)}.values())
     step = max(1, -(-len(wrong) // MOST_IMAGES))
     chosen = {record.image: record for record in wrong[::step]}
-    readers = {image.name: image.read for image in images if image.name in chosen}
-    found = []
-    for name, record in chosen.items():
-        if name in readers:
-            try:
-                encoded = base64.b64encode(thumbnail(readers[name]())).decode()
-            except DataError:
-                continue
-            found.append(WrongImage(record, f"data:image/png;base64,{encoded}"))
+    pictures = pictures_of(chosen, images)
+    return [WrongImage(record, pictures[name]) for name, record in chosen.items() if name in pictures]
+
+
+def pictures_of(names: Collection[str], images: Iterable[ImageRef]) -> dict[str, str]:
+    """Return small pictures of the named images as data URIs, without those that cannot be read."""
+    from ls_edge.data.decoding import thumbnail  # Pillow, which most reports do not need
+
+    readers = {image.name: image.read for image in images if image.name in names}
+    found = {}
+    for name in names:
+        with contextlib.suppress(DataError, KeyError):
+            encoded = base64.b64encode(thumbnail(readers[name]())).decode()
+            found[name] = f"data:image/png;base64,{encoded}"
     return found

@@ -23,13 +23,14 @@ from ls_edge.cli.block_models import (
 )
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.analysis import KINDS, Analysis, AnalysisOrders, analyze, parse_kinds
 from ls_edge.evaluation.analysis.pairs import Pairs
-from ls_edge.report.analysis import print_analysis
+from ls_edge.evaluation.analysis.trace import TraceCounts, is_trace, read_lines
+from ls_edge.report.analysis import print_analysis, print_trace_analysis
 from ls_edge.report.progress import StepProgress
 
 if TYPE_CHECKING:
@@ -60,9 +61,10 @@ class AnalyzeOptions:
         "ls-edge analyze bundle --data val --what importance,agreement --json",
         "ls-edge analyze run --data val --limit 500 --report analysis.html",
         "ls-edge analyze shuffled --against start --data val --report both.html",
+        "ls-edge analyze trace.jsonl --data val --report orders.html",
     ),
 )
-@click.argument("run_or_bundle", type=options.FILE)
+@click.argument("run_or_bundle", type=options.FILE, metavar="RUN_OR_BUNDLE_OR_TRACE")
 @options.path("--against", "Run or bundle to show next to it.", metavar="RUN_OR_BUNDLE")
 @options.text("--what", f"Any of {', '.join(KINDS)}.  [default: all that apply]", "A,B")
 @options.orders(16)
@@ -96,7 +98,15 @@ def command(
     analyze. pairs: blocks that commute, next to the order costs of a bundle.
 
     Blocks are reordered within the bands of the model.
+
+    A trace of 'run --trace' instead of a model: orders and subsets that occurred, accuracy by order and by skipped
+    block, and the images whose answer depends on them.
     """
+    if is_trace(run_or_bundle):
+        if against is not None or what is not None:
+            raise UsageError(f"{run_or_bundle} is a trace, which has neither --against nor --what; leave them out")
+        _analyze_trace(run_or_bundle, open_data(data, "eval"), report, as_json=as_json)
+        return
     chosen = AnalyzeOptions(parse_kinds(what), **options)
     folders = [run_or_bundle, *([] if against is None else [against])]
     for folder in folders:
@@ -115,6 +125,29 @@ def command(
         from ls_edge.report.html import write_analysis
 
         write_analysis(report, analyses)
+
+
+def _analyze_trace(path: Path, images: ImageSet, report: Path | None, *, as_json: bool) -> None:
+    """Analyze a trace; the images give names of classes and pictures."""
+    counts, size = TraceCounts(), path.stat().st_size
+    labels = {image.name: image.label for image in images.images}
+    classes: dict[int, str] = {}
+    with StepProgress("analyze") as progress:
+        for line, at in read_lines(path):
+            counts.add(line)
+            own = labels.get(line.image)
+            if own is not None and line.label is not None:
+                classes[line.label] = images.classes[own]
+            progress(at, size, "bytes")
+    found = counts.result({"of": printable(path), "data": printable(images.source)})
+    if as_json:
+        print_json(found)
+    else:
+        print_trace_analysis(found)
+    if report is not None:
+        from ls_edge.report.html import write_trace_analysis
+
+        write_trace_analysis(report, found, images.images, classes)
 
 
 def _analyze_one(folder: Path, images: ImageSet, options: AnalyzeOptions) -> Analysis:

@@ -39,6 +39,7 @@ from ls_edge.report.charts.served_chart import MOST_CELLS, MOST_SPANS, served, s
 from ls_edge.report.charts.simulation_chart import outcomes_over_time
 from ls_edge.report.charts.slot_charts import norms_chart, pairs_charts, probe_chart, slots_chart, umap_charts
 from ls_edge.report.charts.specification import MOST_POINTS, VEGA_LITE, Chart, spec_of, svg_of, with_parameters
+from ls_edge.report.charts.trace_charts import blocks_chart, order_chart, skips_chart
 
 __all__ = [
     "MOST_CELLS",
@@ -53,6 +54,7 @@ __all__ = [
     "accuracy_figure",
     "agreement_chart",
     "attention_chart",
+    "blocks_chart",
     "check_figure",
     "contribution_chart",
     "freedom_figure",
@@ -66,11 +68,13 @@ __all__ = [
     "probe_chart",
     "slots_chart",
     "umap_charts",
+    "order_chart",
     "outcomes_over_time",
     "request_timelines",
     "served",
     "served_window",
     "similarity_chart",
+    "skips_chart",
     "slot_heatmap",
     "spec_of",
     "stage_breakdown",

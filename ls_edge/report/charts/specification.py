@@ -56,7 +56,7 @@ def block_color(num_blocks: int, *, legend: bool = False, field: str = "block") 
 
 def wide_legend(columns: int = 8, narrow: int = 3) -> alt.Legend:
     """Return a legend of this many columns, or ``narrow`` columns if the chart is narrow."""
-    return alt.Legend(columns=expression(f"narrow ? {narrow} : {columns}"), labelLimit=0)
+    return alt.Legend(columns=expression(f"narrow ? {narrow} : {columns}"), labelLimit=0, symbolOpacity=1)
 
 
 def block_ink(num_blocks: int) -> alt.ColorValue:
