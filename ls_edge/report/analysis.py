@@ -19,7 +19,7 @@ AGREEMENT = ("blocks left out", "same class", "in all orders", "total variation"
 SHOWN_ORDERS = 8
 FEWEST_ANSWERS = 30
 """Answers of an order whose accuracy is compared with that of another: its 95 % interval is up to 35 points wide."""
-_IN_WORDS = ("slots", "norms", "probe", "umap", "pairs")
+_IN_WORDS = ("slots", "norms", "probe", "umap", "pairs", "rollout")
 """Kinds that a terminal shows as their finding alone."""
 BEYOND_CHANCE = 5.0
 """Standard errors between the best and the worst slot of a block that depends on its slot."""
@@ -208,6 +208,17 @@ def _attention(found: Analysis) -> str:
     )
 
 
+def _rollout(found: Analysis) -> str:
+    assert found.rollout is not None
+    one = found.rollout
+    same = one.correlation
+    where = "the same patches" if same > 0.8 else "similar patches" if same > 0.4 else "other patches"
+    return (
+        f"In random order, attention reaches {where}: maps correlate by {same:+.2f} with those of the trained order, "
+        f"over {counted(one.images, 'image')}. The strongest patch has {one.peak:.1f} times the mean."
+    )
+
+
 _FINDINGS: dict[str, Callable[[Analysis], str]] = {
     "importance": _importance,
     "contribution": _contribution,
@@ -219,6 +230,7 @@ _FINDINGS: dict[str, Callable[[Analysis], str]] = {
     "umap": _umap,
     "pairs": _pairs,
     "attention": _attention,
+    "rollout": _rollout,
 }
 
 

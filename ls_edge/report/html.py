@@ -42,7 +42,7 @@ from ls_edge.report.analysis import (
     verdict,
 )
 from ls_edge.report.formatting import NOTHING, counted, distinct_names, shorten, show, show_ms, show_percent
-from ls_edge.report.mistakes import confusions, pictures_of, wrong_images
+from ls_edge.report.mistakes import confusions, map_picture, pictures_of, wrong_images
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
 from ls_edge.report.theme import STAGES, STYLE
 from ls_edge.version import __version__
@@ -164,12 +164,20 @@ SECTIONS: dict[str, tuple[Callable[[Analysis], Any], str]] = {
         charts.attention_chart,
         "Mean distance, in patches, between patches that attend to each other, for each head in trained order.",
     ),
+    "rollout": (
+        lambda _: None,
+        "Attention averaged over heads, plus the identity, multiplied through the blocks: an image, the patches that "
+        "reach its answer in trained order, and in a random order; white is most.",
+    ),
 }
 """Charts of each kind of analysis, and what they show."""
 
 
-def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str = "Blocks of a model") -> None:
-    """Write a page with the analysis of a model, or of several side by side."""
+def write_analysis(
+    path: str | Path, analyses: Sequence[Analysis], images: Iterable[ImageRef] = (), *, title: str = "Blocks of a model"
+) -> None:
+    """Write a page with the analysis of a model, or of several side by side, with pictures of ``images``."""
+    images = list(images)
     names = distinct_names([found.settings["of"] for found in analyses]) if len(analyses) > 1 else [""]
     models = [
         {
@@ -179,6 +187,7 @@ def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str
             "empty_cells": empty_cells(found),
             "blocks": block_table(found),
             "agreement": agreement_rows(found),
+            "rollouts": _rollouts(found, images),
             "found": found,
         }
         for name, found in zip(names, analyses, strict=True)
@@ -186,6 +195,25 @@ def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str
     sections = [(kind, why, [_part(found, kind, draw) for found in analyses]) for kind, (draw, why) in SECTIONS.items()]
     text = _render("analysis.html.j2", title=title, models=models, sections=sections, headings=AGREEMENT)
     write_output(path, text)
+
+
+def _rollouts(found: Analysis, images: Iterable[ImageRef]) -> list[tuple[str, str]]:
+    """Return the name and the picture of each image with a rollout, and of its maps."""
+    if found.rollout is None:
+        return []
+    one = found.rollout
+    pictures = pictures_of(dict.fromkeys(one.names), images)
+    rows = zip(one.names, one.trained, one.random, strict=False)
+    return [
+        (text, source)
+        for name, trained, random in rows
+        if name in pictures
+        for text, source in (
+            (name, pictures[name]),
+            ("trained order", map_picture(trained, one.grid)),
+            ("random order", map_picture(random, one.grid)),
+        )
+    ]
 
 
 def _part(found: Analysis, kind: str, draw: Callable[[Analysis], Any]) -> tuple[str, list[charts.Chart]]:
@@ -213,7 +241,7 @@ def write_trace_analysis(
     ]
     findings = trace_findings(found).items()
     sections = [(head, why, said, each) for (head, said), why, each in zip(findings, reasons, drawn, strict=True)]
-    names = [one.image for one in (*found.mistakes, *found.images)]
+    names = [*(one.image for one in found.mistakes), *(one.image for one in found.images)]
     text = _render(
         "trace.html.j2",
         title="Orders of a run",

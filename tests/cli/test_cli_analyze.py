@@ -35,9 +35,11 @@ def numbers(value):
 def test_a_run_and_its_bundle_give_the_same_figures(command, both):
     run, bundle = (document(command, path, *FEW) for path in both)
     assert set(run["reasons"]) <= {"probe", "umap"}  # 24 images are too few
-    assert set(bundle["reasons"]) - set(run["reasons"]) == {"attention"}
+    assert set(bundle["reasons"]) - set(run["reasons"]) == {"attention", "rollout"}
     assert bundle["attention"] is None
     assert len(run["attention"]["distance"]) == 6
+    assert run["rollout"]["images"] == 24
+    assert len(run["rollout"]["names"]) == len(run["rollout"]["trained"]) == 8
     for kind in ("importance", "contribution", "similarity", "agreement", "slots", "pairs"):
         assert len(numbers(run[kind])) > 5
         assert numbers(bundle[kind]) == pytest.approx(numbers(run[kind]), rel=1e-4, abs=1e-4)
@@ -116,6 +118,7 @@ def test_the_report(command, both, tmp_path):
     assert code == 0, err
     page = path.read_text()
     assert page.count("data-chart=") == 8
+    assert page.count('<img src="data:image/png;base64,') == 24  # 8 images, each with two maps
     assert "vegaEmbed(" in page
     code, _, err = command("analyze", both[1], *FEW, "--report", path, "--what", "importance,attention")
     assert code == 0, err

@@ -127,7 +127,9 @@ def test_a_probe_reads_slots_that_leave_a_mark_and_guesses_exchanged_ones():
     assert "too few images" in few.reasons["probe"]
 
 
-@pytest.mark.slow  # numba compiles for half a minute
+@pytest.mark.slow  # numba compiles for half a minute, on a loaded machine for minutes
+@pytest.mark.timeout(900)
+@pytest.mark.leaks_ok  # tqdm's monitor lives on
 def test_a_map_tells_slots_that_leave_a_mark_apart():
     pytest.importorskip("umap", exc_type=ImportError)
     marked = found(Layers(mark=12.0), 120, ("umap",), block=1)

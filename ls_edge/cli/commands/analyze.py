@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -27,14 +27,14 @@ from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.analysis import KINDS, Analysis, AnalysisOrders, analyze, parse_kinds
+from ls_edge.evaluation.analysis import KINDS, Analysis, AnalysisOrders, Rollout, analyze, parse_kinds
 from ls_edge.evaluation.analysis.pairs import Pairs
 from ls_edge.evaluation.analysis.trace import TraceCounts, is_trace, read_lines
 from ls_edge.report.analysis import print_analysis, print_trace_analysis
 from ls_edge.report.progress import StepProgress
 
-if TYPE_CHECKING:
-    from ls_edge.training.models.attention import AttentionMeasure
+ATTENTION = ("attention", "rollout")
+"""Kinds that need the weights of attention."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def command(
     importance: accuracy and loss without each block, and with it at the other end of its band. contribution: norm of
     what a block adds, relative to its input, by slot. similarity: of the tokens after each step (linear CKA), and of
     what a block adds in trained and random order. agreement: how often random orders, and fewer blocks, give the class
-    of the trained order. attention: its distance and entropy, for a run whose family has plain attention.
+    of the trained order. attention: its distance and entropy, and rollout: which patches it reaches, in trained and
+    random order, for a run whose family has plain attention.
 
     slots: accuracy by slot of each block. norms: of what a block adds, by slot. probe: how well a linear classifier
     reads the slot from a block's output. umap: maps of outputs by slot and block. probe and umap need the extra
@@ -124,7 +125,7 @@ def command(
     if report is not None:
         from ls_edge.report.html import write_analysis
 
-        write_analysis(report, analyses)
+        write_analysis(report, analyses, images.images)
 
 
 def _analyze_trace(path: Path, images: ImageSet, report: Path | None, *, as_json: bool) -> None:
@@ -156,12 +157,12 @@ def _analyze_one(folder: Path, images: ImageSet, options: AnalyzeOptions) -> Ana
     bands = bands_in_force(options.bands, opened.bands)
     plan = AnalysisOrders(bands, options.kinds, options.orders, options.seed, options.pool, options.block)
     images = opened.images(images, options.limit)
-    attention, reason = _attention(opened) if "attention" in options.kinds else (None, "")
+    looks, reason = _attention(opened, plan)
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for pixels, labels in opened.batches(images, options.batch_size):
-            if attention is not None:
-                attention.add(pixels)
+            for look in looks.values():
+                look.add(pixels)
             yield pixels, labels
 
     with StepProgress("analyze") as progress:
@@ -175,10 +176,11 @@ def _analyze_one(folder: Path, images: ImageSet, options: AnalyzeOptions) -> Ana
     }
     return msgspec.structs.replace(
         found,
-        attention=attention.result() if attention is not None else None,
+        attention=looks["attention"].result() if "attention" in looks else None,
+        rollout=_with_names(looks["rollout"].result(), images, opened.skipped) if "rollout" in looks else None,
         pairs=_with_order_costs(found, opened),
         skipped=len(opened.skipped),
-        reasons={**found.reasons, "attention": reason} if reason else found.reasons,
+        reasons={**found.reasons, **({kind: reason for kind in ATTENTION if kind in plan.kinds} if reason else {})},
         settings={**opened.settings(images, plan.bands), **chosen, "batch_size": options.batch_size},
     )
 
@@ -193,13 +195,28 @@ def _with_order_costs(found: Analysis, opened: OpenedModel) -> Pairs | None:
     return msgspec.structs.replace(found.pairs, inverted=[list(row) for row in costs.inverted])
 
 
-def _attention(opened: OpenedModel) -> tuple[AttentionMeasure | None, str]:
-    """Return a measure of attention, or the reason why there is none."""
+def _attention(opened: OpenedModel, plan: AnalysisOrders) -> tuple[dict[str, Any], str]:
+    """Return the measures of attention by kind, or the reason why there is none."""
+    asked = [kind for kind in ATTENTION if kind in plan.kinds]
+    if not asked:
+        return {}, ""
     if is_bundle(opened.folder):
-        return None, "the engines of a bundle do not show their attention; analyze the run"
-    from ls_edge.training.models.attention import AttentionMeasure
+        return {}, "the engines of a bundle do not show their attention; analyze the run"
+    from ls_edge.training.models.attention import AttentionMeasure, RolloutMeasure
     from ls_edge.training.models.torch_blocks import TorchBlocks
 
     assert isinstance(opened.blocks, TorchBlocks)
-    measure = AttentionMeasure(opened.blocks)
-    return (None, measure.reason) if measure.reason else (measure, "")
+    made: dict[str, Any] = {
+        "attention": AttentionMeasure(opened.blocks),
+        "rollout": RolloutMeasure(opened.blocks, plan.bands, plan.seed),
+    }
+    reason = made["attention"].reason
+    return ({}, reason) if reason else ({kind: made[kind] for kind in asked}, "")
+
+
+def _with_names(found: Rollout | None, images: ImageSet, skipped: Sequence[str]) -> Rollout | None:
+    """Return a rollout with the names of its images."""
+    if found is None:
+        return None
+    names = [image.name for image in images.images[: len(found.trained) + len(skipped)] if image.name not in skipped]
+    return msgspec.structs.replace(found, names=names[: len(found.trained)])

@@ -10,7 +10,8 @@ Kinds of analysis, all within the model's bands:
 - ``agreement``: agreement of answers in random order, and with blocks left out, with those of the trained order;
 - ``slots``, ``norms``, ``probe``, ``umap``: outputs of a block by its slot (:mod:`ls_edge.evaluation.analysis.slots`);
 - ``pairs``: pairs of blocks that commute (:mod:`ls_edge.evaluation.analysis.pairs`);
-- ``attention``: distance and entropy of attention by block and head, from :mod:`ls_edge.training.models.attention`.
+- ``attention``, ``rollout``: distance and entropy of attention by block and head, and attention rollout, from
+  :mod:`ls_edge.training.models.attention`.
 
 One pass over the images. Sums are float64. Memory does not grow with the images: tokens of one batch, two arrays for
 each block, and outputs of a bounded number of images.
@@ -39,10 +40,19 @@ from ls_edge.evaluation.analysis.plan import AnalysisOrders
 from ls_edge.evaluation.analysis.slots import AddedNorms, Map, Probe, SlotAccuracy, SlotOutputs
 from ls_edge.evaluation.measure import Measure, TokenModel, measure_orders
 
-__all__ = ["KINDS", "NOT_ASKED", "Analysis", "AnalysisOrders", "AttentionStatistics", "analyze", "parse_kinds"]
+__all__ = [
+    "KINDS",
+    "NOT_ASKED",
+    "Analysis",
+    "AnalysisOrders",
+    "AttentionStatistics",
+    "Rollout",
+    "analyze",
+    "parse_kinds",
+]
 
 SLOT_KINDS = ("slots", "norms", "probe", "umap")
-KINDS = ("importance", "contribution", "similarity", "agreement", *SLOT_KINDS, "pairs", "attention")
+KINDS = ("importance", "contribution", "similarity", "agreement", *SLOT_KINDS, "pairs", "attention", "rollout")
 NOT_ASKED = "not asked for"
 TOO_FEW = "there are too few images, or no band of several blocks"
 
@@ -57,6 +67,22 @@ class AttentionStatistics(msgspec.Struct, frozen=True):
     grid: tuple[int, int]
     prefix_tokens: int
     """Tokens before the patches, which distances leave out."""
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """Attention rollout over the patches, row by row, of the first images."""
+
+    trained: list[list[float]]
+    random: list[list[float]]
+    """The same images, each in a random order of its own."""
+    correlation: float
+    """Mean of the correlation of both maps of an image."""
+    peak: float
+    """Mean of the largest value of a map in trained order over its mean: 1 for a map that is equal everywhere."""
+    images: int
+    grid: tuple[int, int]
+    names: list[str] = []
+    """Images of ``trained`` and ``random``."""
 
 
 class Analysis(msgspec.Struct, frozen=True):
@@ -75,6 +101,7 @@ class Analysis(msgspec.Struct, frozen=True):
     umap: list[Map] | None
     pairs: Pairs | None
     attention: AttentionStatistics | None
+    rollout: Rollout | None
     reasons: dict[str, str]
     settings: dict[str, Any]
 
@@ -97,7 +124,10 @@ def analyze(
     *,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Analysis:
-    """Measure all kinds of a plan except attention; other arguments and errors are those of :func:`measure_orders`."""
+    """Measure all kinds of a plan except attention and rollout.
+
+    Other arguments and errors are those of :func:`measure_orders`.
+    """
     trained, random = plan.trained, plan.random()
     asked = set(plan.kinds)
     importance = ImportanceMeasure(plan.bands) if "importance" in asked else None
