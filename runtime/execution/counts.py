@@ -6,12 +6,13 @@ One thread adds to them, and any thread may read them: each is one number, or a 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ls_edge.core.errors import RequestError
 from ls_edge.core.records import RequestRecord
 from ls_edge.runtime.routing.events import Computed
+from ls_edge.runtime.transport.outbox import LinkCounts
 
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Buckets for the latency of answers: milliseconds on one board, up to a budget of seconds."""
@@ -65,18 +66,23 @@ class RequestCounts:
 
 
 class EngineCounts:
-    """Counts of the successful engine calls of a peer."""
+    """Counts of the successful engine calls of a peer that serves ``blocks``."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: Iterable[int] = ()) -> None:
         self.requests = self.blocks = 0
         """A request counts once per call, and a block once per request of a call."""
         self.calls = Durations(CALL_BOUNDS_S)
+        self.block_us = dict.fromkeys(blocks, 0.0)
+        """Engine time by block; a call of several blocks is divided equally among them."""
 
     def add(self, event: Computed) -> None:
         """Count a call."""
         self.requests += len(event.transfers)
         self.blocks += len(event.transfers) * len(event.blocks)
         self.calls.add(event.engine_us)
+        share_us = event.engine_us / len(event.blocks)
+        for block in event.blocks:
+            self.block_us[block] += share_us
 
 
 @dataclass(frozen=True)
@@ -97,5 +103,8 @@ class PeerSnapshot:
     linked: frozenset[str] = frozenset()
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Number of dropped messages and refused connections, by reason."""
+    reroutes: int = 0
+    """Number of transfers that were sent again to another holder."""
+    links: LinkCounts = field(default_factory=lambda: LinkCounts(()))
+    """Not a snapshot, like ``engine``: these continue to count."""
     engine: EngineCounts = field(default_factory=EngineCounts)
-    """Not a snapshot: these continue to count."""

@@ -28,7 +28,7 @@ class BlockEngine:
 
     def __init__(self, entry: PeerConfig, open_engines: Callable[[], Mapping[int, Engine]]) -> None:
         """Open no engine yet: ``open_engines`` is called by :meth:`load`."""
-        self.counts = EngineCounts()
+        self.counts = EngineCounts(entry.blocks)
         self._entry = entry
         self._open_engines = open_engines
         self._executor = Executor({})

@@ -163,6 +163,8 @@ class Service:
             failed_blocks=len(engine.failed_blocks),
             linked=frozenset(machine.neighbours.by_name),
             dropped=dict(self.node.counts),
+            reroutes=machine.reroutes,
+            links=self.node.link_counts,
             engine=self._engine.counts,
         )
 

@@ -1,7 +1,7 @@
 """Prometheus metrics of a peer or source.
 
-They are computed on request from counts and snapshots that the process keeps anyway. Label values come from
-``peers.yaml``, this package, and the bundle, never from the network.
+They are computed on request from counts and snapshots that the process keeps anyway, and from the sensors of the
+device. Label values come from ``peers.yaml``, this package, the bundle and the kernel, never from the network.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from prometheus_client.registry import Collector
 
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerState
+from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.execution.counts import Durations, PeerSnapshot
 from ls_edge.runtime.source.source import Source
+from ls_edge.runtime.transport.outbox import LinkCounts
 from ls_edge.version import __version__
 
 _REASONS = ("malformed", "before hello", "hello refused", "unsendable")
@@ -60,6 +62,10 @@ class PeerCollector(Collector):
             "ls_edge_peer_blocks_run", "Blocks that the engine ran, counted for each request.", value=engine.blocks
         )
         yield _histogram("ls_edge_peer_engine_call_seconds", "Time of successful engine calls.", engine.calls)
+        by_block = {str(block): microseconds / 1e6 for block, microseconds in engine.block_us.items()}
+        text = "Engine time by block; calls of several blocks are divided equally."
+        yield _by_label(CounterMetricFamily("ls_edge_peer_engine_seconds", text, labels=["block"]), by_block)
+        yield from _links(peer.links, peer.reroutes)
         yield from _dropped(peer.dropped)
 
 
@@ -90,12 +96,8 @@ class SourceCollector(Collector):
             ),
         ):
             yield CounterMetricFamily(f"ls_edge_source_{name}", text, value=value)
-        failed = CounterMetricFamily(
-            "ls_edge_source_failed_requests", "Requests that ended with an error, by class.", labels=["error"]
-        )
-        for error, count in counts.failed.items():
-            failed.add_metric([error], count)
-        yield failed
+        text = "Requests that ended with an error, by class."
+        yield _by_label(CounterMetricFamily("ls_edge_source_failed_requests", text, labels=["error"]), counts.failed)
         alive = {name: view.state is PeerState.ALIVE for name, view in snapshot.peers.items()}
         for name, text, value in (
             ("requests_in_flight", "Requests in progress.", counts.in_flight),
@@ -105,14 +107,39 @@ class SourceCollector(Collector):
             yield GaugeMetricFamily(f"ls_edge_source_{name}", text, value=value)
         yield _neighbours(alive.items(), "can use")
         yield _histogram("ls_edge_source_latency_seconds", "Time from submission to answer.", counts.latency)
+        yield from _links(source.link_counts, snapshot.reroutes)
         yield from _dropped(snapshot.dropped)
 
 
-def registry_of(*collectors: Collector) -> CollectorRegistry:
-    """Return a registry with these collectors and the metrics of the process (``process_*``)."""
+class DeviceCollector(Collector):
+    """Power, energy, temperatures and throttling of the device, as far as it has sensors."""
+
+    def __init__(self, sensors: Sensors) -> None:
+        """Read ``sensors`` on request."""
+        self._sensors = sensors
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that the device has sensors for."""
+        sensors = self._sensors
+        state = sensors.state()
+        energy = {**sensors.energy_uj(), **sensors.gpu_energy_uj()}
+        joules = {name: microjoules / 1e6 for name, (microjoules, _) in energy.items()}
+        watts = {**sensors.channel_watts(), **sensors.gpu_watts()}
+        name, labels = "ls_edge_device", ["sensor"]
+        yield _by_label(GaugeMetricFamily(f"{name}_power_watts", "Present power.", labels=labels), watts)
+        yield _by_label(CounterMetricFamily(f"{name}_energy_joules", "Energy used.", labels=labels), joules)
+        yield _by_label(
+            GaugeMetricFamily(f"{name}_temperature_celsius", "Temperature.", labels=labels), state.temperatures_c
+        )
+        text = "1 if the device is slowed down now, by heat or power."
+        yield GaugeMetricFamily(f"{name}_throttled", text, value=float(bool(state.throttled)))
+
+
+def registry_of(collector: Collector, sensors: Sensors | None = None) -> CollectorRegistry:
+    """Return a registry with a collector and the metrics of the process (``process_*``) and its device."""
     registry = CollectorRegistry(auto_describe=False)
-    for collector in collectors:
-        registry.register(collector)
+    registry.register(collector)
+    registry.register(DeviceCollector(sensors or Sensors()))
     ProcessCollector(registry=registry)
     return registry
 
@@ -123,12 +150,20 @@ def _build(role: str, name: str, bundle_id: str) -> Metric:
 
 
 def _neighbours(up: Iterable[tuple[str, bool]], what: str) -> Metric:
-    family = GaugeMetricFamily(
-        "ls_edge_neighbour_up", f"1 if this process {what} the peer of peers.yaml.", labels=["peer"]
-    )
-    for name, is_up in up:
-        family.add_metric([name], float(is_up))
-    return family
+    text = f"1 if this process {what} the peer of peers.yaml."
+    return _by_label(GaugeMetricFamily("ls_edge_neighbour_up", text, labels=["peer"]), dict(up))
+
+
+def _links(counts: LinkCounts, reroutes: int) -> Iterator[Metric]:
+    text = "Bytes of messages, by the codec of tokens; none for everything else."
+    family = CounterMetricFamily("ls_edge_link_bytes", text, labels=["direction", "codec"])
+    for direction, by_codec in (("sent", counts.sent), ("received", counts.received)):
+        for codec, count in by_codec.items():
+            family.add_metric([direction, codec], count)
+    yield family
+    yield CounterMetricFamily("ls_edge_reroutes", "Transfers that were sent again to another holder.", value=reroutes)
+    text = "Peers suspected because they made no progress in time."
+    yield _by_label(CounterMetricFamily("ls_edge_suspicions", text, labels=["peer"]), counts.suspicions)
 
 
 def _dropped(counts: Mapping[str, int]) -> Iterator[Metric]:
@@ -145,6 +180,13 @@ def _dropped(counts: Mapping[str, int]) -> Iterator[Metric]:
         "ls_edge_refused_connections", "Connections without a key of peers.yaml.",
         value=counts.get("connections refused", 0),
     )  # fmt: skip
+
+
+def _by_label(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
+    """Return a family with a value for each value of its label."""
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
 
 
 def _histogram(name: str, text: str, durations: Durations) -> Metric:

@@ -78,6 +78,7 @@ class Source:
         """Origin of the times of :attr:`events`, on the clock of :func:`time.monotonic`."""
         self.cores = self._thread.cores
         self.counts = self._thread.requests.counts
+        self.link_counts = self._thread.link_counts
         self.engines = self._thread.engines
         """Stem and head: their ``threads``, and the chosen ``engine``."""
         self._closed = threading.Lock()

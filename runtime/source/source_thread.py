@@ -90,6 +90,7 @@ class SourceThread:
                 hello=lambda: hello,
                 state=lambda _name: State(True, False, False, 0, 0, 0, 0),
             )
+            self.link_counts = self._node.link_counts
             events = PeerEvents(peers, self.opened, on_event)
             self.monitor = PeerMonitor(peers, bundle.num_blocks, machine, self._node, events)
             self._node.call_with_notes(self.monitor.on_note)

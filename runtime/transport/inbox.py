@@ -38,6 +38,7 @@ from ls_edge.runtime.routing.events import Arrived, Event, NeighbourState, Recei
 from ls_edge.runtime.transport.admission import Admission
 from ls_edge.runtime.transport.connections import Incoming
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
+from ls_edge.runtime.transport.outbox import NO_CODEC, LinkCounts
 from ls_edge.runtime.transport.problems import RefusedMessages
 
 _ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
@@ -66,6 +67,7 @@ class Inbox:
         handshake: Handshake,
         admission: Admission,
         refused: RefusedMessages,
+        counts: LinkCounts,
         *,
         feed: Callable[[Event], None],
         installer: TakesBundles | None,
@@ -74,10 +76,12 @@ class Inbox:
         """Call ``feed`` with events of the routing machine; ``inspect`` with an observer that wants findings."""
         self._linked, self._handshake, self._admission, self._refused = linked, handshake, admission, refused
         self._feed, self._installer, self._inspect = feed, installer, inspect
+        self._received = counts.received
 
     def receive(self, event: Incoming) -> None:
         """Decode a message and act on it, or drop it."""
         frames = event.frames
+        self._received[NO_CODEC] += len(frames[0]) if frames else 0
         try:
             if not 1 <= len(frames) <= 1 + wire.MAX_TOGETHER:
                 raise WireError(f"message of {len(frames)} frames; dropped")
@@ -147,6 +151,7 @@ class Inbox:
         self._admission.check_run(run, name)
         started = time.perf_counter_ns()
         tokens = codecs.decode(run.codec, frame.buffer, run.count, run.dim)
+        self._received[run.codec] += len(frame)
         finite = codecs.is_finite(tokens)
         return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
 

@@ -39,6 +39,7 @@ from ls_edge.runtime.routing.events import (
     NeighbourState,
     NeighbourUp,
     Note,
+    NoteKind,
     Received,
     Send,
     Submit,
@@ -52,7 +53,7 @@ from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
 from ls_edge.runtime.transport.inbox import Inbox, TakesBundles
 from ls_edge.runtime.transport.keys import KeyPair, curve_of
 from ls_edge.runtime.transport.links import Links
-from ls_edge.runtime.transport.outbox import Outbox
+from ls_edge.runtime.transport.outbox import LinkCounts, Outbox
 from ls_edge.runtime.transport.poller import Waker
 from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
 
@@ -102,15 +103,20 @@ class MachineDriver:
         outbox: Outbox,
         execute: Callable[[Instruction], None],
         counts: Counter[str],
+        suspicions: dict[str, int],
     ) -> None:
-        """``execute`` receives the instructions that do not concern links; unsendable messages are in ``counts``."""
+        """``execute`` receives the instructions that do not concern links.
+
+        Unsendable messages are counted in ``counts``, suspicions of its peers in ``suspicions``.
+        """
         self.machine = machine
         self.on_note: Callable[[Note], None] | None = None
         self.neighbour_events = 0
         self.in_turn = False
         self.has_handled = False
         """Whether the machine has received an event in this turn."""
-        self._outbox, self._execute_other, self._counts = outbox, execute, counts
+        self._outbox, self._execute_other = outbox, execute
+        self._counts, self._suspicions = counts, suspicions
         self._notes = NoteLog()
         self._events: deque[Event] = deque()
         self._executing = False
@@ -152,6 +158,8 @@ class MachineDriver:
         elif isinstance(instruction, Forward):
             self._outbox.put_tokens(instruction)
         elif isinstance(instruction, Note):
+            if instruction.what is NoteKind.SUSPECT and instruction.peer in self._suspicions:
+                self._suspicions[instruction.peer] += 1
             if self.on_note is not None:
                 self.on_note(instruction)
             self._notes.write(instruction)
@@ -198,8 +206,9 @@ class Node:
         self._links.register(self._waker.descriptor)
         self._linked = linked = LinkedProcesses(settings.name, settings.peers)
         self._refused = RefusedMessages(self._links)
-        self._outbox = Outbox(settings.name, settings.manifest.tokens, self._links, linked.links_of)
-        self._driver = MachineDriver(machine, self._outbox, execute, self._refused.counts)
+        counts = LinkCounts(peer.name for peer in settings.peers.peers)
+        self._outbox = Outbox(settings.name, settings.manifest.tokens, self._links, linked.links_of, counts)
+        self._driver = MachineDriver(machine, self._outbox, execute, self._refused.counts, counts.suspicions)
         admission = Admission(
             settings.name,
             settings.role,
@@ -219,13 +228,25 @@ class Node:
             on_forgotten=self._on_forgotten,
         )
         self._inbox = Inbox(
-            linked, self._handshake, admission, self._refused, feed=self.feed, installer=installer, inspect=inspect
+            linked,
+            self._handshake,
+            admission,
+            self._refused,
+            counts,
+            feed=self.feed,
+            installer=installer,
+            inspect=inspect,
         )
 
     @property
     def neighbour_events(self) -> int:
         """Number of times that a neighbour came, went or sent its STATE."""
         return self._driver.neighbour_events
+
+    @property
+    def link_counts(self) -> LinkCounts:
+        """Bytes and suspicions so far; any thread may read them."""
+        return self._outbox.counts
 
     def call_with_notes(self, on_note: Callable[[Note], None]) -> None:
         """Call ``on_note`` with each note of the routing machine."""

@@ -31,6 +31,20 @@ MAX_HELD = 4
 _HOLD_S: dict[type[Message], float] = {Release: HOLD_RELEASE_S, Moved: HOLD_MOVED_S}
 _MAX_BODIES = wire.MAX_HEADER - 8
 """Largest number of bytes of messages in one header, after its first bytes."""
+NO_CODEC = "none"
+"""Entry of :class:`LinkCounts` for everything that is not tokens."""
+
+
+class LinkCounts:
+    """Counts of the routing messages of a node; its thread adds to them, and any thread may read them."""
+
+    def __init__(self, peers: Iterable[str]) -> None:
+        """``peers`` are the names of ``peers.yaml``: counts of other processes would grow without bound."""
+        self.sent = dict.fromkeys((NO_CODEC, *codecs.CODECS), 0)
+        """Bytes by codec, like ``received``."""
+        self.received = dict(self.sent)
+        self.suspicions = dict.fromkeys(peers, 0)
+        """How often each peer was suspected, because it made no progress in time."""
 
 
 class _Outgoing(NamedTuple):
@@ -38,6 +52,7 @@ class _Outgoing(NamedTuple):
 
     body: bytes
     tokens: memoryview | None
+    codec: str
     instruction: Send | Forward
     """The instruction that asked for it."""
 
@@ -45,7 +60,9 @@ class _Outgoing(NamedTuple):
 class Outbox:
     """Messages to be sent, by receiver."""
 
-    def __init__(self, name: str, tokens: TokenSpec, links: Links, links_of: Mapping[str, Sequence[Link]]) -> None:
+    def __init__(
+        self, name: str, tokens: TokenSpec, links: Links, links_of: Mapping[str, Sequence[Link]], counts: LinkCounts
+    ) -> None:
         """Send for the process ``name``; ``links_of`` holds the links of each process and is updated by its owner."""
         self.held_until = float("inf")
         """Time at which :meth:`let_go` is due."""
@@ -53,6 +70,7 @@ class Outbox:
         self._tokens = tokens
         self._links = links
         self._links_of = links_of
+        self.counts = counts
         self._codec_of: dict[str, str] = {}
         self._reads_several: set[str] = set()
         """Processes that read several messages in one header."""
@@ -110,11 +128,20 @@ class Outbox:
             for group in self._groups(outgoing, name):
                 frames: list[bytes | memoryview] = [wire.join([one.body for one in group])]
                 frames += [one.tokens for one in group if one.tokens is not None]
-                if not links or not any(self._links.send(link, frames) for link in links):
+                if links and any(self._links.send(link, frames) for link in links):
+                    self._count(group, len(frames[0]))
+                else:
                     failed += [one.instruction for one in group]
         if not self._held:
             self.held_until = float("inf")
         return failed
+
+    def _count(self, group: list[_Outgoing], header_bytes: int) -> None:
+        sent = self.counts.sent
+        sent[NO_CODEC] += header_bytes
+        for one in group:
+            if one.tokens is not None:
+                sent[one.codec] += len(one.tokens)
 
     def _groups(self, outgoing: list[_Outgoing], name: str) -> Iterable[list[_Outgoing]]:
         """Return the messages to a process, in groups of one header each."""
@@ -144,11 +171,11 @@ class Outbox:
         spent = (time.perf_counter_ns() - started) // 1000
         run = forward.run(codec, self._tokens.count, self._tokens.dim)
         run = msgspec.structs.replace(run, itinerary=_add_codec_time(run.itinerary, self._name, spent))
-        return _Outgoing(wire.encode_body(run), payload, forward)
+        return _Outgoing(wire.encode_body(run), payload, codec, forward)
 
 
 def _encoded(send: Send) -> _Outgoing:
-    return _Outgoing(wire.encode_body(send.message), None, send)
+    return _Outgoing(wire.encode_body(send.message), None, NO_CODEC, send)
 
 
 def _is_long(outgoing: _Outgoing) -> bool:

@@ -24,6 +24,9 @@ from ls_edge.core.bundle import (
     model_id_of,
     write_manifest,
 )  # fmt: skip
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+
+from .serving import PLACEMENT
 
 
 def _hear_ctrl_c():
@@ -171,6 +174,14 @@ def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=
 def bundle(tmp_path_factory):
     """The folder of a bundle that nobody changes."""
     return make_bundle(tmp_path_factory.mktemp("bundle") / "bundle")
+
+
+@pytest.fixture(scope="session")
+def swarm(tmp_path_factory, bundle):
+    """Peers of ``bundle`` that nobody changes."""
+    with LocalCluster(tmp_path_factory.mktemp("peers"), bundle, PLACEMENT) as local:
+        local.wait_warm()
+        yield local
 
 
 @pytest.fixture(name="make_bundle", scope="session")

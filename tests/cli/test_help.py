@@ -17,6 +17,8 @@ from ls_edge.cli.reference import reference
 from ls_edge.version import __version__
 
 HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "onnxruntime", "tensorrt", "safetensors")
+OF_SERVE = ("starlette", "uvicorn", "h11", "anyio", "multipart", "python_multipart")
+"""What only `ls-edge serve` needs."""
 ROOT = Path(__file__).parents[2]
 
 BLOCK = """
@@ -64,7 +66,7 @@ print(json.dumps(sorted(sys.modules)))
 
 
 def test_help_without_the_heavy_packages():
-    done = run("--help", blocked=HEAVY)
+    done = run("--help", blocked=(*HEAVY, *OF_SERVE))
     assert (done.returncode, done.stderr) == (0, "")
     for command in COMMANDS:
         assert f"\n  {command} " in done.stdout
@@ -72,7 +74,7 @@ def test_help_without_the_heavy_packages():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_without_the_heavy_packages(command):
-    done = run(command, "--help", blocked=HEAVY)
+    done = run(command, "--help", blocked=(*HEAVY, *OF_SERVE))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: ls-edge {command} ")
     short = run(command, "-h", blocked=HEAVY)
@@ -85,6 +87,12 @@ def test_core_and_runtime_import_without_the_heavy_packages():
         names
     )
     done = python(IMPORT_ALL, *names, blocked=HEAVY)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_peer_with_metrics_needs_nothing_of_the_server():
+    names = ("cli.commands.peer", "runtime.peer.peer", "runtime.serve.metrics", "runtime.serve.scrape_server")
+    done = python(IMPORT_ALL, *(f"ls_edge.{name}" for name in names), blocked=OF_SERVE)
     assert (done.returncode, done.stderr) == (0, "")
 
 

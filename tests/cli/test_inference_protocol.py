@@ -15,24 +15,16 @@ from tritonclient.utils import InferenceServerException
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.data.preprocess import Preprocessor
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
-from .test_serve import PLACEMENT, Server, expected, picture
+from .serving import PLACEMENT, Server, expected, picture
 
 BATCH = 3
 pytestmark = pytest.mark.leaks_ok("gevent, which tritonclient uses, keeps descriptors")
 
 
 @pytest.fixture(scope="module")
-def peers(tmp_path_factory, bundle):
-    with LocalCluster(tmp_path_factory.mktemp("peers"), bundle, PLACEMENT) as local:
-        local.wait_warm()
-        yield local
-
-
-@pytest.fixture(scope="module")
-def server(ls_edge_of_module, peers, bundle):
-    running = Server(ls_edge_of_module, peers.path, bundle, "--max-body", 1_000_000)
+def server(ls_edge_of_module, swarm, bundle):
+    running = Server(ls_edge_of_module, swarm.path, bundle, "--max-body", 1_000_000)
     assert running.predict(picture())[0] == 200  # its links are up
     return running
 

@@ -18,11 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from prometheus_client.parser import text_string_to_metric_families
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.data.preprocess import Preprocessor
-from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.serve.access import Access
 from ls_edge.runtime.serve.application import Application
@@ -34,94 +31,13 @@ from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
 
 from ..data.bombs import BOMBS, png, tiff_with_broken_tag  # noqa: TID252
-
-PLACEMENT = {"a": [0, 1, 2], "b": [1, 2, 3], "c": [0, 3]}
-"""Of a bundle of four blocks, each of which has two holders."""
-OCTETS = {"Content-Type": "application/octet-stream"}
-
-
-def picture(seed=0, kind="PNG", size=(40, 30)):
-    stream = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 255, (*size, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(stream, kind)
-    return stream.getvalue()
-
-
-class Server:
-    """``ls-edge serve`` as a process, on a free port."""
-
-    def __init__(self, ls_edge, peers, bundle, *arguments):
-        self.process = ls_edge.start("serve", "--peers", peers, "--bundle", bundle, "--http", "127.0.0.1:0", *arguments)
-        self.log = []
-        for line in self.process.stderr:
-            self.log.append(line)
-            if found := re.search(r"serving.*http://([\d.]+):(\d+)", line):
-                break
-        else:
-            pytest.fail("".join(self.log))
-        self.address = found[1], int(found[2])
-
-    def ask(self, method, path, body=None, headers=OCTETS, timeout=30):
-        """Status, headers and body of one request on a connection of its own."""
-        connection = http.client.HTTPConnection(*self.address, timeout=timeout)
-        try:
-            connection.request(method, path, body, headers if body is not None else {})
-            reply = connection.getresponse()
-            return reply.status, reply.headers, reply.read()
-        finally:
-            connection.close()
-
-    def get(self, path):
-        status, _, body = self.ask("GET", path)
-        return status, json.loads(body)
-
-    def predict(self, image, query="", **options):
-        """Status and document; every answer is JSON of one line, and none may be used by a page of another site."""
-        status, headers, body = self.ask("POST", f"/predict{query}", image, **options)
-        assert headers["Content-Type"] == "application/json"
-        assert headers["X-Content-Type-Options"] == "nosniff"
-        assert not [name for name in headers if name.lower().startswith("access-control")]
-        document = json.loads(body)
-        if status != 200:
-            assert set(document) == {"error"}
-            assert "\n" not in document["error"]
-            assert "Traceback" not in document["error"]
-            assert (headers["Retry-After"] is not None) == (status == 503)
-        return status, document
-
-    def raw(self, data):
-        """Everything that comes back for bytes, until the server closes the connection."""
-        with socket.create_connection(self.address, timeout=30) as connection:
-            connection.sendall(data)  # all of it, as most clients do before they read
-            received = b""
-            with contextlib.suppress(ConnectionError):
-                while part := connection.recv(65536):
-                    received += part
-        return received
-
-    def stop(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-        return self.process.wait(20)
+from .serving import OCTETS, PLACEMENT, Server, expected, picture, samples
 
 
 @pytest.fixture(scope="module")
-def peers(tmp_path_factory, bundle):
-    with LocalCluster(tmp_path_factory.mktemp("peers"), bundle, PLACEMENT) as local:
-        local.wait_warm()
-        yield local
-
-
-@pytest.fixture(scope="module")
-def shared(ls_edge_of_module, peers, bundle):
+def shared(ls_edge_of_module, swarm, bundle):
     """A server that no test changes."""
-    return Server(ls_edge_of_module, peers.path, bundle, "--max-body", 100_000, "--concurrency", 2)
-
-
-def expected(bundle, image):
-    """Logits of an image in one process."""
-    opened = Bundle.open(bundle)
-    with Pipeline.open(opened, threads=1) as chain:
-        return chain.forward(Preprocessor(opened.manifest.image)(image)[np.newaxis])[0]
+    return Server(ls_edge_of_module, swarm.path, bundle, "--max-body", 100_000, "--concurrency", 2)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
@@ -215,8 +131,8 @@ def test_images_as_other_clients_send_them(shared):
     assert shared.predict(body, headers=headers)[0] == 413
 
 
-def test_images_that_would_fill_the_memory(peers, bundle, ls_edge):
-    server = Server(ls_edge, peers.path, bundle, "--budget-ms", 60_000)
+def test_images_that_would_fill_the_memory(swarm, bundle, ls_edge):
+    server = Server(ls_edge, swarm.path, bundle, "--budget-ms", 60_000)
 
     def peak():
         return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) >> 10
@@ -237,8 +153,8 @@ def test_images_that_would_fill_the_memory(peers, bundle, ls_edge):
     assert peak() - before < 1024  # two at a time, where four would take 1,060 MiB
 
 
-def test_damaged_images_do_not_fill_the_log(peers, bundle, ls_edge):
-    server = Server(ls_edge, peers.path, bundle)
+def test_damaged_images_do_not_fill_the_log(swarm, bundle, ls_edge):
+    server = Server(ls_edge, swarm.path, bundle)
     for number in range(30):
         assert server.predict(tiff_with_broken_tag(number))[0] == 200
     assert server.stop() == 0
@@ -277,8 +193,8 @@ def in_process(service):
         yield status
 
 
-def test_a_source_that_has_ended(peers, bundle):
-    with Source.open(peers.path, bundle) as source:
+def test_a_source_that_has_ended(swarm, bundle):
+    with Source.open(swarm.path, bundle) as source:
         service = Service(source, holder_wait_s=0.0)
     with in_process(service) as status:
         for asked in (("GET", "/health/live"), ("GET", "/health/ready"), ("POST", "/predict", picture())):
@@ -286,9 +202,9 @@ def test_a_source_that_has_ended(peers, bundle):
     service.close()
 
 
-def test_small_images_do_not_wait_for_large_ones(peers, bundle):
+def test_small_images_do_not_wait_for_large_ones(swarm, bundle):
     small, large = picture(), png(4096, 4096, 8, 2)
-    service = Service(Source.open(peers.path, bundle), holder_wait_s=5.0)
+    service = Service(Source.open(swarm.path, bundle), holder_wait_s=5.0)
     with in_process(service) as status:
         with contextlib.ExitStack() as others:
             for _ in range(DECODERS):  # large images are being decoded, without end
@@ -376,15 +292,6 @@ def test_what_machines_ask(shared, bundle, wait_until):
             manifest.bundle_id,
             None,
         )
-
-
-def samples(server):
-    text = server.ask("GET", "/metrics")[2].decode()
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 def test_metrics(shared):
@@ -501,8 +408,8 @@ def test_peers_that_come_later_and_blocks_that_nobody_has(tmp_path, bundle, ls_e
         assert answer["order"] == [[0, "a"], [1, "a"]]
 
 
-def test_where_blocks_ran_side_by_side(peers, bundle, ls_edge, wait_until):
-    server = Server(ls_edge, peers.path, bundle, "--policy", "parallel")
+def test_where_blocks_ran_side_by_side(swarm, bundle, ls_edge, wait_until):
+    server = Server(ls_edge, swarm.path, bundle, "--policy", "parallel")
     wait_until(lambda: server.get("/health/ready")[0] == 200)
     for seed in range(20):
         status, answer = server.predict(picture(seed))
@@ -552,29 +459,28 @@ def test_every_image_gets_one_answer_while_peers_are_killed(tmp_path, bundle, ls
         assert server.stop() == 0
 
 
-def test_addresses(tmp_path, peers, bundle, ls_edge, complaints):
-    given = ["serve", "--peers", peers.path, "--bundle", bundle]
+def test_addresses(swarm, bundle, ls_edge, command):
+    given = ["serve", "--peers", swarm.path, "--bundle", bundle]
     for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:0", "some-name:0"):
-        done = ls_edge.run(*given, "--http", address)
-        assert done.returncode == 2
-        (line,) = complaints(done)
-        assert line == (
+        code, _, error = command(*given, "--http", address)
+        assert code == 2
+        assert error == (
             f"ls-edge: --http {address} is not on the loopback, so it needs --tls-cert, --tls-key and --token-file; "
-            "or listen on 127.0.0.1 behind a reverse proxy, or allow it with --insecure-http"
+            "or listen on 127.0.0.1 behind a reverse proxy, or allow it with --insecure-http\n"
         )
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = ls_edge.run(*given, "--http", f"127.0.0.1:{taken.getsockname()[1]}")
-        assert done.returncode == 1
-        assert "cannot listen (Address already in use); free the port, or give another" in complaints(done)[0]
+        code, _, error = command(*given, "--http", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert code == 1
+        assert "cannot listen (Address already in use); free the port, or give another" in error
     process = ls_edge.start(*given, "--http", "0.0.0.0:0", "--insecure-http")
     assert any("serving  url=http://0.0.0.0:" in line for line in process.stderr)
     process.terminate()
     assert process.wait(10) == 0
 
 
-def test_without_the_extra_one_line_names_it(peers, bundle):
+def test_without_the_extra_one_line_names_it(swarm, bundle):
     code = "import sys; sys.modules['starlette'] = None; from ls_edge.__main__ import main; main()"
-    words = [sys.executable, "-c", code, "serve", "--peers", peers.path, "--bundle", bundle]
+    words = [sys.executable, "-c", code, "serve", "--peers", swarm.path, "--bundle", bundle]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     start = r"ls-edge: ls-edge serve needs starlette \(extra serve\); to install: pip install .*starlette.*\n"

@@ -9,23 +9,28 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ls_edge.core.bundle import Bundle
+from ls_edge.core.bundle import Bundle, TokenSpec
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import load_peers
+from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.routing.events import Note, NoteKind, Tick
 from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS, open_listener, parse_address
-from ls_edge.runtime.serve.metrics import PeerCollector, SourceCollector, registry_of
+from ls_edge.runtime.serve.metrics import DeviceCollector, PeerCollector, SourceCollector, registry_of
 from ls_edge.runtime.serve.scrape_server import ScrapeServer
 from ls_edge.runtime.source.source import Source
+from ls_edge.runtime.transport.node import MachineDriver
+from ls_edge.runtime.transport.outbox import LinkCounts, Outbox
 from ls_edge.version import __version__
 
 PLACEMENT = {"a": range(6), "b": range(6)}
@@ -100,6 +105,9 @@ def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images
         engine_s = sum(visit.engine_us for visit in visits) / 1e6
         assert sum(one["ls_edge_peer_engine_call_seconds_sum"] for one in of_peers) == pytest.approx(engine_s)
         for name, one in zip(peers, of_peers, strict=True):
+            by_block = [value for key, value in one.items() if "engine_seconds_total{block=" in key]
+            assert len(by_block) == 6
+            assert sum(by_block) == pytest.approx(one["ls_edge_peer_engine_call_seconds_sum"])
             calls = buckets(one, "ls_edge_peer_engine_call_seconds")
             assert (
                 calls[-1] == one["ls_edge_peer_engine_call_seconds_count"] == one["ls_edge_peer_engine_requests_total"]
@@ -109,6 +117,19 @@ def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images
             assert one["ls_edge_peer_credits"] > 0
             (other,) = PLACEMENT.keys() - {name}
             assert {key for key in one if "neighbour_up" in key} == {f"ls_edge_neighbour_up{{peer={other}}}"}
+
+        # What one side sends as tokens, the others receive.
+        tokens = "ls_edge_link_bytes_total{{codec=raw,direction={}}}"
+        everywhere = [scrape(of_source), *of_peers]
+        moved = [sum(one[tokens.format(direction)] for one in everywhere) for direction in ("sent", "received")]
+        manifest = Bundle.open(tiny_bundle).manifest
+        assert moved[0] == moved[1] >= 2 * COUNT * manifest.tokens.bytes_per_image
+        assert all(one["ls_edge_link_bytes_total{codec=none,direction=sent}"] > 0 for one in everywhere)
+        assert all(one["ls_edge_link_bytes_total{codec=fp16,direction=sent}"] == 0 for one in everywhere)
+        assert {key for key in everywhere[0] if "suspicions" in key} == {
+            f"ls_edge_suspicions_total{{peer={name}}}" for name in PLACEMENT
+        }
+        assert everywhere[0]["ls_edge_reroutes_total"] == 0
 
         peers["b"].stop()
         wait_until(lambda: scrape(each[0])["ls_edge_neighbour_up{peer=b}"] == 0)
@@ -164,6 +185,17 @@ def test_what_strangers_send_is_counted_by_constant_reasons(file, peers, wait_un
         context.term()
 
 
+def test_suspicions_are_counted_for_the_peers_of_the_file():
+    class Machine:
+        def handle_all(self, events, now):
+            return [Note(NoteKind.SUSPECT, "a"), Note(NoteKind.LOST, "a"), Note(NoteKind.SUSPECT, "a source")]
+
+    counts = LinkCounts(["a", "b"])
+    outbox = Outbox("c", TokenSpec(1, 1), None, {}, counts)
+    MachineDriver(Machine(), outbox, print, Counter(), counts.suspicions).feed(Tick())
+    assert counts.suspicions == {"a": 1, "b": 0}
+
+
 def test_a_peer_that_waits_for_a_bundle(write_peers, serve, tmp_path, wait_until):
     import zmq
 
@@ -188,6 +220,7 @@ def test_each_figure_is_documented_and_no_other(file, tiny_bundle):
         families = [
             *SourceCollector(lambda: source).collect(),
             *PeerCollector(file, lambda: PeerSnapshot("a")).collect(),
+            *DeviceCollector(Sensors()).collect(),
         ]
     names = {family.name + {"counter": "_total", "info": "_info"}.get(family.type, "") for family in families}
     assert len(names) > 20
