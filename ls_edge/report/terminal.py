@@ -60,11 +60,16 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console = console or open_console()
     if not console.is_terminal:
         table.box = None
-    if Measurement.get(console, console.options.update(width=FILE_WIDTH), table).minimum <= console.width:
+    if fits(table, console):
         console.print(table, soft_wrap=False, markup=False, highlight=False)
         return
     for line in as_list(table):
         console.print(line, soft_wrap=False, overflow="fold", markup=False, highlight=False)
+
+
+def fits(table: Table, console: Console) -> bool:
+    """Return whether a table is not wider than the terminal."""
+    return Measurement.get(console, console.options.update(width=FILE_WIDTH), table).minimum <= console.width
 
 
 def as_list(table: Table) -> list[Text]:

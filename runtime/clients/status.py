@@ -44,6 +44,8 @@ class PeerStatus(msgspec.Struct, frozen=True):
     """Requests that wait for its engine."""
     credits: int | None
     """Requests that it would accept now."""
+    calls: int | None
+    """Engine calls since its start."""
     block_ms: float | None
     """Typical time of one block."""
     latency_ms: float | None
@@ -136,6 +138,7 @@ class Observer(Client):
             warm=state is not None and state.warm,
             queue=state.queue if state is not None else None,
             credits=state.credits if state is not None else None,
+            calls=state.calls if state is not None else None,
             block_ms=state.block_us / 1e3 if state is not None and state.block_us else None,
             latency_ms=min(session.greetings) * 1e3 if session.greetings else None,
             engine=one_line(welcome.engine) if welcome is not None else "",

@@ -47,7 +47,7 @@ def test_the_commands_of_the_readme(place, ls_edge):
     Path("peers.yaml").write_text(peers, encoding="utf-8")
     text = "".join([blocks("README.md", "bash")[1], *blocks("docs/running.md", "bash")])
     lines = [shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("ls-edge ")]
-    by_name = {words[0]: [word for word in words if word != "--watch"] for words in lines}
+    by_name = {words[0]: words for words in lines}
     by_name["run"] = next(words for words in lines if "--trace" in words)
     assert {"bench", "peer", "status", "run", "predict"} <= set(by_name)
     serving = by_name.pop("peer")

@@ -1,18 +1,30 @@
 """``ls-edge status``: how peers are, why one cannot be used, and what a ``peers.yaml`` describes."""
 
+import contextlib
+import fcntl
+import io
 import json
 import os
+import pty
+import re
 import signal
 import socket
 import stat
+import struct
+import termios
+import threading
 
+import msgspec
 import pytest
 import yaml
 import zmq
+from rich.console import Console
 
+from ls_edge.cli.commands.top import History, view
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
-from ls_edge.runtime.clients.status import Observer
+from ls_edge.core.records import PeerState
+from ls_edge.runtime.clients.status import Observer, PeerStatus
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
@@ -236,6 +248,29 @@ def test_addresses_of_version_6(ls_edge, write_peers, serve, tiny_bundle, wait_u
     assert json.loads(done.stdout)["answered"] == 5
 
 
+def on_terminal(ls_edge, path):
+    """``ls-edge top`` on a terminal of 30 lines and 100 columns, and a function that finds what it has shown."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    env = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+    process = ls_edge.start("top", "--peers", path, stdout=slave, stderr=slave, env=env)
+    os.close(slave)
+    parts = []
+
+    def read():
+        with contextlib.suppress(OSError), open(master, "rb", buffering=0) as terminal:  # Linux: at the end
+            while part := terminal.read(65536):
+                parts.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+
+    def shows(pattern):
+        return re.search(pattern, re.sub(r"\x1b\[[0-9;]*[mH]", "", b"".join(parts).decode(errors="replace")))
+
+    return process, reader, shows
+
+
 def test_watching(ls_edge, tiny_bundle, tmp_path, wait_until):
     with LocalCluster(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
@@ -246,16 +281,43 @@ def test_watching(ls_edge, tiny_bundle, tmp_path, wait_until):
             return [json.loads(line)["peers"] for line in whole]
 
         with out.open("w") as stdout, err.open("w") as stderr:
-            watching = ls_edge.start("status", "--peers", local.path, "--watch", "--json", stdout=stdout, stderr=stderr)
+            watching = ls_edge.start("top", "--peers", local.path, "--json", stdout=stdout, stderr=stderr)
+            process, reader, shows = on_terminal(ls_edge, local.path)
             wait_until(lambda: lines() and lines()[-1]["b"]["state"] == "alive", 30.0, "a first look")
+            wait_until(lambda: shows("2 of 2 peers alive"), 30.0, "a first look")
             local.kill("b")
             wait_until(lambda: lines()[-1]["b"]["state"] == "lost", 30.0, "b to be lost")
+            wait_until(lambda: shows(r"\d\d:\d\d:\d\d b lost: "), 30.0, "the change")
+            assert shows(r"peer +state +blocks +queue +credits +block +latency +calls/s")
+            assert shows(r"a +alive +0-3 +0 +16 .*ms .*ms +\d")
+            assert shows("blocks 4-5: no holder")
             assert lines()[-1]["a"]["state"] == "alive"
             local.start("b")
             wait_until(lambda: lines()[-1]["b"]["state"] == "alive", 30.0, "b to be back")
-            watching.send_signal(signal.SIGINT)
-            assert watching.wait(10) == 130
+            for one in (watching, process):
+                one.send_signal(signal.SIGINT)
+                assert one.wait(10) == 130
+            reader.join(10)
+            assert shows(r"\x1b\[\?1049l.*interrupted")  # the screen is as before
         assert err.read_text() == "ls-edge: interrupted\n"
+
+
+def test_top_on_a_narrow_terminal(tmp_path):
+    path = tmp_path / "peers.yaml"
+    path.write_text("peers: [{name: a, address: 'tcp://127.0.0.1:5555', blocks: [0, 1]}]")
+    status = PeerStatus(True, "none", PeerState.ALIVE, "", "", (0, 1), True, 2, 14, 30, 1.25, 0.4, "", (), "", None)
+    history = History()
+    history.add({"a": status}, 1.0)
+    history.add({"a": msgspec.structs.replace(status, calls=50, state=PeerState.STUCK, reason="a long reason")}, 3.0)
+    console = Console(file=io.StringIO(), width=30)
+    console.print(view({"a": status}, history, load_peers(path), console))
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= 30
+    for line in ("peer: a", "  blocks: 0-1", "  block: 1.2 ms", "  calls/s: 10"):
+        assert line in shown.splitlines()
+    text = " ".join(shown.split())
+    assert "a stuck: a long reason" in text
+    assert "blocks 0-1: one holder only; without it answers skip them or fail" in text
 
 
 class Rogue:

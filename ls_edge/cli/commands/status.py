@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from rich.live import Live
 from rich.text import Text
 
 from ls_edge.cli import options
@@ -17,7 +15,7 @@ from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.errors import printable
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
 from ls_edge.core.text import format_ranges, name_blocks, short_id
@@ -27,8 +25,6 @@ from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer, PeerStatus, unreached, unreached_text
 from ls_edge.runtime.protocol.codecs import CODECS
 
-_EVERY_S = 1.0
-"""Interval of ``--watch``, in seconds."""
 _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim"}
 
 
@@ -36,7 +32,6 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
     cls=Command,
     examples=(
         "ls-edge status --peers peers.yaml",
-        "ls-edge status --peers peers.yaml --watch",
         "ls-edge status --peers peers.yaml --secret-key laptop.key_secret --json",
         "ls-edge status --peers peers.yaml --check --bundle bundle",
     ),
@@ -45,16 +40,14 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 @options.SECRET_KEY
 @options.bundle("Bundle to compare with.")
 @options.flag("--check", "Only check and describe peers.yaml, without the network.")
-@options.flag("--watch", "Repeat until Ctrl-C.")
 @click.option("--verbose", "-v", is_flag=True, help="Also addresses, and why other engines are not used.")
 @options.wait("Time for a peer to answer.", default=3.0, least=0.1, most=600)
-@click.option("--json", "as_json", is_flag=True, help="Output as JSON; with --watch, one line per second.")
+@options.JSON
 def command(
     peers: Path,
     secret_key: Path | None,
     bundle: Path | None,
     check: bool,
-    watch: bool,
     verbose: bool,
     wait: float,
     as_json: bool,
@@ -67,8 +60,6 @@ def command(
     Exit code 3 if some peer is not alive, 1 if none is. With --check: 0, or 2 and the first mistake in the file; with
     --bundle, a block that the bundle lacks is also a mistake.
     """
-    if check and watch:
-        raise UsageError("--check does not look at peers, so there is nothing to watch; leave one out")
     opened = None if bundle is None else Bundle.open(bundle)
     if check:
         _check(load_peers(peers), opened, as_json=as_json)
@@ -77,18 +68,16 @@ def command(
     if opened is not None:
         file.check_blocks(opened.num_blocks)
     with Observer(file, keys=keys) as observer:
-        if watch:
-            _watch(observer, opened, wait, verbose=verbose, as_json=as_json)
-        found = _look(observer, opened, wait)
+        found = look(observer, opened, wait)
     if as_json:
-        print_json(_document(found))
+        print_json(document_of(found))
     else:
         _print(found, file, verbose=verbose)
     alive = sum(status.state == PeerState.ALIVE for status in found.values())
     return exit_code(alive, len(found) - alive)
 
 
-def _look(observer: Observer, bundle: Bundle | None, wait: float) -> dict[str, PeerStatus]:
+def look(observer: Observer, bundle: Bundle | None, wait: float) -> dict[str, PeerStatus]:
     """Return the status of each peer, with a reason for one that serves another model or bundle than ``bundle``."""
     found = dict(observer.look(wait))
     for name, status in found.items():
@@ -105,36 +94,27 @@ def _look(observer: Observer, bundle: Bundle | None, wait: float) -> dict[str, P
     return found
 
 
-def _document(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
+def document_of(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
+    """Return the document of ``--json``."""
     return {"peers": found, "unreached": unreached(found)}
-
-
-def _watch(observer: Observer, bundle: Bundle | None, wait: float, *, verbose: bool, as_json: bool) -> None:
-    """Look repeatedly, until Ctrl-C."""
-    console = open_console()
-    live = Live(console=console, auto_refresh=False)
-    with live if console.is_terminal and not as_json else contextlib.nullcontext():
-        while True:
-            found = _look(observer, bundle, wait)
-            if as_json:
-                print_json(_document(found), one_line=True)
-            elif console.is_terminal:
-                live.update(_table(found, verbose=verbose), refresh=True)
-            else:
-                _print(found, observer.peers, verbose=verbose)
-            observer.listen(_EVERY_S)
 
 
 def _print(found: Mapping[str, PeerStatus], file: PeersFile, *, verbose: bool) -> None:
     console = open_console()
     print_table(_table(found, verbose=verbose), console)
+    for line in remarks(found, file):
+        console.print(line)
+
+
+def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
+    """Say what is wrong with the peers as a whole: other models, missing links, and blocks with few holders."""
     models = {status.model_id for status in found.values() if status.model_id}
     if len(models) > 1:
-        click.echo(f"peers serve {len(models)} different models, which do not work together")
+        yield f"peers serve {len(models)} different models, which do not work together"
     if lacking := unreached(found):
-        console.print(unreached_text(lacking), style="yellow")
+        yield unreached_text(lacking)
     alive = {name: status.blocks for name, status in found.items() if status.state == PeerState.ALIVE}
-    _print_gaps(_holders(alive, _count(file)))
+    yield from _gaps(_holders(alive, _count(file)))
 
 
 def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
@@ -167,13 +147,13 @@ def _holders(blocks_of: Mapping[str, Collection[int]], count: int) -> dict[int, 
     return {block: [name for name, held in blocks_of.items() if block in held] for block in range(count)}
 
 
-def _print_gaps(holders: Mapping[int, list[str]]) -> None:
-    """Print which blocks have no holder, and which have only one."""
+def _gaps(holders: Mapping[int, list[str]]) -> Iterator[str]:
+    """Say which blocks have no holder, and which have only one."""
     if unheld := [block for block, names in holders.items() if not names]:
-        click.echo(f"{name_blocks(unheld)}: no holder")
+        yield f"{name_blocks(unheld)}: no holder"
     if one := [block for block, names in holders.items() if len(names) == 1]:
         them = "it" if len(one) == 1 else "them"
-        click.echo(f"{name_blocks(one)}: one holder only; without it answers skip {them} or fail")
+        yield f"{name_blocks(one)}: one holder only; without it answers skip {them} or fail"
 
 
 def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
@@ -200,6 +180,7 @@ def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
     for peer in file.peers:
         bind = "" if peer.bind == peer.address else f", listens on {peer.bind}"
         click.echo(f"  {peer.name}  {peer.address}{bind}  blocks {format_ranges(peer.blocks)}")
-    _print_gaps(holders)
+    for line in _gaps(holders):
+        click.echo(line)
     if bundle is None:
         click.echo("without a bundle, its blocks were not compared; give --bundle FOLDER")
