@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import ONE_THREAD
 
 USUAL = ("hop", "throughput", "recovery", "tracks")
-BY_NAME = ("fleet", "chain", "routing", "train", "soak", "quality", "engines", "audit", "idle", "bombs")
+BY_NAME = ("fleet", "chain", "routing", "train", "soak", "quality", "engines", "audit", "idle", "bombs", "serve")
 """Benchmarks that run by name only: they take long or need a GPU."""
 
 

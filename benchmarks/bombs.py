@@ -11,23 +11,19 @@ import contextlib
 import http.client
 import multiprocessing
 import re
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from benchmarks.common import BenchmarkError, bundle_of, local_cluster, new_table, report_progress
+from benchmarks.common import Address, bundle_of, http_server, local_cluster, new_table, report_progress
 from tests.data import bombs
-
-Address = tuple[str, int]
 
 CLIENTS = 3
 """Clients that send bombs; the default of ``--concurrency`` is 4."""
@@ -66,7 +62,7 @@ def run(quick: bool) -> dict[str, Any]:
         local_cluster(path, {"a": range(4), "b": range(4, 8)}) as peers,
         tempfile.TemporaryDirectory() as folder,
         multiprocessing.get_context("spawn").Pool(1) as attackers,
-        _server(peers.path, path) as (process, address),
+        http_server(peers.path, path) as (process, address),
     ):
         for name, make in {"none": None, **kinds}.items():
             report_progress(f"  {name}")
@@ -85,21 +81,6 @@ def run(quick: bool) -> dict[str, Any]:
                 }
             )
     return {"bar_s": BAR_S, "clients": CLIENTS, "rows": rows}
-
-
-@contextlib.contextmanager
-def _server(peers: Path, bundle: Path) -> Iterator[tuple[subprocess.Popen[str], Address]]:
-    words = [sys.executable, "-m", "ls_edge", "serve", "--peers", peers, "--bundle", bundle, "--http", "127.0.0.1:0"]
-    with subprocess.Popen([*map(str, words)], stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            lines = iter(process.stderr.readline, "")
-            found = next((match for line in lines if (match := re.search(r"url=http://(\S+):(\d+) ", line))), None)
-            if found is None:
-                raise BenchmarkError("ls-edge serve does not start")
-            yield process, (found[1], int(found[2]))
-        finally:
-            process.terminate()
 
 
 def _photo(side: int) -> bytes:

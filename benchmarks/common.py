@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ls_edge.runtime.source.source import Source
 
 C = TypeVar("C", bound=LocalCluster)
+Address = tuple[str, int]
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -185,6 +187,22 @@ def ready_source(peers: Path | PeersFile, bundle: Path | Bundle, **settings: Any
         if missing := source.wait_ready(60.0):
             raise BenchmarkError(f"no peer serves blocks {missing}")
         yield source
+
+
+@contextlib.contextmanager
+def http_server(peers: Path, bundle: Path) -> Iterator[tuple[subprocess.Popen[str], Address]]:
+    """Start ``ls-edge serve``; yield the process and its address."""
+    words = [sys.executable, "-m", "ls_edge", "serve", "--peers", peers, "--bundle", bundle, "--http", "127.0.0.1:0"]
+    with subprocess.Popen([*map(str, words)], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            found = next((match for line in lines if (match := re.search(r"url=http://(\S+):(\d+) ", line))), None)
+            if found is None:
+                raise BenchmarkError("ls-edge serve does not start")
+            yield process, (found[1], int(found[2]))
+        finally:
+            process.terminate()
 
 
 class Child:

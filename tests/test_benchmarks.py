@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def document(folder):
     done = benchmarks(
-        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain", "idle", "bombs",
+        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain", "idle", "bombs", "serve",
         "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -54,6 +54,15 @@ def test_idle_peers_answer_and_lose_no_link(document):
     assert (fleet["peers"], fleet["failed"], fleet["links_lost"]) == (3, 0, 0)
     assert fleet["answers"] >= 100
     assert fleet["idle_cores"] >= 0
+
+
+@pytest.mark.timeout(200)
+def test_answers_over_http_take_longer_than_those_of_a_source(document):
+    rows = document["benchmarks"]["serve"]["rows"]
+    assert [row["path"] for row in rows] == ["/predict", "/v2/models/vit_digits/infer"]
+    for row in rows:
+        assert row["http_ms"]["p50"] > 0
+        assert row["overhead_ms"]["runs"] >= 20
 
 
 @pytest.mark.timeout(200)
