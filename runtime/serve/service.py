@@ -89,6 +89,7 @@ class Service:
                 "blocks": view.blocks,
                 "warm": view.warm,
                 "credits": view.credits,
+                "queue": view.queue,
                 "engine": view.engine,
                 "reaches": view.reaches,
                 "reason": snapshot.problems.get(name),

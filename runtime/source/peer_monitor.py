@@ -43,6 +43,8 @@ class PeerView:
     """Requests that it would accept now, as it last reported."""
     reaches: tuple[str, ...] = ()
     """Names of the processes that it has a link to."""
+    queue: int = 0
+    """Requests that wait for its engine, as it last reported."""
 
 
 @dataclass(frozen=True)
@@ -208,4 +210,5 @@ def _view(peer: PeerConfig, n: Neighbour | None, now: float, known: PeerView | N
         state is not None and state.warm,
         n.reported_credits,
         () if state is None else state.reaches,
+        0 if state is None else state.queue,
     )

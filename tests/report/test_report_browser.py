@@ -1,12 +1,5 @@
 """Reports in a browser: every chart is drawn, nothing is reported to the console, nothing is requested."""
 
-import json
-import os
-import select
-import shutil
-import subprocess
-import sys
-import time
 from collections import Counter
 
 import msgspec
@@ -19,81 +12,9 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, AttentionStatistics, analyze
 from ls_edge.evaluation.simulation_summary import SimulationContext, SiteOutcome, summarise_simulation
 from ls_edge.report.html import write_analysis, write_comparison, write_report, write_simulation
+from tests.browser import Browser, needs_browser
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-
-def find():
-    """The path of a browser, or None."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
-
-
-class Browser:
-    """Chromium without a screen, a context manager; its messages are JSON that ends with a null byte (DevTools)."""
-
-    def __init__(self, profile):
-        read, self._write = os.pipe()
-        self._read, write = os.pipe()
-        # The browser reads from descriptor 3 and writes to 4.
-        start = (
-            "import os, sys; [os.dup2(int(sys.argv[n]), n + 2) for n in (1, 2)]; os.execv(sys.argv[3], sys.argv[3:])"
-        )
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", start, str(read), str(write), find(), *flags, "about:blank"],
-            pass_fds=(read, write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(read)
-        os.close(write)
-        self._last, self._buffer, self.events = 0, b"", []
-
-    def __enter__(self):
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.call(f"{domain}.enable")
-        return self
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.wait()
-        os.close(self._read)
-        os.close(self._write)
-
-    def call(self, method, **parameters):
-        """Call a method and return its result; events that come before it are kept."""
-        self._last += 1
-        message = {"id": self._last, "method": method, "params": parameters}
-        if hasattr(self, "_session"):
-            message["sessionId"] = self._session
-        os.write(self._write, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._receive()
-            if answer.get("id") == self._last:
-                return answer["result"]
-            self.events.append(answer)
-
-    def evaluate(self, expression):
-        """The value of a JavaScript expression, under the policy of the page."""
-        options = {"returnByValue": True, "allowUnsafeEvalBlockedByCSP": False}
-        return self.call("Runtime.evaluate", expression=expression, **options)["result"].get("value")
-
-    def wait_for(self, expression, seconds=60.0):
-        """Wait until an expression is true."""
-        end = time.monotonic() + seconds
-        while not self.evaluate(expression):
-            assert time.monotonic() < end, expression
-            time.sleep(0.1)
-
-    def _receive(self):
-        while b"\0" not in self._buffer:
-            assert select.select([self._read], [], [], 60.0)[0], "the browser does not answer"
-            self._buffer += os.read(self._read, 1 << 20)
-        message, _, self._buffer = self._buffer.partition(b"\0")
-        return json.loads(message)
-
-
-pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium is installed (apt-get install chromium)")
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +83,7 @@ CUT_TEXTS = """
 def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, name, width, scheme, least):
     address = (pages / f"{name}.html").as_uri()
     with Browser(tmp_path / "profile") as browser:
-        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=9000, deviceScaleFactor=1, mobile=False)
-        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        browser.call("Page.navigate", url=address)
-        browser.wait_for("document.readyState === 'complete'")
+        browser.show(address, width, 9000, scheme)
         browser.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
         charts = "[...document.querySelectorAll('[data-chart]')]"
         browser.wait_for(f"document.readyState === 'complete' && {charts}.every(one => one.dataset.drawn)")
@@ -176,11 +94,5 @@ def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, nam
         browser.wait_for(f"({CUT_TEXTS.strip()}).length === 0")  # charts follow a scroll bar that appears
         # A policy without unsafe-eval lets nobody make code of text.
         assert browser.evaluate("(() => { try { new Function('1')(); return false } catch { return true } })()") is True
-        noise = [
-            e
-            for e in browser.events
-            if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-        ]
-        assert [event["params"] for event in noise] == []
-        asked = [e["params"]["request"]["url"] for e in browser.events if e["method"] == "Network.requestWillBeSent"]
-        assert set(asked) == {address}
+        assert browser.noise() == []
+        assert set(browser.requested()) == {address}

@@ -1,0 +1,111 @@
+"""Chromium without a screen, for tests of pages."""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find():
+    """The path of a browser, or None."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """Chromium without a screen, a context manager; its messages are JSON that ends with a null byte (DevTools)."""
+
+    def __init__(self, profile):
+        read, self._write = os.pipe()
+        self._read, write = os.pipe()
+        # The browser reads from descriptor 3 and writes to 4.
+        start = (
+            "import os, sys; [os.dup2(int(sys.argv[n]), n + 2) for n in (1, 2)]; os.execv(sys.argv[3], sys.argv[3:])"
+        )
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", start, str(read), str(write), find(), *flags, "about:blank"],
+            pass_fds=(read, write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(read)
+        os.close(write)
+        self._last, self._buffer, self.events = 0, b"", []
+
+    def __enter__(self):
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+        return self
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.wait()
+        os.close(self._read)
+        os.close(self._write)
+
+    def call(self, method, **parameters):
+        """Call a method and return its result; events that come before it are kept."""
+        self._last += 1
+        message = {"id": self._last, "method": method, "params": parameters}
+        if hasattr(self, "_session"):
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._last:
+                return answer["result"]
+            self.events.append(answer)
+
+    def evaluate(self, expression):
+        """The value of a JavaScript expression, under the policy of the page."""
+        options = {"returnByValue": True, "allowUnsafeEvalBlockedByCSP": False}
+        return self.call("Runtime.evaluate", expression=expression, **options)["result"].get("value")
+
+    def wait_for(self, expression, seconds=60.0):
+        """Wait until an expression is true."""
+        end = time.monotonic() + seconds
+        while not self.evaluate(expression):
+            assert time.monotonic() < end, expression
+            time.sleep(0.1)
+
+    def show(self, address, width, height, scheme="light"):
+        """Open a page at a size of the window, in a color scheme."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Page.navigate", url=address)
+        self.wait_for("document.readyState === 'complete'")
+
+    def noise(self):
+        """Errors and messages of the console so far."""
+        kinds = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [event["params"] for event in self.events if event["method"] in kinds]
+
+    def requested(self):
+        """Addresses requested so far."""
+        return [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+
+    def picture(self, path):
+        """Write a picture of the whole page."""
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        found = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(found["data"]))
+
+    def _receive(self):
+        while b"\0" not in self._buffer:
+            assert select.select([self._read], [], [], 60.0)[0], "the browser does not answer"
+            self._buffer += os.read(self._read, 1 << 20)
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(message)
+
+
+needs_browser = pytest.mark.skipif(find() is None, reason="no Chromium is installed (apt-get install chromium)")
