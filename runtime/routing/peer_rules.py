@@ -88,7 +88,8 @@ class PeerRules:
         """Half of the drain, after which the engine begins nothing; infinity until it begins."""
         self._arrivals = itertools.count()
         machine.handlers |= {Warm: self._on_warm, Drain: self._on_drain, Cancel: self._on_cancel}
-        machine.follow(NeighbourDown, self._on_down)
+        machine.follow(NeighbourDown, lambda event: self._credits.forget(event.name))
+        machine.follow(NeighbourDown, lambda event: self.announcer.lost(event.name))
         machine.follow(NeighbourUp, lambda event: self.announcer.forget(event.hello.name))
         machine.follow(Unsendable, lambda event: self.announcer.forget(event.failed.to))
 
@@ -316,10 +317,6 @@ class PeerRules:
         self.tombstones.add(keys, machine.now + message.budget_us / 1e6, machine.now)
         for request in [request for request in machine.held.values() if (request.owner, request.request) in keys]:
             machine.custody.end(request, "cancelled")
-
-    def _on_down(self, event: NeighbourDown) -> None:
-        self._credits.forget(event.name)
-        self.announcer.lost(event.name)
 
     def after(self) -> None:
         """Take back what the engine will not run, and drop the work of sources that have gone."""
