@@ -85,6 +85,22 @@ class BatchTimes(msgspec.Struct, frozen=True):
     """Median of the last third of the runs over that of the first third; above 1 the device became slower."""
     power_watts: float | None
     energy_mj_per_image: float | None
+    visits_ms: dict[str, Times] = {}
+    """Times of 1, 2 and all blocks in a row as a peer runs them, with one copy of the tokens in and one out."""
+
+    @property
+    def block_ms(self) -> float:
+        """Typical time of one more block in a visit; the mean of the blocks' medians where no visits were timed."""
+        counts = sorted(map(int, self.visits_ms))
+        if len(counts) > 1:
+            least, most = (self.visits_ms[str(count)].p50 for count in (counts[0], counts[-1]))
+            return max(0.0, most - least) / (counts[-1] - counts[0])
+        return sum(block.p50 for block in self.blocks_ms) / len(self.blocks_ms)
+
+    @property
+    def visit_ms(self) -> float:
+        """Time of a visit besides its blocks: the copies and the call."""
+        return max(0.0, self.visits_ms["1"].p50 - self.block_ms) if "1" in self.visits_ms else 0.0
 
 
 class DeviceProfile(msgspec.Struct, frozen=True):
@@ -127,9 +143,8 @@ class DeviceProfile(msgspec.Struct, frozen=True):
 
     @property
     def block_ms(self) -> float:
-        """Typical time of one block, the mean of the blocks' medians, one image at a time."""
-        times = self.one_at_a_time
-        return sum(block.p50 for block in times.blocks_ms) / len(times.blocks_ms) / min(map(int, self.batch))
+        """Typical time of one block, one image at a time."""
+        return self.one_at_a_time.block_ms / min(map(int, self.batch))
 
     @property
     def block_memory_bytes(self) -> int:

@@ -115,6 +115,10 @@ class Pipeline:
         seconds: list[float] = []
         return self._executor.run((STEM, *range(self.num_blocks), HEAD), images, seconds=seconds), seconds
 
+    def visit(self, blocks: Sequence[int], tokens: np.ndarray) -> np.ndarray:
+        """Run blocks one after the other, as a peer does."""
+        return self._executor.run(blocks, tokens)
+
     def close(self) -> None:
         """Free the engines."""
         self._executor.close()

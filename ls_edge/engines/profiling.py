@@ -148,7 +148,35 @@ def _time_blocks(
     times = dict(zip(blocks, (Times.of(list(part)) for part in zip(*runs, strict=True)), strict=True))
     usual = Times(*(median(values) for values in zip(*map(msgspec.structs.astuple, times.values()), strict=True)))
     blocks_ms = [times.get(block, usual) for block in range(bundle.num_blocks)]
-    return BatchTimes(None, None, blocks_ms, None, len(runs), _slowdown([sum(run) for run in runs]), None, None)
+
+    def visit(chosen: Sequence[int], given: np.ndarray) -> None:
+        call(lambda: executor.run(chosen, given))
+
+    visits = _time_visits(bundle, blocks, size, duration / 4, visit)
+    slowdown = _slowdown([sum(run) for run in runs])
+    return BatchTimes(None, None, blocks_ms, None, len(runs), slowdown, None, None, visits)
+
+
+def _time_visits(
+    bundle: Bundle,
+    blocks: Sequence[int],
+    size: int,
+    duration: float,
+    visit: Callable[[Sequence[int], np.ndarray], object],
+) -> dict[str, Times]:
+    """Time visits of 1, 2 and all ``blocks`` in turns, so that other load affects all; at least three of each."""
+    tokens = bundle.manifest.tokens
+    noise = np.random.default_rng(0).standard_normal((size, tokens.count, tokens.dim)).astype(tokens.dtype)
+    seconds: dict[int, list[float]] = {count: [] for count in sorted({1, min(2, len(blocks)), len(blocks)})}
+    for count in seconds:
+        visit(blocks[:count], noise)  # warm up
+    end = time.perf_counter() + duration
+    while time.perf_counter() < end or len(seconds[1]) < 3:
+        for count, times in seconds.items():
+            began = time.perf_counter()
+            visit(blocks[:count], noise)
+            times.append(time.perf_counter() - began)
+    return {str(count): Times.of(times) for count, times in seconds.items()}
 
 
 def _slowdown(chains: Sequence[float]) -> float:
@@ -252,6 +280,8 @@ def _time_batch(
     with PowerMeter(sensors) as meter:
         times, seconds = time_chain(pipeline, size, duration)
     power = meter.reading
+    visits = _time_visits(pipeline.bundle, range(pipeline.num_blocks), size, duration / 4, pipeline.visit)
+    times = msgspec.structs.replace(times, visits_ms=visits)
     if power is not None:
         energy = round(power.watts * 1e3 * seconds / (size * times.repeats), 4)
         times = msgspec.structs.replace(times, power_watts=power.watts, energy_mj_per_image=energy)

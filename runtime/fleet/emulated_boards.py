@@ -164,7 +164,13 @@ def emulated_profile(measured: DeviceProfile, board: EmulatedBoard) -> DevicePro
     chain = Times(*(round(sum(ends) + block.p50 * len(blocks), 4),) * 3)
     batch: dict[str, BatchTimes] = {
         str(size): msgspec.structs.replace(
-            one, blocks_ms=blocks, chain_ms=chain, slowdown=1.0, power_watts=None, energy_mj_per_image=None
+            one,
+            blocks_ms=blocks,
+            chain_ms=chain,
+            slowdown=1.0,
+            power_watts=None,
+            energy_mj_per_image=None,
+            visits_ms={},
         )
     }
     device = msgspec.structs.replace(

@@ -32,6 +32,7 @@ def profile(measured, tmp_path):
         for key, ms in (("stem_ms", 0.5), ("head_ms", 0.5)):
             times[key] = {"p50": ms, "p95": ms, "min": ms}
         times["blocks_ms"] = [{"p50": block_ms, "p95": block_ms, "min": block_ms}] * 4
+        times["visits_ms"] = {str(n): dict.fromkeys(("p50", "p95", "min"), n * block_ms) for n in (1, 2, 4)}
         for part in document["parts"]:
             part["file_bytes"], part["resident_bytes"] = 1000, 1000
         document["memory_bytes"] = 6000
@@ -176,7 +177,7 @@ def test_the_batch_is_what_the_peers_will_run(command, bundle, profile, measured
     one = document["batch"]["1"]
     document["batch"]["8"] = one | {
         key: {"p50": 3 * ms, "p95": 3 * ms, "min": 3 * ms} for key, ms in (("stem_ms", 0.5), ("head_ms", 0.5))
-    } | {"blocks_ms": [{"p50": 6.0, "p95": 6.0, "min": 6.0}] * 4}  # fmt: skip
+    } | {"blocks_ms": [{"p50": 6.0, "p95": 6.0, "min": 6.0}] * 4, "visits_ms": {}}  # fmt: skip
     path.write_text(json.dumps(document), encoding="utf-8")
     out, words = tmp_path / "peers.yaml", ("--bundle", bundle, "--profiles", f"a,b={path}", "--link-ms", "0.1")
     many = planned(command, *words, "--objective", "throughput", "--out", out)

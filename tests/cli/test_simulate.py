@@ -25,6 +25,7 @@ def profile(bundle, tmp_path_factory):
     for key in ("stem_ms", "head_ms"):
         times[key] = {"p50": 0.5, "p95": 0.5, "min": 0.5}
     times["blocks_ms"] = [{"p50": 2.0, "p95": 2.0, "min": 2.0}] * len(times["blocks_ms"])
+    times["visits_ms"] = {}
     path = folder / "board.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     return path

@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+import numpy as np
 import pytest
 
 from ls_edge.core.bundle import Bundle
@@ -10,6 +11,7 @@ from ls_edge.core.errors import DataError, UsageError
 from ls_edge.device.profile import load_profile
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.cuda_runtime import free_bytes
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import _taken, profile_bundle
 
 
@@ -43,6 +45,8 @@ def test_a_profile_without_any_sensor(bundle, tmp_path):
             times.chain_ms.min >= times.stem_ms.min + times.head_ms.min + sum(one.min for one in times.blocks_ms) - 0.01
         )
         assert times.repeats >= 3
+        assert list(times.visits_ms) == ["1", "2", "6"]
+        assert times.block_ms == pytest.approx((times.visits_ms["6"].p50 - times.visits_ms["1"].p50) / 5)
         assert times.energy_mj_per_image is times.power_watts is None
     assert [part.part for part in found.parts] == ["stem", *(f"block {index}" for index in range(6)), "head"]
     assert all(part.load_ms > 0 and part.file_bytes > 0 and not part.built for part in found.parts)
@@ -71,6 +75,16 @@ def test_a_board_that_throttles_in_between_is_marked(bundle, tmp_path):
         on_step=lambda _done, _total, text: text == "batch 1" and board(tmp_path, over_current=3),
     )  # fmt: skip
     assert (found.throttled, found.throttled_by) == (True, ["soctherm_oc oc1: 3 more"])
+
+
+def test_a_visit_of_all_blocks_copies_once_in_and_once_out(bundle, gpu):
+    with Pipeline.open(bundle, kind="tensorrt", max_batch=1) as pipeline:
+        noise = np.zeros((1, 16, 32), np.float32)
+        pipeline.visit(range(6), noise)
+        before = dict(gpu.counts)
+        pipeline.visit(range(6), noise)
+        for kind in ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost"):
+            assert gpu.counts[kind] - before[kind] == 1
 
 
 @pytest.mark.parametrize("integrated", [0, 1])

@@ -208,17 +208,15 @@ def _device(
 ) -> PlannedDevice:
     profile = one.profile
     images = min(map(int, profile.batch))
-    calls = {
-        int(size): sum(block.p50 for block in timed.blocks_ms) / len(timed.blocks_ms)
-        for size, timed in profile.batch.items()
-    }
+    calls = {int(size): timed.block_ms for size, timed in profile.batch.items()}
     max_batch = _max_batch(one, inputs, calls)
     if max_batch not in calls:
         near = ", ".join(map(str, sorted(calls)))
         assumed.append(f"{one.name} runs batches of up to {max_batch}; what those take is taken from those of {near}")
     if images > 1:
         assumed.append(f"an image alone takes {one.name} what one of {images} takes: none was measured alone")
-    runtime_ms, runtime_mean_ms = network.calls.get(one.name, (CALL_MS, CALL_MS))
+    copies_ms = profile.one_at_a_time.visit_ms
+    runtime_ms, runtime_mean_ms = (ms + copies_ms for ms in network.calls.get(one.name, (CALL_MS, CALL_MS)))
     full_images = min(calls, key=lambda size: (abs(size - max_batch), size))
     full = profile.batch[str(full_images)]
     ends, full_ends = _ends_ms(profile), _ends_ms(profile, full_images)
