@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ls_edge.core.bundle import Bundle, ImageSpec, model_id_of
 from ls_edge.core.errors import VerificationError
+from ls_edge.core.text import short_id
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import Samples
@@ -188,8 +189,8 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
     expected = model_id_of(run.weights_sha256, bundle.interface)
     if expected != m.model_id:
         raise VerificationError(
-            f"{bundle.folder} belongs to model {m.model_id[:16]}…, {run.folder} is {expected[:16]}…; name the run that "
-            "it was exported from, or export again"
+            f"{bundle.folder} belongs to model {short_id(m.model_id)}, {run.folder} is {short_id(expected)}; name the "
+            "run that it was exported from, or export again"
         )
     view = PartsView(run.view, (run.view.num_blocks - folded.stem - folded.head) // bundle.num_blocks, folded=folded)
     view.bands = bundle.bands

@@ -56,7 +56,7 @@ from ls_edge.export.verify import (
     verify_accuracy,
     verify_numbers,
 )
-from ls_edge.training.checkpoint import LoadedRun
+from ls_edge.training.checkpoint import LoadedRun, shown_model
 
 ENGINE_COSINE = 0.999
 """Smallest cosine between logits of engines built on this machine and of the files that they were built from."""
@@ -239,7 +239,7 @@ def _draft(run: LoadedRun, parts: PartsView, settings: ExportSettings) -> Manife
         schema=SCHEMA,
         bundle_id="",
         model_id=model_id_of(run.weights_sha256, interface),
-        model=record.model,
+        model=shown_model(record, view),
         method=record.method,
         classes=record.classes,
         image=record.image,

@@ -34,6 +34,8 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 RESUME = "resume.safetensors"
+_SIZES = frozenset(("patch_size", "embed_dim", "depth", "num_blocks", "num_heads", "mlp_ratio"))
+"""Arguments of timm's models that change their size, besides that of images."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,19 @@ class LoadedRun:
     """Groups of blocks within which the order changed in training."""
     weights_sha256: str
     """Digest of the bytes that were loaded."""
+
+
+def shown_model(record: RunRecord, view: BlockView) -> str:
+    """Return the name of a run's model for people.
+
+    A model whose size was changed by arguments is not the one that its name in timm describes, so it gets one after its
+    tokens and blocks.
+    """
+    usual: Any = view.model.pretrained_cfg
+    if view.image_size == tuple(usual["input_size"][1:]) and not _SIZES.intersection(record.model_args):
+        return record.model
+    tokens = view.token_spec
+    return f"{record.model.split('_')[0]}_{tokens.count}x{tokens.dim}_depth{view.num_blocks}"
 
 
 class TrainingProgress(msgspec.Struct, frozen=True):

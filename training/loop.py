@@ -23,7 +23,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.core.files import folder_lock
-from ls_edge.data.datasets import open_data
+from ls_edge.data.datasets import empty_classes_warning, open_data
 from ls_edge.training.checkpoint import (
     CONFIG,
     RESUME,
@@ -34,6 +34,7 @@ from ls_edge.training.checkpoint import (
     read_record,
     save_progress,
     save_run,
+    shown_model,
     start_metrics,
 )
 from ls_edge.training.config import RunRecord, TrainConfig
@@ -152,6 +153,8 @@ class _Training:
             initial = make_initial_weights(
                 config.model, images.classes, seed=config.seed, model_named=model_named, warn=listener.warn
             )
+        if warning := empty_classes_warning(images):
+            listener.warn(warning)
         bands, image = _bands_in_force(config, initial), _image_in_force(config, initial)
         self.config = config = _in_force(config, method, initial, bands, image)
         view = initial.view.to(device)
@@ -202,7 +205,7 @@ class _Training:
         view = self.task.view
         return Summary(
             run=str(self.out),
-            model=self.record.model,
+            model=shown_model(self.record, view),
             method=self.config.method,
             blocks=view.num_blocks,
             parameters=sum(p.numel() for p in view.parameters()),

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from ls_edge.cli.inputs import require_extras
-from ls_edge.cli.output import warn
+from ls_edge.cli.output import warn, warn_about_images
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle, ImageSpec, shared_groups
 from ls_edge.core.errors import DataError, RunError, printable
-from ls_edge.data.datasets import ImageRef, ImageSet, require_labels, trained_on_warning
+from ls_edge.data.datasets import ImageRef, ImageSet, require_labels
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.measure import TokenModel
@@ -75,9 +75,8 @@ class OpenedModel:
 
 
 def images_for(images: ImageSet, trained_on: str, classes: Sequence[str], limit: int | None) -> ImageSet:
-    """Return the images with the labels of a model; warn if it was trained on them."""
-    if warning := trained_on_warning(images, trained_on):
-        warn(warning)
+    """Return the images with the labels of a model; warn if it was trained on them, or a class has no images."""
+    warn_about_images(images, trained_on)
     return require_labels(images, classes).take(limit)
 
 
@@ -117,7 +116,7 @@ def open_model(folder: Path, device: Device, precision: Precision, threads: int 
     require_extras(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
     import torch
 
-    from ls_edge.training.checkpoint import load_run
+    from ls_edge.training.checkpoint import load_run, shown_model
     from ls_edge.training.models.torch_blocks import TorchBlocks
     from ls_edge.training.precision import choose_device, choose_precision, choose_threads
 
@@ -126,5 +125,6 @@ def open_model(folder: Path, device: Device, precision: Precision, threads: int 
     run = load_run(folder, chosen)
     r, engine = run.record, f"torch {torch.__version__} {chosen} {precision}"
     torch.set_num_threads(choose_threads(threads, run.view))
-    about = (r.image, r.classes, r.trained_on, r.model, r.method, run.bands, run.view.owners, engine)
+    model = shown_model(r, run.view)
+    about = (r.image, r.classes, r.trained_on, model, r.method, run.bands, run.view.owners, engine)
     return OpenedModel(folder, TorchBlocks(run.view, dtype), *about)

@@ -6,14 +6,16 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.device.requirements import install_command
+from ls_edge.report.formatting import counted
 from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 
 DESCRIPTORS_PER_PEER = 5
@@ -36,6 +38,16 @@ def peers_to_ask(path: Path, secret_key: Path | None) -> tuple[PeersFile, KeyPai
     """Read peers.yaml and the key of a command whose result shows what peers report, so that nothing is logged."""
     set_up(as_json=False, level=logging.CRITICAL)
     return open_peers(path), None if secret_key is None else load_secret(secret_key)
+
+
+def reload_source(source: Source, say: Callable[[str], None]) -> None:
+    """Make a source use ``peers.yaml`` as it is now, and say whether that worked."""
+    try:
+        require_descriptors(load_peers(source.peers.path))
+        source.reload()
+        say(f"read {os.fspath(source.peers.path)} again: {counted(len(source.peers.peers), 'peer')}")
+    except LsEdgeError as error:
+        say(f"the peers are those of before: {error}")
 
 
 def require_descriptors(peers: PeersFile, connections: int = 0) -> None:

@@ -79,13 +79,18 @@ class StopRequest:
 
 
 class ReloadRequest:
-    """Context in which SIGHUP asks a command to read its files again."""
+    """Context in which SIGHUP asks a command to read its files again.
+
+    The end of the command's terminal sends SIGHUP too; it stops the command as SIGTERM does.
+    """
 
     def __init__(self) -> None:
         self._asked = False
         self._before: object = None
+        self._terminals: list[int] = []
 
     def __enter__(self) -> ReloadRequest:
+        self._terminals = _terminals()
         self._before = signal.signal(signal.SIGHUP, self._note)
         return self
 
@@ -100,7 +105,15 @@ class ReloadRequest:
         return asked
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._asked = True
+        if not self._terminals or _terminals():
+            self._asked = True
+        elif self._before is not signal.SIG_IGN:  # as with nohup
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _terminals() -> list[int]:
+    """Return the standard streams that are on a terminal which has not ended."""
+    return [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -11,7 +11,6 @@ from ls_edge.device.requirements import require_metrics
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-    from ls_edge.core.peers_file import PeersFile
     from ls_edge.runtime.execution.cores import EngineCores
     from ls_edge.runtime.peer.peer import Peer
     from ls_edge.runtime.serve.scrape_server import ScrapeServer
@@ -39,11 +38,11 @@ class MetricsListener:
             self._server.close()
         self._listener.close()
 
-    def serve_peer(self, peers: PeersFile, peer: Peer) -> None:
+    def serve_peer(self, peer: Peer) -> None:
         """Serve the metrics of a peer, and log the URL."""
         from ls_edge.runtime.serve.metrics import PeerCollector
 
-        url = self._serve(PeerCollector(peers, lambda: peer.snapshot), peer.cores)
+        url = self._serve(PeerCollector(lambda: peer.peers, lambda: peer.snapshot), peer.cores)
         logging.getLogger("ls_edge.runtime").info("metrics", extra={"peer": peer.name, "url": url})
 
     def serve_source(self, source: Source) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from ls_edge.core.errors import printable
 from ls_edge.core.files import write_output
+from ls_edge.data.datasets import ImageSet, empty_classes_warning, trained_on_warning
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:
@@ -26,3 +27,10 @@ def write_json(path: Path, document: Any) -> None:
 def warn(text: str) -> None:
     """Print a warning."""
     click.echo(f"ls-edge: warning: {printable(text)}", err=True)
+
+
+def warn_about_images(images: ImageSet, trained_on: str) -> None:
+    """Warn of class folders without images, and of images that the model was trained on."""
+    for warning in (trained_on_warning(images, trained_on), empty_classes_warning(images)):
+        if warning:
+            warn(warning)

@@ -23,6 +23,7 @@ from msgspec import Meta
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
 from ls_edge.core.files import read_file, write_file
+from ls_edge.core.text import short_id
 from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
 
 SCHEMA = 1
@@ -311,8 +312,8 @@ class Bundle:
         expected = bundle_id_of(self.interface, self.manifest.precision, self.manifest.parts)
         if expected != self.manifest.bundle_id:
             raise DigestMismatch(
-                f"{self.folder / MANIFEST} was changed: bundle_id is {self.manifest.bundle_id[:16]}… but its contents "
-                f"give {expected[:16]}…; export again"
+                f"{self.folder / MANIFEST} was changed: bundle_id is {short_id(self.manifest.bundle_id)} but its "
+                f"contents give {short_id(expected)}; export again"
             )
 
 

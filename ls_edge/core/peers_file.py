@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import yaml
 from msgspec import Meta
 
 from ls_edge.core import yaml_source
@@ -219,6 +220,35 @@ def load_peers(path: str | Path) -> PeersFile:
     for error in _contradictions(file, source_map):
         raise error
     return PeersFile(Path(path), tuple(file.peers), tuple(file.sources), file.insecure, file.heartbeat, source_map)
+
+
+def place_of_key(path: str | Path, name: str) -> tuple[str, str]:
+    """Return the text of a ``peers.yaml`` before and after the value of the ``public_key`` of the entry ``name``.
+
+    An entry without the key gets it after its name. The file need not be complete yet. Raise :class:`ConfigError` if
+    there is no such entry.
+    """
+    path = Path(path)
+    text, top = yaml_source.parse(path)
+    for kind in _values(top, "peers", "sources"):
+        for entry in kind.value if isinstance(kind, yaml.SequenceNode) else ():
+            for key, value in entry.value if isinstance(entry, yaml.MappingNode) else ():
+                if (key.value, value.value) != ("name", name):
+                    continue
+                for known in _values(entry, "public_key"):
+                    return text[: known.start_mark.index], text[known.end_mark.index :]
+                end = value.end_mark.index
+                if entry.flow_style:
+                    return f"{text[:end]}, public_key: ", text[end:]
+                end += len(text[end:].partition("\n")[0])
+                return f"{text[:end]}\n{' ' * key.start_mark.column}public_key: ", text[end:]
+    raise ConfigError(f"{name!r} is neither a peer nor a source; write its entry first", path=path)
+
+
+def _values(node: yaml.Node | None, *keys: str) -> Iterator[yaml.Node]:
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if key.value in keys:
+            yield value
 
 
 def usual_credits(max_batch: int) -> int:

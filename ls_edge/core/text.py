@@ -1,10 +1,11 @@
-"""Numbers of blocks and cores as text: ``0-3, 7``; ids as text."""
+"""Numbers of blocks and cores as text: ``0-3, 7``; ids and measured numbers as text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
 
+NOTHING = "\N{EN DASH}"
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
 """Four digits at most, so that a typing error does not make a list of millions."""
 
@@ -44,3 +45,11 @@ def format_bands(groups: Iterable[Collection[int]]) -> str:
 def name_blocks(blocks: Collection[int]) -> str:
     """Return ``block 3`` or ``blocks 0-3, 7``."""
     return f"block{'' if len(blocks) == 1 else 's'} {format_ranges(blocks)}"
+
+
+def show(value: float | None, unit: str = "") -> str:
+    """Return a number with about three significant digits, with separators of thousands."""
+    if value is None:
+        return NOTHING
+    digits = 0 if value == 0 or abs(value) >= 100 else 1 if abs(value) >= 3 else 2
+    return f"{value:,.{digits}f}{unit}"

@@ -45,21 +45,16 @@ class SourceMap:
         return ConfigError(message, path=self.path)
 
 
-def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
-    """Read ``path`` as ``type_``; raise :class:`ConfigError` if that is not possible.
-
-    Types of the struct that msgspec does not know have a class method ``parse`` that raises ValueError.
-    """
-    path = Path(path)
+def parse(path: Path) -> tuple[str, yaml.Node | None]:
+    """Return the text of a YAML file and its top node, None if it is empty; raise :class:`ConfigError`."""
     try:
         text = read_file(path, MAX_BYTES).decode("utf-8").removeprefix("\ufeff")  # editors on Windows write it first
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 text (byte {error.start}); save it as UTF-8", path=path) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}; check the path", path=path) from None
-    source_map = SourceMap(path)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        return text, yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         problem = f"not YAML: {_plainly(error.problem or error.context or '')}"
@@ -70,6 +65,16 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
         raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", path=path) from None
     except RecursionError:
         raise ConfigError(f"deeper than {MAX_DEPTH} levels; simplify it", path=path) from None
+
+
+def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
+    """Read ``path`` as ``type_``; raise :class:`ConfigError` if that is not possible.
+
+    Types of the struct that msgspec does not know have a class method ``parse`` that raises ValueError.
+    """
+    path = Path(path)
+    source_map = SourceMap(path)
+    _, node = parse(path)
     plain = None if node is None else _plain(node, (), source_map)
     empty = plain is None
     plain = {} if empty else plain

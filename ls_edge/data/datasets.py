@@ -68,6 +68,8 @@ class ImageSet:
     classes: tuple[str, ...]
     """Sorted folder names; empty if the data has no labels."""
     images: tuple[ImageRef, ...]
+    empty_classes: tuple[str, ...] = ()
+    """Class folders without an image, which are not classes."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -115,6 +117,18 @@ def trained_on_warning(images: ImageSet, trained_on: str) -> str:
     if images.part == "val" or not trained_on or images.digest() != trained_on:
         return ""
     return f"the model was trained on the images of {images.source}, so its accuracy on them says little; use others"
+
+
+def empty_classes_warning(images: ImageSet) -> str:
+    """Return a warning if class folders have no images, else an empty string."""
+    names = images.empty_classes
+    if not names:
+        return ""
+    return (
+        f"{images.source}: {_some(names)} {'has' if len(names) == 1 else 'have'} no images and "
+        f"{'is not a class' if len(names) == 1 else 'are not classes'} of this data; files have to end in "
+        f"{', '.join(sorted(EXTENSIONS))}"
+    )
 
 
 def match_classes(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSet:
@@ -168,13 +182,15 @@ def _in_folder(path: Path, source: str, part: Literal["train", "eval"]) -> Image
         if stem is not None and not is_hidden(stem) and (child.is_dir() or stem.lower() in _PARTS):
             parts[stem.lower()] = child  # of a tar and a folder of one name the folder stays
     name, which = _choose_part(parts, part)
-    if name is None:
-        return _image_set(read_folder(path), source, which, part)
-    chosen = parts[name]
+    chosen = path if name is None else parts[name]
     tree = read_folder(chosen) if chosen.is_dir() else unwrap(read_tar(chosen))
-    if which == "val" and not any("/" in name for name in tree):
+    if name is not None and which == "val" and not any("/" in name for name in tree):
         tree = _labelled(tree, path)
-    return _image_set(tree, source, which, part, where=str(chosen))
+    found = _image_set(tree, source, which, part, where=source if name is None else str(chosen))
+    if not found.classes or not chosen.is_dir():
+        return found
+    folders = {child.name for child in chosen.iterdir() if child.is_dir() and not is_hidden(child.name)}
+    return replace(found, empty_classes=tuple(sorted(folders.difference(found.classes))))
 
 
 def _labelled(tree: ImageTree, folder: Path) -> ImageTree:

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ls_edge.core.errors import printable
-from ls_edge.core.text import format_bands
-
-NOTHING = "\N{EN DASH}"
+from ls_edge.core.text import NOTHING, format_bands, show
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -79,14 +77,6 @@ def show_ms(value: float | None) -> str:
     if value >= 1000:
         return f"{value / 1000:.2f} s" if value < 10_000 else f"{value / 1000:.0f} s"
     return f"{show(value)} ms"
-
-
-def show(value: float | None, unit: str = "") -> str:
-    """Return a number with about three significant digits, with separators of thousands."""
-    if value is None:
-        return NOTHING
-    digits = 0 if value == 0 or abs(value) >= 100 else 1 if abs(value) >= 3 else 2
-    return f"{value:,.{digits}f}{unit}"
 
 
 def show_percent(share: float | None) -> str:

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from ls_edge.core.errors import printable
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.report.formatting import counted, shorten, show, show_ms
+from ls_edge.core.text import show
+from ls_edge.report.formatting import counted, shorten, show_ms
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import open_console
 
@@ -97,7 +98,9 @@ class RunProgress:
         greeting = state == PeerState.ALIVE and before == PeerState.UNKNOWN
         if before != state and not greeting:
             why = f" ({event.why})" if event.why else ""
-            self.note(f"{event.at_us / 1e6:.2f} s: {name} {'is back' if state == PeerState.ALIVE else state}{why}")
+            # Counted from the start of the run, as on its report, and not from the opening of the source.
+            at = time.monotonic() - self._begun
+            self.note(f"{at:.2f} s: {name} {'is back' if state == PeerState.ALIVE else state}{why}")
 
     def note(self, text: str) -> None:
         """Show a remark, such as the reason for waiting, until the next one; an empty text removes it."""

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ls_edge.core.records import PeerState, RequestRecord
-from ls_edge.core.text import format_ranges
+from ls_edge.core.text import NOTHING, format_ranges, show
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.formatting import NOTHING, class_name, counted, shorten, show, show_ms, show_percent
+from ls_edge.report.formatting import class_name, counted, shorten, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 STATE_STYLES = {
@@ -72,8 +72,9 @@ def summary_table(summary: RunSummary, *, title: str = "") -> Table:
         ),
         (
             "hops",
-            f"{show(hops.mean)}; medians: wire {show_ms(hops.wire_ms_p50)}, queue {show_ms(hops.queue_ms_p50)}, "
-            f"engine {show_ms(hops.engine_ms_p50)}, codec {show_ms(hops.codec_ms_p50)}",
+            f"{show(hops.mean)} per answer; medians per hop: wire {show_ms(hops.wire_ms_p50)}, "
+            f"queue {show_ms(hops.queue_ms_p50)}, engine {show_ms(hops.engine_ms_p50)}, "
+            f"codec {show_ms(hops.codec_ms_p50)}",
         ),
         ("order", NOTHING if tau is None else f"tau {tau:+.2f} (1: trained order, 0: random)"),
     ]

@@ -165,7 +165,7 @@ class Pusher(Client):
         if not chosen:
             raise PushError(
                 "the peers serve different bundles, and none is the previous bundle of another peer: "
-                + ", ".join(f"{name} {one.active.hex()[:8] or 'none'}" for name, one in stored.items())
+                + ", ".join(f"{name} {self._served_by(name)}" for name in stored)
                 + "; push the bundle that you want"
             )
         for name, one in chosen.items():
@@ -325,6 +325,10 @@ class Pusher(Client):
             if target.offered and session.welcome is not None and due and not self._has_heard(target):
                 self._offer(target)
         return found
+
+    def _served_by(self, name: str) -> str:
+        welcome = self.sessions[name].welcome
+        return short_id(welcome.bundle_id) if welcome is not None and welcome.bundle_id else "none"
 
     def _offer(self, target: _Target) -> None:
         target.offered_at = time.monotonic()

@@ -9,16 +9,18 @@ seconds; a second SIGTERM ends it immediately.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
-from ls_edge.core.peers_file import PeersFile, is_loopback, load_peers
+from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.opening import EngineChoice, OnStep, announce, build_engines, open_block_engines
@@ -30,10 +32,12 @@ from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.peer_rules import PeerMachine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
-from ls_edge.runtime.transport.keys import KeyPair, load_secret
+from ls_edge.runtime.transport.keys import KeyPair, curve_of, load_secret
 from ls_edge.runtime.transport.node import Node
 
 _P = TypeVar("_P", bound="Peer")
+log = logging.getLogger("ls_edge.runtime")
+
 _LISTEN_AGAIN_S = 3.0
 """Seconds for which a peer tries to listen again after a switch."""
 
@@ -52,20 +56,25 @@ class Peer:
         keys: KeyPair | None = None,
     ) -> None:
         """Listen with a bundle, or open the folder of a store. Raise :class:`LinkError` if the port is in use."""
-        self.name, self.entry = name, peers.peer(name)
+        self.name = name
+        entry = peers.peer(name)
         self.on_step: OnStep = lambda _done, _total, _text: None
         """Called on another thread with the number of open engines, their total, and the next step."""
-        self.cores = EngineCores.of(peers, self.entry)
-        self._setup = PeerSetup(peers, self.entry, keys, self.cores, settings or PeerSettings())
+        self._setup = PeerSetup(peers, entry, keys, EngineCores.of(peers, entry), settings or PeerSettings())
+        self._before: PeerSetup | None = None
+        """The setup before the last reload, until a peer has become warm with the present one."""
+        self._bundle = bundle
+        self._secret_key: str | Path | None = None
+        self._is_reopening = False
         self._stops = 0
         self._is_broken = False
         """Whether the active bundle of the store cannot be served."""
-        self._engine_text: str = self._setup.settings.engine or self.entry.engine
+        self._engine_text: str = self._setup.settings.engine or entry.engine
         self._installer: Installer | None = None
         self._store: Store | None = None
         self._service: Service | None = None
-        if not peers.uses_keys and not peers.insecure and not is_loopback(self.entry.bind):
-            raise UsageError(f"{self.entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
+        if not peers.uses_keys and not peers.insecure and not is_loopback(entry.bind):
+            raise UsageError(f"{entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
         if store is None:
             self._service = self._listen(bundle)
         elif not any(source.may_push for source in peers.sources):
@@ -74,7 +83,7 @@ class Peer:
                 "source with a key, or start with --bundle"
             )
         else:
-            self._store = Store(store, self.entry.blocks)
+            self._store = Store(store, entry.blocks)
             with self.cores.others():  # the thread of the installer stays on them
                 self._installer = Installer(self._store, name, self._check, self._build)
 
@@ -98,7 +107,24 @@ class Peer:
                 "leave --secret-key out"
             )
         opened = None if bundle is None else Bundle.open(bundle)
-        return cls(file, name, opened, PeerSettings(**settings), store=store, keys=keys)
+        peer = cls(file, name, opened, PeerSettings(**settings), store=store, keys=keys)
+        peer._secret_key = secret_key
+        return peer
+
+    @property
+    def peers(self) -> PeersFile:
+        """The file as it was last read."""
+        return self._setup.peers
+
+    @property
+    def entry(self) -> PeerConfig:
+        """The entry of this peer in :attr:`peers`."""
+        return self._setup.entry
+
+    @property
+    def cores(self) -> EngineCores:
+        """Cores of the engine and of the other threads."""
+        return self._setup.cores
 
     @property
     def machine(self) -> PeerMachine:
@@ -139,28 +165,68 @@ class Peer:
 
         threading.Thread(target=read, daemon=True).start()
 
-    def serve(self) -> None:
-        """Serve until stopped, and switch bundles as pushed; raise the error that keeps the peer from serving."""
-        if self._store is None or self._installer is None:
-            self._running.serve()
-            return
+    def serve(self, wants_reload: Callable[[], bool] = lambda: False) -> None:
+        """Serve until stopped, and switch bundles as pushed; raise the error that keeps the peer from serving.
+
+        Read ``peers.yaml`` and the secret key again when ``wants_reload`` returns true; it is called several times a
+        second.
+        """
+
+        def look() -> None:
+            if self._running.snapshot.warm:
+                self._before = None
+            if wants_reload():
+                self.reload()
+
         try:
-            self._store.begin()
+            if self._store is not None:
+                self._store.begin()
             while True:
-                self._service = self._open(self._store)
+                if self._service is None or self._is_reopening or self._store is not None:
+                    self._service = self._open()
+                self._is_reopening = False
                 if self._stops:  # the signal arrived in between
                     self._service.stop()
                 try:
-                    self._service.serve()
+                    self._service.serve(look)
                 except LsEdgeError as error:
-                    if not self._installer.is_switching:  # otherwise it was not the active bundle that failed
-                        self._go_back(self._store, error)
-                if self._stops:
+                    self._on_failure(error)
+                if self._stops or (self._store is None and not self._is_reopening):
                     return
-                if self._installer.is_switching:
+                if self._installer is not None and self._installer.is_switching:
                     self._is_broken = False
         finally:
-            self._installer.close()
+            if self._installer is not None:
+                self._installer.close()
+
+    def reload(self) -> None:
+        """Read ``peers.yaml`` and the secret key again; log why that fails, and keep the ones before.
+
+        Links to other processes follow the file at once. If this peer's own entry or key, the heartbeat or the use of
+        keys has changed, it drains, hands on its requests, and serves again in the same process.
+        """
+        before = self._setup
+        try:
+            peers = load_peers(before.peers.path)
+            keys = before.keys if self._secret_key is None else load_secret(self._secret_key)
+            entry = peers.peer(self.name)
+            peers.check_codecs(CODECS)
+            curve_of(peers, self.name, keys)
+            if self._running.bundle is not None:
+                peers.check_blocks(self._running.bundle.num_blocks)
+            if self._store is not None and entry.blocks != before.entry.blocks:
+                raise UsageError(f"{self.name} has other blocks; start it again, and push the bundle")
+            cores = before.cores if entry == before.entry else EngineCores.of(peers, entry)
+        except LsEdgeError as error:
+            log.warning("not reloaded", extra={"peer": self.name, "why": str(error)})
+            return
+        self._setup = setup = replace(before, peers=peers, entry=entry, keys=keys, cores=cores)
+        log.info("reloaded", extra={"peer": self.name, "peers": len(peers.peers)})
+        if _needs_reopening(before, setup):
+            self._before, self._is_reopening = before, True
+            self._running.stop()
+        else:
+            self._running.change_peers(peers)
 
     def open_engines(self) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it, on the engine's thread; raise the library's errors."""
@@ -206,27 +272,58 @@ class Peer:
         self._setup.peers.check_blocks(bundle.num_blocks)
         self._setup.peers.check_codecs(CODECS)
 
+    def _on_failure(self, error: LsEdgeError) -> None:
+        """Go back to the setup or the bundle before; raise an error that is not their fault."""
+        if self._before is not None and not self._running.snapshot.warm:
+            self._undo_reload(error)
+        elif self._store is None or self._installer is None:
+            raise error
+        elif not self._installer.is_switching:  # otherwise it was not the active bundle that failed
+            self._go_back(self._store, error)
+
+    def _undo_reload(self, error: LsEdgeError) -> None:
+        assert self._before is not None
+        log.warning("not reloaded", extra={"peer": self.name, "why": str(error)})
+        self._setup, self._before, self._is_reopening = self._before, None, True
+
     def _listen(self, bundle: Bundle | None) -> Service:
         if bundle is not None:
             self._check(bundle)
         engine = BlockEngine(self.entry, lambda: self.open_engines())
         return Service(self._setup, bundle, engine, lambda: self._engine_text, self._installer)
 
-    def _open(self, store: Store) -> Service:
-        """Begin with the active bundle, or wait for one; after a switch the port may be in use for a moment."""
+    def _open(self) -> Service:
+        """Begin with the bundle, or that of the store; after a switch the port may be in use for a moment."""
         end = time.monotonic() + (0.0 if self._service is None else _LISTEN_AGAIN_S)
         while True:
             try:
-                return self._listen(None if self._is_broken else store.open_active())
+                if self._store is None:
+                    return self._listen(self._bundle)
+                return self._listen(None if self._is_broken else self._store.open_active())
             except (BundleError, UsageError) as error:
-                self._go_back(store, error)
-            except LinkError:
-                if time.monotonic() > end:
+                if self._store is None:
                     raise
-                time.sleep(0.05)
+                self._go_back(self._store, error)
+            except LinkError as error:
+                if time.monotonic() <= end:
+                    time.sleep(0.05)
+                elif self._before is None:
+                    raise
+                else:
+                    self._undo_reload(error)
 
     def _go_back(self, store: Store, error: LsEdgeError) -> None:
         """Go back to the previous bundle, or wait for a push; raise an error that is not the bundle's fault."""
         if store.record.trial_starts is None and not isinstance(error, (BundleError, UsageError)):
             raise error
         self._is_broken = not store.give_up(str(error))
+
+
+def _needs_reopening(before: PeerSetup, after: PeerSetup) -> bool:
+    """Return whether a peer has to listen or open its engines anew."""
+    files = before.peers, after.peers
+    return (
+        (before.entry, before.keys) != (after.entry, after.keys)
+        or files[0].heartbeat != files[1].heartbeat
+        or files[0].uses_keys != files[1].uses_keys
+    )

@@ -113,6 +113,7 @@ class Service:
         self._setup, self._engine, self._installer = setup, engine, installer
         self._engine_text = engine_text
         self._failure: LsEdgeError | None = None
+        self._new_peers: PeersFile | None = None
         manifest = _NO_MODEL if bundle is None else bundle.manifest
         self._greeting = Hello(
             name=setup.entry.name,
@@ -168,13 +169,21 @@ class Service:
             engine=self._engine.counts,
         )
 
-    def serve(self) -> None:
-        """Load, warm up and serve; raise the error that keeps the engines from loading."""
+    def change_peers(self, peers: PeersFile) -> None:
+        """Link to the processes of this file from the next turn on; own entry and keys are those of before."""
+        self._new_peers = peers
+        self.node.wake()
+
+    def serve(self, look: Callable[[], None] = lambda: None) -> None:
+        """Load, warm up and serve; raise the error that keeps the engines from loading.
+
+        ``look`` is called by this thread about five times a second.
+        """
         with self._setup.cores.others():
             self._threads.start()
             try:
                 while not wait([self._threads.ended], _SIGNALS_EVERY_S).done:
-                    pass
+                    look()
                 self._threads.ended.result()
             finally:
                 self.stops = 2  # if this thread was interrupted
@@ -267,7 +276,10 @@ class Service:
         raise self._failure
 
     def _look_beside(self) -> None:
-        """Handle checks of the machine and pushes, which are not part of routing."""
+        """Handle another peers.yaml, checks of the machine, and pushes, which are not part of routing."""
+        if self._new_peers is not None:
+            peers, self._new_peers = self._new_peers, None
+            self.node.change_peers(peers, self._setup.keys)
         if self._inspector is not None:
             self._inspector.step()
         if self._installer is not None:

@@ -34,14 +34,14 @@ _REASONS = ("malformed", "before hello", "hello refused", "unsendable")
 class PeerCollector(Collector):
     """Metrics of a peer."""
 
-    def __init__(self, peers: PeersFile, snapshot: Callable[[], PeerSnapshot]) -> None:
-        """``peers`` is the file that names its neighbors."""
-        self._listed = tuple(peer.name for peer in peers.peers)
+    def __init__(self, peers: Callable[[], PeersFile], snapshot: Callable[[], PeerSnapshot]) -> None:
+        """``peers`` returns the file that names its neighbors."""
+        self._peers = peers
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
-        peer = self._snapshot()
+        peer, listed = self._snapshot(), [one.name for one in self._peers().peers]
         yield _build("peer", peer.name, peer.bundle_id)
         for name, text, value in (
             ("warm", "1 if the engines are loaded and requests are accepted.", peer.warm),
@@ -53,7 +53,7 @@ class PeerCollector(Collector):
             ("linked_processes", "Linked processes, including sources.", len(peer.linked)),
         ):
             yield GaugeMetricFamily(f"ls_edge_peer_{name}", text, value=float(value))
-        yield _neighbours(((name, name in peer.linked) for name in self._listed if name != peer.name), "has a link to")
+        yield _neighbours(((name, name in peer.linked) for name in listed if name != peer.name), "has a link to")
         engine = peer.engine
         yield CounterMetricFamily(
             "ls_edge_peer_engine_requests", "Requests in engine calls, counted in each call.", value=engine.requests

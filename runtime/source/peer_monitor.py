@@ -89,10 +89,17 @@ class PeerEvents:
         """Report the peers whose state is another one than in their last event."""
         for view in views:
             state = PeerState.LOST if view.state is PeerState.COLD else view.state
-            if state is not self._states[view.name]:
+            if state is not self._states.get(view.name, PeerState.LOST):
                 self._states[view.name] = state
                 at_us = round((time.monotonic() - self._opened) * 1e6)
                 self._report(PeerEvent(at_us, view.name, state, reasons.get(view.name, "")))
+
+    def removed(self, names: Iterable[str]) -> None:
+        """Report peers that ``peers.yaml`` does not list any more as lost."""
+        for name in names:
+            if self._states.pop(name, PeerState.LOST) is not PeerState.LOST:
+                at_us = round((time.monotonic() - self._opened) * 1e6)
+                self._report(PeerEvent(at_us, name, PeerState.LOST, "removed from peers.yaml"))
 
     def _report(self, event: PeerEvent) -> None:
         if len(self.all) < MAX_EVENTS:
@@ -130,6 +137,12 @@ class PeerMonitor:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or predicate(self.snapshot), timeout)
             return self.snapshot
+
+    def change_peers(self, peers: PeersFile) -> None:
+        """Show the peers of this file from now on."""
+        names = {peer.name for peer in peers.peers}
+        self.events.removed(peer.name for peer in self._peers.peers if peer.name not in names)
+        self._peers, self._neighbour_events = peers, -1
 
     def on_note(self, note: Note) -> None:
         """Take in a note of the routing machine."""

@@ -32,7 +32,7 @@ from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, checked
 from ls_edge.runtime.source.source_thread import SourceThread
-from ls_edge.runtime.transport.keys import KeyPair, load_secret
+from ls_edge.runtime.transport.keys import KeyPair, curve_of, load_secret
 
 
 class Source:
@@ -81,6 +81,9 @@ class Source:
         self.link_counts = self._thread.link_counts
         self.engines = self._thread.engines
         """Stem and head: their ``threads``, and the chosen ``engine``."""
+        self._keys = keys
+        self._secret_key: str | Path | None = None
+        """The file that the key pair is from."""
         self._closed = threading.Lock()
         """Acquired by the first :meth:`close` and never released."""
 
@@ -104,7 +107,7 @@ class Source:
         for what, value in (("peers", peers), ("bundle", bundle)):
             if not isinstance(value, (str, Path, PeersFile, Bundle)):
                 raise UsageError(f"{what} is a {type(value).__name__}; give its path")
-        return cls(
+        source = cls(
             peers if isinstance(peers, PeersFile) else load_peers(peers),
             bundle if isinstance(bundle, Bundle) else Bundle.open(bundle),
             Settings.of(policy, settings),
@@ -113,6 +116,8 @@ class Source:
             strict_bundle=strict_bundle,
             on_event=on_event,
         )
+        source._secret_key = secret_key
+        return source
 
     def __enter__(self) -> Source:
         return self
@@ -172,6 +177,22 @@ class Source:
         if self._thread.auditor is not None:
             self._thread.auditor.finish(timeout)
         return self.audits
+
+    def reload(self) -> None:
+        """Read ``peers.yaml`` and the secret key again: peers, addresses and keys count from now on.
+
+        Requests in flight continue; those at a peer that was removed or has another key run elsewhere. Raise the errors
+        of the file, and :class:`UsageError` for changes that need a new source; nothing changes then.
+        """
+        peers = load_peers(self.peers.path)
+        keys = self._keys if self._secret_key is None else load_secret(self._secret_key)
+        if (peers.uses_keys, peers.heartbeat) != (self.peers.uses_keys, self.peers.heartbeat):
+            raise UsageError(f"{peers.path} has another heartbeat, or switched keys on or off; start {self.name} again")
+        peers.check_blocks(self.bundle.num_blocks)
+        peers.check_codecs(CODECS)
+        curve_of(peers, self.name, keys)
+        self.peers, self._keys = peers, keys
+        self._thread.change_peers(peers, keys)
 
     @property
     def is_open(self) -> bool:

@@ -74,8 +74,9 @@ class SourceThread:
         )
         check_policy(bundle, POLICIES[settings.policy], costs)
         bundle_of = (lambda _name: manifest.bundle_id) if strict_bundle else self._bundle_of
-        codecs = {peer.name: peer.codec for peer in peers.peers}
-        recomputation = Recomputation(bundle, codecs, bundle_of) if settings.audit else None
+        self._codecs = {peer.name: peer.codec for peer in peers.peers}
+        self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
+        recomputation = Recomputation(bundle, self._codecs, bundle_of) if settings.audit else None
         self.cores = EngineCores.of(peers, peers.source(name))
         with self.cores.on_engine():  # where the threads of the engines stay
             self.engines = StemAndHead(bundle, settings, peers.source(name) or SourceEntry(name))
@@ -122,6 +123,11 @@ class SourceThread:
             self._node.wake()
         return inflight.future
 
+    def change_peers(self, peers: PeersFile, keys: KeyPair | None) -> None:
+        """Use the peers of this file, and this key pair, from the next turn on."""
+        self._new_peers = peers, keys
+        self._node.wake()
+
     def close(self) -> None:
         """End open requests and join the threads."""
         self.requests.line.close()
@@ -164,6 +170,11 @@ class SourceThread:
         """Act on what other threads have done; called in each turn of the node."""
         self._challenges.start()
         self.requests.take_over()
+        new, self._new_peers = self._new_peers, None
+        if new is not None:
+            self._codecs.update((peer.name, peer.codec) for peer in new[0].peers)
+            self._node.change_peers(*new)
+            self.monitor.change_peers(new[0])
 
     def _execute(self, instruction: Instruction) -> None:
         if not isinstance(instruction, (Complete, Fail, Returned)):

@@ -176,7 +176,7 @@ class Installer:
             self._report(pusher)  # a repeated offer
             return
         push = self._push = _Push(pusher, manifest, offer.size, last=time.monotonic())
-        log.info("a bundle is offered", extra={"peer": pusher, "bundle": manifest[:8]})
+        log.info("a bundle is offered", extra={"peer": pusher})
         self._look(push)
 
     def _on_chunk(self, push: _Push, chunk: Chunk) -> None:
@@ -204,7 +204,7 @@ class Installer:
         if push.state is StoreState.READY and install.manifest.hex() == push.manifest:
             push.state, push.reason = StoreState.SWITCHING, ""
             self._turn = (push.pusher, time.monotonic() + KEEP_TURN_S)
-            log.info("switching", extra={"peer": push.pusher, "bundle": push.manifest[:8]})
+            log.info("switching", extra={"peer": push.pusher, "bundle": self._store.shown_id(push.manifest)})
 
             def switched(_: None) -> None:
                 self.is_switching = True
@@ -320,7 +320,8 @@ class Installer:
                 self._fail(push, why)
                 return
             push.state = StoreState.READY
-            log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": manifest[:8]})
+            shown = self._store.shown_id(manifest)
+            log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": shown})
             self._report(push.pusher)
 
         self._do(build, lambda _: ended(), ended)
@@ -365,7 +366,8 @@ class Installer:
 
     def _fail(self, push: _Push, reason: str) -> None:
         push.state, push.reason, push.file = StoreState.FAILED, one_line(reason, MAX_TEXT), None
-        log.warning("a push failed", extra={"peer": push.pusher, "bundle": push.manifest[:8], "why": push.reason})
+        shown = self._store.shown_id(push.manifest)
+        log.warning("a push failed", extra={"peer": push.pusher, "bundle": shown, "why": push.reason})
         self._report(push.pusher)
 
     def _other_holder(self, pusher: str) -> str:

@@ -33,6 +33,7 @@ import msgspec
 from ls_edge.core.bundle import MANIFEST, Bundle, Digest
 from ls_edge.core.errors import BundleError, DigestMismatch, LsEdgeError, UsageError
 from ls_edge.core.files import folder_lock, sync, write_file
+from ls_edge.core.text import short_id
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -69,6 +70,12 @@ class Wanted(msgspec.Struct, frozen=True):
     parts: int = 0
     size: int = 0
     """Bytes of all parts."""
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    """The part of a manifest that names its bundle."""
+
+    bundle_id: str
 
 
 class Store:
@@ -135,13 +142,18 @@ class Store:
     def open(self, manifest: str) -> Bundle:
         """Open a bundle whose parts are files of the store; they are verified when they are read."""
         if not _is_file(self._files / manifest, manifest):
-            raise BundleError(
-                f"the manifest {manifest[:8]} is missing or damaged in {self.folder}; push the bundle again"
-            )
+            raise BundleError(f"the manifest {self._files / manifest} is missing or damaged; push the bundle again")
         opened = Bundle.open(self._files, manifest).manifest
         blocks = tuple(msgspec.structs.replace(part, file=part.sha256) for part in opened.parts.blocks)
         parts = msgspec.structs.replace(opened.parts, blocks=blocks)
         return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
+
+    def shown_id(self, manifest: str) -> str:
+        """Return the short id of a bundle as people see it elsewhere, or a question mark if it is not here."""
+        try:
+            return short_id(msgspec.json.decode((self._files / manifest).read_bytes(), type=_Identified).bundle_id)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return "?"
 
     def switch(self, manifest: str) -> None:
         """Make a complete bundle the active one and keep the one before; raise :class:`BundleError` on failure."""
@@ -165,7 +177,7 @@ class Store:
             record = self._record
             fault = self._fault_of_previous()
             reason = f"{fault}: {why}" if fault else f"went back to the previous bundle: {why}"
-            log.error("cannot serve a bundle", extra={"bundle": (record.active or "")[:8], "why": reason})
+            log.error("cannot serve a bundle", extra={"bundle": self.shown_id(record.active or ""), "why": reason})
             if fault:
                 self._record = msgspec.structs.replace(record, failed=record.active, reason=reason)
             else:
@@ -190,7 +202,7 @@ class Store:
                     self._write(self._record)
             if not self._holds(manifest):
                 if not size:
-                    raise BundleError(f"the bundle {manifest[:8]} is not in this store any more; push it again")
+                    raise BundleError("that bundle is not in this store any more; push it again")
                 self._require_space([(manifest, size)])
                 return Wanted(((manifest, size),))
             bundle = self.open(manifest)

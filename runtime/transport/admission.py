@@ -12,12 +12,14 @@ import secrets
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.peers_file import PeersFile, is_name
+from ls_edge.core.text import short_id
 from ls_edge.runtime.protocol.messages import MAJOR, MINOR_OF_DEMANDS, Hello, Run, State, Welcome
 
 MAX_OWNER_NAME = 54
 GUESTS = ("observer", "pusher")
 """Roles of processes that take no part in routing: they have no model and may not send tokens."""
 _ROLES = ("peer", "source", *GUESTS)
+_ALIAS = re.compile(r"\.[0-9a-f]{8}\Z")
 
 
 def new_alias(name: str) -> str:
@@ -30,6 +32,11 @@ def new_alias(name: str) -> str:
             f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first"
         )
     return f"{name[:MAX_OWNER_NAME]}.{secrets.token_hex(4)}"
+
+
+def _readable(name: str, role: str) -> str:
+    """Return the name of a process for people, who know a source by its name, not by its alias."""
+    return _ALIAS.sub("", name) if role == "source" else name
 
 
 def may_be_called(owner: str, name: str) -> bool:
@@ -57,13 +64,21 @@ class Admission:
         self.name = name
         self.model_id = manifest.model_id
         self._role = role
-        self._peers = peers
         self._manifest = manifest
-        self._names = {p.name for p in peers.peers} | {s.name for s in peers.sources}
         self._blocks = len(manifest.parts.blocks)
-        self._blocks_of = {p.name: frozenset(p.blocks) for p in peers.peers}
+        self._listed_blocks_of: dict[str, frozenset[int]] = {}
+        self.change(peers)
         self._strict = strict_bundle
         self._bands = manifest.block_bands
+
+    def change(self, peers: PeersFile) -> None:
+        """Check with this file from now on; requests under way may have been at the holders of the file before."""
+        self._peers = peers
+        self._names = {p.name for p in peers.peers} | {s.name for s in peers.sources}
+        before, self._blocks_of = self._listed_blocks_of, {p.name: frozenset(p.blocks) for p in peers.peers}
+        self._listed_blocks_of = dict(self._blocks_of)
+        for name, blocks in before.items():
+            self._blocks_of[name] = self._blocks_of.get(name, frozenset()) | blocks
 
     def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
         """Return why a process is not admitted, or ""; ``user`` is the name behind its key, empty without CURVE."""
@@ -167,13 +182,15 @@ class Admission:
         manifest = self._manifest
         if hello.model_id != manifest.model_id:
             return (
-                f"{hello.name} serves model {hello.model_id[:16]}…, {self.name} has {manifest.model_id[:16]}…; "
+                f"{_readable(hello.name, hello.role)} has model {short_id(hello.model_id)}, "
+                f"{_readable(self.name, self._role)} has {short_id(manifest.model_id)}; "
                 "give both bundles of the same run, with the same bands"
             )
         if self._strict and hello.bundle_id != manifest.bundle_id:
             return (
-                f"{hello.name} serves bundle {hello.bundle_id[:16]}…, {self.name} has {manifest.bundle_id[:16]}… and "
-                "--strict-bundle is on; copy the same bundle to both"
+                f"{_readable(hello.name, hello.role)} has bundle {short_id(hello.bundle_id)}, "
+                f"{_readable(self.name, self._role)} has {short_id(manifest.bundle_id)} and --strict-bundle is on; "
+                "copy the same bundle to both"
             )
         if self._strict and self._role == "source" and hello.minor < MINOR_OF_DEMANDS:
             return (

@@ -168,6 +168,18 @@ class Sockets:
         self.poller.add(socket)
         return socket
 
+    def discard(self, socket: zmq.Socket[bytes]) -> None:
+        """Close one socket and its monitor; unsent messages are dropped."""
+        name = self.names.pop(socket)
+        monitor = next(one for one, of in self.monitors.items() if of == name)
+        del self.monitors[monitor]
+        for one in (socket, monitor):
+            self.poller.remove(one)
+        with contextlib.suppress(zmq.ZMQError):
+            socket.disable_monitor()
+        socket.close(0)
+        monitor.close(0)
+
     def close(self) -> None:
         """Close all sockets; unsent messages are dropped."""
         # The monitors are closed last: libzmq reports the end of monitoring to them and waits until it can.
@@ -270,14 +282,28 @@ class Listener:
             _libc.connect(descriptor, bytes(_SOCKADDR), _SOCKADDR)
 
 
+class _Route(NamedTuple):
+    """Way to a peer: its address, its public key, and our own."""
+
+    address: str
+    server_key: bytes
+    own_key: bytes
+
+
+def _route(address: str, curve: Curve | None, name: str) -> _Route:
+    return _Route(address, b"", b"") if curve is None else _Route(address, curve.peer_keys[name], curve.keys.public)
+
+
 class Dialer:
     """The DEALERs: dials the peers, and dials again."""
 
     def __init__(self, sockets: Sockets, addresses: Mapping[str, str], *, heartbeat_ms: int) -> None:
         """Dial ``addresses``, by name of the peer."""
         self.sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._all, self._heartbeat_ms = sockets, heartbeat_ms
         self._failures, self._poller = sockets.failures, sockets.poller
-        self._addresses = dict(addresses)
+        self._addresses: dict[str, str] = {}
+        self._route_of: dict[str, _Route] = {}
         self._dialled: dict[str, str] = {}
         """The numeric address that each peer is dialled at."""
         self._up: set[str] = set()
@@ -285,21 +311,54 @@ class Dialer:
         self._resting: set[str] = set()
         """Peers that are not dialled for now."""
         self._names: HostNameResolver | None = None
+        self.change(addresses)
+
+    def change(self, addresses: Mapping[str, str]) -> list[str]:
+        """Dial these peers from now on, with the keys of now; return the names of peers whose link this has ended.
+
+        A peer whose address and keys are those of before keeps its link.
+        """
+        routes = {name: _route(address, self._all.curve, name) for name, address in addresses.items()}
+        changed = [name for name, route in self._route_of.items() if routes.get(name) != route]
+        ended = [name for name in changed if name in self._up]
+        for name in changed:
+            self._all.discard(self.sockets.pop(name))
+            self._up.discard(name)
+            self._resting.discard(name)
+            self._dialled.pop(name, None)
+            self._redial_at.pop(name, None)
+        self._addresses, self._route_of = dict(addresses), routes
+        for name in addresses:
+            if name not in self.sockets:
+                self._open(name)
+        self._look_up_again()
+        return ended
+
+    def _open(self, name: str) -> None:
         events = _UP | _DISCONNECTED | _NO_ANSWER | _TRIES_AGAIN | _FAILED
-        for name, address in self._addresses.items():
-            dealer = self.sockets[name] = sockets.make(zmq.DEALER, name, heartbeat_ms=heartbeat_ms, events=events)
-            dealer.setsockopt(zmq.IMMEDIATE, 1)
-            dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-            dealer.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
-            dealer.setsockopt(zmq.CONNECT_TIMEOUT, 500)
-            if sockets.curve is not None:
-                dealer.curve_serverkey = sockets.curve.peer_keys[name]
-            if numeric(address):
-                self._connect(name, address)
+        dealer = self._all.make(zmq.DEALER, name, heartbeat_ms=self._heartbeat_ms, events=events)
+        self.sockets[name] = dealer
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, 500)
+        if self._all.curve is not None:
+            dealer.curve_serverkey = self._all.curve.peer_keys[name]
+        if numeric(self._addresses[name]):
+            self._connect(name, self._addresses[name])
+
+    def _look_up_again(self) -> None:
+        """Look up the host names of the present addresses, and no others."""
+        if self._names is not None:
+            self._poller.remove_descriptor(self._names.descriptor)
+            self._names.close()
+            self._names = None
         looked_up = {name: address for name, address in self._addresses.items() if not numeric(address)}
         if looked_up:
             self._names = HostNameResolver(looked_up)
             self._poller.add_descriptor(self._names.descriptor)
+            for name in self._up | self._resting:
+                self._names.want(name, wanted=False)
 
     def dial_again(self) -> None:
         """Dial peers on which libzmq has given up, once their wait is over."""

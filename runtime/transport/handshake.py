@@ -49,14 +49,18 @@ class LinkedProcesses:
         """The name behind the key of each link; empty without CURVE."""
         self.guests: dict[str, str] = {}
         """The role of each observer and pusher, which take no part in routing."""
-        self.listed = {peer.name for peer in peers.peers}
-        """Names of the peers of ``peers.yaml``."""
         self._name = name
-        self._path = peers.path
+        self.change(peers)
         self._greeting_due: dict[Link, tuple[float, float]] = {}
         self._incarnation_of: dict[Link, int] = {}
         self._rest_at: dict[str, float] = {}
         """Peers with two connections, and when the one that this process dialled is closed."""
+
+    def change(self, peers: PeersFile) -> None:
+        """Take the peers of this file for those of ``peers.yaml`` from now on."""
+        self.listed = {peer.name for peer in peers.peers}
+        """Names of the peers of ``peers.yaml``."""
+        self._path = peers.path
 
     def reason_to_refuse(self, link: Link, greeting: Hello | Welcome, user: str) -> str:
         """Return why a process may not have this name on this link, or an empty string."""
@@ -188,6 +192,14 @@ class Handshake:
         self._hello = hello
         self._on_admitted = on_admitted
         self._on_forgotten = on_forgotten
+
+    def change(self, peers: PeersFile) -> None:
+        """Admit the processes of this file from now on."""
+        self._linked.change(peers)
+        self._admission.change(peers)
+        self.problems.change(self._linked.listed - {self._admission.name})
+        for name in self.mismatched.keys() - self._linked.listed:
+            del self.mismatched[name]
 
     def link_up(self, link: Link, now: float) -> None:
         """Greet the peer behind a link that this process has dialled."""

@@ -173,6 +173,24 @@ class Links:
         if self._dialer is not None:
             self._dialer.resume(name)
 
+    def change(self, dial: Mapping[str, str], curve: Curve | None) -> None:
+        """Dial these peers from now on and admit these keys; the links of peers that were changed end.
+
+        Links that other processes dialled stay, see :meth:`hang_up`. Whether keys are used does not change.
+        """
+        assert self._dialer is not None
+        self._sockets.curve = curve
+        if self._zap is not None and curve is not None:
+            self._zap.change(curve.names_by_key)
+        for name in dial:
+            self._backlogs.setdefault(name, {})
+        self._lost += [Link(dialled=name) for name in self._dialer.change(dial)]
+
+    def hang_up(self, link: Link) -> None:
+        """End a connection that another process dialled."""
+        if self._listener is not None:
+            self._listener.hang_up(link)
+
     def close(self) -> None:
         """Close all sockets; unsent messages are dropped."""
         if self._dialer is not None:
@@ -255,8 +273,8 @@ class Links:
             "disconnected",
             extra={"peer": link.dialled or "an incoming connection", "why": "it sends faster than this process reads"},
         )
-        if not link.dialled and self._listener is not None:
-            self._listener.hang_up(link)
+        if not link.dialled:
+            self.hang_up(link)
         elif self._dialer is not None and self._dialer.hang_up(link.dialled):
             self._lost.append(link)
 

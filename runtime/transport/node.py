@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -51,7 +51,7 @@ from ls_edge.runtime.transport.admission import GUESTS, Admission
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, LinkEvent, LinkUp
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
 from ls_edge.runtime.transport.inbox import Inbox, TakesBundles
-from ls_edge.runtime.transport.keys import KeyPair, curve_of
+from ls_edge.runtime.transport.keys import Curve, KeyPair, curve_of
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.outbox import LinkCounts, Outbox
 from ls_edge.runtime.transport.poller import Waker
@@ -79,18 +79,28 @@ class NodeSettings:
     closed: str = ""
     """The reason why no peer and no source is admitted, or dialled."""
 
+    @property
+    def dialled(self) -> dict[str, str]:
+        """Addresses to dial, by name of the peer."""
+        return {} if self.closed else {p.name: p.address for p in self.peers.peers if p.name != self.name}
+
+    @property
+    def curve(self) -> Curve | None:
+        """Keys of the links."""
+        return curve_of(self.peers, self.name, self.keys)
+
     def links(self) -> Links:
         """Listen and dial."""
         tokens, peers = self.manifest.tokens, self.peers
         tokens_frame = codecs.wire_bytes("raw", tokens.count, tokens.dim)
         own = next((p for p in peers.peers if p.name == self.name), None)
         return Links(
-            {} if self.closed else {p.name: p.address for p in peers.peers if p.name != self.name},
+            self.dialled,
             bind=own.bind if own is not None and self.role == "peer" else None,
             heartbeat=peers.heartbeat,
             max_frame=max(wire.MAX_HEADER, tokens_frame),
             tokens_frame=tokens_frame,
-            curve=curve_of(peers, self.name, self.keys),
+            curve=self.curve,
         )
 
 
@@ -197,6 +207,7 @@ class Node:
         ``installer`` receives bundles that are pushed. ``inspect`` is called with the name of an observer or pusher
         that wants the machine checked, and the milliseconds of a measurement.
         """
+        self._settings = settings
         self._is_peer = settings.role == "peer"
         self._installer = installer
         self._state = state
@@ -355,6 +366,20 @@ class Node:
         if self._links.refused:
             self.counts["connections refused"] = self._links.refused
 
+    def change_peers(self, peers: PeersFile, keys: KeyPair | None) -> None:
+        """Work with the processes of this file from now on, and with this key pair.
+
+        Links of processes that it does not list any more, or lists with another key, are ended. Own address, heartbeat,
+        and the use of keys at all have to be those of the file before.
+        """
+        changed = _changed(self._settings.peers, peers)
+        self._settings = replace(self._settings, peers=peers, keys=keys)
+        self._handshake.change(peers)
+        self._links.change(self._settings.dialled, self._settings.curve)
+        for link, name in list(self._linked.name_of.items()):
+            if not link.dialled and not changed.isdisjoint((name, self._linked.user_of[link])):
+                self._links.hang_up(link)
+
     def repeat_greeting(self) -> None:
         """Send HELLO again to all linked processes, because its content has changed."""
         self._handshake.repeat_all()
@@ -394,6 +419,17 @@ class Node:
 
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [wire.encode(message)])
+
+
+def _changed(before: PeersFile, after: PeersFile) -> set[str]:
+    """Return the names that a file has no longer, or has with another key."""
+    old, new = _keys_of(before), _keys_of(after)
+    return {name for name, key in old.items() if name not in new or new[name] != key}
+
+
+def _keys_of(peers: PeersFile) -> dict[str, str | None]:
+    keys = {peer.name: peer.public_key for peer in peers.peers}
+    return keys | {source.name: source.public_key for source in peers.sources}
 
 
 def new_incarnation() -> int:

@@ -36,6 +36,16 @@ class SocketPoller:
         """Wait for a file descriptor, too."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
+    def remove(self, socket: zmq.Socket[bytes]) -> None:
+        """Wait for a socket no more; called before it is closed."""
+        self._selector.unregister(int(socket.getsockopt(zmq.FD)))
+        self._used.pop(socket, None)
+
+    def remove_descriptor(self, descriptor: int) -> None:
+        """Wait for a file descriptor no more; called before it is closed."""
+        self._selector.unregister(descriptor)
+        self._descriptors.discard(descriptor)
+
     def used(self, socket: zmq.Socket[bytes]) -> None:
         """Note that a socket was used, other than by reading until it had no message."""
         self._used[socket] = None

@@ -45,11 +45,19 @@ class PeerProblems:
 
     def __init__(self, names: Iterable[str]) -> None:
         """Watch the peers ``names``, none of which has a link yet; other processes are ignored."""
-        self._found: dict[str, dict[Kind, tuple[str, float]]] = {name: {} for name in names}
+        self._found: dict[str, dict[Kind, tuple[str, float]]] = {}
         self.reasons: Mapping[str, str] = {}
         self._look_at = 0.0
-        for name in self._found:
-            self.note(name, "link", "no link to it yet")
+        self.change(names)
+
+    def change(self, names: Iterable[str]) -> None:
+        """Watch these peers from now on; new ones have no link yet."""
+        before, self._found = self._found, {}
+        for name in names:
+            self._found[name] = before.get(name, {})
+            if name not in before:
+                self.note(name, "link", "no link to it yet")
+        self._publish()
 
     def note(self, name: str, kind: Kind, why: str) -> None:
         """Record a problem with a peer."""

@@ -33,10 +33,14 @@ class ZapHandler:
         self.refused: Counter[str] = Counter()
         """Refusals of the first :data:`MAX_ADDRESSES` addresses; those of all others are under ``""``."""
         self.refusals = 0
-        self._names = {zmq.utils.z85.decode(key): name for key, name in names_by_key.items()}
+        self.change(names_by_key)
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ENDPOINT)
+
+    def change(self, names_by_key: Mapping[bytes, str]) -> None:
+        """Admit these keys from now on; connections that exist stay."""
+        self._names = {zmq.utils.z85.decode(key): name for key, name in names_by_key.items()}
 
     def answer(self) -> None:
         """Answer one request."""

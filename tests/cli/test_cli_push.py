@@ -1,10 +1,13 @@
 """``ls-edge push``: what it prints, and what it says where it cannot begin."""
 
 import json
+import re
 
 import pytest
 import zmq
 
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.text import short_id
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
@@ -21,6 +24,11 @@ def test_json_of_a_push_and_of_one_that_fails(tmp_path, make_bundle, ls_edge, co
         found = json.loads(done.stdout)["peers"]
         assert (done.returncode, {one["state"] for one in found.values()}) == (0, {"active"})
         assert set(found["a"]) == {"parts", "bytes", "sent_bytes", "state", "reason"}
+        shown = short_id(Bundle.open(tmp_path / "bundle").manifest.bundle_id)
+        status = ls_edge.run("status", *to[:-1], timeout=90)
+        assert status.stdout.count(shown) == 2, status.stdout
+        logged = set(re.findall(r"bundle=(\S+)", peers.log_path("a").read_text(encoding="utf-8")))
+        assert logged == {shown}
         done = ls_edge.run("push", "--rollback", *to, timeout=90)
         assert done.returncode == 1
         assert "has no bundle before its first one" in complaints(done)[0]

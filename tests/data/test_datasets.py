@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.data.datasets import is_timm_name, match_classes, open_data
+from ls_edge.data.datasets import empty_classes_warning, is_timm_name, match_classes, open_data
 
 FILES = {
     "cat/1.png": b"cat one",
@@ -231,6 +231,19 @@ def test_what_holds_no_images(tmp_path):
     write_folder(tmp_path, {"cat/readme.txt": b"", "dog/.1.png": b""})
     assert "holds no images" in failure(tmp_path)
     assert "holds no images" in failure(write_tar(tmp_path / "empty.tar", {}))
+
+
+@pytest.mark.parametrize("top", ["", "val"])
+def test_class_folders_without_images_are_said(tmp_path, top):
+    write_folder(tmp_path / top)
+    if top:
+        write_folder(tmp_path / "train")
+    assert empty_classes_warning(open_data(str(tmp_path), "eval")) == ""
+    (tmp_path / top / "fox").mkdir()
+    write_folder(tmp_path / top, {"owl/readme.txt": b""})
+    found = open_data(str(tmp_path), "eval")
+    assert (found.classes, found.empty_classes) == (("cat", "dog"), ("fox", "owl"))
+    assert f"{tmp_path}: 'fox', 'owl' have no images" in empty_classes_warning(found)
 
 
 def test_an_empty_part_is_named(tmp_path):

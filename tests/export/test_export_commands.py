@@ -1,10 +1,13 @@
 """``ls-edge export``, ``verify`` and ``bench`` from the command line."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
+from ls_edge.cli.commands.export import speed_here
 from ls_edge.cli.main import main
 from ls_edge.core.bundle import Bundle
 
@@ -54,6 +57,38 @@ def test_tables(call, exported):
     assert code == 0
     assert "chain / monolith" in text
     assert "block 2" in text
+
+
+def test_the_output_says_which_precision_is_fast_on_this_machine(call, run_folder, tmp_path):
+    for precision, said in (("fp32", "none faster than fp32|runs int8 faster|GPU"), ("fp16", "fp32 on this|the GPU")):
+        code, text, _ = call("export", run_folder, "--out", tmp_path / precision, "--precision", precision)
+        assert code == 0
+        (line,) = [line for line in text.splitlines() if line.startswith("here")]
+        assert re.search(said, line), line
+
+
+@pytest.mark.parametrize(
+    ("precision", "has_gpu", "features", "said"),
+    [
+        ("fp16", True, [], "fast on the GPU of this machine"),
+        ("fp16", False, ["avx2"], "not faster than fp32 on this machine: its CPU runs none faster than fp32"),
+        ("fp16", False, ["avx2", "avx_vnni"], "not faster than fp32 on this machine: its CPU runs int8 faster"),
+        ("int8", False, ["avx512_vnni"], "on this machine fast on the CPU (avx512_vnni)"),
+        ("int8", False, ["avx2"], "on this machine its CPU has neither VNNI nor AMX"),
+        ("fp32", True, ["asimddp"], "on this machine the GPU runs fp16 faster, and its CPU runs int8 faster (asimddp)"),
+        ("fp32", False, [], "on this machine its CPU runs none faster than fp32"),
+    ],
+)
+def test_fp16_is_for_gpus_and_int8_for_cpus(precision, has_gpu, features, said):
+    assert speed_here(precision, has_gpu=has_gpu, features=features).startswith(said)
+
+
+def test_readme_help_and_document_agree_about_precision(call):
+    root = Path(__file__).parents[2]
+    assert "fp16 is for GPUs, int8 for CPUs" in (root / "README.md").read_text(encoding="utf-8")
+    assert "fp16 for GPUs and int8 for CPUs" in (root / "docs" / "export.md").read_text(encoding="utf-8")
+    _, text, _ = call("export", "--help")
+    assert "fp16 for GPUs, int8 for CPUs" in " ".join(text.split())
 
 
 def test_verify_names_what_is_wrong_and_fails(call, exported, tmp_path):

@@ -1,6 +1,7 @@
 """Tables and the live view, on a terminal and into a file."""
 
 import io
+import re
 import threading
 
 from rich.console import Console
@@ -90,6 +91,14 @@ def test_progress_into_a_file_says_events_and_the_end(run_with_loss):
     assert "3 of 3 peers alive" in lines[3]
     assert len(lines) == 4
     assert "\x1b" not in written(out)
+
+
+def test_times_of_progress_count_from_the_start_of_the_run():
+    out = console(terminal=False)
+    progress = RunProgress(1, ["a"], console=out)
+    with progress:  # 50 seconds after the source was opened, as with a long wait for holders
+        progress.event(PeerEvent(50_000_000, "a", PeerState.LOST, ""))
+    assert re.search(r"run: \d\.\d\d s: a lost", written(out))
 
 
 def test_progress_lines_come_at_their_interval(run_with_loss):

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ls_edge.core.records import RequestRecord, RunContext, TrackSpan, Visit
+from ls_edge.core.text import NOTHING
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
-from ls_edge.report.formatting import NOTHING
 from ls_edge.report.html import write_report
 from ls_edge.report.intervals import Span, intervals_of
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer

@@ -79,7 +79,9 @@ def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(Source.open(file, tiny_bundle, policy="fastest"))
         of_source = stack.enter_context(listening(SourceCollector(lambda: source)))
-        each = [stack.enter_context(listening(PeerCollector(file, lambda p=p: p.snapshot))) for p in peers.values()]
+        each = [
+            stack.enter_context(listening(PeerCollector(lambda: file, lambda p=p: p.snapshot))) for p in peers.values()
+        ]
         assert source.wait_ready(10) == ()
         answers = [source.submit(image).result(10) for image in images(COUNT)]
         found = scrape(of_source)
@@ -168,7 +170,10 @@ def test_what_strangers_send_is_counted_by_constant_reasons(file, peers, wait_un
 
     context = zmq.Context()
     try:
-        with listening(PeerCollector(file, lambda: peers["a"].snapshot)) as url, context.socket(zmq.DEALER) as dealer:
+        with (
+            listening(PeerCollector(lambda: file, lambda: peers["a"].snapshot)) as url,
+            context.socket(zmq.DEALER) as dealer,
+        ):
             dealer.linger = 0
             dealer.connect(file.peer("a").address)
             for number in range(5):
@@ -208,7 +213,7 @@ def test_a_peer_that_waits_for_a_bundle(write_peers, serve, tmp_path, wait_until
     peer = Peer(file, "a", store=tmp_path / "store", keys=keys["a"])
     assert not peer.snapshot.warm
     serve(peer)
-    with listening(PeerCollector(file, lambda: peer.snapshot)) as url:
+    with listening(PeerCollector(lambda: file, lambda: peer.snapshot)) as url:
         found = scrape(url)
         assert found["ls_edge_peer_warm"] == found["ls_edge_peer_blocks_run_total"] == 0
         assert f"ls_edge_build_info{{bundle_id=,name=a,role=peer,version={__version__}}}" in found
@@ -219,7 +224,7 @@ def test_each_figure_is_documented_and_no_other(file, tiny_bundle):
     with Source.open(file, tiny_bundle) as source:
         families = [
             *SourceCollector(lambda: source).collect(),
-            *PeerCollector(file, lambda: PeerSnapshot("a")).collect(),
+            *PeerCollector(lambda: file, lambda: PeerSnapshot("a")).collect(),
             *DeviceCollector(Sensors()).collect(),
         ]
     names = {family.name + {"counter": "_total", "info": "_info"}.get(family.type, "") for family in families}
@@ -251,7 +256,7 @@ def test_hostile_clients_cost_the_peer_nothing(file, peers, tiny_bundle, images,
     monkeypatch.setattr("ls_edge.runtime.serve.scrape_server._Handler.timeout", 0.5)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(Source.open(file, tiny_bundle))
-        url = stack.enter_context(listening(PeerCollector(file, lambda: peers["a"].snapshot)))
+        url = stack.enter_context(listening(PeerCollector(lambda: file, lambda: peers["a"].snapshot)))
         assert source.wait_ready(10) == ()
         futures = [source.submit(image, budget_ms=10_000) for image in images(COUNT)]
         slow = [stack.enter_context(connect(url)) for _ in range(2 * MAX_SCRAPE_CONNECTIONS)]
@@ -275,7 +280,7 @@ def test_hostile_clients_cost_the_peer_nothing(file, peers, tiny_bundle, images,
 
 
 def test_nothing_can_be_changed(file, capfd):
-    with listening(PeerCollector(file, lambda: PeerSnapshot("a"))) as url:
+    with listening(PeerCollector(lambda: file, lambda: PeerSnapshot("a"))) as url:
         for method, path, status in (
             ("POST", "/metrics", 405), ("DELETE", "/metrics", 405), ("GET", "/metrics", 200),
             ("GET", "/metrics?name[]=x", 200),
@@ -323,7 +328,7 @@ def test_ipv6(file):
         listener = open_listener("[::1]:0", "--metrics")
     except LinkError:
         pytest.skip("no IPv6 loopback here")
-    with ScrapeServer(listener, registry_of(PeerCollector(file, lambda: PeerSnapshot("a")))) as server:
+    with ScrapeServer(listener, registry_of(PeerCollector(lambda: file, lambda: PeerSnapshot("a")))) as server:
         assert server.url.startswith("http://[::1]:")
         assert scrape(server.url.removesuffix("/metrics"))["ls_edge_peer_warm"] == 0
 

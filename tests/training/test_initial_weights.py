@@ -9,7 +9,7 @@ import torch
 
 from ls_edge.cli.main import main
 from ls_edge.core.errors import ConfigError, ModelError, RunError, UsageError
-from ls_edge.training.checkpoint import WEIGHTS, load_run, read_foreign, save_run, write_tensors
+from ls_edge.training.checkpoint import WEIGHTS, load_run, read_foreign, save_run, shown_model, write_tensors
 from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig, read_config
 from ls_edge.training.models.initial_weights import make_initial_weights
 from ls_edge.training.models.small_models import build, create, image_spec_of
@@ -76,6 +76,17 @@ def test_init_from_a_run_brings_its_model_and_can_be_shortened(tmp_path):
     assert torch.equal(thin.view.weights()["blocks.1.mlp.fc1.weight"], made.view.weights()["blocks.3.mlp.fc1.weight"])
     thinner = start(init=str(save(tmp_path / "thin", thin)), depth=1, args={})
     assert thinner.kept == (0,)
+
+
+def test_a_model_of_another_size_is_not_called_by_its_name_in_timm(tmp_path):
+    usual = save(tmp_path / "usual", start(args={}))
+    own = save(tmp_path / "own", start(name="vit_tiny_patch16_224", args={
+        "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 2, "num_heads": 4,
+    }))  # fmt: skip
+    shown = [shown_model(run.record, run.view) for run in map(load_run, (usual, own))]
+    assert shown == ["vit_digits", "vit_65x128_depth2"]
+    larger = load_run(save(tmp_path / "larger", start(args={}, img_size=32)))
+    assert shown_model(larger.record, larger.view) == "vit_64x64_depth8"
 
 
 def test_bands_of_a_run_are_inherited_and_shortened_with_it(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,14 @@ from ls_edge.cli.output import print_json, warn
 from ls_edge.core.bundle import shared_groups
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.text import format_bands, short_id
+from ls_edge.device.hardware import cpu_features, has_nvidia
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.report.formatting import byte_size, counted
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, print_table
+
+_FAST_INT8 = ("amx_int8", "avx512_vnni", "avx_vnni", "i8mm", "asimddp")
+"""Instructions of CPUs that multiply int8 faster than float32."""
 
 
 @click.command(
@@ -39,7 +44,7 @@ from ls_edge.report.terminal import PlainTable, print_table
 @options.choice(
     "--precision",
     ["fp32", "fp16", "int8"],
-    "Precision of the engines: fp16 for GPUs, int8 for CPUs and TensorRT.",
+    "Precision of the engines: fp16 for GPUs, int8 for CPUs.",
     default="fp32",
 )
 @options.choice("--engine", options.ENGINES[1:], "Target engine; determines how int8 is written.", default="onnx")
@@ -76,6 +81,8 @@ def command(
 
     Splits the model of the folder RUN into stem, blocks, and head, verifies them against PyTorch, and writes a bundle.
     An existing bundle is replaced only after the new one is verified.
+
+    fp16 is faster on GPUs and int8 on CPUs with VNNI or AMX; the output says which is fast on this machine.
     """
     if per_block and asked["blocks_per_part"] != 1:
         raise UsageError(f"--per-block contradicts --blocks-per-part {asked['blocks_per_part']}; leave one out")
@@ -157,12 +164,25 @@ def _print(summary: dict[str, Any]) -> None:
         "verified": f"{shown(verified)}, each part and all together in trained and shuffled orders, "
         f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
         "orders": _costs(summary["order_costs"]),
+        "here": speed_here(summary["precision"], has_gpu=has_nvidia(), features=cpu_features()),
         "time": f"{summary['seconds']:.1f} s",
     }
     for key, value in rows.items():
         if value:
             table.add_row(Text(key, "bold"), value)
     print_table(table)
+
+
+def speed_here(precision: str, *, has_gpu: bool, features: Collection[str]) -> str:
+    """Say whether this machine runs a precision fast, and which one it runs faster."""
+    fast_int8 = next((name for name in _FAST_INT8 if name in features), "")
+    for_cpu = f"its CPU runs int8 faster ({fast_int8})" if fast_int8 else "its CPU runs none faster than fp32"
+    if precision == "fp16":
+        return "fast on the GPU of this machine" if has_gpu else f"not faster than fp32 on this machine: {for_cpu}"
+    if precision == "int8":
+        slow = "its CPU has neither VNNI nor AMX, so compare with fp32 by ls-edge bench"
+        return f"on this machine {f'fast on the CPU ({fast_int8})' if fast_int8 else slow}"
+    return f"on this machine {'the GPU runs fp16 faster, and ' if has_gpu else ''}{for_cpu}"
 
 
 def _blocks(summary: dict[str, Any], count: int) -> str:

@@ -8,6 +8,8 @@ import click
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command, Group
+from ls_edge.core.files import write_output
+from ls_edge.core.peers_file import place_of_key
 from ls_edge.runtime.transport.keys import new_keys
 
 
@@ -19,7 +21,15 @@ def command() -> None:
     """
 
 
-@command.command("new", cls=Command, examples=("ls-edge keys new orin-0", "ls-edge keys new laptop --out keys"))
+@command.command(
+    "new",
+    cls=Command,
+    examples=(
+        "ls-edge keys new orin-0",
+        "ls-edge keys new laptop --out keys",
+        "ls-edge keys new orin-0 --into peers.yaml",
+    ),
+)
 @click.argument("name")
 @options.path(
     "--out",
@@ -29,13 +39,18 @@ def command() -> None:
     metavar="DIR",
     show_default="here",
 )
-def new(name: str, out: Path) -> None:
+@options.path("--into", "peers.yaml whose entry NAME gets the public key; its other text stays.")
+def new(name: str, out: Path, into: Path | None) -> None:
     """Create a key pair for the peer or source NAME.
 
     Prints its lines for peers.yaml. The secret file stays on the machine of NAME, for --secret-key there.
     """
+    place = None if into is None else place_of_key(into, name)
     pair, public, secret = new_keys(name, out)
     key = pair.public.decode()
+    if into is not None and place is not None:
+        write_output(into, f'{place[0]}"{key}"{place[1]}')
+        click.echo(f"wrote the public key of {name} to {into}", err=True)
     click.echo(f'public_key: "{key}"')
     click.echo(f'- {{name: {name}, public_key: "{key}"}}')
     click.echo(f"wrote {public} and {secret}; the secret one is for --secret-key on its own machine only", err=True)

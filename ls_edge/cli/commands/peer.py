@@ -14,6 +14,7 @@ import click
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
+from ls_edge.cli.interrupts import ReloadRequest
 from ls_edge.cli.metrics_listener import MetricsListener
 from ls_edge.core.errors import UsageError
 from ls_edge.core.logs import set_up
@@ -68,6 +69,8 @@ def command(
 
     On SIGTERM or Ctrl-C the peer takes no new work, finishes or hands on what it holds, and leaves within five seconds
     with exit code 0; a second signal ends it immediately.
+
+    On SIGHUP it reads the peers file and its key again: links follow the file, without losing a request.
     """
     set_up(as_json=log_json)
     file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
@@ -86,12 +89,12 @@ def command(
         if until_eof:
             peer.stop_at_eof()
         if listener is not None:
-            listener.serve_peer(file, peer)
+            listener.serve_peer(peer)
         if not log_json and open_console(stderr=True).is_terminal:
             peer.on_step = _bar(name)
         gc.freeze()  # what was imported stays
         gc.set_threshold(_GC_AFTER)
-        peer.serve()
+        peer.serve(stack.enter_context(ReloadRequest()).take)
 
 
 def _examine() -> list[FindingRow]:

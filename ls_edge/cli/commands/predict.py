@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,8 @@ import numpy as np
 from ls_edge.cli import options
 from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
-from ls_edge.cli.inputs import open_peers
+from ls_edge.cli.inputs import open_peers, reload_source
+from ls_edge.cli.interrupts import ReloadRequest
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, LsEdgeError, printable
@@ -73,6 +74,8 @@ def command(
     image on standard input, a video such as clip.mp4, or 'camera' or 'camera:1' for the frames of a camera until
     Ctrl-C. Videos and cameras require OpenCV.
 
+    On SIGHUP the peers file and the key are read again, between two images.
+
     An image that cannot be read gets a line with an error. Exit code 3 if that happened or an answer skipped blocks, 1
     if nothing was answered.
     """
@@ -94,8 +97,9 @@ def command(
             answers = answers_here(pipeline, itertools.islice(frames, limit))
         else:
             source = stack.enter_context(Source.open(file, opened, max_inflight=concurrency, **settings))
+            reload = stack.enter_context(ReloadRequest())
             wait_for_holders(source, wait)
-            answers = answers_in_order(source, itertools.islice(frames, limit), concurrency)
+            answers = answers_in_order(source, itertools.islice(frames, limit), concurrency, reload.take)
         for name, answer in answers:
             if isinstance(answer, LsEdgeError):
                 printer.failed(name, str(answer))
@@ -133,14 +137,20 @@ def answers_here(
 
 
 def answers_in_order(
-    source: Source, frames: Iterable[tuple[str, Frame]], concurrency: int
+    source: Source,
+    frames: Iterable[tuple[str, Frame]],
+    concurrency: int,
+    wants_reload: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[str, Prediction | LsEdgeError]]:
     """Yield the answer or the error of each image, in order, with ``concurrency`` requests at the same time.
 
-    Frames of a camera are sent one at a time, so that each is answered while it is new.
+    Frames of a camera are sent one at a time, so that each is answered while it is new. Between images, peers.yaml is
+    read again when ``wants_reload`` returns true.
     """
     waiting: deque[tuple[str, Future[Answer] | DataError]] = deque()
     for name, content in frames:
+        if wants_reload():
+            reload_source(source, lambda text: click.echo(f"ls-edge: {printable(text)}", err=True))
         try:
             waiting.append((name, content if isinstance(content, DataError) else source.submit(content, name=name)))
         except DataError as error:

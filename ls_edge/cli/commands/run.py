@@ -18,16 +18,16 @@ from rich.console import Console
 from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command, describe, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
-from ls_edge.cli.inputs import open_peers
+from ls_edge.cli.inputs import open_peers, reload_source
 from ls_edge.cli.metrics_listener import MetricsListener
-from ls_edge.cli.output import warn
+from ls_edge.cli.output import warn, warn_about_images
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import RequestRecord, TraceWriter
 from ls_edge.core.text import name_blocks
-from ls_edge.data.datasets import open_data, trained_on_warning
+from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.run_summary import RunSummary, summarise
 from ls_edge.report.formatting import counted
 from ls_edge.report.progress import RunProgress
@@ -121,6 +121,8 @@ def command(
     skip it, no image is sent (exit code 1). The trace is written line by line; summary, report, and trace events are
     also written after Ctrl-C and SIGTERM, the summary even if the disk is full.
 
+    On SIGHUP the peers file and the key are read again.
+
     Exit code 3 if an answer skipped blocks or a request failed, 1 if none was answered.
     """
     # What matters to a person is in the progress display; the log is for machines.
@@ -132,8 +134,7 @@ def command(
     file = None if peers is None else open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
     opened = Bundle.open(bundle)
     images = open_data(data, "eval")
-    if known := trained_on_warning(images, opened.manifest.trained_on):
-        warn(known)
+    warn_about_images(images, opened.manifest.trained_on)
     images = images.take(limit)
     images.labels_for(opened.manifest.classes)  # refuses other classes before waiting for peers
 
@@ -149,6 +150,7 @@ def command(
         if listener is not None:
             click.echo(f"ls-edge: metrics at {listener.serve_source(source)}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
+        reload = stack.enter_context(interrupts.ReloadRequest())
         warning = wait_for_holders(source, wait, stop)
         writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
 
@@ -168,7 +170,7 @@ def command(
                     concurrency=concurrency,
                     on_record=on_record,
                     on_skip=lambda image, error: progress.note(f"skipped {image.name}: {error}"),
-                    on_tick=_watch_holders(source, progress),
+                    on_tick=_watch_peers(source, progress, reload.take),
                     stop=lambda: bool(stop),
                     rate=rate,
                 )
@@ -265,10 +267,11 @@ def _with_flags(run: DatasetRun) -> DatasetRun:
     return run
 
 
-def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
+def _watch_peers(source: Source, progress: RunProgress, wants_reload: Callable[[], bool]) -> Callable[[], None]:
     """Return a function to call periodically, which shows lost blocks that cannot be skipped.
 
-    A peer that cannot be used for a while is also shown once, with the reason.
+    A peer that cannot be used for a while is also shown once, with the reason. When ``wants_reload`` returns true, the
+    source reads peers.yaml again.
     """
     missing_since: float | None = None
     unusable_since: dict[str, float] = {}
@@ -276,6 +279,8 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
 
     def look() -> None:
         nonlocal missing_since
+        if wants_reload():
+            reload_source(source, progress.note)
         now = time.monotonic()
         problems = source.snapshot.problems
         for name in unusable_since.keys() - problems.keys():

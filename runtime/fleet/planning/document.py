@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from ls_edge.core.text import show
 from ls_edge.runtime.fleet.planning import scoring
 from ls_edge.runtime.fleet.planning.figures import figures_of
 from ls_edge.runtime.fleet.planning.placements import best_placement
@@ -250,4 +251,4 @@ def figure_text(objective: Objective, candidate: Candidate) -> str:
         return f"unknown {objective}"
     if objective == "survival":
         return f"{100 * value:.3f} % whole answers"
-    return f"{value:.1f} " + {"latency": "ms", "throughput": "images a second", "energy": "mJ an image"}[objective]
+    return show(value) + {"latency": " ms", "throughput": " images a second", "energy": " mJ an image"}[objective]

@@ -10,6 +10,7 @@ from pathlib import Path
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.peers_file import is_name
+from ls_edge.core.text import short_id
 from ls_edge.device.profile import DeviceProfile, LinksDocument, load_profile
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem, visit_times
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE
@@ -142,8 +143,8 @@ def _check_profile(bundle: Bundle, one: NamedProfile, *, throttled: bool) -> Non
     profile, manifest = one.profile, bundle.manifest
     if profile.model_id != manifest.model_id:
         raise DataError(
-            f"{one.path} is of model {profile.model_id[:16]} ({profile.model}), --bundle is "
-            f"{manifest.model_id[:16]} ({manifest.model}); profile this bundle on that device"
+            f"{one.path} is of model {short_id(profile.model_id)} ({profile.model}), --bundle is "
+            f"{short_id(manifest.model_id)} ({manifest.model}); profile this bundle on that device"
         )
     if len(profile.one_at_a_time.blocks_ms) != bundle.num_blocks:
         raise DataError(

@@ -1,0 +1,127 @@
+"""SIGHUP: peers and sources read their files again; ``test_fleet_changes`` does it in a running fleet."""
+
+import os
+import pty
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+import zmq
+
+from ls_edge.core.errors import ConfigError, LinkError, UsageError
+from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.source import Source
+from ls_edge.runtime.transport.keys import new_keys
+
+ALL = tuple(range(6))
+needs_curve = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+
+
+def edit(path, change):
+    document = yaml.safe_load(Path(path).read_text())
+    change({one["name"]: one for one in (*document["peers"], *document["sources"])}, document)
+    Path(path).write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def test_a_peer_whose_own_entry_changed_serves_it_in_the_same_process(tmp_path, tiny_bundle, wait_until):
+    with LocalCluster(tmp_path, tiny_bundle, {"a": (0, 1, 2), "b": ALL}, sources=["laptop"]) as cluster:
+        cluster.wait_warm()
+        process = cluster.processes["a"].pid
+        with Source.open(cluster.path, tiny_bundle, name="laptop") as source:
+            assert source.wait_ready(10) == ()
+            image = np.zeros((3, 16, 16), np.float32)
+            port = free_ports(1)[0]
+
+            def change(named, _document):
+                named["a"].update(address=f"tcp://127.0.0.1:{port}", blocks=list(ALL))
+
+            edit(cluster.path, change)
+            for name in cluster.processes:
+                cluster.signal(name, signal.SIGHUP)
+            source.reload()
+            wait_until(lambda: source.snapshot.peers["a"].warm and source.snapshot.peers["a"].blocks == ALL, timeout=60)
+            cluster.terminate("b")
+            answers = [source.submit(image).result(10) for _ in range(5)]
+            assert not any(answer.degraded for answer in answers)
+            assert {holder for answer in answers for holder in answer.record.holders} == {"a"}
+        assert cluster.processes["a"].pid == process
+        assert cluster.alive("a")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda path: path.write_text("peers: 3\n"), "peers"),
+        (lambda path: edit(path, lambda named, _: named["a"].update(name="z")), "unknown peer"),
+        (lambda path: edit(path, lambda named, _: named["a"].update(blocks=[6])), "lists block 6"),
+        (lambda path: edit(path, lambda named, _: named["a"].update(bind="tcp://192.0.2.1:5555")), "192.0.2.1"),
+        (lambda path: edit(path, lambda named, _: named["a"].update(provider="NoneProvider")), "NoneProvider"),
+    ],
+)
+def test_a_file_that_cannot_be_used_leaves_the_peer_as_it_is(tmp_path, tiny_bundle, wait_until, change, why):
+    with LocalCluster(tmp_path, tiny_bundle, {"a": ALL}) as cluster:
+        cluster.wait_warm()
+        with Source.open(cluster.file, tiny_bundle) as source:
+            assert source.wait_ready(10) == ()
+            change(cluster.path)
+            cluster.signal("a", signal.SIGHUP)
+            wait_until(lambda: "not reloaded" in cluster.log_path("a").read_text(), timeout=60)
+            assert why in cluster.log_path("a").read_text().partition("not reloaded")[2]
+            assert source.submit(np.zeros((3, 16, 16), np.float32)).result(10).record.error is None
+
+
+@needs_curve
+def test_a_key_that_was_taken_away_ends_its_links(write_peers, tmp_path, tiny_bundle, serve, wait_until):
+    pairs = {name: new_keys(name, tmp_path)[0] for name in ("a", "laptop", "guest")}
+    path = write_peers({"a": ALL}, keys=pairs, sources=["laptop", "guest"])
+    peer = serve(Peer.open(path, "a", tiny_bundle, secret_key=tmp_path / "a.key_secret"))
+    with (
+        Source.open(path, tiny_bundle, secret_key=tmp_path / "laptop.key_secret") as source,
+        Source.open(path, tiny_bundle, secret_key=tmp_path / "guest.key_secret") as guest,
+    ):
+        assert source.wait_ready(10) == guest.wait_ready(10) == ()
+        edit(path, lambda named, document: document["sources"].remove(named["guest"]))
+        peer.reload()
+        wait_until(lambda: "it refused our key" in guest.snapshot.problems.get("a", ""))
+        assert source.snapshot.problems == {}
+        assert source.submit(np.zeros((3, 16, 16), np.float32)).result(10).record.error is None
+        with pytest.raises(LinkError, match="is not in the file"):
+            guest.reload()
+
+
+def test_what_a_source_cannot_take_over_changes_nothing(write_peers, tmp_path, tiny_bundle, serve):
+    path = write_peers({"a": ALL}, sources=["laptop"])
+    serve(Peer.open(path, "a", tiny_bundle))
+    with Source.open(path, tiny_bundle) as source:
+        before = source.peers
+        edit(path, lambda _, document: document.update(heartbeat={"timeout_ms": 300}))
+        with pytest.raises(UsageError, match="another heartbeat"):
+            source.reload()
+        path.write_text("peers: 3\n")
+        with pytest.raises(ConfigError):
+            source.reload()
+        assert source.peers is before
+        assert source.wait_ready(10) == ()
+
+
+def test_the_end_of_its_terminal_still_ends_a_peer(write_peers, tiny_bundle, tmp_path):
+    """SIGHUP is sent by hand, and by a terminal that is closed."""
+    path = write_peers({"a": ALL}, sources=["laptop"])
+    log = tmp_path / "log"
+    process, terminal = pty.fork()
+    if not process:
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+        words = ["peer", "--peers", str(path), "--name", "a", "--bundle", str(tiny_bundle)]
+        os.execv(sys.executable, [sys.executable, "-m", "ls_edge", *words])
+    with Source.open(path, tiny_bundle) as source:
+        assert source.wait_ready(30) == ()
+        os.kill(process, signal.SIGHUP)
+        while "reloaded" not in log.read_text():
+            pass
+        os.close(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert "draining" in log.read_text()
