@@ -173,7 +173,7 @@ class Peer:
         """
 
         def look() -> None:
-            if self._running.snapshot.warm:
+            if self._before is not None and self._running.snapshot.warm:
                 self._before = None
             if wants_reload():
                 self.reload()

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -47,6 +49,21 @@ def test_a_fleet_as_json_and_as_a_table(command, bundle, profile):
     assert code == 0
     assert "200 of 200" in printed
     assert "assumed: no device is lost (--churn)" in printed
+
+
+def test_the_example_of_the_document_shows_what_a_second_holder_is_worth(command, bundle, profile):
+    text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text(encoding="utf-8").replace("\\\n", "")
+    lines = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("ls-edge simulate")][1:]
+    found = {}
+    for words in lines:
+        words = [{"bundle": bundle, "board.json": profile, "6000": 2000}.get(word, word) for word in words]
+        code, printed, errors = command(*words, "--json", "--jobs", 1)
+        assert code in (0, 3), errors
+        one = json.loads(printed)
+        found[words[-1]] = one["degraded"], one["latency_ms"]["p99"]
+    (alone, slow), (shared, fast) = found["1"], found["2"]
+    assert alone > 1.5 * shared
+    assert slow > 1.5 * fast
 
 
 @pytest.mark.leaks_ok("vl-convert keeps its threads")
