@@ -100,6 +100,10 @@ class Browser:
         found = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
 
+    def printed(self, **paper):
+        """Print the page; return the PDF. Sizes of the paper are in inches."""
+        return base64.b64decode(self.call("Page.printToPDF", **paper)["data"])
+
     def _receive(self):
         while b"\0" not in self._buffer:
             assert select.select([self._read], [], [], 60.0)[0], "the browser does not answer"

@@ -139,20 +139,21 @@ def _slots(found: Analysis) -> str:
 
 def _norms(found: Analysis) -> str:
     assert found.norms is not None
-    near, away = 0, 0.0
+    near, away = 0, []
     rows = [(block, [(v, s) for s, v in enumerate(row) if v is not None]) for block, row in enumerate(found.norms.mean)]
     movable = [(block, known) for block, known in rows if len(known) > 1]
     if not movable:
         return "Every block has a single slot."
     for block, known in movable:
         near += abs(max(known)[1] - block) <= 1
-        own = next((value for value, slot in known if slot == block), 0.0)
-        away += float(np.mean([value for value, slot in known if slot != block])) / max(own, 1e-12) / len(movable)
-    held = "withhold elsewhere" if away < 0.8 else "add as much elsewhere" if away < 1.25 else "add more elsewhere"
-    return (
-        f"{near} of {counted(len(movable), 'block')} add most within one slot of their trained place; blocks {held}: "
-        f"{away:.2f} times as much in other slots as in their own."
-    )
+        if own := next((value for value, slot in known if slot == block), 0.0):
+            away.append(float(np.mean([value for value, slot in known if slot != block])) / own)
+    place = f"{near} of {counted(len(movable), 'block')} add most within one slot of their trained place"
+    if not away:
+        return f"{place}; no random order ran a block in its own slot."
+    mean = float(np.mean(away))
+    held = "withhold elsewhere" if mean < 0.8 else "add as much elsewhere" if mean < 1.25 else "add more elsewhere"
+    return f"{place}; blocks {held}: {mean:.2f} times as much in other slots as in their own."
 
 
 def _probe(found: Analysis) -> str:

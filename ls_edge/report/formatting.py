@@ -63,6 +63,11 @@ def shorten(text: object, limit: int) -> str:
     return f"{whole[:head]}…{whole[len(whole) - (limit - 1 - head) :]}"
 
 
+def engine_name(engine: str) -> str:
+    """Return ``onnx CPU`` of ``onnx CPUExecutionProvider (...)``: the library and the device, without reasons."""
+    return printable(engine.partition(" (")[0].replace("ExecutionProvider", ""))
+
+
 def class_name(index: int | None, classes: Sequence[str]) -> str:
     """Return the name of a class, shortened, or its number if it has no name."""
     if index is None:

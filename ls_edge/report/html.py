@@ -41,7 +41,7 @@ from ls_edge.report.analysis import (
     trace_findings,
     verdict,
 )
-from ls_edge.report.formatting import counted, distinct_names, shorten, show_ms, show_percent
+from ls_edge.report.formatting import counted, distinct_names, engine_name, shorten, show_ms, show_percent
 from ls_edge.report.mistakes import confusions, map_picture, pictures_of, wrong_images
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
 from ls_edge.report.theme import STAGES, STYLE
@@ -275,7 +275,7 @@ def _run(name: str, data: RunData, images: Iterable[ImageRef] = ()) -> dict[str,
         "seed": summary.seed,
         "preprocessing, median": show_ms(summary.preprocess_ms.p50),
         **summary.settings,
-        **{f"engine of {name}": peer.engine for name, peer in summary.peers.items()},
+        **{f"engine of {name}": engine_name(peer.engine) for name, peer in summary.peers.items()},
     }
     return {
         "name": name,
@@ -293,7 +293,7 @@ def _run(name: str, data: RunData, images: Iterable[ImageRef] = ()) -> dict[str,
         "wrong_images": wrong_images(data.records, images),
         "slots": charts.slot_heatmap(data),
         "tracks": track_table(tracks, data.lanes),
-        "settings": {key: value for key, value in settings.items() if value not in (None, "")},
+        "settings": {key: value for key, value in settings.items() if value not in (None, "", NOTHING)},
     }
 
 

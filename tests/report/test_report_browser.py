@@ -1,5 +1,6 @@
 """Reports in a browser: every chart is drawn, nothing is reported to the console, nothing is requested."""
 
+import re
 from collections import Counter
 
 import msgspec
@@ -96,3 +97,51 @@ def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, nam
         assert browser.evaluate("(() => { try { new Function('1')(); return false } catch { return true } })()") is True
         assert browser.noise() == []
         assert set(browser.requested()) == {address}
+
+
+LINKS = """
+document.querySelectorAll("section").forEach((one, n) => {
+  const figure = one.querySelector("figure");
+  if (!figure) return;
+  one.querySelector(".sec").id = `heading-${n}-`;
+  figure.id = `figure-${n}-`;
+  const links = [`heading-${n}-`, `figure-${n}-`].map((id) => `<a href="#${id}">.</a>`);
+  document.querySelector("footer").insertAdjacentHTML("beforeend", links.join(""));
+})
+"""
+"""Make a PDF name the page of every heading with a chart and of its first chart: it names what links lead to."""
+
+
+@pytest.mark.parametrize("name", ["loss", "analysis"])
+def test_a_heading_is_printed_on_the_page_of_its_chart(pages, tmp_path, name):
+    with Browser(tmp_path / "profile") as browser:
+        browser.show((pages / f"{name}.html").as_uri(), 1280, 9000)
+        charts = "[...document.querySelectorAll('[data-chart]')]"
+        browser.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+        browser.wait_for(f"{charts}.every(one => one.dataset.drawn)")
+        browser.evaluate(LINKS)
+        for height in (9, 10, 11.7):
+            printed = browser.printed(paperWidth=8.27, paperHeight=height)
+            named = re.findall(rb"/(heading|figure)-(\d+)-\s*\[(\d+) 0 R", printed)
+            found = {(kind, number): page for kind, number, page in named}
+            numbers = {number for _, number in found}
+            assert len(numbers) >= 5
+            apart = [n for n in numbers if found[b"heading", n] != found[b"figure", n]]
+            assert apart == [], height
+        browser.call("Emulation.setEmulatedMedia", media="print")
+        browser.call("Emulation.setDeviceMetricsOverride", width=718, height=900, deviceScaleFactor=1, mobile=False)
+        wide = f"{charts}.filter(one => one.querySelector('svg').getBoundingClientRect().right > innerWidth)"
+        assert browser.evaluate(f"{wide}.length") == 0
+
+
+def test_tracks_are_cards_on_a_phone(pages, tmp_path):
+    with Browser(tmp_path / "profile") as browser:
+        browser.show((pages / "waves.html").as_uri(), 390, 844)
+        cells = "[...document.querySelectorAll('.wide td')]"
+        assert browser.evaluate(f"{cells}.length") >= 24
+        inside = "const {left, right} = one.getBoundingClientRect(); return left >= 0 && right <= innerWidth"
+        assert browser.evaluate(f"{cells}.every(one => {{ {inside} }})")
+        shown = f"{cells}.slice(1, 3).map(one => getComputedStyle(one, '::before').content)"
+        assert browser.evaluate(shown) == ['"Tracks"', '"Own"']
+        headings = "getComputedStyle(document.querySelector('.wide thead')).position"
+        assert browser.evaluate(headings) == "absolute"

@@ -19,7 +19,7 @@ from ls_edge.core.errors import printable
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
 from ls_edge.core.text import format_ranges, name_blocks, short_id
-from ls_edge.report.formatting import counted
+from ls_edge.report.formatting import counted, engine_name
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer, PeerStatus, unreached, unreached_text
@@ -123,7 +123,7 @@ def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
     headings = ["peer", "state", "key", "blocks", ">queue", ">latency", "bundle", "engine"]
     table = PlainTable.of(*headings, *["address"] * verbose, *["why"] * explained)
     for name, status in found.items():
-        engine = status.engine if verbose else status.engine.partition(" (")[0].replace("ExecutionProvider", "")
+        engine = printable(status.engine) if verbose else engine_name(status.engine)
         cells: list[str | Text] = [
             name,
             Text(status.state, style=STATE_STYLES[status.state]),
@@ -132,7 +132,7 @@ def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
             "" if status.queue is None else f"{status.queue}",
             "" if status.latency_ms is None else f"{status.latency_ms:.1f} ms",
             Text(short_id(printable(status.bundle_id or "")), style="dim"),
-            Text(printable(engine), style="dim"),
+            Text(engine, style="dim"),
         ]
         table.add_row(*cells, *[status.address] * verbose, *[status.reason or ""] * explained)
     return table
