@@ -30,5 +30,5 @@ def model_advice(images: ImageSet) -> str:
     shown = "less than a minute" if minutes < 1 else f"about {minutes:,.0f} minutes"
     return (
         f"give --model {SUGGESTED} --pretrained; without counting the decoding of images, an epoch of these "
-        f"{len(images):,} takes it {shown} on this machine ({device.type})"
+        f"{len(images):,} images takes {shown} on this machine ({device.type})"
     )

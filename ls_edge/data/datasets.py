@@ -8,7 +8,7 @@ An :class:`ImageSet` lists images; reading one gives encoded bytes or raw pixels
 - the same in parts: a folder or tar with ``train`` and one of ``val``, ``validation``, ``test`` (in a folder each
   may be a folder or a tar); without both, what is there is used whole. A held-out part without class folders, as
   ImageNet's archive unpacks, is labelled by one of :data:`LABEL_FILES` next to it;
-- a flat folder or tar of images without labels, to be answered only;
+- a flat folder or tar of images without labels, or one image, to be answered only;
 - ``digits``, which is embedded (``assets/digits.md``);
 - the names of timm's dataset factory, which need torch and timm (``ls_edge.data.timm_data``).
 
@@ -30,7 +30,16 @@ import numpy as np
 
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.files import read_file
-from ls_edge.data.image_files import EXTENSIONS, ImageTree, is_hidden, read_folder, read_tar, tar_stem, unwrap
+from ls_edge.data.image_files import (
+    EXTENSIONS,
+    ImageTree,
+    is_hidden,
+    read_folder,
+    read_image,
+    read_tar,
+    tar_stem,
+    unwrap,
+)
 from ls_edge.data.timm_data import read_timm
 
 if TYPE_CHECKING:
@@ -168,6 +177,8 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
         raise DataError(f"{source}: no such folder or tar; check the path, or write 'digits' for the embedded images")
     if path.is_dir():
         return _in_folder(path, source, part)
+    if path.suffix.lower() in EXTENSIONS:
+        return _image_set({path.name: functools.partial(read_image, path)}, source, "all", part)
     return _in_tree(read_tar(path), source, part)
 
 

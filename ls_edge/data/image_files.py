@@ -52,7 +52,7 @@ def read_folder(top: Path) -> ImageTree:
         below = PurePosixPath(Path(folder).relative_to(top).as_posix())
         for file in files:
             if _is_image(file):
-                tree[str(below / file)] = functools.partial(_read, os.path.join(folder, file))
+                tree[str(below / file)] = functools.partial(read_image, os.path.join(folder, file))
     return tree
 
 
@@ -64,7 +64,7 @@ def read_tar(path: Path) -> ImageTree:
             decompress = next((call for magic, call in _COMPRESSIONS.items() if start.startswith(magic)), None)
             stream.seek(0)
             if decompress is None:
-                return {name: functools.partial(_read, str(path), *place) for name, *place in _images_of(stream)}
+                return {name: functools.partial(read_image, str(path), *place) for name, *place in _images_of(stream)}
             content = decompress(stream.read())
         members = _images_of(io.BytesIO(content))
         return {name: functools.partial(_cut, content, *place) for name, *place in members}
@@ -98,7 +98,8 @@ def _is_image(name: str) -> bool:
     return not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
-def _read(path: str, offset: int = 0, size: int = -1) -> bytes:
+def read_image(path: str | Path, offset: int = 0, size: int = -1) -> bytes:
+    """Return a file or a part of it; raise :class:`DataError` if it cannot be read."""
     try:
         with open(path, "rb") as stream:
             stream.seek(offset)

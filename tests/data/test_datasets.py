@@ -172,6 +172,14 @@ def test_a_flat_folder_has_no_labels(tmp_path):
         open_data(str(tmp_path), "train")
 
 
+def test_one_photo_is_a_set_without_labels(tmp_path):
+    (tmp_path / "photo.JPG").write_bytes(b"a")
+    found = open_data(str(tmp_path / "photo.JPG"), "eval")
+    assert [(image.name, image.label, image.read()) for image in found.images] == [("photo.JPG", None, b"a")]
+    with pytest.raises(DataError, match="which training needs"):
+        open_data(str(tmp_path / "photo.JPG"), "train")
+
+
 def test_links_in_a_folder_are_followed_but_not_in_circles(tmp_path):
     write_folder(tmp_path / "elsewhere", {"1.png": b"linked"})
     write_folder(tmp_path / "data", {"cat/1.png": b"x"})

@@ -1,5 +1,6 @@
 """Outputs of blocks by slot, and pairs of blocks, against plain computations."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -84,6 +85,16 @@ def test_blocks_stay_in_their_bands_and_kept_outputs_are_bounded(monkeypatch):
     assert result.norms.images == 30
     assert result.pairs.difference[0] == [None] * DEPTH
     assert "single slot" in finding(found(model, bands=Bands.fixed(DEPTH)), "norms")
+
+
+def test_norms_compare_only_blocks_that_ran_in_their_own_slot():
+    result = found(Layers())
+    own = [
+        [None if slot == block else value for slot, value in enumerate(row)]
+        for block, row in enumerate(result.norms.mean)
+    ]
+    result = msgspec.structs.replace(result, norms=msgspec.structs.replace(result.norms, mean=own))
+    assert finding(result, "norms").endswith("; no random order ran a block in its own slot.")
 
 
 def test_a_block_commutes_with_one_that_adds_nothing_and_not_with_others():

@@ -4,10 +4,12 @@ import io
 import re
 import threading
 
+import msgspec
 from rich.console import Console
 
 from ls_edge.core.records import PeerEvent, PeerState, RunContext
 from ls_edge.evaluation.run_summary import summarise
+from ls_edge.report.html import write_report
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, peers_table, print_summary
 from ls_edge.report.terminal import print_table
@@ -54,6 +56,20 @@ def test_a_narrow_terminal_keeps_the_names_of_rows(run_with_loss):
     out = console(terminal=False, width=60)
     print_summary(run_with_loss.summary, out)
     assert "skipped blocks" in written(out)
+
+
+def test_the_terminal_and_the_page_write_the_same_numbers(run_with_loss, tmp_path):
+    run = run_with_loss
+    summary = msgspec.structs.replace(run.summary, throughput=2557.9, duration_s=5.73)
+    out = console(terminal=False)
+    print_summary(summary, out)
+    write_report(tmp_path / "r.html", summary, run.records, run.events)
+    page = re.sub(r"<[^>]*>", "", (tmp_path / "r.html").read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
+    assert "medians per hop: wire 0.38 ms" in written(out)
+    assert "medians per hop: 0.38 ms wire" in page
+    for text in (written(out), page):
+        assert "2,558" in text
+        assert "2557.9" not in text
 
 
 def test_comparison(run_with_loss, simulated):
