@@ -164,7 +164,7 @@ class Service:
             failed_blocks=len(engine.failed_blocks),
             linked=frozenset(machine.neighbours.by_name),
             dropped=dict(self.node.counts),
-            reroutes=machine.reroutes,
+            reroutes=machine.decisions.reroutes,
             links=self.node.link_counts,
             engine=self._engine.counts,
         )

@@ -12,6 +12,7 @@ import msgspec
 
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import (
+    MAX_AVOID,
     Cancel,
     Itinerary,
     Progress,
@@ -67,11 +68,21 @@ def is_unwilling(message: Refuse) -> bool:
     return message.reason not in (RefuseReason.DRAINING, RefuseReason.COLD)
 
 
-def leaves_no_holder(avoid: Collection[str], remaining: Iterable[int], known: dict[str, frozenset[int]]) -> bool:
-    """Return whether every known holder of a remaining block is among the processes to avoid.
+def avoid_also(
+    avoid: tuple[str, ...], name: str, remaining: Collection[int], known: dict[str, frozenset[int]]
+) -> tuple[str, ...]:
+    """Return the processes to avoid with one more; never all known holders of a remaining block.
 
-    ``known`` has the blocks by holder. Whoever fails others on purpose must not make them rule out the honest.
+    ``known`` has the blocks by holder. A process that fails others on purpose must not make them rule out the honest,
+    so where no holder would be left, the others get another chance first.
     """
+    both = (*avoid, name)[-MAX_AVOID:]
+    if not _leaves_no_holder(both, remaining, known):
+        return both
+    return () if _leaves_no_holder((name,), remaining, known) else (name,)
+
+
+def _leaves_no_holder(avoid: Collection[str], remaining: Iterable[int], known: dict[str, frozenset[int]]) -> bool:
     everywhere = {block for blocks in known.values() for block in blocks}
     left = {block for name, blocks in known.items() if name not in avoid for block in blocks}
     return not everywhere.intersection(remaining) <= left

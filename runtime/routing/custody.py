@@ -337,6 +337,15 @@ class Custody:
 
     # Validation.
 
+    def left_by(self, name: str) -> list[tuple[HeldRequest, str]]:
+        """Return the requests that are watched and were with a process, each with the other process that has a copy."""
+        found = []
+        for request in self.held.values():
+            trail = request.trail
+            if request.stage is Stage.AWAY and trail is not None and name in (trail.before, trail.holder):
+                found.append((request, trail.before if name == trail.holder else trail.holder))
+        return sorted(found, key=lambda pair: pair[0].tie_break)
+
     def faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
         """Return inconsistencies with their requests; see ``Machine.validate``."""
         neighbours = self._machine.neighbours

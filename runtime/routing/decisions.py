@@ -28,6 +28,8 @@ class Decisions:
         self._waiting = custody.waiting
         self._look_at = 0.0
         """Time of the next look at waiting requests without an event."""
+        self.reroutes = 0
+        """Number of times that a request was decided again after a failure."""
 
     # Which requests are decided.
 

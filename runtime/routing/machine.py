@@ -46,16 +46,9 @@ import msgspec
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.records import MICROSECONDS
-from ls_edge.runtime.protocol.messages import (
-    MAX_AVOID,
-    Accept,
-    Progress,
-    Refuse,
-    RefuseReason,
-    Release,
-)
+from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release
 from ls_edge.runtime.routing.candidates import ONE_BAND
-from ls_edge.runtime.routing.claims import is_from_next_holder, is_unwilling, leaves_no_holder, shows_further_block
+from ls_edge.runtime.routing.claims import avoid_also, is_from_next_holder, is_unwilling, shows_further_block
 from ls_edge.runtime.routing.custody import Custody, InvalidState
 from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import (
@@ -103,8 +96,6 @@ class Machine(Generic[R]):
         """The time of the event that is being handled."""
         self.instructions: list[Instruction] = []
         """Instructions that follow from the event so far."""
-        self.reroutes = 0
-        """Requests that were decided again after a failure."""
         self.neighbours = Neighbours(name, limits)
         self.custody = Custody(self)
         self.held = self.custody.held
@@ -288,13 +279,9 @@ class Machine(Generic[R]):
         for request in [request for request in self.custody.sent.values() if request.downstream == name]:
             self.reroute(request, f"{name} was lost: {event.why}")
         self.custody.waiting.decide_for_credit_of(name)
-        away = [request for request in self.held.values() if request.stage is Stage.AWAY and request.trail is not None]
-        for request in sorted(away, key=lambda request: request.tie_break):
-            trail = request.trail
-            if trail is not None and name in (trail.before, trail.holder):
-                other = trail.before if name == trail.holder else trail.holder
-                if other not in linked:
-                    self.reroute(request, f"{name} and {other} were lost")
+        for request, other in self.custody.left_by(name):
+            if other not in linked:
+                self.reroute(request, f"{name} and {other} were lost")
 
     def _on_unsendable(self, event: Unsendable) -> None:
         failed, again = event.failed, self.now + self.limits.backoff_base
@@ -344,7 +331,7 @@ class Machine(Generic[R]):
 
     def reroute(self, request: HeldRequest, why: str) -> None:
         """Send our copy another way, because the next holder is lost or shows no progress."""
-        self.reroutes += 1
+        self.decisions.reroutes += 1
         request.reroutes += 1
         request.failure = "late" if request.downstream in self.neighbours.by_name else "lost"
         if request.trail is not None:
@@ -353,10 +340,7 @@ class Machine(Generic[R]):
         self.custody.decide_again(request, why)
 
     def avoid(self, request: HeldRequest, name: str, until: float = 0.0) -> None:
-        """Do not offer a request to a process until then, and name the process to the next holders.
-
-        What these are told never leaves a block without a holder: the others get another chance first.
-        """
+        """Do not offer a request to a process until then, and name the process to the next holders."""
         if request.open_track is not None:
             request = request.open_track.wave.request
         request.avoid[name] = until
@@ -365,9 +349,7 @@ class Machine(Generic[R]):
             return
         known = {n.name: n.blocks for n in self.neighbours}
         left = set(itinerary.remaining) - self.rules.local_node(request).blocks
-        avoid = (*itinerary.avoid, name)[-MAX_AVOID:]
-        if leaves_no_holder(avoid, left, known):
-            avoid = () if leaves_no_holder((name,), left, known) else (name,)
+        avoid = avoid_also(itinerary.avoid, name, left, known)
         request.itinerary = msgspec.structs.replace(itinerary, avoid=avoid)
 
     # Neighbours come and change.

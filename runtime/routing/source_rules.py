@@ -355,12 +355,11 @@ class SourceRules:
     def lost(self, request: HeldRequest) -> None:
         """Start a new branch of an away request without news, or kept for too long."""
         holder = self._by_id[request.request].trail.holder
-        if self.machine.neighbours.is_beyond(holder):
-            pass  # others may be behind it, and it was not this source that waited for its word
-        elif holder and holder != request.downstream:
-            self.machine.avoid(request, holder, self.machine.now + self.machine.limits.away_floor)
-        else:
+        is_beyond = self.machine.neighbours.is_beyond(holder)  # then another process may be the cause
+        if not is_beyond and holder in ("", request.downstream):
             self._pass_over(request, request.downstream)
+        elif not is_beyond:
+            self.machine.avoid(request, holder, self.machine.now + self.machine.limits.away_floor)
         self.machine.reroute(request, "no news of it for too long")
 
     def not_wanted(self, request: HeldRequest, sender: str) -> None:

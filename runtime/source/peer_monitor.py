@@ -196,7 +196,7 @@ class PeerMonitor:
             mismatched=MappingProxyType(dict(self._node.mismatched)),
             rejected=self._machine.rules.rejected,
             duplicates=MappingProxyType(dict(self._machine.rules.duplicates)),
-            reroutes=self._machine.reroutes,
+            reroutes=self._machine.decisions.reroutes,
             dropped=MappingProxyType(dict(self._node.counts)),
         )
 
