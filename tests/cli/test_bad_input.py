@@ -192,7 +192,7 @@ CASES = r"""
 1 | analyze bundle --data flat | flat has images but no class folders, so there is no accuracy; put each class
 1 | analyze bundle --data others | others: 'cat' is no class of the model, which has '0', '1', '2', '3', '4' and
 1 | analyze cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
-2 | analyze | Missing argument 'RUN_OR_BUNDLE'
+2 | analyze | Missing argument 'RUN_OR_BUNDLE_OR_TRACE'
 2 | analyze bundle | Missing option '--data'
 2 | analyze bundle bundle --data digits | Got unexpected extra argument (bundle)
 2 | ANALYZE --what magic | --what 'magic' is not a kind of analysis; use importance, contribution,
@@ -211,7 +211,7 @@ CASES = r"""
 1 | eval newer --data digits | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
 1 | eval nothing --data digits | nothing/manifest.json:1:1: not JSON, expecting value; copy the
 1 | eval folder --data digits | folder is neither a run (config.yaml) nor a bundle (manifest.json), nor a
-1 | eval wrong --data digits | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bdea301… but its
+1 | eval wrong --data digits | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bde but its
 1 | eval types --data digits | types/manifest.json:1:497: opset is 'twenty'; it has to be a whole number;
 1 | eval evil --data digits | evil/manifest.json has schema '\x1b[2J\x07', this ls-edge reads schema 1;
 1 | eval inside --data digits | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
@@ -228,7 +228,7 @@ CASES = r"""
 1 | verify newer | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
 1 | verify nothing | nothing/manifest.json:1:1: not JSON, expecting value; copy the
 1 | verify folder | cannot read folder/manifest.json: Is a directory; check the path and its
-1 | verify wrong | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bdea301… but its
+1 | verify wrong | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bde but its
 1 | verify types | types/manifest.json:1:497: opset is 'twenty'; it has to be a whole number;
 1 | verify inside | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
 1 | verify bundle --run nowhere | nowhere is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA

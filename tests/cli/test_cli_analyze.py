@@ -1,6 +1,7 @@
 """``ls-edge analyze`` of a run and of the bundle that was exported from it."""
 
 import json
+import sys
 
 import msgspec
 import pytest
@@ -15,6 +16,12 @@ FEW = ("--data", "digits", "--limit", 24, "--orders", 4, "--threads", 1)
 def both(tiny_bundle):
     """A run, and its bundle."""
     return tiny_bundle.parent / "run", tiny_bundle
+
+
+@pytest.fixture(autouse=True)
+def without_umap(monkeypatch):
+    """UMAP compiles for half a minute; ``test_analysis_slots.py`` runs it."""
+    monkeypatch.setitem(sys.modules, "umap", None)
 
 
 def document(command, *arguments):

@@ -77,7 +77,7 @@ def board(tmp_path, bundle):
         file.write_text(content + "\n")
     peers = tmp_path / "peers.yaml"
     peers.write_text("peers: [{name: orin, address: 'tcp://127.0.0.1:5555', blocks: [0]}]")
-    collector = PeerCollector(load_peers(peers), lambda: PeerSnapshot("orin"))
+    collector = PeerCollector(lambda: load_peers(peers), lambda: PeerSnapshot("orin"))
     registry = registry_of(collector, Sensors(tmp_path))
     with ScrapeServer(open_listener("127.0.0.1:0", "--metrics"), registry) as server:
         yield server.url

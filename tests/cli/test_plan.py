@@ -98,7 +98,7 @@ def test_independent_copies_win_where_tokens_take_longer_than_images(command, bu
     copies = found["baselines"]["copies"]
     assert copies["throughput"] == pytest.approx(2 * 1e3 / 5)
     assert copies["placement"] is None
-    assert found["reason"].startswith(f"{copies['throughput']:.1f} images a second against ")
+    assert found["reason"].startswith(f"{copies['throughput']:.0f} images a second against ")
     assert "% more) and" in found["reason"]
     assert any("as JPEG" in line for line in found["assumptions"])
     assert any("takes 0.6 ms beyond the engine on a, b" in line for line in found["assumptions"])

@@ -1,8 +1,8 @@
 """SIGHUP: peers and sources read their files again; ``test_fleet_changes`` does it in a running fleet."""
 
 import os
-import pty
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -108,20 +108,34 @@ def test_what_a_source_cannot_take_over_changes_nothing(write_peers, tmp_path, t
         assert source.wait_ready(10) == ()
 
 
-def test_the_end_of_its_terminal_still_ends_a_peer(write_peers, tiny_bundle, tmp_path):
+TERMINAL = """
+import os, pty, sys
+process, terminal = pty.fork()
+if not process:
+    os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 2)
+    os.execv(sys.argv[2], sys.argv[2:])
+print(process, flush=True)
+sys.stdin.readline()
+os.close(terminal)
+print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+"""
+"""A terminal with a command, which ends with a line of standard input; prints the command's id and exit code."""
+
+
+def test_the_end_of_its_terminal_still_ends_a_peer(write_peers, tiny_bundle, tmp_path, wait_until):
     """SIGHUP is sent by hand, and by a terminal that is closed."""
     path = write_peers({"a": ALL}, sources=["laptop"])
     log = tmp_path / "log"
-    process, terminal = pty.fork()
-    if not process:
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
-        words = ["peer", "--peers", str(path), "--name", "a", "--bundle", str(tiny_bundle)]
-        os.execv(sys.executable, [sys.executable, "-m", "ls_edge", *words])
-    with Source.open(path, tiny_bundle) as source:
+    words = ["peer", "--peers", str(path), "--name", "a", "--bundle", str(tiny_bundle)]
+    # Only a process without other forks has the terminal's only descriptor.
+    command = [sys.executable, "-c", TERMINAL, str(log), sys.executable, "-m", "ls_edge", *words]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as terminal,
+        Source.open(path, tiny_bundle) as source,
+    ):
+        process = int(terminal.stdout.readline())
         assert source.wait_ready(30) == ()
         os.kill(process, signal.SIGHUP)
-        while "reloaded" not in log.read_text():
-            pass
-        os.close(terminal)
-        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+        wait_until(lambda: "reloaded" in log.read_text(), 30.0, "a reload")
+        assert terminal.communicate("end\n", timeout=30)[0] == "0\n"
     assert "draining" in log.read_text()

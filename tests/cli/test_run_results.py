@@ -336,7 +336,7 @@ def test_why_peers_cannot_be_used_is_said_by_run(
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = complaints(done)
     assert "blocks 2-5 have no holder" in line
-    ids = [Bundle.open(bundle).manifest.model_id[:16] for bundle in (tiny_bundle, other_bundle)]
+    ids = [Bundle.open(bundle).manifest.model_id[:12] for bundle in (tiny_bundle, other_bundle)]
     assert "other: " in line
     assert all(one in line for one in ids)
     assert "gone: nobody answers at tcp://127.0.0.1:" in line
@@ -373,8 +373,8 @@ def test_another_bundle_where_the_same_is_demanded(ls_edge, complaints, peers, t
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = complaints(done)
     assert "--strict-bundle" in line
-    assert another[:16] in line
-    assert opened.manifest.bundle_id[:16] in line
+    assert another[:12] in line
+    assert opened.manifest.bundle_id[:12] in line
     assert ls_edge.run(*command).returncode == 0
 
 

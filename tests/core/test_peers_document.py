@@ -103,7 +103,7 @@ def test_examples_of_keys_are_read(tmp_path, heading, key, example):
 
 
 def test_whole_examples_are_read_and_one_has_every_key(tmp_path):
-    whole = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
+    whole = re.findall(r"```yaml\n(\w.*?)```", TEXT, re.S)
     path = tmp_path / "peers.yaml"
     for text in whole:
         path.write_text(text, encoding="utf-8")

@@ -43,7 +43,7 @@ def test_a_bundle_and_its_run(exported, loaded):
 
 def test_the_run_of_another_bundle_is_refused(exported, make_run, tmp_path):
     other = load_run(make_run(tmp_path / "other", seed=5))
-    with pytest.raises(VerificationError, match=f"belongs to model {exported.manifest.model_id[:16]}"):
+    with pytest.raises(VerificationError, match=f"belongs to model {exported.manifest.model_id[:12]}"):
         verify_run(exported, other)
 
 

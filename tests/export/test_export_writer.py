@@ -26,7 +26,7 @@ IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float
 
 def test_a_bundle_says_what_it_is(exported, loaded):
     manifest = Bundle.open(exported.folder).manifest
-    assert (manifest.model, manifest.method, manifest.precision) == ("vit_digits", "shuffle", "fp32")
+    assert (manifest.model, manifest.method, manifest.precision) == ("vit_17x32_depth3", "shuffle", "fp32")
     assert manifest.classes == tuple("0123456789")
     assert (manifest.tokens.count, manifest.tokens.dim, manifest.opset) == (17, 32, 20)
     assert manifest.image == loaded.record.image
