@@ -27,13 +27,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train, export, serve, kill a peer, measure, on embedded data
 	$(BIN)/ls-edge demo --out demo-out
 
-# Two processes; each file stays in one of them, because its tests share bundles and clusters. After the others in one
-# process, Chromium does not draw charts again when their place becomes narrower; the reason is unknown.
-CHARTS := tests/report/test_report_browser.py
-
+# Two processes; each file stays in one of them, because its tests share bundles and clusters.
 test: check ## all checks and the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --ignore $(CHARTS)
-	$(BIN)/python -m pytest $(CHARTS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(STAMP) ## the long tests and the benchmarks
 	$(BIN)/python -m pytest -m slow

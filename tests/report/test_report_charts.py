@@ -1,5 +1,6 @@
 """Data of the charts: exact spans, shares and windows."""
 
+import copy
 import html
 import io
 import itertools
@@ -17,11 +18,13 @@ from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.core.text import show
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
+from ls_edge.report.charts.specification import svg_of
 from ls_edge.report.formatting import shorten, show_ms
 from ls_edge.report.html import environment
 from ls_edge.report.intervals import intervals_of
 from ls_edge.report.statistics import Away, RunData, coverage, pick_window, tracks_by_peer
 from ls_edge.report.tables import summary_table
+from ls_edge.report.theme import CHART_CONFIG
 
 
 def record(**changes):
@@ -308,3 +311,9 @@ def test_one_of_anything_is_singular():
     data = data_of([record()])
     assert narrative(data).startswith("The one image was answered through 2 peers, in 12.0 ms.")
     assert "Histogram of 1 answer." in spec_of(charts.latency_distribution(data))["description"]
+
+
+def test_a_drawing_leaves_the_charts_of_pages_as_they_are():
+    before = copy.deepcopy(CHART_CONFIG)
+    svg_of(charts.latency_distribution(data_of([record()])))
+    assert before == CHART_CONFIG

@@ -98,8 +98,8 @@ def svg_of(chart: Chart, width: int = 880) -> str:
     import vl_convert
 
     spec = with_parameters(spec_of(chart), narrow=False)
-    spec["config"]["background"] = color("bg")
-    spec["config"]["padding"] = {"left": 32, "right": 24, "top": 20, "bottom": 16}
+    padding = {"left": 32, "right": 24, "top": 20, "bottom": 16}
+    spec["config"] = {**spec["config"], "background": color("bg"), "padding": padding}
     if spec.get("width") == "container":
         spec["width"] = width
     drawing: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
