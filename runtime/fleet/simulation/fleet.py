@@ -22,7 +22,7 @@ import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
@@ -332,7 +332,10 @@ def _simulate_in_processes(sites: Sequence[Site], jobs: int, on_step: Callable[[
     on_step(done)
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _follow_parent)
     try:
-        futures = {pool.submit(simulate_site, site): index for index, site in enumerate(sites)}
+        # An interrupt in the main thread would leave a process half started, which then fails or never ends.
+        with ThreadPoolExecutor(1) as starter:
+            submitted = starter.submit(lambda: [pool.submit(simulate_site, site) for site in sites]).result()
+        futures = {future: index for index, future in enumerate(submitted)}
         for future in as_completed(futures):
             index = futures.pop(future)
             found[index] = future.result()
