@@ -261,6 +261,14 @@ def is_name(text: str) -> bool:
     return _NAME.match(text) is not None
 
 
+def check_name(name: str) -> None:
+    """Raise :class:`UsageError` if no peer or source may have this name."""
+    if not is_name(name):
+        raise UsageError(
+            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first"
+        )
+
+
 def is_loopback(address: str) -> bool:
     """Return whether ``tcp://host:port`` names the loopback interface; of host names, only ``localhost`` does."""
     host = _host(address).strip("[]")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.core.peers_file import EngineKind, is_name
 from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
-from ls_edge.device.sensors import PowerMeter, PowerReading, Sensors, throttling
+from ls_edge.device.sensors import DeviceState, PowerMeter, PowerReading, Sensors, throttling
 from ls_edge.engines.cuda_runtime import free_bytes
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.onnxruntime import onnxruntime_module
@@ -33,33 +34,40 @@ IDLE_S = 1.0
 _PACKAGES = ("ls-edge", "numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "pyzmq")
 
 
+class Device:
+    """The device that is measured: its facts and its sensors."""
+
+    def __init__(self, name: str | None = None, sensors: Sensors | None = None) -> None:
+        """``name`` is the name in plans, by default the host name; raise :class:`UsageError` if no peer may have it."""
+        self.sensors = sensors or Sensors()
+        self.facts = _facts(name, self.sensors)
+
+
 def profile_bundle(
     bundle: Bundle,
+    device: Device | None = None,
     *,
-    name: str | None = None,
     batches: Sequence[int] = (1,),
     duration: float = 4.0,
     threads: int | None = None,
     provider: str | None = None,
     kind: EngineKind = "auto",
-    sensors: Sensors | None = None,
     on_step: OnStep = lambda _done, _total, _text: None,
 ) -> DeviceProfile:
     """Time a bundle on this device for about ``duration`` seconds at each batch size.
 
-    ``name`` is the name of the device, by default its host name. Raises :class:`UsageError` for a batch or duration
-    that is not positive or a name that ``peers.yaml`` does not allow, else as :meth:`Pipeline.open`.
+    Raises :class:`UsageError` for a batch or duration that is not positive, else as :meth:`Pipeline.open`.
     """
     sizes = sorted(set(batches))
     if not sizes or sizes[0] < 1 or not 0 < duration < float("inf"):
         raise UsageError(f"cannot time batches {list(batches)} for {duration} seconds; give numbers above 0")
-    facts = _facts(name, sensors := sensors or Sensors())
+    device = device or Device()
     threads = usable_threads(threads)
     opened = bundle.num_blocks + 2
     steps = opened + len(sizes)
-    before = sensors.state()
+    before = device.sensors.state()
     on_step(0, steps, "idle")
-    idle = _idle_power(sensors)
+    idle = _idle_power(device.sensors)
     resident, on_gpu = _resident_bytes(), free_bytes()
     loads = _Loads(bundle, steps, on_step)
     timed: dict[str, BatchTimes] = {}
@@ -70,62 +78,87 @@ def profile_bundle(
         taken = _taken(resident, on_gpu)
         for done, size in enumerate(sizes, opened):
             on_step(done, steps, f"batch {size}")
-            timed[str(size)], reading = _time_batch(pipeline, size, duration, sensors)
+            timed[str(size)], reading = _time_batch(pipeline, size, duration, device.sensors)
             readings.append(reading)
     on_step(steps, steps, "done")
-    after = sensors.state()
-    slowed_by = throttling(before, after)
-    manifest, power, parts = bundle.manifest, readings[0], loads.of_parts()
-    return DeviceProfile(
-        schema=SCHEMA, bundle_id=manifest.bundle_id, model_id=manifest.model_id, model=manifest.model, device=facts,
-        engine=engine_name(pipeline.choice.kind), provider=pipeline.provider, precision=manifest.precision,
-        threads=threads, batch=timed, parts=parts, memory_bytes=max(sum(part.file_bytes for part in parts), taken),
-        power_watts=None if power is None else power.watts, idle_watts=None if idle is None else idle.watts,
-        power_scope=None if power is None else power.scope, power_channels={} if power is None else power.channels,
+    parts = loads.of_parts()
+    return _document(
+        bundle,
+        device,
+        before,
+        readings[0],
+        engine=engine_name(pipeline.choice.kind),
+        provider=pipeline.provider,
+        threads=threads,
+        batch=timed,
+        parts=parts,
+        memory_bytes=max(sum(part.file_bytes for part in parts), taken),
+        idle_watts=None if idle is None else idle.watts,
         energy_mj_per_image=timed[str(sizes[0])].energy_mj_per_image,
-        throttled=bool(slowed_by), throttled_by=slowed_by, before=before, after=after,
-    )  # fmt: skip
+    )
 
 
 def profile_blocks(
     bundle: Bundle,
     executor: Executor,
+    device: Device,
     *,
-    name: str,
     max_batch: int,
     duration: float,
     call: Callable[[Callable[[], object]], None],
-    sensors: Sensors | None = None,
 ) -> DeviceProfile:
     """Time the open blocks of a peer for ``duration`` seconds at one image and at ``max_batch``.
 
     ``call`` runs a function on the thread that uses the engines. Idle power is unknown, and so is the memory of engines
     that are open already.
     """
-    facts = _facts(name, sensors := sensors or Sensors())
     engine = next(iter(executor.engines.values()))
-    before = sensors.state()
+    before = device.sensors.state()
     timed: dict[str, BatchTimes] = {}
     readings: list[PowerReading | None] = []
     for size in sorted({1, max_batch}):
-        with PowerMeter(sensors) as meter:
+        with PowerMeter(device.sensors) as meter:
             timed[str(size)] = _time_blocks(bundle, executor, size, duration, call)
         readings.append(meter.reading)
-    after = sensors.state()
+    sizes = {block: bundle.manifest.parts.blocks[block].bytes for block in executor.engines}
+    return _document(
+        bundle,
+        device,
+        before,
+        readings[0],
+        engine=engine_name(engine.kind),
+        provider=engine.provider,
+        threads=getattr(engine, "threads", 1),
+        batch=timed,
+        parts=[PartLoad(f"block {block}", 0.0, False, size, None) for block, size in sizes.items()],
+        memory_bytes=sum(sizes.values()),
+        idle_watts=None,
+        energy_mj_per_image=None,
+    )
+
+
+def _document(
+    bundle: Bundle, device: Device, before: DeviceState, power: PowerReading | None, **measured: Any
+) -> DeviceProfile:
+    """Return the profile of a measurement that ends now; ``measured`` are further fields of it."""
+    after, manifest = device.sensors.state(), bundle.manifest
     slowed_by = throttling(before, after)
-    manifest, power = bundle.manifest, readings[0]
-    parts = [
-        PartLoad(f"block {block}", 0.0, False, manifest.parts.blocks[block].bytes, None) for block in executor.engines
-    ]
     return DeviceProfile(
-        schema=SCHEMA, bundle_id=manifest.bundle_id, model_id=manifest.model_id, model=manifest.model, device=facts,
-        engine=engine_name(engine.kind), provider=engine.provider, precision=manifest.precision,
-        threads=getattr(engine, "threads", 1), batch=timed, parts=parts,
-        memory_bytes=sum(part.file_bytes for part in parts), power_watts=None if power is None else power.watts,
-        idle_watts=None, power_scope=None if power is None else power.scope,
-        power_channels={} if power is None else power.channels, energy_mj_per_image=None,
-        throttled=bool(slowed_by), throttled_by=slowed_by, before=before, after=after,
-    )  # fmt: skip
+        schema=SCHEMA,
+        bundle_id=manifest.bundle_id,
+        model_id=manifest.model_id,
+        model=manifest.model,
+        precision=manifest.precision,
+        device=device.facts,
+        power_watts=None if power is None else power.watts,
+        power_scope=None if power is None else power.scope,
+        power_channels={} if power is None else power.channels,
+        throttled=bool(slowed_by),
+        throttled_by=slowed_by,
+        before=before,
+        after=after,
+        **measured,
+    )
 
 
 def _time_blocks(

@@ -16,7 +16,7 @@ from ls_edge.core.peers_file import PeerConfig
 from ls_edge.device.profile import DeviceProfile
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor, PartFailed
-from ls_edge.engines.profiling import profile_blocks
+from ls_edge.engines.profiling import Device, profile_blocks
 from ls_edge.runtime.execution.counts import EngineCounts
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
@@ -61,7 +61,12 @@ class BlockEngine:
     def profile(self, bundle: Bundle, seconds: float, call: Callable[[Callable[[], object]], None]) -> DeviceProfile:
         """Time the blocks; ``call`` runs a function on the thread of the engine."""
         return profile_blocks(
-            bundle, self._executor, name=self._entry.name, max_batch=self._entry.max_batch, duration=seconds, call=call
+            bundle,
+            self._executor,
+            Device(self._entry.name),
+            max_batch=self._entry.max_batch,
+            duration=seconds,
+            call=call,
         )
 
     def close(self) -> None:

@@ -54,9 +54,114 @@ T = TypeVar("T")
 Build = Callable[[Bundle, Callable[[int, int, str], None]], Iterator[object]]
 
 
+class _StoreThread:
+    """The thread that writes, verifies and builds; :meth:`handle_results` goes on with the results of its jobs."""
+
+    def __init__(self, name: str) -> None:
+        self.node: Node | None = None
+        """The links whose thread handles the results."""
+        self._worker: Worker[Callable[[], None]] = Worker(f"store of {name}", self.wake, niceness=_NICENESS)
+
+    def do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[str], None]) -> None:
+        """Run a job; :meth:`handle_results` calls ``then`` or ``failed``."""
+
+        def run() -> Callable[[], None]:
+            try:
+                value = job()
+            except LsEdgeError as error:
+                why = str(error)
+            except Exception as error:  # noqa: BLE001  a push must not end the peer
+                why = f"the store failed: {error}; push again"
+            else:
+                return lambda: then(value)
+            return lambda: failed(why)
+
+        self._worker.submit(run)
+
+    def handle_results(self) -> None:
+        """Handle the results of the jobs that have ended."""
+        for handle in self._worker.results():
+            handle()
+
+    def wake(self) -> None:
+        """Wake the thread of the links; any thread may call."""
+        if self.node is not None:
+            self.node.wake()
+
+    def close(self) -> None:
+        """Stop after the current job."""
+        self._worker.close()
+
+
+class _EngineBuild:
+    """The engines of the bundle that is to be served next, built while the peer serves the one before."""
+
+    def __init__(self, build: Build, wake: Callable[[], None]) -> None:
+        self.manifest = ""
+        """Manifest of the bundle whose engines are being built."""
+        self.progress = _NO_PROGRESS
+        self._reported = _NO_PROGRESS
+        self._build, self._wake = build, wake
+
+    def begin(self, manifest: str) -> None:
+        """Begin with another bundle."""
+        self.manifest, self.progress = manifest, _NO_PROGRESS
+
+    def run(self, bundle: Bundle, is_wanted: Callable[[], bool]) -> None:
+        """Build one engine after the other; raise :class:`BundleError` once the bundle is not wanted any more."""
+        for _ in self._build(bundle, self.report):
+            if not is_wanted():
+                raise BundleError("another bundle was offered")
+
+    def report(self, done: int, total: int, text: str) -> None:
+        """Note how many engines are built or open, of how many, and the next step; any thread may call."""
+        self.progress = done, total, one_line(text, MAX_TEXT)
+        self._wake()
+
+    def has_news(self) -> bool:
+        """Return whether there was progress since the last call."""
+        before, self._reported = self._reported, self.progress
+        return before != self._reported
+
+
+class _Trial:
+    """The served bundle until ``store.json`` says that it was warm; a failed write of that is repeated."""
+
+    def __init__(self, store: Store, thread: _StoreThread, report: Callable[[StoreState, str], None]) -> None:
+        """Call ``report`` with ACTIVE once that is written, and with SWITCHING and the reason where it fails."""
+        self.serving: str | None = None
+        """Manifest of the served bundle."""
+        self.due: float | None = None
+        """Time of the next attempt; None once it is written, or if nothing is served."""
+        self._store, self._thread, self._report = store, thread, report
+        self._trouble = ""
+
+    def begin(self, serving: str | None) -> None:
+        """Begin with the bundle that is served from now on."""
+        self.serving, self.due = serving, None if serving is None else 0.0
+
+    def settle(self) -> None:
+        """Write that the bundle is warm."""
+        serving = self.serving
+        is_due = self.due is not None and time.monotonic() >= self.due
+        if self._store.is_confirmed:
+            self.due = None
+            self._report(StoreState.ACTIVE, "")
+        elif is_due and serving is not None and serving == self._store.record.active:
+            self.due = float("inf")
+            self._thread.do(lambda: self._store.confirm(serving), lambda _: self.settle(), self._on_failure)
+
+    def _on_failure(self, why: str) -> None:
+        self.due = time.monotonic() + ASK_AGAIN_S
+        if why != self._trouble:
+            self._trouble = why
+            log.warning("the store cannot record that the bundle is warm", extra={"why": why})
+        self._report(StoreState.SWITCHING, why)
+
+
 @dataclass(eq=False)
 class _Push:
-    """One offer of one pusher."""
+    """One offer of one pusher, and the file that arrives."""
 
     pusher: str
     manifest: str
@@ -72,7 +177,54 @@ class _Push:
     received: int = 0
     asked: int = 0
     tries: int = 0
-    last: float = 0.0
+    last: float = field(default_factory=time.monotonic)
+
+    def begin(self, received: Callable[[str], int]) -> None:
+        """Begin with the first missing file; ``received`` returns how much of it is there."""
+        digest, size = self.file = self.wanted.missing[0]
+        there = received(digest)
+        if there >= size:
+            there = 0
+        self.began_at = self.written = self.received = self.asked = there
+        self.last, self.tries = time.monotonic(), 0
+
+    def expects(self, chunk: Chunk) -> bool:
+        """Return whether this piece was asked for and is the next one."""
+        if self.file is None or self.state is not StoreState.RECEIVING:
+            return False
+        return (chunk.digest.hex(), chunk.offset) == (self.file[0], self.received) and self.asked > self.received
+
+    def repeat(self, now: float) -> None:
+        """Ask again for pieces that did not arrive in time."""
+        if self.asked > self.received and now - self.last > ASK_AGAIN_S:
+            self.asked, self.last = self.received, now
+            self.tries += 1
+
+    def wants(self, window: int, now: float) -> Iterator[Want]:
+        """Ask for further pieces of the file, with ``window`` bytes under way or being written."""
+        assert self.file is not None
+        digest, size = self.file
+        while self.asked < size and self.asked - self.written < window:
+            length = min(MAX_CHUNK, size - self.asked)
+            if self.asked == self.received:
+                self.last = now
+            yield Want(bytes.fromhex(digest), self.asked, length)
+            self.asked += length
+
+    def stored(self, active: bytes, previous: bytes, progress: tuple[int, int, str]) -> Stored:
+        """Return the report of this push."""
+        missing = sum(size for _, size in self.wanted.missing) - (self.written if self.file is not None else 0)
+        return Stored(
+            self.state,
+            bytes.fromhex(self.manifest),
+            active,
+            previous,
+            self.wanted.parts,
+            self.wanted.size,
+            max(0, missing),
+            self.reason,
+            *(progress if self.state in (StoreState.BUILDING, StoreState.SWITCHING) else _NO_PROGRESS),
+        )
 
 
 class Installer:
@@ -82,22 +234,14 @@ class Installer:
         """``check`` raises if a bundle does not fit the peer; ``build`` builds its engines, one at a time."""
         self.is_switching = False
         """Whether the peer has to leave and serve the bundle that is active in the store now."""
-        self._store = store
-        self._check, self._build = check, build
-        self._building = ""
-        """Manifest of the bundle whose engines are being built."""
-        self._progress = self._reported = _NO_PROGRESS
-        self._node: Node | None = None
+        self._store, self._check = store, check
+        self._thread = _StoreThread(name)
+        self._engines = _EngineBuild(build, self._thread.wake)
+        self._trial = _Trial(store, self._thread, self._report_switch)
         self._machine: PeerMachine | None = None
-        self._serving: str | None = None
         self._pushers: set[str] = set()
         self._push: _Push | None = None
         self._turn: tuple[str, float] = ("", 0.0)
-        self._confirm_at: float | None = None
-        """Time to record that the served bundle is warm; None once that is done, or where there is none."""
-        self._trouble = ""
-        """Reason why that could not be recorded."""
-        self._worker: Worker[Callable[[], None]] = Worker(f"store of {name}", self._wake, niceness=_NICENESS)
 
     @property
     def note(self) -> str | UnsetType:
@@ -108,20 +252,19 @@ class Installer:
     @property
     def is_timed(self) -> bool:
         """Whether :meth:`step` has work that no event announces."""
-        return self._push is not None or self._confirm_at is not None
+        return self._push is not None or self._trial.due is not None
 
     def attach(self, node: Node, machine: PeerMachine, *, serves: bool) -> None:
         """Use the links of a peer that begins to serve the active bundle, or waits for one."""
-        self._node, self._machine = node, machine
-        self._serving = self._store.record.active if serves else None
+        self._thread.node, self._machine = node, machine
+        self._trial.begin(self._store.record.active if serves else None)
         self._pushers.clear()
         self._push, self.is_switching = None, False
-        self._progress = self._reported = _NO_PROGRESS
-        self._confirm_at = 0.0 if serves else None
+        self._engines.progress = _NO_PROGRESS
 
     def close(self) -> None:
         """Stop after the current job and close the store."""
-        self._worker.close()
+        self._thread.close()
         self._store.close()
 
     def greeted(self, pusher: str) -> None:
@@ -148,21 +291,18 @@ class Installer:
 
     def step(self) -> None:
         """Handle the results of the store's thread, ask for missing pieces, and confirm a bundle that is warm."""
-        for handle in self._worker.results():
-            handle()
-        if self._confirm_at is not None and self._machine is not None and self._machine.rules.warm:
-            self._settle()
+        self._thread.handle_results()
+        if self._trial.due is not None and self._machine is not None and self._machine.rules.warm:
+            self._trial.settle()
         if self._push is not None and self._push.state is StoreState.RECEIVING and self._push.file is not None:
-            self._ask(self._push, self._push.file)
-        if self._progress != self._reported:
-            self._reported = self._progress
-            if self._push is not None and self._push.state in (StoreState.BUILDING, StoreState.SWITCHING):
-                self._report(self._push.pusher)
+            self._ask(self._push)
+        has_news, push = self._engines.has_news(), self._push
+        if has_news and push is not None and push.state in (StoreState.BUILDING, StoreState.SWITCHING):
+            self._report(push.pusher)
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Report how many engines are built or open, of how many, and the next step; any thread may call."""
-        self._progress = done, total, one_line(text, MAX_TEXT)
-        self._wake()
+        self._engines.report(done, total, text)
 
     # Messages of pushers.
 
@@ -175,26 +315,23 @@ class Installer:
         if push is not None and push.manifest == manifest and push.state is not StoreState.FAILED:
             self._report(pusher)  # a repeated offer
             return
-        push = self._push = _Push(pusher, manifest, offer.size, last=time.monotonic())
+        push = self._push = _Push(pusher, manifest, offer.size)
         log.info("a bundle is offered", extra={"peer": pusher})
         self._look(push)
 
     def _on_chunk(self, push: _Push, chunk: Chunk) -> None:
-        if push.file is None or push.state is not StoreState.RECEIVING:
-            return
-        digest, size = push.file
-        expected = min(MAX_CHUNK, size - push.received)
-        if chunk.digest.hex() != digest or chunk.offset != push.received or push.asked <= push.received:
+        if push.file is None or not push.expects(chunk):
             return  # not asked for, or no longer
-        if len(chunk.data) != expected:
-            self._fail(push, f"received {len(chunk.data)} bytes, asked for {expected}; push again")
+        digest, size = push.file
+        offset, end = push.received, min(push.received + MAX_CHUNK, size)
+        if len(chunk.data) != end - offset:
+            self._fail(push, f"received {len(chunk.data)} bytes, asked for {end - offset}; push again")
             return
-        offset = push.received
-        push.received += expected
+        push.received = end
         push.last, push.tries = time.monotonic(), 0
 
         def written(_: None) -> None:
-            push.written = offset + expected
+            push.written = end
             if push.written == size:
                 self._go_on(push)
 
@@ -214,26 +351,10 @@ class Installer:
                 self._failed(push, why)
 
             # The record is written before the peer drains, so a full disk costs no answers.
-            self._do(lambda: self._store.switch(push.manifest), switched, failed)
+            self._thread.do(lambda: self._store.switch(push.manifest), switched, failed)
         self._report(push.pusher)
 
     # Jobs of the store's thread.
-
-    def _do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[str], None]) -> None:
-        """Run a job on the store's thread; :meth:`step` calls ``then`` or ``failed``."""
-
-        def run() -> Callable[[], None]:
-            try:
-                value = job()
-            except LsEdgeError as error:
-                why = str(error)
-            except Exception as error:  # noqa: BLE001  a push must not end the peer
-                why = f"the store failed: {error}; push again"
-            else:
-                return lambda: then(value)
-            return lambda: failed(why)
-
-        self._worker.submit(run)
 
     def _do_for(self, push: _Push, job: Callable[[], T], then: Callable[[T], None]) -> None:
         """Run a job of a push; its result counts while the push lasts."""
@@ -242,7 +363,7 @@ class Installer:
             if push is self._push and push.state is StoreState.RECEIVING:
                 then(value)
 
-        self._do(job, done, lambda why: self._failed(push, why))
+        self._thread.do(job, done, lambda why: self._failed(push, why))
 
     def _failed(self, push: _Push, why: str) -> None:
         if push is not self._push or push.state is StoreState.FAILED:
@@ -253,28 +374,10 @@ class Installer:
         else:
             self._fail(push, why)
 
-    def _settle(self) -> None:
-        """Record that the served bundle is warm; a failed write is repeated, and the push waits for it."""
-        serving = self._serving
-        is_due = self._confirm_at is not None and time.monotonic() >= self._confirm_at
-        if self._store.is_confirmed:
-            self._confirm_at = None
-            self._report_switch(StoreState.ACTIVE, "")
-        elif is_due and serving is not None and serving == self._store.record.active:
-            self._confirm_at = float("inf")
-            self._do(lambda: self._store.confirm(serving), lambda _: self._settle(), self._on_unconfirmed)
-
-    def _on_unconfirmed(self, why: str) -> None:
-        self._confirm_at = time.monotonic() + ASK_AGAIN_S
-        if why != self._trouble:
-            self._trouble = why
-            log.warning("the store cannot record that the bundle is warm", extra={"why": why})
-        self._report_switch(StoreState.SWITCHING, why)
-
     def _report_switch(self, state: StoreState, reason: str) -> None:
         self._turn = ("", 0.0)
         push = self._push
-        if push is not None and push.state is StoreState.SWITCHING and push.manifest == self._serving:
+        if push is not None and push.state is StoreState.SWITCHING and push.manifest == self._trial.serving:
             push.state, push.reason = state, one_line(reason, MAX_TEXT)
         for pusher in self._pushers:
             self._report(pusher)
@@ -283,7 +386,7 @@ class Installer:
         def found(wanted: Wanted) -> None:
             push.wanted = wanted
             if wanted.missing:
-                self._begin(push)
+                push.begin(self._store.received)
             else:
                 self._complete(push)
             self._report(push.pusher)
@@ -295,24 +398,22 @@ class Installer:
         record = self._store.record
         if record.failed == push.manifest:
             push.reason = one_line(record.reason, MAX_TEXT)
-        if push.manifest == self._serving:
-            push.state = StoreState.ACTIVE if self._confirm_at is None else StoreState.SWITCHING
+        if push.manifest == self._trial.serving:
+            push.state = StoreState.ACTIVE if self._trial.due is None else StoreState.SWITCHING
         else:
             push.state = StoreState.BUILDING
-            if self._building != push.manifest:
+            if self._engines.manifest != push.manifest:
                 self._build_for(push.manifest)
 
     def _build_for(self, manifest: str) -> None:
         """Build the engines of a complete bundle; for any pusher that offers it, and until another one is offered."""
-        self._building, self._progress = manifest, _NO_PROGRESS
+        self._engines.begin(manifest)
 
-        def build() -> None:
-            for _ in self._build(self._store.open(manifest), self.progress):
-                if self._push is not None and self._push.manifest != manifest:
-                    raise BundleError("another bundle was offered")
+        def is_wanted() -> bool:
+            return self._push is None or self._push.manifest == manifest
 
         def ended(why: str = "") -> None:
-            self._building = ""
+            self._engines.manifest = ""
             push = self._push
             if push is None or push.manifest != manifest or push.state is not StoreState.BUILDING:
                 return
@@ -324,45 +425,29 @@ class Installer:
             log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": shown})
             self._report(push.pusher)
 
-        self._do(build, lambda _: ended(), ended)
-
-    def _begin(self, push: _Push) -> None:
-        digest, size = push.file = push.wanted.missing[0]
-        there = self._store.received(digest)
-        if there >= size:
-            there = 0
-        push.began_at = push.written = push.received = push.asked = there
-        push.last, push.tries = time.monotonic(), 0
+        self._thread.do(lambda: self._engines.run(self._store.open(manifest), is_wanted), lambda _: ended(), ended)
 
     def _go_on(self, push: _Push) -> None:
         """Begin with the next file, or check all of them after the last."""
         push.began_at, push.file = 0, None
         push.wanted = msgspec.structs.replace(push.wanted, missing=push.wanted.missing[1:])
         if push.wanted.missing:
-            self._begin(push)
+            push.begin(self._store.received)
         else:
             self._look(push)
         self._report(push.pusher)
 
     # Messages to pushers.
 
-    def _ask(self, push: _Push, file: tuple[str, int]) -> None:
-        digest, size = file
+    def _ask(self, push: _Push) -> None:
         now = time.monotonic()
-        if push.asked > push.received and now - push.last > ASK_AGAIN_S:
-            push.asked, push.last = push.received, now
-            push.tries += 1
-            if push.tries >= MOST_ASKED:
-                self._fail(push, f"{push.pusher} does not send the pieces that it was asked for; push again")
-                return
+        push.repeat(now)
+        if push.tries >= MOST_ASKED:
+            self._fail(push, f"{push.pusher} does not send the pieces that it was asked for; push again")
+            return
         is_busy = self._machine is not None and bool(self._machine.held)
-        window = MAX_CHUNK * (BUSY_WINDOW if is_busy else WINDOW)
-        while push.asked < size and push.asked - push.written < window:
-            length = min(MAX_CHUNK, size - push.asked)
-            if push.asked == push.received:
-                push.last = now
-            self._send(push.pusher, Want(bytes.fromhex(digest), push.asked, length))
-            push.asked += length
+        for want in push.wants(MAX_CHUNK * (BUSY_WINDOW if is_busy else WINDOW), now):
+            self._send(push.pusher, want)
 
     def _fail(self, push: _Push, reason: str) -> None:
         push.state, push.reason, push.file = StoreState.FAILED, one_line(reason, MAX_TEXT), None
@@ -383,20 +468,7 @@ class Installer:
         record, push = self._store.record, self._push
         active, previous = bytes.fromhex(record.active or ""), bytes.fromhex(record.previous or "")
         if push is not None and push.pusher == pusher:
-            missing = sum(size for _, size in push.wanted.missing)
-            if push.file is not None:
-                missing -= push.written
-            said = Stored(
-                push.state,
-                bytes.fromhex(push.manifest),
-                active,
-                previous,
-                push.wanted.parts,
-                push.wanted.size,
-                max(0, missing),
-                push.reason,
-                *(self._progress if push.state in (StoreState.BUILDING, StoreState.SWITCHING) else _NO_PROGRESS),
-            )
+            said = push.stored(active, previous, self._engines.progress)
         elif other := self._other_holder(pusher):
             reason = f"{other} pushes a bundle at the moment; try again when it is done"
             said = Stored(StoreState.BUSY, b"", active, previous, reason=one_line(reason, MAX_TEXT))
@@ -405,9 +477,5 @@ class Installer:
         self._send(pusher, said)
 
     def _send(self, pusher: str, message: Want | Stored) -> None:
-        assert self._node is not None
-        self._node.send_to(pusher, message)
-
-    def _wake(self) -> None:
-        if self._node is not None:
-            self._node.wake()
+        assert self._thread.node is not None
+        self._thread.node.send_to(pusher, message)

@@ -10,8 +10,8 @@ import re
 import secrets
 
 from ls_edge.core.bundle import Manifest
-from ls_edge.core.errors import UsageError, WireError
-from ls_edge.core.peers_file import PeersFile, is_name
+from ls_edge.core.errors import WireError
+from ls_edge.core.peers_file import PeersFile, check_name
 from ls_edge.core.text import short_id
 from ls_edge.runtime.protocol.messages import MAJOR, MINOR_OF_DEMANDS, Hello, Run, State, Welcome
 
@@ -23,14 +23,8 @@ _ALIAS = re.compile(r"\.[0-9a-f]{8}\Z")
 
 
 def new_alias(name: str) -> str:
-    """Return a name for one source process, since several may run under one name, or with one key.
-
-    Raise :class:`UsageError` if ``name`` is not a valid name.
-    """
-    if not is_name(name):
-        raise UsageError(
-            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first"
-        )
+    """Return a name for one source process, since several may run under one name, or with one key."""
+    check_name(name)
     return f"{name[:MAX_OWNER_NAME]}.{secrets.token_hex(4)}"
 
 
@@ -61,10 +55,8 @@ class Admission:
         """Permit pushers with ``has_store``; ``closed`` is the reason to refuse every peer and source."""
         self._has_store = has_store
         self._closed = closed
-        self.name = name
-        self.model_id = manifest.model_id
+        self.name, self.manifest = name, manifest
         self._role = role
-        self._manifest = manifest
         self._blocks = len(manifest.parts.blocks)
         self._listed_blocks_of: dict[str, frozenset[int]] = {}
         self.change(peers)
@@ -74,7 +66,6 @@ class Admission:
     def change(self, peers: PeersFile) -> None:
         """Check with this file from now on; requests under way may have been at the holders of the file before."""
         self._peers = peers
-        self._names = {p.name for p in peers.peers} | {s.name for s in peers.sources}
         before, self._blocks_of = self._listed_blocks_of, {p.name: frozenset(p.blocks) for p in peers.peers}
         self._listed_blocks_of = dict(self._blocks_of)
         for name, blocks in before.items():
@@ -84,9 +75,10 @@ class Admission:
         """Return why a process is not admitted, or ""; ``user`` is the name behind its key, empty without CURVE."""
         if hello.role not in _ROLES or hello.name == self.name:
             return f"hello from {hello.name!r} as {hello.role!r}: not a process of this fleet"
-        if user and user != hello.name and (hello.name in self._names or not may_be_called(user, hello.name)):
-            return f"hello from {hello.name!r} with the key of {user!r}; each process needs its own key"
         listed = any(p.name == hello.name for p in self._peers.peers)
+        is_taken = listed or any(s.name == hello.name for s in self._peers.sources)
+        if user and user != hello.name and (is_taken or not may_be_called(user, hello.name)):
+            return f"hello from {hello.name!r} with the key of {user!r}; each process needs its own key"
         if hello.role == "peer" and not listed:
             return f"peer {hello.name!r} is not in {self._peers.path}; add it there"
         if hello.role in _ROLES[1:]:
@@ -122,7 +114,7 @@ class Admission:
         which ``peers.yaml`` gives it, in an order that the bands allow. A track has some blocks of one band, and is
         joined by a peer. A source sends and receives its own requests only.
         """
-        tokens = self._manifest.tokens
+        tokens = self.manifest.tokens
         if (run.count, run.dim) != (tokens.count, tokens.dim):
             raise WireError(f"tokens {run.count} x {run.dim}, the model has {tokens.count} x {tokens.dim}; dropped")
         it = run.itinerary
@@ -179,7 +171,7 @@ class Admission:
         return ""
 
     def _reason_to_refuse_bundle(self, hello: Hello | Welcome) -> str:
-        manifest = self._manifest
+        manifest = self.manifest
         if hello.model_id != manifest.model_id:
             return (
                 f"{_readable(hello.name, hello.role)} has model {short_id(hello.model_id)}, "

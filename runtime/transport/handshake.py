@@ -264,7 +264,7 @@ class Handshake:
         self._refused.count("complaints", name, what)
         if self._linked.awaits_welcome(link):
             self.problems.note(link.dialled, "greeting", f"it refused us: {what}")
-            if complaint.model_id not in ("", self._admission.model_id):
+            if complaint.model_id not in ("", self._admission.manifest.model_id):
                 self.mismatched[link.dialled] = what
         else:
             self.problems.note(name, "complaint", f"it dropped a message of ours: {what}")
@@ -274,7 +274,7 @@ class Handshake:
         self._forget(name, f"left ({one_line(reason)})" if reason else "left", now)
 
     def _refuse(self, event: Incoming, greeting: Hello | Welcome, reason: str) -> None:
-        link, name, ours = event.link, greeting.name, self._admission.model_id
+        link, name, ours = event.link, greeting.name, self._admission.manifest.model_id
         whose = link.dialled or (name if event.user in ("", name) else "")
         self.problems.note(whose, "greeting", reason)
         if greeting.model_id != ours and name == whose and name in self._linked.listed:

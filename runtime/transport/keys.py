@@ -16,7 +16,7 @@ from pathlib import Path
 import zmq
 
 from ls_edge.core.errors import LinkError, UsageError
-from ls_edge.core.peers_file import PeersFile, is_name
+from ls_edge.core.peers_file import PeersFile, check_name
 from ls_edge.runtime.transport.admission import may_be_called
 
 _LINE = re.compile(rb"^\s*(public|secret)-key\s*=\s*[\"']?([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})[\"']?\s*$", re.M)
@@ -77,10 +77,7 @@ def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
 
     Raise :class:`UsageError` if one of the files exists, or the folder cannot be written.
     """
-    if not is_name(name):
-        raise UsageError(
-            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first"
-        )
+    check_name(name)
     require_curve()
     folder = Path(folder)
     public_path, secret_path = folder / f"{name}.key", folder / f"{name}.key_secret"

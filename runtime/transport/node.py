@@ -208,7 +208,6 @@ class Node:
         that wants the machine checked, and the milliseconds of a measurement.
         """
         self._settings = settings
-        self._is_peer = settings.role == "peer"
         self._installer = installer
         self._state = state
         self._guest_state_at = 0.0
@@ -338,7 +337,7 @@ class Node:
             self._inbox.receive(event)
         elif isinstance(event, LinkUp):
             self._handshake.link_up(event.link, time.monotonic())
-            if self._is_peer:
+            if self._settings.role == "peer":
                 self._send_link(event.link, self._state(event.link.dialled))
         elif isinstance(event, LinkDown):
             self._refused.forget(event.link)
@@ -406,7 +405,7 @@ class Node:
         known = self._driver.machine.neighbours.get(name)
         if greeting.role not in GUESTS and (known is None or known.hello != hello):
             self.feed(NeighbourUp(hello))
-        if first and isinstance(greeting, Hello) and self._is_peer:
+        if first and isinstance(greeting, Hello) and self._settings.role == "peer":
             self._send_link(link, self._state(name))
         if greeting.role == "pusher" and self._installer is not None:
             self._installer.greeted(name)

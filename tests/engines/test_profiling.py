@@ -12,7 +12,7 @@ from ls_edge.device.profile import load_profile
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.cuda_runtime import free_bytes
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.profiling import _taken, profile_bundle
+from ls_edge.engines.profiling import Device, _taken, profile_bundle
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def board(root, *, over_current=0):
 def test_a_profile_without_any_sensor(bundle, tmp_path):
     steps = []
     found = profile_bundle(
-        bundle, name="here", batches=(2, 1), duration=0.05, threads=1, sensors=Sensors(tmp_path),
+        bundle, Device("here", Sensors(tmp_path)), batches=(2, 1), duration=0.05, threads=1,
         on_step=lambda done, total, text: steps.append((done, total, text)),
     )  # fmt: skip
     assert list(found.batch) == ["1", "2"]
@@ -61,7 +61,7 @@ def test_a_profile_without_any_sensor(bundle, tmp_path):
 
 
 def test_power_and_energy_where_the_board_tells_them(bundle, tmp_path):
-    found = profile_bundle(bundle, name="orin-0", duration=0.05, threads=1, sensors=board(tmp_path))
+    found = profile_bundle(bundle, Device("orin-0", board(tmp_path)), duration=0.05, threads=1)
     assert (found.power_watts, found.idle_watts, found.power_scope) == (6.0, 6.0, "board")
     times = found.batch["1"]
     assert found.energy_mj_per_image == times.energy_mj_per_image
@@ -71,7 +71,7 @@ def test_power_and_energy_where_the_board_tells_them(bundle, tmp_path):
 def test_a_board_that_throttles_in_between_is_marked(bundle, tmp_path):
     sensors = board(tmp_path)
     found = profile_bundle(
-        bundle, name="orin-0", duration=0.05, threads=1, sensors=sensors,
+        bundle, Device("orin-0", sensors), duration=0.05, threads=1,
         on_step=lambda _done, _total, text: text == "batch 1" and board(tmp_path, over_current=3),
     )  # fmt: skip
     assert (found.throttled, found.throttled_by) == (True, ["soctherm_oc oc1: 3 more"])
@@ -92,7 +92,7 @@ def test_memory_of_the_gpu_counts(bundle, tmp_path, gpu, integrated, monkeypatch
     """The double has a GPU of 1 GiB; an integrated one has the host's memory, which counts once."""
     gpu.integrated = integrated
     monkeypatch.setattr("ls_edge.engines.profiling._resident_bytes", lambda: 0)
-    found = profile_bundle(bundle, name="orin-0", duration=0.02, sensors=Sensors(tmp_path), kind="tensorrt")
+    found = profile_bundle(bundle, Device("orin-0", Sensors(tmp_path)), duration=0.02, kind="tensorrt")
     files = sum(part.file_bytes for part in found.parts)
     assert found.provider.startswith("TensorRT")
     assert found.memory_bytes >= files
@@ -106,7 +106,7 @@ def test_memory_of_the_gpu_counts(bundle, tmp_path, gpu, integrated, monkeypatch
 
 
 def test_a_profile_survives_its_file(bundle, tmp_path):
-    found = profile_bundle(bundle, name="here", duration=0.02, threads=1, sensors=Sensors(tmp_path))
+    found = profile_bundle(bundle, Device("here", Sensors(tmp_path)), duration=0.02, threads=1)
     path = tmp_path / "profile.json"
     path.write_bytes(msgspec.json.encode(found))
     assert load_profile(path) == found
@@ -123,7 +123,7 @@ def test_a_profile_survives_its_file(bundle, tmp_path):
     ],
 )
 def test_what_is_no_profile(bundle, tmp_path, changes, message):
-    found = profile_bundle(bundle, name="here", duration=0.02, threads=1, sensors=Sensors(tmp_path))
+    found = profile_bundle(bundle, Device("here", Sensors(tmp_path)), duration=0.02, threads=1)
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(msgspec.to_builtins(found) | changes), encoding="utf-8")
     with pytest.raises(DataError, match=message):
@@ -139,6 +139,8 @@ def test_files_that_are_not_there_or_not_json(tmp_path):
 
 
 def test_what_cannot_be_profiled(bundle):
-    for wrong in ({"batches": ()}, {"batches": (0,)}, {"duration": 0.0}, {"name": "no name"}, {"threads": 0}):
+    for wrong in ({"batches": ()}, {"batches": (0,)}, {"duration": 0.0}, {"threads": 0}):
         with pytest.raises(UsageError):
-            profile_bundle(bundle, **{"name": "here", "threads": 1, "duration": 0.02, **wrong})
+            profile_bundle(bundle, **{"threads": 1, "duration": 0.02, **wrong})
+    with pytest.raises(UsageError):
+        Device("no name")
