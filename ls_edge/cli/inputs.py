@@ -12,8 +12,8 @@ from pathlib import Path
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import PeersFile, load_peers
+from ls_edge.core.text import counted
 from ls_edge.device.requirements import install_command
-from ls_edge.report.formatting import counted
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import KeyPair, load_secret

@@ -1,9 +1,14 @@
-"""Numbers of blocks and cores as text: ``0-3, 7``; ids and measured numbers as text."""
+"""Words and numbers of messages, tables and charts: lists of blocks, ids, names, and measured numbers."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from ls_edge.core.errors import printable
 
 NOTHING = "\N{EN DASH}"
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
@@ -53,3 +58,81 @@ def show(value: float | None, unit: str = "") -> str:
         return NOTHING
     digits = 0 if value == 0 or abs(value) >= 100 else 1 if abs(value) >= 3 else 2
     return f"{value:,.{digits}f}{unit}"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 thread``, ``2 threads``, ``1,000 threads``; give ``plural`` if it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def distinct_names(paths: Sequence[str | Path]) -> list[str]:
+    """Return a distinct name for each path: as many of its last parts as needed.
+
+    A path that occurs several times is numbered: ``bundle``, ``bundle (2)``.
+    """
+    whole = [os.path.abspath(path) for path in paths]
+    parts = {path: Path(path).parts for path in whole}
+    lengths = dict.fromkeys(parts, 1)
+    while True:
+        names = {path: "/".join(each[-lengths[path] :]).replace("//", "/") for path, each in parts.items()}
+        taken = Counter(names.values())
+        longer = {path: lengths[path] + (taken[name] > 1) for path, name in names.items()}
+        if longer == lengths:  # at the latest with the whole paths, which differ
+            break
+        lengths = longer
+    seen: Counter[str] = Counter()
+    found = []
+    for path in whole:
+        seen[path] += 1
+        found.append(names[path] if seen[path] == 1 else f"{names[path]} ({seen[path]})")
+    return found
+
+
+def byte_size(count: int) -> str:
+    """Return a number of bytes as ``605 KB`` or ``1.2 MB``, in powers of 1000."""
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
+
+
+def bands_text(groups: Sequence[Sequence[int]]) -> str:
+    """Return ``, in the bands 0/1-6/7``, or an empty text for one band."""
+    return f", in the bands {format_bands(groups)}" if len(groups) > 1 else ""
+
+
+def shorten(text: object, limit: int) -> str:
+    """Shorten a long text in the middle, the least informative part of a file name."""
+    whole = printable(text)
+    if len(whole) <= limit:
+        return whole
+    head = (limit - 1) // 2
+    return f"{whole[:head]}…{whole[len(whole) - (limit - 1 - head) :]}"
+
+
+def engine_name(engine: str) -> str:
+    """Return ``onnx CPU`` of ``onnx CPUExecutionProvider (...)``: the library and the device, without reasons."""
+    return printable(engine.partition(" (")[0].replace("ExecutionProvider", ""))
+
+
+def class_name(index: int | None, classes: Sequence[str]) -> str:
+    """Return the name of a class, shortened, or its number if it has no name."""
+    if index is None:
+        return NOTHING
+    return shorten(classes[index] if index < len(classes) else str(index), 40)
+
+
+def show_ms(value: float | None) -> str:
+    """Return ``0.42 ms``, ``9.1 ms``, ``131 ms`` or ``2.40 s``."""
+    if value is None:
+        return NOTHING
+    if value >= 1000:
+        return f"{value / 1000:.2f} s" if value < 10_000 else f"{value / 1000:.0f} s"
+    return f"{show(value)} ms"
+
+
+def show_percent(share: float | None) -> str:
+    """Return a fraction as ``81.3 %``."""
+    return NOTHING if share is None else f"{100 * share:.1f} %"

@@ -9,10 +9,9 @@ import numpy as np
 from rich.console import Console
 
 from ls_edge.core.errors import printable
-from ls_edge.core.text import NOTHING, name_blocks
+from ls_edge.core.text import NOTHING, bands_text, counted, name_blocks, show_percent
 from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
 from ls_edge.evaluation.analysis.trace import TraceAnalysis
-from ls_edge.report.formatting import bands_text, counted, show_percent
 from ls_edge.report.terminal import PlainTable, print_table
 
 AGREEMENT = ("blocks left out", "same class", "in all orders", "total variation", "orders")

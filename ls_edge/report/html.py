@@ -25,7 +25,18 @@ from markupsafe import Markup
 from ls_edge.core.errors import printable
 from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import NOTHING, format_bands, format_ranges, show
+from ls_edge.core.text import (
+    NOTHING,
+    counted,
+    distinct_names,
+    engine_name,
+    format_bands,
+    format_ranges,
+    shorten,
+    show,
+    show_ms,
+    show_percent,
+)
 from ls_edge.evaluation.analysis import Analysis
 from ls_edge.evaluation.analysis.trace import TraceAnalysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
@@ -41,7 +52,6 @@ from ls_edge.report.analysis import (
     trace_findings,
     verdict,
 )
-from ls_edge.report.formatting import counted, distinct_names, engine_name, shorten, show_ms, show_percent
 from ls_edge.report.mistakes import confusions, map_picture, pictures_of, wrong_images
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
 from ls_edge.report.theme import STAGES, STYLE

@@ -21,8 +21,7 @@ from rich.text import Text
 
 from ls_edge.core.errors import printable
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import show
-from ls_edge.report.formatting import counted, shorten, show_ms
+from ls_edge.core.text import counted, shorten, show, show_ms
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import open_console
 

@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.core.text import format_ranges
+from ls_edge.core.text import distinct_names, format_ranges
 from ls_edge.evaluation.evaluate import Evaluation
-from ls_edge.report.formatting import distinct_names
 
 
 class ComparedDocument(msgspec.Struct, frozen=True):

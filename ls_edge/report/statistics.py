@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ls_edge.core.records import NO_GAIN, PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
-from ls_edge.core.text import NOTHING
+from ls_edge.core.text import NOTHING, class_name, shorten, show_ms
 from ls_edge.evaluation.run_summary import Floats, RunSummary
-from ls_edge.report.formatting import class_name, shorten, show_ms
 from ls_edge.report.intervals import Span, has_tracks, intervals_of, joins, typical
 from ls_edge.report.theme import STAGES
 

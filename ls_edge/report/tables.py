@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ls_edge.core.records import PeerState, RequestRecord
-from ls_edge.core.text import NOTHING, format_ranges, show
+from ls_edge.core.text import NOTHING, class_name, counted, format_ranges, shorten, show, show_ms, show_percent
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.formatting import class_name, counted, shorten, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 STATE_STYLES = {

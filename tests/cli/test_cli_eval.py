@@ -8,10 +8,10 @@ import pytest
 
 from ls_edge.cli.commands.eval import EvalOptions, evaluate_one
 from ls_edge.core.errors import UsageError
+from ls_edge.core.text import distinct_names
 from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Freedom, SequentialAccuracy
 from ls_edge.report.charts import accuracy_figure, freedom_figure, spec_of, write_figure
-from ls_edge.report.formatting import distinct_names
 from ls_edge.report.side_by_side import evaluations_with_freedom
 
 EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)

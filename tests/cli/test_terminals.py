@@ -15,8 +15,8 @@ from rich.console import Console
 
 from ls_edge.cli.main import COMMANDS
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, Visit
+from ls_edge.core.text import counted
 from ls_edge.evaluation.run_summary import summarise
-from ls_edge.report.formatting import counted
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, print_summary
 from ls_edge.report.terminal import PlainTable, print_table

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
-from ls_edge.core.text import show
+from ls_edge.core.text import shorten, show, show_ms
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
 from ls_edge.report.charts.specification import svg_of
-from ls_edge.report.formatting import shorten, show_ms
 from ls_edge.report.html import environment
 from ls_edge.report.intervals import intervals_of
 from ls_edge.report.statistics import Away, RunData, coverage, pick_window, tracks_by_peer

@@ -15,9 +15,9 @@ from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import VerificationError, printable
 from ls_edge.core.peers_file import EngineKind
+from ls_edge.core.text import counted
 from ls_edge.data.datasets import open_data
 from ls_edge.engines.benchmark import Bench, bench, chain_accuracy
-from ls_edge.report.formatting import counted
 from ls_edge.report.terminal import open_console, print_times
 
 

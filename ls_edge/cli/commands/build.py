@@ -15,10 +15,9 @@ from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import EngineKind, load_peers
-from ls_edge.core.text import name_blocks, parse_ranges
+from ls_edge.core.text import counted, name_blocks, parse_ranges
 from ls_edge.engines.opening import build_engines
 from ls_edge.engines.tensorrt.build import EngineOptions, this_device
-from ls_edge.report.formatting import counted
 from ls_edge.runtime.store.store import Store
 
 

@@ -25,9 +25,9 @@ from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.files import write_output
+from ls_edge.core.text import counted
 from ls_edge.device.diagnostics import examine, worst
 from ls_edge.engines.diagnostics import check_engines
-from ls_edge.report.formatting import counted
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer, unreached
 from ls_edge.runtime.protocol.messages import FindingRow

@@ -18,12 +18,11 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.text import format_bands
+from ls_edge.core.text import bands_text, counted, distinct_names, format_bands
 from ls_edge.data.datasets import ImageSet, open_data, require_labels
 from ls_edge.evaluation.evaluate import Evaluation, aggregate, evaluate
 from ls_edge.evaluation.measure import blocks_to_run
 from ls_edge.evaluation.orders import EvaluationOrders
-from ls_edge.report.formatting import bands_text, counted, distinct_names
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, print_table
 

@@ -18,10 +18,9 @@ from ls_edge.cli.inputs import require_extras
 from ls_edge.cli.output import print_json, warn
 from ls_edge.core.bundle import shared_groups
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.text import format_bands, short_id
+from ls_edge.core.text import byte_size, counted, format_bands, short_id
 from ls_edge.device.hardware import cpu_features, has_nvidia
 from ls_edge.engines.onnxruntime import onnxruntime_module
-from ls_edge.report.formatting import byte_size, counted
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, print_table
 

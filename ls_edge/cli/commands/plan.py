@@ -16,8 +16,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
 from ls_edge.core.peers_file import PeersFile, load_peers
-from ls_edge.core.text import NOTHING, format_ranges, show
-from ls_edge.report.formatting import show_ms
+from ls_edge.core.text import NOTHING, format_ranges, show, show_ms
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.document import Expected, PlanDocument, plan_document

@@ -16,11 +16,10 @@ from ls_edge.cli.output import print_json, warn, write_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import EngineKind
-from ls_edge.core.text import NOTHING, show
+from ls_edge.core.text import NOTHING, counted, show, show_ms
 from ls_edge.core.validation import InvalidDocument
 from ls_edge.device.profile import DeviceProfile, LinksDocument, read_profile
 from ls_edge.engines.profiling import Device, profile_bundle
-from ls_edge.report.formatting import counted, show_ms
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table, print_times
 from ls_edge.runtime.clients.link_prober import LinkProber

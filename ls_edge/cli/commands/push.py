@@ -17,7 +17,7 @@ from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json, warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.report.formatting import byte_size
+from ls_edge.core.text import byte_size
 from ls_edge.report.terminal import PlainTable, print_table
 from ls_edge.runtime.clients.push import Pusher, PushError, PushResult
 

@@ -9,8 +9,7 @@ import click
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
-from ls_edge.core.text import show
-from ls_edge.report.formatting import show_ms, show_percent
+from ls_edge.core.text import show, show_ms, show_percent
 from ls_edge.report.side_by_side import SideBySide, evaluations_with_freedom, side_by_side
 from ls_edge.report.terminal import PlainTable, print_table
 

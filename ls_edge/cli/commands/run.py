@@ -26,10 +26,9 @@ from ls_edge.core.errors import LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import RequestRecord, TraceWriter
-from ls_edge.core.text import name_blocks
+from ls_edge.core.text import counted, name_blocks
 from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.run_summary import RunSummary, summarise
-from ls_edge.report.formatting import counted
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_summary
 from ls_edge.report.trace_events import write_trace_events

@@ -16,9 +16,8 @@ from ls_edge.cli.output import print_json
 from ls_edge.cli.profile_options import PROFILES, planning_inputs
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import read_order_costs
-from ls_edge.core.text import show
+from ls_edge.core.text import counted, show, show_ms, show_percent
 from ls_edge.evaluation.simulation_summary import SimulationSummary, summarise_simulation
-from ls_edge.report.formatting import counted, show_ms, show_percent
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of

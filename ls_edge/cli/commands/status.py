@@ -18,8 +18,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import printable
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
-from ls_edge.core.text import format_ranges, name_blocks, short_id
-from ls_edge.report.formatting import counted, engine_name
+from ls_edge.core.text import counted, engine_name, format_ranges, name_blocks, short_id
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer, PeerStatus, unreached, unreached_text

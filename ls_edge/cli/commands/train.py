@@ -16,8 +16,8 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import require_extras
 from ls_edge.cli.output import print_json
 from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.text import counted
 from ls_edge.data.datasets import open_data
-from ls_edge.report.formatting import counted
 from ls_edge.report.terminal import open_console
 from ls_edge.training.methods.registry import METHODS
 

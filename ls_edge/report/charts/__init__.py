@@ -11,21 +11,32 @@ from ls_edge.report.charts.accuracy_charts import (
     accuracy_by_class,
     accuracy_by_skips,
     accuracy_comparison,
+    accuracy_figure,
+    check_figure,
+    freedom_figure,
     slot_heatmap,
 )
 from ls_edge.report.charts.analysis_charts import (
     agreement_chart,
     attention_chart,
+    blocks_chart,
     contribution_chart,
     importance_chart,
+    norms_chart,
+    order_chart,
+    pairs_charts,
+    probe_chart,
     similarity_chart,
+    skips_chart,
+    slots_chart,
+    umap_charts,
 )
-from ls_edge.report.charts.figures import accuracy_figure, check_figure, freedom_figure
 from ls_edge.report.charts.latency_charts import (
     latency_comparison,
     latency_distribution,
     latency_histogram,
     latency_over_time,
+    outcomes_over_time,
 )
 from ls_edge.report.charts.pictures import (
     PICTURES,
@@ -36,10 +47,7 @@ from ls_edge.report.charts.pictures import (
 )
 from ls_edge.report.charts.request_charts import request_timelines, stage_breakdown, stage_comparison
 from ls_edge.report.charts.served_chart import MOST_CELLS, MOST_SPANS, served, served_window
-from ls_edge.report.charts.simulation_chart import outcomes_over_time
-from ls_edge.report.charts.slot_charts import norms_chart, pairs_charts, probe_chart, slots_chart, umap_charts
 from ls_edge.report.charts.specification import MOST_POINTS, VEGA_LITE, Chart, spec_of, svg_of, with_parameters
-from ls_edge.report.charts.trace_charts import blocks_chart, order_chart, skips_chart
 
 __all__ = [
     "MOST_CELLS",

@@ -1,12 +1,17 @@
-"""Charts of the accuracy of runs: by skipped blocks, and of several runs; and of blocks by slot."""
+"""Charts of accuracy: of runs by skipped blocks and classes, of blocks by slot, and of evaluations by order."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import altair as alt
 import numpy as np
 
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
+from ls_edge.core.text import counted, distinct_names, shorten, show_percent
+from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.charts.specification import (
     Chart,
@@ -17,11 +22,11 @@ from ls_edge.report.charts.specification import (
     heat_map,
     names_axis,
     row_of,
+    title_with_text,
 )
-from ls_edge.report.formatting import counted, distinct_names, shorten, show_percent
 from ls_edge.report.mistakes import by_class
 from ls_edge.report.statistics import RunData
-from ls_edge.report.theme import color
+from ls_edge.report.theme import MOST_CATEGORIES, color
 
 _TIPS = [
     alt.Tooltip("text:N", title="accuracy"),
@@ -186,3 +191,182 @@ def slot_heatmap(data: RunData) -> Chart | None:
         description=f"Blocks by slots over {counted(answers, 'answer')}; {show_percent(in_place)} of the blocks ran in "
         f"their trained slot; skipped: {counted(int(skipped.sum()), 'block run')}.",
     )
+
+
+_TALL = 320
+_SHARES = alt.Scale(domain=[0, 1], nice=False)
+
+
+def check_figure(count: int) -> None:
+    """Raise :class:`UsageError` if a figure cannot hold ``count`` evaluations."""
+    if not 1 <= count <= MOST_CATEGORIES:
+        raise UsageError(f"a figure holds 1 to {MOST_CATEGORIES} runs or folders of runs, not {count}")
+
+
+def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
+    """Draw the accuracy of training methods by order of the blocks, and by the number of kept blocks.
+
+    Counterparts of Figure 1 (b) and (c) of arXiv 2407.04513. On the left, the accuracy of each method in trained order
+    and its mean in random order, with a line from the 5th percentile of the orders to a standard deviation above the
+    mean. On the right, the accuracy with fewer blocks, solid in random order and dashed in trained order. Raises
+    :class:`UsageError` as :func:`check_figure`.
+    """
+    check_figure(len(evaluations))
+    methods = [str(item.settings.get("method", "")) for item in evaluations]
+    if len(set(methods)) < len(methods):
+        methods = [item.name or str(item.settings.get("of", "")) for item in evaluations]
+    names = distinct_labels(methods, 20)
+    paint = category_color("name:N", names)
+    orders, kept = _accuracy_rows(names, evaluations)
+    tall = max(220, 42 * len(names))
+    y = alt.Y("name:N", title=None, sort=names, axis=alt.Axis(labelColor=color("ink"), labelLimit=150))
+    left = chart_of(orders).encode(y=y, color=paint)
+    by_order = alt.layer(
+        left.mark_rule(strokeWidth=2).encode(
+            x=alt.X("low:Q", title=None, axis=PERCENT, scale=_SHARES), x2=alt.X2("high:Q")
+        ),
+        left.mark_point(size=60, fill=color("bg"), opacity=1).encode(x=alt.X("trained:Q")),
+        left.mark_point(size=70, filled=True, opacity=1).encode(x=alt.X("random:Q")),
+        left.mark_text(dy=-12).encode(x=alt.X("random:Q"), text=alt.Text("text:N"), color=alt.ColorValue(color("ink"))),
+    ).properties(
+        width=300,
+        height=tall,
+        title=title_with_text("Accuracy by order of the blocks", "circle: trained order; dot and line: random orders"),
+    )
+    x = alt.X(
+        "blocks:Q", title="blocks kept", axis=alt.Axis(values=sorted({row["blocks"] for row in kept}), format="d")
+    )
+    dash = alt.StrokeDash(
+        "order:N", legend=None, scale=alt.Scale(domain=["random order", "trained order"], range=[[1, 0], [4, 3]])
+    )
+    right = chart_of(kept).encode(x=x, y=alt.Y("top1:Q", title=None, axis=PERCENT, scale=_SHARES), color=paint)
+    in_random_order = [row for row in kept if row["order"] == "random order"]
+    by_kept = alt.layer(
+        right.mark_line(strokeWidth=1.8).encode(strokeDash=dash),
+        right.mark_circle(size=36, opacity=1).transform_filter("datum.order == 'random order'"),
+        *_end_labels(in_random_order, "blocks", x, tall),
+    ).properties(
+        width=360,
+        height=tall,
+        title=title_with_text("Accuracy with fewer blocks", "solid: random order; dashed: trained order"),
+    )
+    described = "; ".join(
+        f"{row['name']}: {show_percent(row['trained'])} in trained order, {row['text']} in random order"
+        for row in orders
+    )
+    return alt.hconcat(by_order, by_kept, spacing=40).properties(description=f"{described}.")
+
+
+def _accuracy_rows(names: Sequence[str], evaluations: Sequence[Evaluation]) -> tuple[list[Row], list[Row]]:
+    """Return the accuracies by order, and by number of kept blocks."""
+    orders, kept = [], []
+    for name, item in zip(names, evaluations, strict=True):
+        a, depth = item.arbitrary, int(item.settings.get("blocks", 1))
+        orders.append(
+            row_of(
+                name=name,
+                trained=item.sequential.top1,
+                random=a.top1_mean,
+                low=a.top1_p5,
+                high=min(1.0, a.top1_mean + a.top1_std),
+                text=show_percent(a.top1_mean),
+            )
+        )
+        parts = {int(count): (one.arbitrary, one.sequential) for count, one in item.kept.items() if int(count) < depth}
+        for blocks, (arbitrary, sequential) in sorted({**parts, depth: (a.top1_mean, item.sequential.top1)}.items()):
+            kept.append(row_of(name=name, blocks=blocks, top1=arbitrary, order="random order"))
+            kept.append(row_of(name=name, blocks=blocks, top1=sequential, order="trained order"))
+    return orders, kept
+
+
+def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
+    """Draw the mean accuracy in random order by the number of allowed orders, with one standard deviation.
+
+    A filled point is within the model's own bands, a hollow one beyond them. Raises :class:`UsageError` as
+    :func:`check_figure`, and for evaluations without ``freedom``.
+    """
+    check_figure(len(evaluations))
+    for item in evaluations:
+        if not item.freedom:
+            raise UsageError(
+                f"{item.name or 'an evaluation'} has no accuracy within bands; make it with eval --freedom"
+            )
+    names = distinct_labels([item.name for item in evaluations], 24)
+    rows: list[Row] = []
+    places: dict[float, str] = {}
+    for name, item in zip(names, evaluations, strict=True):
+        steps = [(step, Bands.from_json(step.bands)) for step in item.freedom or ()]
+        own = next((bands for step, bands in steps if step.own), None)
+        for step, bands in steps:
+            places.setdefault(step.allowed, "full" if bands.is_one else "fixed" if step.allowed == 1 else str(bands))
+            rows.append(
+                row_of(
+                    name=name,
+                    allowed=step.allowed,
+                    top1=step.top1_mean,
+                    low=step.top1_mean - step.top1_std,
+                    high=min(1.0, step.top1_mean + step.top1_std),
+                    bands=str(bands),
+                    within="own" if own is None or own.contains(bands) else "beyond",
+                )
+            )
+    ticks = sorted(places)
+    labels = {f"{tick:g}": [_count(tick), places[tick]] for tick in ticks}
+    scale = alt.Scale(type="log", domain=[ticks[0] / 1.4, ticks[-1] * 1.4], nice=False)
+    axis = alt.Axis(
+        values=ticks, labelExpr=f"{json.dumps(labels)}[format(datum.value, '.6~g')]", grid=True, labelOverlap=True
+    )
+    x = alt.X("allowed:Q", title="orders allowed", scale=scale, axis=axis)
+    y = alt.Y("top1:Q", title=None, axis=PERCENT, scale=_SHARES)
+    base = chart_of(rows).encode(x=x, y=y, color=category_color("name:N", names))
+    point = {"size": 46, "opacity": 1}
+    described = "; ".join(
+        f"{row['name']}: {show_percent(row['top1'])} in {_count(row['allowed'])} orders"
+        for row in _ends(rows, "allowed")
+    )
+    return alt.layer(
+        base.mark_rule(strokeWidth=1.2, opacity=0.45).encode(y=alt.Y("low:Q", title=None), y2=alt.Y2("high:Q")),
+        base.mark_line(strokeWidth=1.8),
+        base.mark_point(fill=color("bg"), strokeWidth=1.6, **point),
+        base.mark_point(filled=True, **point).transform_filter("datum.within == 'own'"),
+        *_end_labels(rows, "allowed", x, _TALL),
+    ).properties(
+        width=620,
+        height=_TALL,
+        title=title_with_text(
+            "Accuracy in random order, by number of allowed orders",
+            "line: one standard deviation over orders; filled: within the model's own bands; hollow: beyond them",
+        ),
+        description=f"{described}.",
+    )
+
+
+def labels_apart(shares: Sequence[float], height: float) -> list[float]:
+    """Return offsets that move labels at these fractions of ``height`` down until they do not touch."""
+    moves = [0.0] * len(shares)
+    at = -1e9
+    for index in sorted(range(len(shares)), key=lambda index: -shares[index]):
+        wanted = (1 - shares[index]) * height
+        at = max(wanted, at + 15)
+        moves[index] = at - wanted
+    return moves
+
+
+def _ends(rows: Sequence[Row], field: str) -> list[Row]:
+    """Return the row with the largest ``field`` of each name."""
+    return list({row["name"]: row for row in sorted(rows, key=lambda row: float(row[field]))}.values())
+
+
+def _end_labels(rows: Sequence[Row], field: str, x: alt.X, height: float) -> list[alt.Chart]:
+    """Return the name of each line at its right end."""
+    ends = _ends(rows, field)
+    return [
+        chart_of([row])
+        .mark_text(align="left", dx=12, dy=dy, color=color("ink"))
+        .encode(x=x, y=alt.Y("top1:Q"), text=alt.Text("name:N"))
+        for row, dy in zip(ends, labels_apart([row["top1"] for row in ends], height), strict=True)
+    ]
+
+
+def _count(allowed: float) -> str:
+    return f"{allowed:,.0f}" if allowed < 1e7 else f"{allowed:.0e}"

@@ -10,8 +10,13 @@ from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.charts.accuracy_charts import accuracy_by_skips, accuracy_comparison, slot_heatmap
-from ls_edge.report.charts.figures import accuracy_figure, freedom_figure
+from ls_edge.report.charts.accuracy_charts import (
+    accuracy_by_skips,
+    accuracy_comparison,
+    accuracy_figure,
+    freedom_figure,
+    slot_heatmap,
+)
 from ls_edge.report.charts.latency_charts import latency_distribution, latency_over_time
 from ls_edge.report.charts.request_charts import stage_breakdown
 from ls_edge.report.charts.served_chart import FIRST_LOOK, served

@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from ls_edge.core.records import RequestRecord
+from ls_edge.core.text import counted, shorten, show_ms, show_percent
 from ls_edge.report.charts.specification import (
     Chart,
     Row,
@@ -21,7 +22,6 @@ from ls_edge.report.charts.specification import (
     row_of,
     wide_legend,
 )
-from ls_edge.report.formatting import counted, shorten, show_ms, show_percent
 from ls_edge.report.intervals import RequestIntervals, Span, intervals_of
 from ls_edge.report.statistics import RunData, StageMeans
 from ls_edge.report.theme import STAGES, color

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from ls_edge.core.text import format_ranges
+from ls_edge.core.text import counted, format_ranges, shorten, show_percent
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
     Chart,
@@ -23,7 +23,6 @@ from ls_edge.report.charts.specification import (
     row_of,
     tooltip_of,
 )
-from ls_edge.report.formatting import counted, shorten, show_percent
 from ls_edge.report.statistics import RunData, Window, coverage, pack, pick_window, shown_lanes
 from ls_edge.report.theme import color
 

@@ -14,9 +14,8 @@ import altair as alt
 import numpy as np
 
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import NOTHING
+from ls_edge.core.text import NOTHING, shorten
 from ls_edge.evaluation.run_summary import Floats
-from ls_edge.report.formatting import shorten
 from ls_edge.report.theme import BLOCK_SCHEME, CATEGORY_SCHEME, CHART_CONFIG, color, with_plain_colors
 
 Chart = Any
