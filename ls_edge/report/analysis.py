@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 import numpy as np
@@ -10,7 +11,21 @@ from rich.console import Console
 
 from ls_edge.core.errors import printable
 from ls_edge.core.text import NOTHING, bands_text, counted, name_blocks, show_percent
-from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
+from ls_edge.evaluation.analysis import (
+    NOT_ASKED,
+    AddedNorms,
+    Agreement,
+    Analysis,
+    AttentionStatistics,
+    Contribution,
+    Importance,
+    Map,
+    Pairs,
+    Probe,
+    Rollout,
+    Similarity,
+    SlotAccuracy,
+)
 from ls_edge.evaluation.analysis.trace import TraceAnalysis
 from ls_edge.report.terminal import PlainTable, print_table
 
@@ -54,22 +69,22 @@ def verdict(found: Analysis) -> str:
 
 def finding(found: Analysis, kind: str) -> str:
     """Return what to see in the section of a kind for this model, or the reason for its absence."""
-    if getattr(found, kind) is None:
+    measured = getattr(found, kind)
+    if measured is None:
         return f"None: {printable(found.reasons.get(kind, 'a value is not finite'))}."
-    return _FINDINGS[kind](found)
+    return _FINDINGS[kind](measured)
 
 
-def _importance(found: Analysis) -> str:
-    assert found.importance is not None
-    known = [(one.importance, one.block) for one in found.importance.blocks if one.importance is not None]
+def _importance(found: Importance) -> str:
+    known = [(one.importance, one.block) for one in found.blocks if one.importance is not None]
     if not known:
         return "No loss is finite."
     (least, dispensable), (most, needed) = min(known), max(known)
     text = f"Leaving out block {needed} costs most, {most:+.3f} nats, and block {dispensable} least, {least:+.3f}"
-    trained = found.importance.trained.loss or 0.0
+    trained = found.trained.loss or 0.0
     moved = [
         (one.moved.loss - trained, one.block, one.moved_to)
-        for one in found.importance.blocks
+        for one in found.blocks
         if one.moved is not None and one.moved.loss is not None
     ]
     if not moved:
@@ -78,9 +93,8 @@ def _importance(found: Analysis) -> str:
     return f"{text}; moving block {block} to slot {slot} is the worst move, {worst:+.3f}."
 
 
-def _contribution(found: Analysis) -> str:
-    assert found.contribution is not None
-    table = found.contribution.random
+def _contribution(found: Contribution) -> str:
+    table = found.random
     by_slot = [[value for row in table if (value := row[slot]) is not None] for slot in range(len(table))]
     means = [float(np.mean(values)) for values in by_slot if values]
     return (
@@ -89,10 +103,9 @@ def _contribution(found: Analysis) -> str:
     )
 
 
-def _similarity(found: Analysis) -> str:
-    assert found.similarity is not None
-    steps = [(row[at], at) for at, row in enumerate(found.similarity.cka[1:]) if row[at] is not None]
-    cosines = [value for value in found.similarity.cosine if value is not None]
+def _similarity(found: Similarity) -> str:
+    steps = [(row[at], at) for at, row in enumerate(found.cka[1:]) if row[at] is not None]
+    cosines = [value for value in found.cosine if value is not None]
     text = ""
     if steps:
         text = "Block {1} changes the tokens most: CKA {0:.2f} to those before it. ".format(*min(steps))
@@ -104,20 +117,18 @@ def _similarity(found: Analysis) -> str:
     return text.strip()
 
 
-def _agreement(found: Analysis) -> str:
-    assert found.agreement is not None
-    share = found.agreement.random.same_class
+def _agreement(found: Agreement) -> str:
+    share = found.random.same_class
     text = f"{show_percent(share)} of the answers in random order are those of the trained order"
-    if not found.agreement.left_out:
+    if not found.left_out:
         return f"{text}."
-    last = found.agreement.left_out[-1]
+    last = found.left_out[-1]
     return f"{text}, and {show_percent(last.same_class)} with {counted(last.left_out, 'block')} left out."
 
 
-def _slots(found: Analysis) -> str:
-    assert found.slots is not None
+def _slots(found: SlotAccuracy) -> str:
     spans = []
-    for block, (row, counts) in enumerate(zip(found.slots.accuracy, found.slots.images, strict=True)):
+    for block, (row, counts) in enumerate(zip(found.accuracy, found.images, strict=True)):
         known = [(value, slot) for slot, value in enumerate(row) if value is not None]
         if len(known) > 1:
             mean = float(np.mean([value for value, _ in known]))
@@ -136,10 +147,9 @@ def _slots(found: Analysis) -> str:
     )
 
 
-def _norms(found: Analysis) -> str:
-    assert found.norms is not None
+def _norms(found: AddedNorms) -> str:
     near, away = 0, []
-    rows = [(block, [(v, s) for s, v in enumerate(row) if v is not None]) for block, row in enumerate(found.norms.mean)]
+    rows = [(block, [(v, s) for s, v in enumerate(row) if v is not None]) for block, row in enumerate(found.mean)]
     movable = [(block, known) for block, known in rows if len(known) > 1]
     if not movable:
         return "Every block has a single slot."
@@ -155,10 +165,9 @@ def _norms(found: Analysis) -> str:
     return f"{place}; blocks {held}: {mean:.2f} times as much in other slots as in their own."
 
 
-def _probe(found: Analysis) -> str:
-    assert found.probe is not None
-    known = [(value, block) for block, value in enumerate(found.probe.accuracy) if value is not None]
-    control = [value for value in found.probe.shuffled if value is not None]
+def _probe(found: Probe) -> str:
+    known = [(value, block) for block, value in enumerate(found.accuracy) if value is not None]
+    control = [value for value in found.shuffled if value is not None]
     (low, least), (high, most) = min(known), max(known)
     return (
         f"A linear probe reads the slot of {show_percent(low)} (block {least}) to {show_percent(high)} (block {most}) "
@@ -166,9 +175,8 @@ def _probe(found: Analysis) -> str:
     )
 
 
-def _umap(found: Analysis) -> str:
-    assert found.umap is not None
-    one = found.umap[0]
+def _umap(found: Sequence[Map]) -> str:
+    one = found[0]
     if one.neighbors > 3 * one.chance:
         seen = "the output tells its slot, and slots form clouds of their own"
     else:
@@ -179,11 +187,10 @@ def _umap(found: Analysis) -> str:
     )
 
 
-def _pairs(found: Analysis) -> str:
-    assert found.pairs is not None
+def _pairs(found: Pairs) -> str:
     pairs = [
         (value, one, other)
-        for one, row in enumerate(found.pairs.difference)
+        for one, row in enumerate(found.difference)
         for other, value in enumerate(row)
         if value is not None
     ]
@@ -194,32 +201,29 @@ def _pairs(found: Analysis) -> str:
         f"Blocks {low[1]} and {low[2]} commute best: exchanged, their result differs by {low[0]:.2f} of what both add; "
         f"{high[1]} and {high[2]} worst, by {high[0]:.2f}."
     )
-    rank = found.pairs.rank_correlation
+    rank = found.rank_correlation
     return text if rank is None else f"{text} The rank correlation with the order costs is {rank:+.2f}."
 
 
-def _attention(found: Analysis) -> str:
-    assert found.attention is not None
-    means = [float(np.mean(heads)) for heads in found.attention.distance]
-    every = [value for heads in found.attention.distance for value in heads]
+def _attention(found: AttentionStatistics) -> str:
+    means = [float(np.mean(heads)) for heads in found.distance]
+    every = [value for heads in found.distance for value in heads]
     return (
         f"Heads attend {min(every):.2f} to {max(every):.2f} patches away, {means[0]:.2f} on average in block 0 and "
         f"{means[-1]:.2f} in the last block."
     )
 
 
-def _rollout(found: Analysis) -> str:
-    assert found.rollout is not None
-    one = found.rollout
-    same = one.correlation
+def _rollout(found: Rollout) -> str:
+    same = found.correlation
     where = "the same patches" if same > 0.8 else "similar patches" if same > 0.4 else "other patches"
     return (
         f"In random order, attention reaches {where}: maps correlate by {same:+.2f} with those of the trained order, "
-        f"over {counted(one.images, 'image')}. The strongest patch has {one.peak:.1f} times the mean."
+        f"over {counted(found.images, 'image')}. The strongest patch has {found.peak:.1f} times the mean."
     )
 
 
-_FINDINGS: dict[str, Callable[[Analysis], str]] = {
+_FINDINGS: dict[str, Callable[[Any], str]] = {
     "importance": _importance,
     "contribution": _contribution,
     "similarity": _similarity,

@@ -127,7 +127,7 @@ def write_side_by_side(
     write_output(path, _render("side_by_side.html.j2", scripts=[], title="Side by side", **tables))
 
 
-SECTIONS: dict[str, tuple[Callable[[Analysis], Any], str]] = {
+SECTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "importance": (
         charts.importance_chart,
         "Increase of the loss, in nats, without a block, and with the block at the other end of its band.",
@@ -226,9 +226,10 @@ def _rollouts(found: Analysis, images: Iterable[ImageRef]) -> list[tuple[str, st
     ]
 
 
-def _part(found: Analysis, kind: str, draw: Callable[[Analysis], Any]) -> tuple[str, list[charts.Chart]]:
+def _part(found: Analysis, kind: str, draw: Callable[[Any], Any]) -> tuple[str, list[charts.Chart]]:
     """Return the finding and the charts of a kind."""
-    drawn = draw(found)
+    measured = getattr(found, kind)
+    drawn = None if measured is None else draw(measured)
     return finding(found, kind), drawn if isinstance(drawn, list) else [drawn] if drawn is not None else []
 
 

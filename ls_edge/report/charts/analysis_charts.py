@@ -8,8 +8,18 @@ from typing import Any
 import altair as alt
 
 from ls_edge.core.text import shorten, show_percent
-from ls_edge.evaluation.analysis import Analysis
-from ls_edge.evaluation.analysis.slots import Map
+from ls_edge.evaluation.analysis import (
+    AddedNorms,
+    Agreement,
+    AttentionStatistics,
+    Contribution,
+    Importance,
+    Map,
+    Pairs,
+    Probe,
+    Similarity,
+    SlotAccuracy,
+)
 from ls_edge.evaluation.analysis.trace import Answers, TraceAnalysis
 from ls_edge.report.charts.specification import (
     Chart,
@@ -29,13 +39,13 @@ from ls_edge.report.theme import color
 _HEIGHT = 240
 
 
-def importance_chart(found: Analysis) -> Chart | None:
+def importance_chart(found: Importance) -> Chart | None:
     """Draw the increase of the loss without each block, and with it at the other end of its band."""
-    if found.importance is None or found.importance.trained.loss is None:
+    if found.trained.loss is None:
         return None
-    trained = found.importance.trained
+    trained = found.trained
     rows = []
-    for one in found.importance.blocks:
+    for one in found.blocks:
         for what, score in (("left out", one.left_out), ("moved", one.moved)):
             if score is not None and score.loss is not None and trained.loss is not None:
                 rows.append(
@@ -70,29 +80,23 @@ def importance_chart(found: Analysis) -> Chart | None:
     )
 
 
-def contribution_chart(found: Analysis) -> Chart | None:
+def contribution_chart(found: Contribution) -> Chart:
     """Draw the addition of each block by slot, relative to its input, in random orders."""
-    if found.contribution is None:
-        return None
-    blocks = [str(block) for block in range(len(found.contribution.random))]
-    return square_of(found.contribution.random, blocks, ("block", "slot"), "added over input", exponent=0.5)
+    blocks = [str(block) for block in range(len(found.random))]
+    return square_of(found.random, blocks, ("block", "slot"), "added over input", exponent=0.5)
 
 
-def similarity_chart(found: Analysis) -> Chart | None:
+def similarity_chart(found: Similarity) -> Chart:
     """Draw the similarity of the tokens after each two steps in trained order."""
-    if found.similarity is None:
-        return None
-    steps = found.similarity.steps
-    return square_of(found.similarity.cka, steps, ("after step", "after step"), "linear CKA")
+    steps = found.steps
+    return square_of(found.cka, steps, ("after step", "after step"), "linear CKA")
 
 
-def agreement_chart(found: Analysis) -> Chart | None:
+def agreement_chart(found: Agreement) -> Chart:
     """Draw the agreement of random orders with the trained order, by the number of blocks left out."""
-    if found.agreement is None:
-        return None
     names = ["same class", "same class in all orders", "total variation"]
     rows = []
-    for one in (found.agreement.random, *found.agreement.left_out):
+    for one in (found.random, *found.left_out):
         for name, value in zip(names, (one.same_class, one.all_same_class, one.total_variation), strict=True):
             if value is not None:
                 rows.append(row_of(left_out=one.left_out, what=name, value=value, text=show_percent(value)))
@@ -111,13 +115,11 @@ def agreement_chart(found: Analysis) -> Chart | None:
     )
 
 
-def attention_chart(found: Analysis) -> Chart | None:
+def attention_chart(found: AttentionStatistics) -> Chart:
     """Draw the mean attention distance of each head, by block."""
-    if found.attention is None:
-        return None
     rows = [
-        row_of(block=block, head=head, distance=distance, entropy=found.attention.entropy[block][head])
-        for block, heads in enumerate(found.attention.distance)
+        row_of(block=block, head=head, distance=distance, entropy=found.entropy[block][head])
+        for block, heads in enumerate(found.distance)
         for head, distance in enumerate(heads)
     ]
     described = "; ".join(f"block {row['block']} head {row['head']}: {row['distance']:.2f}" for row in rows)
@@ -147,20 +149,16 @@ _OVERLAP = 1.6
 """Height of the highest ridge over the distance between two rows."""
 
 
-def slots_chart(found: Analysis) -> list[Chart]:
+def slots_chart(found: SlotAccuracy) -> list[Chart]:
     """Draw the accuracy by block and slot."""
-    if found.slots is None:
-        return []
-    blocks = [str(block) for block in range(len(found.slots.accuracy))]
-    table = [[None if value is None else 100 * value for value in row] for row in found.slots.accuracy]
+    blocks = [str(block) for block in range(len(found.accuracy))]
+    table = [[None if value is None else 100 * value for value in row] for row in found.accuracy]
     return [square_of(table, blocks, ("block", "slot"), "right answers, %", digits=0)]
 
 
-def norms_chart(found: Analysis) -> list[Chart]:
+def norms_chart(found: AddedNorms) -> list[Chart]:
     """Draw a ridge of the norms that each block adds for each of its slots, the first block on top."""
-    if found.norms is None:
-        return []
-    shares = found.norms.shares
+    shares = found.shares
     depth = len(shares)
     peak = max((max(bins) for row in shares for bins in row if bins), default=1.0)
     rows = []
@@ -179,7 +177,7 @@ def norms_chart(found: Analysis) -> list[Chart]:
     tips = [alt.Tooltip("block:O"), alt.Tooltip("slot:O")]
     described = "; ".join(
         f"block {block}: " + ", ".join("-" if value is None else f"{value:.2f}" for value in row)
-        for block, row in enumerate(found.norms.mean)
+        for block, row in enumerate(found.mean)
     )
     return [
         alt.layer(
@@ -189,16 +187,14 @@ def norms_chart(found: Analysis) -> list[Chart]:
     ]
 
 
-def probe_chart(found: Analysis) -> list[Chart]:
+def probe_chart(found: Probe) -> list[Chart]:
     """Draw the accuracy of the probe of each block, with and without exchanged slots, and that of a guess."""
-    if found.probe is None:
-        return []
     names = ["outputs", "slots exchanged at random"]
     rows = []
-    for block, values in enumerate(zip(found.probe.accuracy, found.probe.shuffled, strict=True)):
+    for block, values in enumerate(zip(found.accuracy, found.shuffled, strict=True)):
         for name, value in zip(names, values, strict=True):
             if value is not None:
-                rows.append(row_of(block=block, what=name, value=value, guess=found.probe.chance[block]))
+                rows.append(row_of(block=block, what=name, value=value, guess=found.chance[block]))
     described = "; ".join(f"block {row['block']}, {row['what']}: {show_percent(row['value'])}" for row in rows)
     base = chart_of(rows).encode(x=alt.X("block:O", title="block", axis=alt.Axis(labelAngle=0)))
     y = alt.Y("value:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", grid=True))
@@ -216,11 +212,11 @@ def probe_chart(found: Analysis) -> list[Chart]:
     ]
 
 
-def umap_charts(found: Analysis) -> list[Chart]:
+def umap_charts(found: Sequence[Map]) -> list[Chart]:
     """Draw each map with the color of the slots, and the one of all blocks also with that of the blocks."""
-    depth = int(found.settings["blocks"])
-    drawn = [_map(one, "slot", depth) for one in found.umap or ()]
-    return drawn + [_map(one, "block", depth) for one in found.umap or () if len(set(one.blocks)) > 1]
+    depth = 1 + max(max(one.blocks + one.slots) for one in found)
+    drawn = [_map(one, "slot", depth) for one in found]
+    return drawn + [_map(one, "block", depth) for one in found if len(set(one.blocks)) > 1]
 
 
 def _map(found: Map, by: str, depth: int) -> Chart:
@@ -247,17 +243,15 @@ def _map(found: Map, by: str, depth: int) -> Chart:
     )
 
 
-def pairs_charts(found: Analysis) -> list[Chart]:
+def pairs_charts(found: Pairs) -> list[Chart]:
     """Draw the difference that exchanging two blocks makes, and the order costs of the bundle."""
-    if found.pairs is None:
-        return []
-    blocks = [str(block) for block in range(len(found.pairs.difference))]
+    blocks = [str(block) for block in range(len(found.difference))]
     titles = ("earlier block", "later block")
-    drawn = [square_of(found.pairs.difference, blocks, titles, "difference over what both add")]
-    if found.pairs.inverted is not None:
+    drawn = [square_of(found.difference, blocks, titles, "difference over what both add")]
+    if found.inverted is not None:
         known = [
             [None if value is None else cost for value, cost in zip(values, costs, strict=True)]
-            for values, costs in zip(found.pairs.difference, found.pairs.inverted, strict=True)
+            for values, costs in zip(found.difference, found.inverted, strict=True)
         ]
         drawn.append(square_of(known, blocks, titles, "order cost, nats"))
     return drawn
