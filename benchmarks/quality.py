@@ -36,9 +36,10 @@ from ls_edge.core.peers_file import PeersFile
 from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on_warning
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.routing.events import Complete
 from ls_edge.runtime.source.source import Source
+from tests.faults.simulation import FaultySimulation
 
 IMAGES = 2000
 COURSES = 150
@@ -143,7 +144,7 @@ def courses(
     block_s: float,
 ) -> tuple[list[list[int]], list[float]]:
     """Simulate requests one after the other while links come and go; return their orders and times."""
-    simulation = Simulation(
+    simulation = FaultySimulation(
         placement, blocks=costs.num_blocks, seed=1, latency=HOP * block_s, block_seconds=block_s, costs=costs
     )
     simulation.run(1.0)

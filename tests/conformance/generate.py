@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.records import TrackSpan, Visit
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
@@ -46,6 +46,7 @@ from ls_edge.runtime.protocol.messages import (
     Welcome,
 )
 from ls_edge.runtime.routing.events import Complete, Compute, Forward, Note, Send
+from tests.faults.simulation import FaultySimulation
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "runtime" / "protocol" / "PROTOCOL.md"
@@ -258,7 +259,7 @@ def _shown(value):
 # Transcripts, from the simulator.
 
 
-class Transcript(Simulation):
+class Transcript(FaultySimulation):
     """A simulation that writes down what is sent, computed and found out, once :attr:`since` is set."""
 
     def __init__(self, *args, **named):
@@ -353,7 +354,7 @@ def reroute():
 def wave():
     story = Transcript({"a": range(4), "b": range(4)}, blocks=4, seed=3, latency=0.0005, block_seconds=0.02)
     story.begin()
-    story.submit(policy="parallel", waves=1)
+    story.submit(policy="parallel", waves_wanted=1)
     story.run(0.3)
     return story
 

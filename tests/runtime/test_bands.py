@@ -15,7 +15,7 @@ from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import policies_for, simulate_placement
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.messages import Accept, Itinerary
 from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode, Model
 from ls_edge.runtime.routing.events import Arrived, Complete, Fail, Forward, NoteKind
@@ -28,6 +28,7 @@ from ls_edge.runtime.source.settings import challenge_itinerary
 from ls_edge.runtime.transport.admission import Admission
 from tests.faults.liar import Liar
 from tests.faults.lies import LIES
+from tests.faults.simulation import FaultySimulation
 from tests.runtime.driver import Driver, run_of, submits
 
 BLOCKS = 8
@@ -96,7 +97,7 @@ def test_every_policy_chooses_what_may_run(policy, situation, seed):
 def test_every_answer_of_a_swarm_is_within_the_bands(policy):
     bands = Bands.from_json("0-1/2-6/7")
     placement = {"a": [1, 4, 5, 7], "b": [0, 2, 6], "c": [0, 1, 3, 4, 5], "d": [2, 3, 6, 7]}
-    sim = Simulation(placement, blocks=BLOCKS, bands=bands, costs=costs(), max_batch=2, validate=True)
+    sim = FaultySimulation(placement, blocks=BLOCKS, bands=bands, costs=costs(), max_batch=2, validate=True)
     sim.run(0.3)
     requests = [sim.submit(policy=policy, budget=20.0, latency_weight=0.0) for _ in range(12)]
     sim.settle()
@@ -115,11 +116,11 @@ def test_every_answer_of_a_swarm_is_within_the_bands(policy):
 
 
 def test_waves_are_those_of_a_band():
-    sim = Simulation({name: range(BLOCKS) for name in "abc"}, blocks=BLOCKS, bands=ENDS, latency=0.0002)
+    sim = FaultySimulation({name: range(BLOCKS) for name in "abc"}, blocks=BLOCKS, bands=ENDS, latency=0.0002)
     sim.run(0.3)
     answer = None
     for _ in range(4):
-        request = sim.submit(policy="parallel", waves=1)
+        request = sim.submit(policy="parallel", waves_wanted=1)
         sim.settle()
         answer = outcome_of(sim, request)
     wide = [wave for wave in answer.itinerary.waves if len(wave) > 1]
@@ -129,7 +130,7 @@ def test_waves_are_those_of_a_band():
 
 @pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.may_skip])
 def test_without_the_only_holder_of_a_first_band_it_is_skipped_and_the_rest_runs(policy):
-    sim = Simulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS, costs=costs())
+    sim = FaultySimulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS, costs=costs())
     sim.run(0.3)
     sim.kill("b")
     request = sim.submit(policy=policy, max_skips=1, budget=10.0)
@@ -145,7 +146,7 @@ def test_without_the_only_holder_of_a_first_band_it_is_skipped_and_the_rest_runs
 
 @pytest.mark.parametrize(("policy", "skips"), [("sequential", 0), ("nearest", 0), ("fastest", 0)])
 def test_where_nothing_may_be_skipped_it_waits_until_its_budget_ends(policy, skips):
-    sim = Simulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS)
+    sim = FaultySimulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS)
     sim.run(0.3)
     sim.kill("b")
     request = sim.submit(policy=policy, max_skips=skips, budget=1.0)
@@ -163,7 +164,7 @@ def test_where_nothing_may_be_skipped_it_waits_until_its_budget_ends(policy, ski
 
 
 def test_a_holder_that_returns_in_time_costs_only_the_wait():
-    sim = Simulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS)
+    sim = FaultySimulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS)
     sim.run(0.3)
     sim.kill("b")
     request = sim.submit(policy="nearest", budget=5.0)
@@ -175,7 +176,7 @@ def test_a_holder_that_returns_in_time_costs_only_the_wait():
 
 
 def test_in_the_middle_the_other_blocks_of_a_band_run_first():
-    sim = Simulation({"a": [0, 2, 3, 4, 5, 6, 7], "b": [1]}, blocks=BLOCKS, bands=ENDS)
+    sim = FaultySimulation({"a": [0, 2, 3, 4, 5, 6, 7], "b": [1]}, blocks=BLOCKS, bands=ENDS)
     sim.run(0.3)
     sim.kill("b")
     request = sim.submit(max_skips=1, budget=10.0)
@@ -186,7 +187,7 @@ def test_in_the_middle_the_other_blocks_of_a_band_run_first():
 
 
 def test_several_bands_are_skipped_one_after_the_other():
-    sim = Simulation({"a": range(1, 7), "b": [0, 7]}, blocks=BLOCKS, bands=ENDS)
+    sim = FaultySimulation({"a": range(1, 7), "b": [0, 7]}, blocks=BLOCKS, bands=ENDS)
     sim.run(0.3)
     sim.kill("b")
     both, one = (sim.submit(max_skips=skips, budget=3.0) for skips in (2, 1))
@@ -200,7 +201,7 @@ def test_several_bands_are_skipped_one_after_the_other():
 
 
 def test_a_fixed_order_is_one_band_a_block():
-    sim = Simulation({"a": [3, 1], "b": [0, 2]}, blocks=4, bands=Bands.fixed(4))
+    sim = FaultySimulation({"a": [3, 1], "b": [0, 2]}, blocks=4, bands=Bands.fixed(4))
     sim.run(0.3)
     requests = [sim.submit(policy=policy) for policy in ("nearest", "random", "fastest", "parallel")]
     sim.settle()
@@ -261,7 +262,7 @@ def test_source_and_next_holder_refuse_what_a_liar_runs_out_of_bands(policy, ban
     def check_run(to, run, sender):
         admission[to].check_run(msgspec.structs.replace(run, count=tokens.count, dim=tokens.dim), sender)
 
-    sim = Simulation(placement, blocks=bundle.num_blocks, bands=bundle.bands, seed=3, check_run=check_run)
+    sim = FaultySimulation(placement, blocks=bundle.num_blocks, bands=bundle.bands, seed=3, check_run=check_run)
     liar = sim.processes["liar"].machine = Liar(
         "liar", placement["liar"], bundle.num_blocks, LIES["bands"], lambda *_: None, (), bands=bundle.bands
     )
@@ -281,8 +282,8 @@ def test_source_and_next_holder_refuse_what_a_liar_runs_out_of_bands(policy, ban
         assert {holder for wave in answer.itinerary.waves for track in wave for _, holder in track} <= {"a", "b"}
     assert sim.source.rules.rejected["liar"].count > 0
     assert ("policy sequential" if policy == "sequential" else "band [") in sim.source.rules.rejected["liar"].why
-    assert {(to, sender) for to, sender, _ in sim.network.dropped} == {("a", "liar"), ("b", "liar")}
-    for _, _, why in sim.network.dropped:
+    assert {(to, sender) for to, sender, _ in sim.dropped} == {("a", "liar"), ("b", "liar")}
+    for _, _, why in sim.dropped:
         assert re.search(r"in which block \d of band .* remains behind band|not of one band", why), why
 
 

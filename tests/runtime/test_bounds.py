@@ -12,7 +12,6 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.fleet.simulation.simulator import Simulation
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.routing.events import Arrived, Complete
 from ls_edge.runtime.routing.held_request import Stage
@@ -20,6 +19,7 @@ from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.source.source import Settings, Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults, inject, write
+from tests.faults.simulation import FaultySimulation
 
 MIB = 2**20
 
@@ -178,7 +178,7 @@ def test_two_sources_share_the_peers_while_one_asks_for_ten_times_as_much(tmp_pa
 def saturated(placement, most, *, policy="nearest", in_flight=64, seconds=3.0):
     """Keep many requests on their way; return the simulation and the part of the peers' time that was used."""
     limits = Limits(credits=most, custody=4 * most)
-    sim = Simulation(placement, blocks=6, limits=limits, block_seconds=0.005)
+    sim = FaultySimulation(placement, blocks=6, limits=limits, block_seconds=0.005)
     sim.run(0.3)
     end = sim.now + seconds
     while sim.now < end:
@@ -209,7 +209,7 @@ def test_peers_that_need_one_another_do_not_fill_up_with_new_work(policy, most):
 
 
 def test_what_never_had_a_credit_is_overloaded_however_short_its_budget():
-    sim = Simulation({"a": range(6), "b": range(6)}, blocks=6, limits=Limits(credits=4), block_seconds=0.01)
+    sim = FaultySimulation({"a": range(6), "b": range(6)}, blocks=6, limits=Limits(credits=4), block_seconds=0.01)
     sim.run(0.3)
     for _ in range(64):
         sim.submit(budget=0.2)

@@ -8,16 +8,17 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.routing.events import NeighbourState
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.transport.links import Links
+from tests.faults.simulation import FaultySimulation
 
 PEERS = 16
 
 
-class Counting(Simulation):
+class Counting(FaultySimulation):
     """A simulation that counts the STATE messages between each two processes."""
 
     def __init__(self, *args, **named):

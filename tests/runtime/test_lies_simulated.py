@@ -11,7 +11,7 @@ import pytest
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import NotFinite
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,
@@ -45,6 +45,7 @@ from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
 from ls_edge.runtime.routing.source_rules import source_machine
 from tests.faults import liar as lying
 from tests.faults.lies import LIES as CHAOS_LIES
+from tests.faults.simulation import FaultySimulation
 
 from .driver import ALL_BY_A, BY_X, Driver, cancel, new_peer, request_id, run_of, submits, transfer
 
@@ -167,7 +168,7 @@ LIES = {
 @pytest.mark.parametrize("policy", ["nearest", "fastest", "sequential", "parallel"])
 @pytest.mark.parametrize(("lie", "says"), LIES.values(), ids=LIES)
 def test_requests_are_answered_by_the_honest(lie, says, policy):
-    sim = Simulation({"a": range(BLOCKS), "b": range(BLOCKS), "liar": range(BLOCKS)}, blocks=BLOCKS, seed=3)
+    sim = FaultySimulation({"a": range(BLOCKS), "b": range(BLOCKS), "liar": range(BLOCKS)}, blocks=BLOCKS, seed=3)
     liar = sim.processes["liar"].machine = Liar(lie, **says)
     sim.run(0.3)
     requests = []
@@ -198,7 +199,7 @@ def test_who_refuses_everything_delays_no_request_of_a_fresh_cluster(reason, pol
     """Honest holders gave whole requests back as cancelled, and were avoided in favour of the liar."""
     for seed in range(2):
         for liars in (["liar"], ["0", "z"]):
-            sim = Simulation(dict.fromkeys(["a", "b", *liars], ALL), blocks=BLOCKS, seed=seed, latency=0.005)
+            sim = FaultySimulation(dict.fromkeys(["a", "b", *liars], ALL), blocks=BLOCKS, seed=seed, latency=0.005)
             for name in liars:
                 sim.processes[name].machine = Liar(refuses(reason))
             sim.run(0.3)
@@ -219,7 +220,7 @@ def test_who_is_silent_is_not_waited_for_the_longer_for_being_slow_by_its_own_wo
     """It cost a quarter of the budget, several times in one request."""
     for budget in (10.0, 60.0):
         for liars in (["liar"], ["0", "z"]):
-            sim = Simulation(dict.fromkeys(["a", "b", *liars], ALL), blocks=BLOCKS, seed=1)
+            sim = FaultySimulation(dict.fromkeys(["a", "b", *liars], ALL), blocks=BLOCKS, seed=1)
             for name in liars:
                 sim.processes[name].machine = Liar(accepts if accept else lambda *_: (), block_us=block_us)
             sim.run(0.3)
@@ -233,7 +234,7 @@ def test_who_is_silent_is_not_waited_for_the_longer_for_being_slow_by_its_own_wo
 
 @pytest.mark.parametrize("seconds", [0.4, 1.0])
 def test_who_is_slow_and_honest_is_waited_for(seconds):
-    sim = Simulation({"a": (0, 1), "b": (2, 3), "c": (0, 1), "d": (2, 3)}, blocks=BLOCKS, block_seconds=seconds)
+    sim = FaultySimulation({"a": (0, 1), "b": (2, 3), "c": (0, 1), "d": (2, 3)}, blocks=BLOCKS, block_seconds=seconds)
     sim.run(0.3)
     for _ in range(6):
         sim.submit(budget=30.0)
@@ -245,7 +246,7 @@ def test_who_is_slow_and_honest_is_waited_for(seconds):
 
 def test_one_that_returns_everything_is_not_asked_all_the_time():
     """One request went to it 1,149 times in three seconds, because it always looked idle."""
-    sim = Simulation({"liar": range(BLOCKS)}, blocks=BLOCKS)
+    sim = FaultySimulation({"liar": range(BLOCKS)}, blocks=BLOCKS)
     liar = sim.processes["liar"].machine = Liar(returns("unreachable"))
     sim.run(0.3)
     request = sim.submit(budget=3.0)
@@ -259,7 +260,7 @@ def test_one_that_returns_everything_is_not_asked_all_the_time():
 @pytest.mark.parametrize("seed", range(1))
 def test_what_a_former_holder_sends_changes_nothing(policy, seed):
     """It handed a request on, and sends old RUNs, returns, and answers to transfers that are not its own."""
-    sim = Simulation(
+    sim = FaultySimulation(
         {"a": (0, 1), "b": (2, 3), "c": range(BLOCKS), "liar": range(BLOCKS)}, blocks=BLOCKS, seed=seed, validate=True
     )
     liar = sim.processes["liar"].machine = lying.Liar(

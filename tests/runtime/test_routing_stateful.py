@@ -7,10 +7,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ls_edge.core.bands import Bands
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.routing.events import Complete, Fail
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.peer_rules import PeerRules
+from tests.faults.simulation import FaultySimulation
 
 BLOCKS = 6
 NAMES = ("a", "b", "c", "d")
@@ -38,11 +39,11 @@ class Faults(RuleBasedStateMachine):
         held = {name: sorted(blocks) for name, blocks in zip(NAMES, placement, strict=True)}
         self.held = held
         self.bands = Bands(BLOCKS, cuts)
-        self.sim = Simulation(
+        self.sim = FaultySimulation(
             held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch, bands=self.bands, validate=True, turn=turn
         )
         self.sim.run(0.05)
-        self.sim.network.send_failures = failures
+        self.sim.send_failures = failures
         self.asked = {}
 
     def process(self, name):
@@ -62,8 +63,8 @@ class Faults(RuleBasedStateMachine):
                 policy=policy,
                 budget=BUDGET,
                 max_skips=skips,
-                via=via and policy != "parallel",
-                waves=waves,
+                via_source=via and policy != "parallel",
+                waves_wanted=waves,
                 on_straggler=on_straggler,
             )
             self.asked[request] = (policy, skips)
@@ -143,7 +144,7 @@ class Faults(RuleBasedStateMachine):
 
     def recovers(self):
         """With everything mended, all is answered in full, in trained order."""
-        self.sim.network.send_failures = 0.0
+        self.sim.send_failures = 0.0
         for name in NAMES:
             process = self.process(name)
             if process.alive:

@@ -5,10 +5,11 @@ import itertools
 import msgspec
 
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
 from ls_edge.runtime.routing.events import Arrived, Complete, Compute, Forward
 from ls_edge.runtime.routing.limits import Limits
+from tests.faults.simulation import FaultySimulation
 
 
 def outcome(sim, request):
@@ -22,7 +23,7 @@ def way_of(answer):
 
 def test_partial_reachability_uses_the_one_in_between():
     """The source reaches A, A reaches B, B reaches C, and nobody else anybody."""
-    sim = Simulation({"a": [0, 1], "b": [2], "c": [3]}, blocks=4)
+    sim = FaultySimulation({"a": [0, 1], "b": [2], "c": [3]}, blocks=4)
     for pair in ((SOURCE, "b"), (SOURCE, "c"), ("a", "c")):
         sim.cut(*pair)
     sim.run(0.3)
@@ -36,7 +37,7 @@ def test_partial_reachability_uses_the_one_in_between():
 
 def test_a_chain_of_five_goes_all_the_way_and_all_the_way_back():
     names = "abcde"
-    sim = Simulation({name: [number] for number, name in enumerate(names)}, blocks=5)
+    sim = FaultySimulation({name: [number] for number, name in enumerate(names)}, blocks=5)
     chain = (SOURCE, *names)
     for one, other in itertools.combinations(range(6), 2):
         if other - one > 1:
@@ -55,7 +56,7 @@ def test_a_chain_of_five_goes_all_the_way_and_all_the_way_back():
 
 def test_a_relay_without_blocks_of_its_own_left():
     """A has only block 0; what remains is behind B, which holds nothing that is wanted."""
-    sim = Simulation({"a": [0], "b": [0], "c": [1, 2, 3]}, blocks=4)
+    sim = FaultySimulation({"a": [0], "b": [0], "c": [1, 2, 3]}, blocks=4)
     sim.cut(SOURCE, "b")
     sim.cut(SOURCE, "c")
     sim.cut("a", "c")
@@ -68,10 +69,10 @@ def test_a_relay_without_blocks_of_its_own_left():
 
 
 def test_peers_that_reach_only_the_source_work_through_it():
-    sim = Simulation({"a": [0, 2], "b": [1, 3]}, blocks=4)
+    sim = FaultySimulation({"a": [0, 2], "b": [1, 3]}, blocks=4)
     sim.cut("a", "b")
     sim.run(0.3)
-    requests = [sim.submit(policy="sequential"), sim.submit(via=True), sim.submit()]
+    requests = [sim.submit(policy="sequential"), sim.submit(via_source=True), sim.submit()]
     sim.settle()
     orders = [[block for block, _ in way_of(outcome(sim, request))] for request in requests]
     assert orders[0] == [0, 1, 2, 3]
@@ -79,7 +80,7 @@ def test_peers_that_reach_only_the_source_work_through_it():
 
 
 def test_holder_and_keeper_killed_in_one_moment():
-    sim = Simulation({"a": [0, 1], "b": [2, 3], "c": [0, 1, 2, 3]}, blocks=4, block_seconds=0.05)
+    sim = FaultySimulation({"a": [0, 1], "b": [2, 3], "c": [0, 1, 2, 3]}, blocks=4, block_seconds=0.05)
     sim.block_seconds["c"] = 0.2
     sim.run(0.3)
     requests = [sim.submit() for _ in range(4)]
@@ -94,7 +95,7 @@ def test_holder_and_keeper_killed_in_one_moment():
 
 
 def test_the_only_holder_gone_for_good_costs_a_skip():
-    sim = Simulation({"a": [0, 1, 2], "b": [3]}, blocks=4)
+    sim = FaultySimulation({"a": [0, 1, 2], "b": [3]}, blocks=4)
     sim.run(0.3)
     sim.kill("b")
     with_skips, without = sim.submit(max_skips=1), sim.submit(max_skips=0, budget=1.0)
@@ -104,7 +105,7 @@ def test_the_only_holder_gone_for_good_costs_a_skip():
 
 
 def test_a_holder_that_comes_back_in_time_costs_nothing_but_the_wait():
-    sim = Simulation({"a": [0, 1, 2], "b": [3]}, blocks=4)
+    sim = FaultySimulation({"a": [0, 1, 2], "b": [3]}, blocks=4)
     sim.run(0.3)
     sim.kill("b")
     request = sim.submit(max_skips=0, budget=5.0)
@@ -115,7 +116,7 @@ def test_a_holder_that_comes_back_in_time_costs_nothing_but_the_wait():
 
 
 def test_a_drained_peer_leaves_nothing_behind_and_nobody_waits():
-    sim = Simulation({"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}, blocks=4)
+    sim = FaultySimulation({"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}, blocks=4)
     sim.run(0.3)
     requests = [sim.submit() for _ in range(10)]
     sim.run(0.02)
@@ -126,7 +127,7 @@ def test_a_drained_peer_leaves_nothing_behind_and_nobody_waits():
 
 
 def test_more_requests_than_credits_are_all_answered_in_time():
-    sim = Simulation({"a": [0, 1], "b": [2, 3]}, blocks=4, limits=Limits(credits=2, custody=4))
+    sim = FaultySimulation({"a": [0, 1], "b": [2, 3]}, blocks=4, limits=Limits(credits=2, custody=4))
     sim.run(0.3)
     requests = [sim.submit(budget=20) for _ in range(40)]
     sim.settle()
@@ -135,7 +136,7 @@ def test_more_requests_than_credits_are_all_answered_in_time():
 
 def test_a_relative_of_a_deadlock_two_full_peers_that_need_each_other():
     """Each holds all it may and wants to send to the other: waiting is bounded and ends at the source."""
-    sim = Simulation({"a": [0, 2], "b": [1, 3]}, blocks=4, limits=Limits(credits=1, custody=1))
+    sim = FaultySimulation({"a": [0, 2], "b": [1, 3]}, blocks=4, limits=Limits(credits=1, custody=1))
     sim.run(0.3)
     requests = [sim.submit(policy="sequential", budget=30) for _ in range(8)]
     sim.settle(120)
@@ -143,7 +144,7 @@ def test_a_relative_of_a_deadlock_two_full_peers_that_need_each_other():
 
 
 def test_a_skip_does_not_wait_for_the_budget_where_nobody_is_left():
-    sim = Simulation({"a": range(3), "b": range(3)}, blocks=3)
+    sim = FaultySimulation({"a": range(3), "b": range(3)}, blocks=3)
     sim.run(0.2)
     sim.kill("a")
     sim.kill("b")
@@ -155,7 +156,7 @@ def test_a_skip_does_not_wait_for_the_budget_where_nobody_is_left():
 
 def test_tokens_that_are_to_be_handed_over_are_before_a_block_runs():
     """Both hold every block: the first runs none, and where it cannot hand them over they come home as they were."""
-    sim = Simulation({"a": [0, 1], "b": [0, 1]}, blocks=2, validate=True)
+    sim = FaultySimulation({"a": [0, 1], "b": [0, 1]}, blocks=2, validate=True)
     sim.run(0.3)
     first = sim.processes["a"].machine
     itinerary = Itinerary(SOURCE, "sequential", (0, 1), 0, hand_to="b")

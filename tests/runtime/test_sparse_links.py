@@ -5,10 +5,11 @@ from collections import Counter
 
 import pytest
 
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.messages import Refuse, RefuseReason, Release
 from ls_edge.runtime.routing.events import Complete, Fail, Forward, NeighbourDown
 from ls_edge.runtime.routing.limits import Limits
+from tests.faults.simulation import FaultySimulation
 
 from .driver import BY_X, new_peer, run_of, transfer
 
@@ -22,7 +23,7 @@ CROSSING = {"a": (0, 1), "b": (4, 5), "c": (2, 3), "d": (6, 7)}
 def line_of(placement, slow=""):
     """The source reaches the first peer alone, each peer the one before and the one after."""
     seconds = {name: SLOW_S if name == slow else BLOCK_S for name in placement}
-    sim = Simulation(placement, blocks=8, block_seconds=seconds, validate=True)
+    sim = FaultySimulation(placement, blocks=8, block_seconds=seconds, validate=True)
     for (at, one), (to, other) in itertools.combinations(enumerate((SOURCE, *placement)), 2):
         if to - at > 1:
             sim.cut(one, other)
@@ -68,7 +69,7 @@ RING = {"a": (1,), "b": (2,), "c": (3,), "d": (4,), "e": (0,)}
 
 
 def sparse(placement, *links):
-    sim = Simulation(placement, blocks=5, block_seconds=BLOCK_S, validate=True)
+    sim = FaultySimulation(placement, blocks=5, block_seconds=BLOCK_S, validate=True)
     wanted = {frozenset(link) for link in links}
     for one, other in itertools.combinations((SOURCE, *placement), 2):
         if frozenset((one, other)) not in wanted:
@@ -105,7 +106,7 @@ def test_what_is_announced_is_how_far_away_it_is_and_not_what_the_receiver_said(
     assert announced(sim, "c", "b") == ((0,),)
     assert announced(sim, "c", "d") == ((4,),)
     assert announced(sim, "d", "c") == ()
-    assert announced(Simulation(BACKWARDS, blocks=5), "a", SOURCE) == ()  # everybody is linked with everybody
+    assert announced(FaultySimulation(BACKWARDS, blocks=5), "a", SOURCE) == ()  # everybody is linked with everybody
 
 
 def test_a_way_that_ends_and_comes_back():
@@ -130,8 +131,8 @@ def test_news_of_a_holder_that_has_gone_ends_where_links_form_a_circle_and_nothi
     sim = sparse(RING, *links)
     assert 0 in announced(sim, "a", SOURCE)[1]
     sent = []
-    execute = Simulation._execute
-    monkeypatch.setattr(Simulation, "_execute", lambda self, process, instruction: (
+    execute = FaultySimulation._execute
+    monkeypatch.setattr(FaultySimulation, "_execute", lambda self, process, instruction: (
         sent.append(instruction) if isinstance(instruction, Forward) else None, execute(self, process, instruction)
     ))  # fmt: skip
     sim.kill("e")
@@ -194,7 +195,7 @@ def test_what_a_cancelled_request_became_is_not_offered_again_and_again_to_the_o
 
 def test_between_peers_that_all_have_links_nobody_is_told_what_it_hears_itself():
     """And so nobody goes on hearing of blocks whose only holder has gone: they are skipped after ``skip_grace``."""
-    sim = Simulation({name: [number] for number, name in enumerate("abcd")}, blocks=4, block_seconds=0.002)
+    sim = FaultySimulation({name: [number] for number, name in enumerate("abcd")}, blocks=4, block_seconds=0.002)
     sim.run(0.5)
     for name in "abcd":
         machine = sim.processes[name].machine
@@ -210,7 +211,7 @@ def test_between_peers_that_all_have_links_nobody_is_told_what_it_hears_itself()
 def test_a_ring_hears_of_both_ways_round():
     """Each of six peers has links to two others, so each is told what lies the other way round."""
     names = "abcdef"
-    sim = Simulation({name: [number] for number, name in enumerate(names)}, blocks=6)
+    sim = FaultySimulation({name: [number] for number, name in enumerate(names)}, blocks=6)
     for one, other in itertools.combinations(range(6), 2):
         if other - one not in (1, 5):
             sim.cut(names[one], names[other])

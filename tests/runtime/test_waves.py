@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ls_edge.core.records import TrackSpan, Visit
-from ls_edge.runtime.fleet.simulation.simulator import Simulation, join_tuples
+from ls_edge.runtime.fleet.simulation.simulator import join_tuples
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, TrackRef
 from ls_edge.runtime.routing.events import (
     Arrived,
@@ -20,6 +20,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.held_request import HeldRequest
 from ls_edge.runtime.routing.limits import Limits
+from tests.faults.simulation import FaultySimulation
 
 from .driver import cancel, new_peer, request_id, run_of, transfer
 
@@ -320,7 +321,7 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
 
 def test_tokens_of_a_closed_wave_are_freed_without_a_garbage_collection():
     """They were in a cycle of references; of a ViT-B each track's are 600 KB."""
-    sim = Simulation(dict.fromkeys("abc", ALL), blocks=len(ALL), latency=0.0002, block_seconds=0.005)
+    sim = FaultySimulation(dict.fromkeys("abc", ALL), blocks=len(ALL), latency=0.0002, block_seconds=0.005)
     sim.run(0.5)
     gc.collect()
     gc.disable()

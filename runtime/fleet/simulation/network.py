@@ -1,4 +1,4 @@
-"""Links between simulated processes: which of them are up, and when a message arrives."""
+"""Links between simulated processes: when a message arrives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,6 @@ class Network:
     """Time of tokens from one process to another; None for :attr:`latency`."""
     wire: Mapping[str, float]
     """Time for which tokens occupy the link of a process, in each direction separately."""
-    send_failures: float = 0.0
-    """Fraction of messages that cannot be sent, as when the queue of a link is full."""
-    cut: set[frozenset[str]] = field(default_factory=set)
-    """Links that are down."""
-    dropped: list[tuple[str, str, str]] = field(default_factory=list)
-    """Tokens that were dropped on arrival: receiver, sender and reason."""
     _sends_until: dict[str, float] = field(default_factory=dict)
     _receives_until: dict[str, float] = field(default_factory=dict)
     _arrives_at: dict[tuple[str, str], float] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 """Peers, a source and the links between them in simulated time: the routing machines without processes or sockets.
 
-For tests with thousands of courses of events, and to evaluate placements. Tokens are the tuple of the blocks that ran
-on them, so an answer shows its origin. Messages between two processes keep their order and arrive ``latency`` seconds
-later; messages in flight when a link goes down are lost. Tokens may take longer (``transfers``) and occupy the links of
-both ends for a while (``wire``).
+It evaluates placements and fleets; tests add faults of links (``tests/faults/simulation.py``). Tokens are the tuple of
+the blocks that ran on them, so an answer shows its origin. Messages between two processes keep their order and arrive
+``latency`` seconds later; messages in flight when a process goes down are lost. Tokens may take longer (``transfers``)
+and occupy the links of both ends for a while (``wire``).
 
 Codecs, serialization and engines are not simulated.
 """
@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.errors import WireError
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.peers_file import usual_credits
 from ls_edge.runtime.fleet.simulation.clock import Clock
 from ls_edge.runtime.fleet.simulation.network import Network
-from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, Run, State
+from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import (
     Arrived,
@@ -44,7 +43,6 @@ from ls_edge.runtime.routing.events import (
     Send,
     Submit,
     Tick,
-    Unsendable,
     Warm,
 )
 from ls_edge.runtime.routing.limits import Limits
@@ -54,8 +52,6 @@ from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_rules import source_machine
 
 SOURCE = "source"
-_TOGETHER = (Arrived, Received, NeighbourState, Computed)
-"""Events that a process may handle together, as a node handles those of one turn of its loop."""
 
 
 @dataclass(eq=False)
@@ -72,8 +68,6 @@ class Process:
     inbox: list[Event] = field(default_factory=list)
     events: deque[tuple[Event, ...]] = field(default_factory=deque)
     """Groups of events to handle, in order; the events of a group are handled together."""
-    turn: list[Event] = field(default_factory=list)
-    """Events since its last turn."""
     hung_calls: list[Computed] = field(default_factory=list)
     engine_until: float = 0.0
     """Time at which its engine has finished all calls."""
@@ -86,7 +80,6 @@ class SimulationSettings:
     peers: Mapping[str, Sequence[int]]
     """Blocks by peer."""
     blocks: int
-    """Number of blocks of the model."""
     seed: int = 0
     bands: Bands | None = None
     costs: OrderCosts | None = None
@@ -103,12 +96,6 @@ class SimulationSettings:
     wire: Mapping[str, float] = field(default_factory=dict)
     detection: float = 0.35
     """Time until heartbeats detect a stopped process."""
-    turn: float = 0.0
-    """Time within which a process collects messages and results to handle them together."""
-    check_run: Callable[[str, Run, str], None] | None = None
-    """Called with receiver, tokens and sender; raises :class:`WireError` for tokens to drop on arrival."""
-    validate: bool = False
-    """Whether to check the internal state of a machine after each event (``Machine.validate``)."""
 
     @functools.cached_property
     def bands_or_one(self) -> Bands:
@@ -155,30 +142,11 @@ class Simulation(Clock):
         """Maximum duration of a drain."""
         return (self.settings.limits or Limits()).drain
 
-    def submit(
-        self,
-        *,
-        policy: str = "nearest",
-        budget: float = 5.0,
-        max_skips: int = 0,
-        via: bool = False,
-        waves: int = 2,
-        on_straggler: str = "later",
-        latency_weight: float = 1.0,
-    ) -> int:
-        """Submit an image; its outcome appears in :attr:`outcomes`."""
+    def submit(self, *, policy: str = "nearest", budget: float = 5.0, max_skips: int = 0, **more: Any) -> int:
+        """Submit an image; ``more`` are further fields of its itinerary. Its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
         order = POLICIES[policy].wanted_order(self.settings.bands_or_one, self.settings.seed, request)
-        itinerary = Itinerary(
-            SOURCE,
-            policy,
-            order,
-            max_skips,
-            via,
-            waves_wanted=waves,
-            on_straggler=on_straggler,
-            latency_weight=latency_weight,
-        )
+        itinerary = Itinerary(SOURCE, policy, order, max_skips, **{"waves_wanted": 2, **more})
         self.outcomes[request] = []
         self._feed(SOURCE, Submit(request, itinerary, (), self.now + budget))
         return request
@@ -239,22 +207,6 @@ class Simulation(Clock):
         assert isinstance(machine.rules, PeerRules)
         return machine.rules.idle
 
-    def cut(self, a: str, b: str) -> None:
-        """Take the link between two processes down."""
-        self.network.cut.add(frozenset((a, b)))
-        self._link_lost(a, b, "cut")
-        self._link_lost(b, a, "cut")
-
-    def is_cut(self, a: str, b: str) -> bool:
-        """Return whether the link between two processes was taken down."""
-        return frozenset((a, b)) in self.network.cut
-
-    def restore(self, a: str, b: str) -> None:
-        """Bring the link between two processes up again."""
-        self.network.cut.discard(frozenset((a, b)))
-        self._hello(a, b)
-        self._hello(b, a)
-
     def settle(self, at_most: float = 60.0) -> None:
         """Let time pass until every request has its outcome."""
         end = self.now + at_most
@@ -292,7 +244,7 @@ class Simulation(Clock):
             self._deliver(sender, to, NeighbourState(sender, process.machine.rules.state(to)))
 
     def _linked(self, a: str, b: str) -> bool:
-        return self.processes[a].alive and self.processes[b].alive and not self.is_cut(a, b)
+        return self.processes[a].alive and self.processes[b].alive
 
     def _link_lost(self, at: str, name: str, why: str) -> None:
         if at != name and self.processes[at].alive:
@@ -307,55 +259,29 @@ class Simulation(Clock):
         def arrive() -> None:
             same = self.processes[sender] is a and self.processes[to] is b
             known = isinstance(event, NeighbourUp) or sender in b.machine.neighbours.by_name
-            if same and self._linked(sender, to) and (known or b.stopped) and self._admits(sender, to, event):
+            if same and self._linked(sender, to) and (known or b.stopped):
                 self._feed(to, event)
 
         self.at(self.network.arrival(self.now, sender, to, tokens=isinstance(event, Arrived)) - self.now, arrive)
-
-    def _admits(self, sender: str, to: str, event: Event) -> bool:
-        if self.settings.check_run is not None and isinstance(event, Arrived):
-            try:
-                self.settings.check_run(to, event.run, sender)
-            except WireError as error:
-                self.network.dropped.append((to, sender, str(error)))
-                return False
-        return True
 
     def _feed(self, name: str, event: Event) -> None:
         process = self.processes[name]
         if not process.alive:
             return
         if process.stopped:
-            process.inbox += [*process.turn, event]
-            process.turn.clear()
-            return
-        if self.settings.turn and isinstance(event, _TOGETHER):
-            process.turn.append(event)
-            if len(process.turn) == 1:
-                self.at(self.settings.turn, lambda: self._handle(process))
-            return
-        self._handle(process, event)
+            process.inbox.append(event)
+        else:
+            self._handle(process, (event,))
 
-    def _handle(self, process: Process, *events: Event) -> None:
-        """Let a process handle its turn, then these events."""
-        if not process.alive or self.processes[process.name] is not process:
-            return
-        if process.stopped:
-            process.inbox += [*process.turn, *events]
-            process.turn.clear()
-            return
+    def _handle(self, process: Process, *groups: tuple[Event, ...]) -> None:
+        """Let a process handle groups of events."""
         busy = bool(process.events)
-        if process.turn:
-            process.events.append(tuple(process.turn))
-            process.turn.clear()
-        process.events.extend((event,) for event in events)
+        process.events.extend(groups)
         if busy:
             return  # it is executing the instructions of earlier events
         while process.events:
             for instruction in process.machine.handle_all(process.events[0], self.now):
                 self._execute(process, instruction)
-            if self.settings.validate:
-                process.machine.validate()
             process.events.popleft()
         due = process.machine.next_check()
         if due is not None:
@@ -368,9 +294,6 @@ class Simulation(Clock):
 
     def _execute(self, process: Process, instruction: Instruction) -> None:
         if isinstance(instruction, (Send, Forward)):
-            if self._rng.random() < self.network.send_failures:
-                self._feed(process.name, Unsendable(instruction))
-                return
             event: Event
             if isinstance(instruction, Forward):
                 event = Arrived(process.name, instruction.run("raw", 1, 1), instruction.tokens)
