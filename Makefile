@@ -80,7 +80,7 @@ bench: $(STAMP) ## the benchmarks that the documents quote
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP) ## write docs/commands.md from the commands' help
-	$(BIN)/python -m ls_edge.cli.reference docs/commands.md
+	$(BIN)/python docs/reference.py docs/commands.md
 
 # Fails on links and anchors that lead nowhere.
 site: one-package ## the documents as a site, in build/site

@@ -11,7 +11,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.text import distinct_names
 from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Freedom, SequentialAccuracy
-from ls_edge.report.charts import accuracy_figure, freedom_figure, spec_of, write_figure
+from ls_edge.report.charts import accuracy_figure, freedom_figure, spec_of
 from ls_edge.report.side_by_side import evaluations_with_freedom
 
 EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
@@ -122,9 +122,9 @@ def test_runs_of_different_depth_are_not_averaged(two):
         evaluate_one(two[0], open_data("digits", "eval"), options, like=like)
 
 
-def test_a_figure_of_too_many(tmp_path):
+def test_a_figure_of_too_many():
     with pytest.raises(UsageError, match="holds 1 to 10 runs"):
-        write_figure(tmp_path / "x.svg", [evaluation(str(n)) for n in range(11)])
+        accuracy_figure([evaluation(str(n)) for n in range(11)])
 
 
 @pytest.mark.leaks_ok  # what draws keeps threads for the process

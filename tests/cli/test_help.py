@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
+from docs.reference import reference
 from ls_edge.cli.main import COMMANDS, cli
-from ls_edge.cli.reference import reference
 from ls_edge.version import __version__
 
 HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "onnxruntime", "tensorrt", "safetensors")
@@ -173,7 +173,7 @@ def test_the_reference_is_what_the_commands_say():
 def test_the_reference_does_not_depend_on_what_was_asked_before():
     """In an interpreter of its own: click keeps the help option of a command that it made first."""
     code = (
-        "import sys, click; from ls_edge.cli.main import cli; from ls_edge.cli.reference import reference; "
+        "import sys, click; from ls_edge.cli.main import cli; from docs.reference import reference; "
         "found = [cli, *(cli.get_command(None, name) for name in cli.list_commands(None))]; "
         "found += cli.get_command(None, 'keys').commands.values(); "
         "[one.get_help(click.Context(one)) for one in found]; sys.stdout.write(reference())"
@@ -184,7 +184,7 @@ def test_the_reference_does_not_depend_on_what_was_asked_before():
 
 
 def test_the_reference_does_not_depend_on_the_terminal():
-    code = "from ls_edge.cli.reference import main; main([])"
+    code = "from docs.reference import main; main([])"
     texts = [
         python(code, blocked=HEAVY, env={**os.environ, "COLUMNS": columns, "FORCE_COLOR": "1"}).stdout
         for columns in ("40", "200")

@@ -17,8 +17,9 @@ from PIL import Image
 from ls_edge.core.errors import UsageError
 from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
 from ls_edge.evaluation.run_summary import summarise
-from ls_edge.report.charts import write_comparison_picture, write_picture
+from ls_edge.report import charts
 from ls_edge.report.html import write_comparison, write_report
+from ls_edge.report.statistics import RunData
 from ls_edge.report.theme import STAGES
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -277,10 +278,10 @@ def test_many_peers_blocks_and_events_stay_bounded(tmp_path, simulated):
     assert len(read(path)[0]) < 1_500_000
 
 
-@pytest.mark.parametrize("kind", ["over-time", "served"])
-def test_pictures_are_whole_svg_files(tmp_path, run_with_loss, kind):
+@pytest.mark.parametrize("draw", [charts.latency_over_time, charts.served])
+def test_pictures_are_whole_svg_files(tmp_path, run_with_loss, draw):
     path = tmp_path / "picture.svg"
-    write_picture(path, kind, run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    charts.write_svg(path, draw(RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)))
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "prefers-color-scheme" in path.read_text()
@@ -289,7 +290,8 @@ def test_pictures_are_whole_svg_files(tmp_path, run_with_loss, kind):
 
 def test_pictures_have_light_paper_where_style_sheets_are_not_read(tmp_path, run_with_loss):
     path = tmp_path / "picture.svg"
-    write_picture(path, "over-time", run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    charts.write_svg(path, charts.latency_over_time(data))
     drawn = Image.open(io.BytesIO(vl_convert.svg_to_png(path.read_text()))).convert("RGB")
     colours = {colour for _, colour in drawn.getcolors(1 << 24)}
     assert drawn.getpixel((3, 3)) == (0xFC, 0xFC, 0xFA)
@@ -298,17 +300,15 @@ def test_pictures_have_light_paper_where_style_sheets_are_not_read(tmp_path, run
 
 
 def test_a_picture_of_nothing_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="nothing to draw for 'latency'"):
-        write_picture(tmp_path / "p.svg", "latency", summarise([], [], RunContext()), [], [])
-    with pytest.raises(UsageError, match="no picture is called 'pie'"):
-        write_picture(tmp_path / "p.svg", "pie", summarise([], [], RunContext()), [], [])
-    with pytest.raises(UsageError, match="no accuracy to draw"):
-        write_comparison_picture(tmp_path / "p.svg", [("x", summarise([], [], RunContext()))])
+    nothing = summarise([], [], RunContext())
+    for chart in (charts.latency_distribution(RunData(nothing, [], [])), charts.accuracy_comparison([("x", nothing)])):
+        with pytest.raises(UsageError, match="nothing to draw"):
+            charts.write_svg(tmp_path / "p.svg", chart)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_comparison_picture(tmp_path, run_with_loss):
-    write_comparison_picture(tmp_path / "p.svg", [("one", run_with_loss.summary)])
+    charts.write_svg(tmp_path / "p.svg", charts.accuracy_comparison([("one", run_with_loss.summary)]))
     assert "one" in "".join(ElementTree.parse(tmp_path / "p.svg").getroot().itertext())
 
 

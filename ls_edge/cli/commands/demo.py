@@ -141,13 +141,19 @@ def _heading(console: Console, text: str) -> None:
 
 def _write_charts(folder: Path, runs: list[Run]) -> None:
     """Write the charts that the README shows as files."""
-    from ls_edge.report.charts import write_comparison_picture, write_picture
+    from ls_edge.report import charts
+    from ls_edge.report.statistics import RunData
 
     folder.mkdir(exist_ok=True)
-    write_comparison_picture(folder / "accuracy.svg", [(name, summary) for name, summary, _, _ in runs])
-    _, summary, records, events = runs[0]
-    for kind in ("over-time", "served", "stages"):
-        write_picture(folder / f"{kind}.svg", kind, summary, records, events)
+    data = RunData(*runs[0][1:])
+    drawn = {
+        "accuracy": charts.accuracy_comparison([(name, summary) for name, summary, _, _ in runs]),
+        "over-time": charts.latency_over_time(data),
+        "served": charts.served(data, most=charts.FIRST_LOOK),
+        "stages": charts.stage_breakdown(data),
+    }
+    for name, chart in drawn.items():
+        charts.write_svg(folder / f"{name}.svg", chart)
 
 
 def _check_installed() -> None:

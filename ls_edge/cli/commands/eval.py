@@ -106,10 +106,9 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
         click.echo()
         _print_comparison(found)
     if figure is not None:
-        from ls_edge.report.charts import write_figure, write_freedom_figure
+        from ls_edge.report.charts import accuracy_figure, freedom_figure, write_svg
 
-        draw = write_freedom_figure if chosen.freedom else write_figure
-        draw(figure, found)
+        write_svg(figure, freedom_figure(found) if chosen.freedom else accuracy_figure(found))
 
 
 def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Evaluation | None = None) -> Evaluation:

@@ -44,9 +44,9 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     """
     found = side_by_side(files)
     if freedom is not None:
-        from ls_edge.report.charts import write_freedom_figure
+        from ls_edge.report.charts import freedom_figure, write_svg
 
-        write_freedom_figure(freedom, evaluations_with_freedom(files))
+        write_svg(freedom, freedom_figure(evaluations_with_freedom(files)))
     if out is not None:
         from ls_edge.report.html import write_side_by_side
 

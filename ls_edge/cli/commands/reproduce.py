@@ -228,7 +228,7 @@ def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Eval
 
 def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Evaluation]], *, as_json: bool) -> None:
     """Write the results, the table and the figures, and print the table."""
-    from ls_edge.report.charts import write_figure
+    from ls_edge.report.charts import accuracy_figure, write_svg
 
     rows = {name: _average(name, found) for name, found in results.items()}
     document = {
@@ -245,7 +245,8 @@ def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Eva
     write_output(out / TABLE, "\n".join([title, "", *parts, ""]))
     for data in plan.data:
         if drawn := [rows[name] for name, row in plan.rows.items() if row.data == data and row.figure]:
-            write_figure(out / ("figure.svg" if len(plan.data) == 1 else f"figure-{data}.svg"), drawn)
+            path = out / ("figure.svg" if len(plan.data) == 1 else f"figure-{data}.svg")
+            write_svg(path, accuracy_figure(drawn))
     if as_json:
         print_json(document)
         return

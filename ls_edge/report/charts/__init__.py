@@ -38,22 +38,23 @@ from ls_edge.report.charts.latency_charts import (
     latency_over_time,
     outcomes_over_time,
 )
-from ls_edge.report.charts.pictures import (
-    PICTURES,
-    write_comparison_picture,
-    write_figure,
-    write_freedom_figure,
-    write_picture,
-)
 from ls_edge.report.charts.request_charts import request_timelines, stage_breakdown, stage_comparison
-from ls_edge.report.charts.served_chart import MOST_CELLS, MOST_SPANS, served, served_window
-from ls_edge.report.charts.specification import MOST_POINTS, VEGA_LITE, Chart, spec_of, svg_of, with_parameters
+from ls_edge.report.charts.served_chart import FIRST_LOOK, MOST_CELLS, MOST_SPANS, served, served_window
+from ls_edge.report.charts.specification import (
+    MOST_POINTS,
+    VEGA_LITE,
+    Chart,
+    spec_of,
+    svg_of,
+    with_parameters,
+    write_svg,
+)
 
 __all__ = [
+    "FIRST_LOOK",
     "MOST_CELLS",
     "MOST_POINTS",
     "MOST_SPANS",
-    "PICTURES",
     "VEGA_LITE",
     "Chart",
     "accuracy_by_class",
@@ -89,8 +90,5 @@ __all__ = [
     "stage_comparison",
     "svg_of",
     "with_parameters",
-    "write_comparison_picture",
-    "write_figure",
-    "write_freedom_figure",
-    "write_picture",
+    "write_svg",
 ]

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 import numpy as np
 
+from ls_edge.core.errors import UsageError
+from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.core.text import NOTHING, shorten
 from ls_edge.evaluation.run_summary import Floats
@@ -103,6 +106,13 @@ def svg_of(chart: Chart, width: int = 880) -> str:
         spec["width"] = width
     drawing: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
     return f"{with_plain_colors(drawing)}\n"
+
+
+def write_svg(path: str | Path, chart: Chart | None) -> None:
+    """Write a chart as an SVG file; raise :class:`UsageError` if there is nothing to draw."""
+    if chart is None:
+        raise UsageError(f"there is nothing to draw for {path}")
+    write_output(path, svg_of(chart))
 
 
 def with_parameters(spec: dict[str, Any], *, narrow: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Write the command reference from the commands' own help: ``python -m ls_edge.cli.reference [FILE]``.
+"""Write the command reference from the commands' own help: ``python docs/reference.py [FILE]``.
 
 The text depends on the commands alone, not on the terminal; a test compares it with ``docs/commands.md``. Without
 FILE it goes to standard output.
