@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -65,9 +65,7 @@ class StopRequest:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number in self._before:
             signal.signal(number, _interrupt)
 
@@ -94,9 +92,7 @@ class ReloadRequest:
         self._before = signal.signal(signal.SIGHUP, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGHUP, self._before)  # type: ignore[arg-type]
 
     def take(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ls_edge.device.requirements import require_metrics
@@ -31,9 +30,7 @@ class MetricsListener:
     def __enter__(self) -> MetricsListener:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
         self._listener.close()

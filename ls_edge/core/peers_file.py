@@ -270,8 +270,12 @@ def check_name(name: str) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether ``tcp://host:port`` names the loopback interface; of host names, only ``localhost`` does."""
-    host = _host(address).strip("[]")
+    """Return whether ``tcp://host:port`` names the loopback interface."""
+    return is_loopback_host(_host(address).strip("[]"))
+
+
+def is_loopback_host(host: str) -> bool:
+    """Return whether a host is the loopback interface; of host names, only ``localhost`` is."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -283,9 +287,10 @@ def _host(address: str) -> str:
     return match[1] if match else ""
 
 
-def _is_ipv6(address: str) -> bool:
+def is_ipv6(host: str) -> bool:
+    """Return whether a host is an IPv6 address, without brackets."""
     try:
-        return ipaddress.ip_address(_host(address).strip("[]")).version == 6
+        return ipaddress.ip_address(host).version == 6
     except ValueError:
         return False
 
@@ -328,7 +333,7 @@ def _contradictions(file: PeersDocument, source_map: yaml_source.SourceMap) -> I
             advice = f"write the name or address of this one, and 'bind: {peer.address}' below it"
             yield error(f"{problem}; {advice}", "peers", index, "address")
         for key, address in (("address", peer.address), ("bind", peer.bind)):
-            if _host(address).startswith("[") and not _is_ipv6(address):
+            if _host(address).startswith("[") and not is_ipv6(_host(address).strip("[]")):
                 advice = "is not an IPv6 address; write for example [::1]"
                 yield error(f"{key} {address!r}: {_host(address)} {advice}", "peers", index, key)
             if not (uses_keys or file.insecure or is_loopback(address)):

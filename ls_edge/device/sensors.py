@@ -26,7 +26,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -198,9 +197,7 @@ class PowerMeter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         seconds = time.monotonic() - self._begun

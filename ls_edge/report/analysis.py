@@ -322,12 +322,7 @@ def print_analysis(found: Analysis, console: Console | None = None) -> None:
 
 
 def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None) -> None:
-    table = PlainTable()
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    print_table(table, console)
+    print_table(PlainTable.of(*(f">{heading}" for heading in headings), rows=rows), console)
 
 
 def _number(value: float | None, form: str = ".3f") -> str:

@@ -85,22 +85,12 @@ def summary_table(summary: RunSummary, *, title: str = "") -> Table:
         left_out = f"; {audit.dropped + audit.waiting:,} left out" if audit.dropped + audit.waiting else ""
         text = f"{audit.audited:,} answers recomputed, {audit.mismatched:,} differ{left_out}"
         rows.append(("audit", Text(text, style="red" if audit.mismatched else "")))
-    table = PlainTable(title, show_header=False)
-    table.add_column("", style="dim", no_wrap=True)
-    table.add_column("")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return PlainTable.of_facts(rows, title)
 
 
 def peers_table(summary: RunSummary) -> Table:
     """Return a table of the part of each peer."""
-    table = PlainTable()
-    table.add_column("peer", no_wrap=True)
-    table.add_column("blocks")
-    for name in ("answers", "blocks run", "busy"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+    table = PlainTable.of("peer", "blocks", ">answers", ">blocks run", ">busy", "state")
     for name, peer in summary.peers.items():
         state = Text(peer.state, style=STATE_STYLES[peer.state])
         if peer.lost:
@@ -113,9 +103,7 @@ def peers_table(summary: RunSummary) -> Table:
 
 def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> Table:
     """Return image, predicted and true class of at most :data:`SHOWN_ANSWERS` requests, spread over ``records``."""
-    table = PlainTable()
-    for name in ("image", "prediction", "truth", ""):
-        table.add_column(name, overflow="fold")
+    table = PlainTable.of("image", "prediction", "truth", "")
     step = max(1, (len(records) - 1) // (SHOWN_ANSWERS - 1))
     for record in records[::step][:SHOWN_ANSWERS]:
         wrong = record.label is not None and record.prediction != record.label
@@ -130,10 +118,8 @@ def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> T
 
 def comparison_table(runs: Sequence[tuple[str, RunSummary]], *, title: str = "") -> Table:
     """Return a table with a row for each run."""
-    table = PlainTable(title)
-    table.add_column("run")
-    for name in ("accuracy", "answered", "degraded", "failed", "p50", "p95", "throughput"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = (">accuracy", ">answered", ">degraded", ">failed", ">p50", ">p95", ">throughput")
+    table = PlainTable.of("run", *numbers, title=title)
     for name, run in runs:
         bad = run.top1 is not None and run.chance is not None and run.top1 < 3 * run.chance
         table.add_row(

@@ -6,7 +6,7 @@ than the terminal is printed as a list with a line for each cell. In a file or p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -39,11 +39,26 @@ class PlainTable(Table):
         super().__init__(title=Text(printable(title)) if title else None, title_justify="left", **{**look, **options})
 
     @classmethod
-    def of(cls, *headings: str, title: str = "", **options: Any) -> PlainTable:
-        """Return a table with these columns; ``>`` before a heading aligns its column to the right."""
+    def of(
+        cls, *headings: str, rows: Iterable[Sequence[RenderableType]] = (), title: str = "", **options: Any
+    ) -> PlainTable:
+        """Return a table; ``>`` before a heading makes a column of numbers, aligned to the right and never folded."""
         table = cls(title, **options)
         for heading in headings:
-            table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
+            name = heading.removeprefix(">")
+            table.add_column(name, justify="left" if name == heading else "right", no_wrap=name != heading)
+        for cells in rows:
+            table.add_row(*cells)
+        return table
+
+    @classmethod
+    def of_facts(cls, facts: Iterable[tuple[str, RenderableType]], title: str = "") -> PlainTable:
+        """Return a table of names and their values, without headings."""
+        table = cls(title, show_header=False)
+        table.add_column("", style="dim", no_wrap=True)
+        table.add_column("")
+        for fact in facts:
+            table.add_row(*fact)
         return table
 
     def add_column(self, header: RenderableType = "", *arguments: Any, **options: Any) -> None:

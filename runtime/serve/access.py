@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import read_file
-from ls_edge.runtime.serve.listener import is_loopback_host
+from ls_edge.core.peers_file import is_loopback_host
 
 MIN_TOKEN = 16
 """Least length of a token, in characters."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 
 from ls_edge.core.errors import LinkError, UsageError
+from ls_edge.core.peers_file import is_ipv6
 
 MAX_SCRAPE_CONNECTIONS = 16
 """Limit of connections to ``--metrics``; further ones are closed immediately."""
@@ -17,26 +17,11 @@ def parse_address(text: str, flag: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``, with IPv6 in brackets; raise :class:`UsageError` that names the flag."""
     match = _ADDRESS.fullmatch(text)
     host, port = (match[1].strip("[]"), int(match[2])) if match is not None else ("", -1)
-    if match is None or port > 65535 or (match[1].startswith("[") and not _is_ipv6(host)):
+    if match is None or port > 65535 or (match[1].startswith("[") and not is_ipv6(host)):
         raise UsageError(
             f"{flag} {text!r} is not HOST:PORT; give, for example, 127.0.0.1:9100 or [::1]:9100; port 0 is any free one"
         )
     return host, port
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False
-
-
-def is_loopback_host(host: str) -> bool:
-    """Return whether a host of :func:`parse_address` is the loopback; names other than ``localhost`` are not."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def open_listener(text: str, flag: str) -> socket.socket:

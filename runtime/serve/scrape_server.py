@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from types import TracebackType
 from typing import Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -33,9 +32,7 @@ class ScrapeServer:
     def __enter__(self) -> ScrapeServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

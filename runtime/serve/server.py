@@ -8,7 +8,6 @@ import socket
 import ssl
 import threading
 from pathlib import Path
-from types import TracebackType
 
 import h11
 import uvicorn
@@ -80,9 +79,7 @@ class HttpServer:
     def __enter__(self) -> HttpServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

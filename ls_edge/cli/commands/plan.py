@@ -187,10 +187,11 @@ def _print(document: PlanDocument) -> None:
     console.print(f"{_VERDICTS[document.winner]}: {document.reason}.")
     if document.advantages:
         console.print(f"Distribution offers: {'; '.join(document.advantages)}.")
-    placement = PlainTable.of("device", "blocks", ">batch")
-    for name, blocks in document.placement.items():
-        placement.add_row(name, format_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
-    print_table(placement, console)
+    held = [
+        (name, format_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
+        for name, blocks in document.placement.items()
+    ]
+    print_table(PlainTable.of("device", "blocks", ">batch", rows=held), console)
     table = PlainTable.of("", ">latency", ">images / s", ">energy", ">battery", ">whole answers", "policy")
     table.add_row("plan", *_cells(document.expected))
     for name, expected in document.baselines.items():

@@ -58,10 +58,7 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     pairs, alone = pairs_text(found), alone_text(found)
     for headings, rows in ((_COLUMNS, rows_text(found)), (_PAIR_COLUMNS, pairs), (_ALONE_COLUMNS, alone)):
         if rows:
-            table = PlainTable.of(*headings)
-            for row in rows:
-                table.add_row(*row)
-            print_table(table)
+            print_table(PlainTable.of(*headings, rows=rows))
     for one in found.not_compared:
         click.echo(f"{one.plan} and {one.run} are not compared: {one.reason}")
     for path in (out, freedom):

@@ -250,10 +250,7 @@ def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Eva
     if as_json:
         print_json(document)
         return
-    table = PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]))
-    for cells in lines:
-        table.add_row(*cells)
-    print_table(table)
+    print_table(PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]), rows=lines))
     click.echo(f"{printable(out)}: {RESULTS}, {TABLE}, and the figure")
 
 

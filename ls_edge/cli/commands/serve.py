@@ -16,6 +16,7 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import is_loopback_host
 from ls_edge.core.text import short_id
 from ls_edge.device.requirements import require_serve
 from ls_edge.runtime.source.source import Source
@@ -86,7 +87,7 @@ def command(
     require_serve()
     from ls_edge.runtime.serve.access import Access, read_tokens
     from ls_edge.runtime.serve.application import Application
-    from ls_edge.runtime.serve.listener import is_loopback_host, open_listener, parse_address
+    from ls_edge.runtime.serve.listener import open_listener, parse_address
     from ls_edge.runtime.serve.server import MAX_IDLE_CONNECTIONS, HttpServer, check_tls
     from ls_edge.runtime.serve.service import Service
 

@@ -126,9 +126,6 @@ def command(
 
 
 def _print(summary: SimulationSummary, took_s: float) -> None:
-    table = PlainTable()
-    table.add_column("", style="dim", no_wrap=True)
-    table.add_column("")
     latency, losses = summary.latency_ms, summary.losses
     times = {name: show_ms(getattr(latency, name)) for name in ("p50", "p95", "p99", "max")}
     most = counted(summary.skips.max or 0, "block")
@@ -143,12 +140,10 @@ def _print(summary: SimulationSummary, took_s: float) -> None:
         "devices lost": f"{losses.count:,}{_kinds(losses.by_kind)}",
         "devices up": show_percent(losses.up_share),
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
     for name, one in summary.profiles.items():
-        table.add_row(f"busy: {name}", f"{show_percent(one.busy)} of {counted(one.devices, 'device')}")
+        rows[f"busy: {name}"] = f"{show_percent(one.busy)} of {counted(one.devices, 'device')}"
     console = open_console()
-    print_table(table, console)
+    print_table(PlainTable.of_facts(rows.items()), console)
     console.print(f"{summary.seconds:.3g} simulated seconds in {took_s:.1f} s")
     for line in summary.assumptions:
         console.print(f"assumed: {line}")
