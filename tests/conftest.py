@@ -282,7 +282,8 @@ def assert_replays():
 
     def check(bundle, images, answers, tolerance=1e-4):
         from ls_edge.core.bundle import Bundle
-        from ls_edge.engines.pipeline import Pipeline, replay
+        from ls_edge.engines.pipeline import Pipeline
+        from tests.traces import replay
 
         by_request = dict(zip((answer.request for answer in answers), images, strict=True))
         records = [answer.record for answer in answers]

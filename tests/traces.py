@@ -1,11 +1,16 @@
-"""Traces of ``ls-edge run --trace``, read again by tests."""
+"""Traces of ``ls-edge run --trace``, read again and replayed by tests."""
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from ls_edge.core.errors import EngineError
 from ls_edge.core.records import RequestRecord, TrackSpan, Visit
+from ls_edge.engines.pipeline import Pipeline, relative_error
 
 
 def decode_record(line: bytes | str) -> RequestRecord:
@@ -44,3 +49,33 @@ def _row(kind: type[msgspec.Struct], shown: Any) -> Any:
 
 def read_trace(path: str | Path) -> list[RequestRecord]:
     return [decode_record(line) for line in Path(path).read_bytes().splitlines()]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One answer of a trace, recomputed in one process."""
+
+    id: int
+    error: float
+    """Largest difference of a logit, relative to the largest logit; infinite if one is not a number."""
+
+
+def replay(
+    pipeline: Pipeline, records: Iterable[RequestRecord], image_of: Callable[[RequestRecord], np.ndarray]
+) -> Iterator[Replayed]:
+    """Run the arrangement of each answer again (guarantee R2: float32 within 1e-4), skipping records without logits.
+
+    ``image_of`` returns the preprocessed image of a record, float32 ``[3, H, W]``. Raises :class:`EngineError` if a
+    record and the bundle disagree on the number of logits.
+    """
+    for record in records:
+        if record.logits is None:
+            continue
+        ours = pipeline.forward(image_of(record)[None], record.arrangement)[0]
+        theirs = np.asarray(record.logits, dtype=np.float32)
+        if ours.shape != theirs.shape:
+            raise EngineError(
+                f"request {record.id} has {len(theirs)} logits, but {pipeline.bundle.folder} returns {len(ours)}; "
+                "give the bundle of the trace"
+            )
+        yield Replayed(record.id, relative_error(theirs, ours))

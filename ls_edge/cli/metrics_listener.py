@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ls_edge.device.requirements import require_metrics
+from ls_edge.device.requirements import require
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -21,7 +21,7 @@ class MetricsListener:
 
     def __init__(self, address: str) -> None:
         """Bind ``HOST:PORT``; raise errors that name the flag."""
-        require_metrics()
+        require("--metrics", "metrics")
         from ls_edge.runtime.serve.listener import open_listener
 
         self._listener = open_listener(address, "--metrics")

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import check_writable
-from ls_edge.device.requirements import require_report
+from ls_edge.device.requirements import require
 from ls_edge.runtime.routing.policies import POLICIES
 
 WAIT_S = 5.0
@@ -112,7 +112,7 @@ def output(flag: str, help_text: str, *, draws: bool = False, ours: str = "", **
             if value.is_file() and _is_foreign(value, ours):
                 raise UsageError(f"{value} exists and is not a file of this command; name another file, or remove it")
             if draws:
-                require_report(flag)
+                require(flag, "report")
         return value
 
     return path(flag, help_text, callback=check, **settings)

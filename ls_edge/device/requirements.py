@@ -21,6 +21,16 @@ ORT_BUILDS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxrun
 """Distributions that all provide the module ``onnxruntime`` and overwrite each other's files."""
 
 
+MODULES = {
+    "cpu": ("onnxruntime",),
+    "export": ("torch", "timm", "onnx"),
+    "metrics": ("prometheus_client",),
+    "report": ("altair", "jinja2", "vl_convert"),
+    "serve": ("prometheus_client", "starlette", "uvicorn", "python_multipart"),
+}
+"""Modules whose presence :func:`require` checks, by extra."""
+
+
 class Requirement(NamedTuple):
     """A required package, with the lowest version and the first one that is too new; empty for any version."""
 
@@ -47,25 +57,12 @@ def install_command(*extras: str) -> str:
     return ", and ".join(steps)
 
 
-def require_report(flag: str) -> None:
-    """Raise :class:`UsageError` where a library that draws reports is missing; ``flag`` is what needs it."""
-    _require(flag, "report", "altair", "jinja2", "vl_convert")
-
-
-def require_metrics() -> None:
-    """Raise :class:`UsageError` where the library of ``--metrics`` is missing."""
-    _require("--metrics", "metrics", "prometheus_client")
-
-
-def require_serve() -> None:
-    """Raise :class:`UsageError` where a library of ``ls-edge serve`` is missing."""
-    _require("ls-edge serve", "serve", "prometheus_client", "starlette", "uvicorn", "python_multipart")
-
-
-def _require(what: str, extra: str, *modules: str) -> None:
-    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+def require(what: str, *extras: str) -> None:
+    """Raise :class:`UsageError` where a module of ``extras`` is missing; ``what`` needs it."""
+    absent = [name for extra in extras for name in MODULES[extra] if importlib.util.find_spec(name) is None]
     if absent:
-        raise UsageError(f"{what} needs {', '.join(absent)} (extra {extra}); to install: {install_command(extra)}")
+        names = ", ".join(extras)
+        raise UsageError(f"{what} needs {', '.join(absent)} (extra {names}); to install: {install_command(*extras)}")
 
 
 def engine_advice() -> str:

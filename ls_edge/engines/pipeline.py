@@ -1,23 +1,21 @@
 """All parts of a bundle in one process: the performance of one device, and the reference for distributed answers.
 
 ``Pipeline.open(bundle)`` has the methods of a torch model view, on numpy arrays: ``stem``, ``block``, ``head``, and
-``forward`` in any arrangement. :func:`replay` checks the trace of a run against it (guarantee R2).
+``forward`` in any arrangement.
 
 One thread at a time uses a pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import EngineError, UsageError
+from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import EngineKind
-from ls_edge.core.records import RequestRecord
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import HEAD, STEM, Executor
 from ls_edge.engines.opening import EngineChoice, OnStep, open_parts
@@ -34,7 +32,7 @@ class Pipeline:
         self.stem_engine = stem
         self.block_engines = tuple(blocks)
         self.head_engine = head
-        self._executor = Executor({STEM: stem, **dict(enumerate(blocks)), HEAD: head})
+        self.executor = Executor({STEM: stem, **dict(enumerate(blocks)), HEAD: head})
 
     @classmethod
     def open(
@@ -107,20 +105,16 @@ class Pipeline:
             self._checked(index)
         if not arrangement.is_plain:
             return self.head(apply(arrangement, self.stem(images), self.block))
-        return self._executor.run((STEM, *arrangement.order, HEAD), images)
+        return self.executor.run((STEM, *arrangement.order, HEAD), images)
 
     def profile(self, images: np.ndarray) -> tuple[np.ndarray, list[float]]:
         """Run :meth:`forward` in trained order; return the logits, and the seconds of stem, each block and head."""
         seconds: list[float] = []
-        return self._executor.run((STEM, *range(self.num_blocks), HEAD), images, seconds=seconds), seconds
-
-    def visit(self, blocks: Sequence[int], tokens: np.ndarray) -> np.ndarray:
-        """Run blocks one after the other, as a peer does."""
-        return self._executor.run(blocks, tokens)
+        return self.executor.run((STEM, *range(self.num_blocks), HEAD), images, seconds=seconds), seconds
 
     def close(self) -> None:
         """Free the engines."""
-        self._executor.close()
+        self.executor.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -132,36 +126,6 @@ class Pipeline:
         if not 0 <= index < self.num_blocks:
             raise UsageError(f"the bundle has no block {index}; it has blocks 0 to {self.num_blocks - 1}")
         return index
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """One answer of a trace, recomputed in one process."""
-
-    id: int
-    error: float
-    """Largest difference of a logit, relative to the largest logit; infinite if one is not a number."""
-
-
-def replay(
-    pipeline: Pipeline, records: Iterable[RequestRecord], image_of: Callable[[RequestRecord], np.ndarray]
-) -> Iterator[Replayed]:
-    """Run the arrangement of each answer again (guarantee R2: float32 within 1e-4), skipping records without logits.
-
-    ``image_of`` returns the preprocessed image of a record, float32 ``[3, H, W]``. Raises :class:`EngineError` if a
-    record and the bundle disagree on the number of logits.
-    """
-    for record in records:
-        if record.logits is None:
-            continue
-        ours = pipeline.forward(image_of(record)[None], record.arrangement)[0]
-        theirs = np.asarray(record.logits, dtype=np.float32)
-        if ours.shape != theirs.shape:
-            raise EngineError(
-                f"request {record.id} has {len(theirs)} logits, but {pipeline.bundle.folder} returns {len(ours)}; "
-                "give the bundle of the trace"
-            )
-        yield Replayed(record.id, relative_error(theirs, ours))
 
 
 def relative_error(values: np.ndarray, reference: np.ndarray) -> float:

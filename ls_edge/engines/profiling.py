@@ -313,7 +313,7 @@ def _time_batch(
     with PowerMeter(sensors) as meter:
         times, seconds = time_chain(pipeline, size, duration)
     power = meter.reading
-    visits = _time_visits(pipeline.bundle, range(pipeline.num_blocks), size, duration / 4, pipeline.visit)
+    visits = _time_visits(pipeline.bundle, range(pipeline.num_blocks), size, duration / 4, pipeline.executor.run)
     times = msgspec.structs.replace(times, visits_ms=visits)
     if power is not None:
         energy = round(power.watts * 1e3 * seconds / (size * times.repeats), 4)

@@ -222,11 +222,6 @@ class Listener:
                 f"cannot listen on {address}: {error.strerror}; 'bind' in peers.yaml must be an address of this machine"
             ) from None
 
-    @property
-    def num_open(self) -> int:
-        """Number of connections that are open, or whose end was not read yet."""
-        return max(len(self._accepted | self._links_at.keys()), len(self._descriptor_of))
-
     def on_monitor(self, event: zmq.Event, descriptor: int) -> Iterable[Link]:
         """Take in an event of the monitor; return the links that have ended."""
         if event == _ACCEPTED:

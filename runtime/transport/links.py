@@ -98,11 +98,6 @@ class Links:
         """Number of incoming connections whose handshake failed."""
         return self.failed[""] + (0 if self._zap is None else self._zap.refusals)
 
-    @property
-    def num_incoming(self) -> int:
-        """Number of incoming connections that are open, or whose end was not read yet."""
-        return 0 if self._listener is None else self._listener.num_open
-
     def register(self, descriptor: int) -> None:
         """Make :meth:`poll` return also when this file descriptor can be read."""
         self._poller.add_descriptor(descriptor)

@@ -16,8 +16,8 @@ from ls_edge import Bundle
 from ls_edge.core.records import RequestRecord
 from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor
-from ls_edge.engines.pipeline import Pipeline, replay
-from tests.traces import read_trace
+from ls_edge.engines.pipeline import Pipeline
+from tests.traces import read_trace, replay
 
 TOLERANCE = 1e-4
 """Of the largest logit; what float32 allows between two engines."""

@@ -11,9 +11,10 @@ from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.core.records import RequestRecord
-from ls_edge.engines.pipeline import Pipeline, relative_error, replay
+from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.training.checkpoint import load_run
 from tests.arrangements import arrangement_of
+from tests.traces import replay
 
 IMAGES = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float32)
 

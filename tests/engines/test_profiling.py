@@ -80,9 +80,9 @@ def test_a_board_that_throttles_in_between_is_marked(bundle, tmp_path):
 def test_a_visit_of_all_blocks_copies_once_in_and_once_out(bundle, gpu):
     with Pipeline.open(bundle, kind="tensorrt", max_batch=1) as pipeline:
         noise = np.zeros((1, 16, 32), np.float32)
-        pipeline.visit(range(6), noise)
+        pipeline.executor.run(range(6), noise)
         before = dict(gpu.counts)
-        pipeline.visit(range(6), noise)
+        pipeline.executor.run(range(6), noise)
         for kind in ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost"):
             assert gpu.counts[kind] - before[kind] == 1
 

@@ -27,7 +27,7 @@ from ls_edge.core.errors import RequestError, UsageError
 from ls_edge.core.records import RequestRecord, Suspect
 from ls_edge.data.datasets import ImageSet
 from ls_edge.data.preprocess import Preprocessor
-from ls_edge.engines.pipeline import Pipeline, replay
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source.results import Answer
@@ -37,6 +37,7 @@ from tests.faults.course import COURSE_LIES, KINDS, LAPTOP, LIAR, THIEF, Fault, 
 from tests.faults.engines import Faults
 from tests.faults.injector import START_S, FaultInjector
 from tests.faults.lies import LIES
+from tests.traces import replay
 
 _GIVE_UP = 60.0
 """Seconds beyond the budget after which a request counts as hung."""

@@ -323,10 +323,10 @@ def test_a_path_that_cannot_be_written_is_one_clear_line(tmp_path, run_with_loss
 def test_without_the_libraries_a_report_is_refused_with_what_to_install(monkeypatch):
     import importlib.util
 
-    from ls_edge.device.requirements import require_report
+    from ls_edge.device.requirements import require
 
-    require_report("--report")
+    require("--report", "report")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "altair" else found(name))
     with pytest.raises(UsageError, match=r"--report needs altair \(extra report\); to install: "):
-        require_report("--report")
+        require("--report", "report")

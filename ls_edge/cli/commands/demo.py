@@ -6,7 +6,6 @@ and one of them is really killed during the run. No process is left behind, not 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import time
@@ -23,7 +22,7 @@ from ls_edge.cli.board_demo import board_demo, check_boards, run_command
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import write_json
 from ls_edge.core.errors import UsageError
-from ls_edge.device.requirements import install_command
+from ls_edge.device.requirements import require
 from ls_edge.report.tables import comparison_table
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
@@ -117,7 +116,7 @@ def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slow
         return
     if bundle is not None:
         raise UsageError("--bundle is for --boards; leave it out, or add --boards")
-    _check_installed()
+    require("the demo", "export", "report", "cpu")
     started = time.monotonic()
     accuracy = _models(out, console, fresh=fresh)
     runs = [_run_scene(scene, out, limit, console) for scene in SCENES]
@@ -154,16 +153,6 @@ def _write_charts(folder: Path, runs: list[Run]) -> None:
     }
     for name, chart in drawn.items():
         charts.write_svg(folder / f"{name}.svg", chart)
-
-
-def _check_installed() -> None:
-    modules = ("torch", "timm", "onnx", "onnxruntime", "altair", "jinja2", "vl_convert")
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"the demo trains, exports, and draws a report, which needs {', '.join(missing)}; to install them: "
-            f"{install_command('export', 'report', 'cpu')}"
-        )
 
 
 def _models(out: Path, console: Console, *, fresh: bool) -> dict[str, Any]:

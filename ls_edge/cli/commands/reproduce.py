@@ -23,7 +23,7 @@ from ls_edge.cli.output import print_json, write_json
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import write_output
 from ls_edge.data.datasets import ImageSet, is_timm_name, open_data
-from ls_edge.device.requirements import require_report
+from ls_edge.device.requirements import require
 from ls_edge.evaluation.evaluate import Evaluation, aggregate
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
@@ -130,7 +130,7 @@ def _check(plan: Plan) -> None:
     """Refuse what would end the command after hours."""
     from ls_edge.report.charts import check_figure
 
-    require_report("reproduce")
+    require("reproduce", "report")
     for name, item in plan.data.items():
         if not item.source:
             raise UsageError(f"the plan needs the data set {name}: give --data {name}=DATA, or choose rows with --only")

@@ -18,7 +18,7 @@ from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import is_loopback_host
 from ls_edge.core.text import short_id
-from ls_edge.device.requirements import require_serve
+from ls_edge.device.requirements import require
 from ls_edge.runtime.source.source import Source
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def command(
     On SIGHUP the server reads the peers file and the bundle again, without losing a request. On SIGTERM or Ctrl-C it
     refuses new requests, finishes the others, and ends with exit code 0; a second signal ends it immediately.
     """
-    require_serve()
+    require("ls-edge serve", "serve")
     from ls_edge.runtime.serve.access import Access, read_tokens
     from ls_edge.runtime.serve.application import Application
     from ls_edge.runtime.serve.listener import open_listener, parse_address
