@@ -42,7 +42,6 @@ class OpenedModel:
     owners: Sequence[int]
     """First block with the same weights, for each block."""
     engine: str
-    """Engine and provider, as text."""
     skipped: list[str] = field(default_factory=list)
     """Images of :meth:`batches` that could not be decoded."""
 

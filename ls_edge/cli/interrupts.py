@@ -16,7 +16,6 @@ from types import FrameType
 from typing import NoReturn
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-"""The message when a signal ends a command."""
 
 received = 0
 """Signal received, or 0."""
@@ -53,7 +52,6 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.number = 0
-        """Signal received, or 0."""
         self._before: dict[int, object] = {}
 
     def __bool__(self) -> bool:

@@ -85,7 +85,6 @@ class _LazyGroup(Group):
 
 
 SETTINGS = {"help_option_names": HELP_OPTIONS, "max_content_width": 100, "show_default": True}
-"""Settings of click for all commands."""
 
 
 @click.group(cls=_LazyGroup, context_settings=SETTINGS)

@@ -60,13 +60,11 @@ class PeerState(str, Enum):
     DRAINING = "draining"
     """It finishes its requests and takes no new ones."""
     LOST = "lost"
-    """It cannot be reached."""
     REFUSED = "refused"
     """It refuses the link, or serves another model or bundle."""
     SILENT = "silent"
     """It accepts the link and does not answer the greeting."""
     UNKNOWN = "unknown"
-    """Nothing is known about it."""
 
     __str__ = str.__str__
 
@@ -299,7 +297,6 @@ _LINE = (
     "id", "image", "label", "prediction", "latency_ms", "degraded", "error", "order", "skipped", "attempts", "logits",
     "waves", "submitted_ms", "stem_ms", "head_ms", "visits", "duplicates", "why_skipped",
 )  # fmt: skip
-"""Keys of a line, in order."""
 
 
 def _in_ms(value: Any) -> Any:

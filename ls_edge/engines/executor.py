@@ -141,8 +141,6 @@ class Executor:
 
 
 class _Batch:
-    """Bindings at one batch size."""
-
     def __init__(self, size: int) -> None:
         self.slots = np.zeros(size, np.int64)
         self.slot_value: Any = onnxruntime_module().OrtValue.ortvalue_from_numpy(self.slots)

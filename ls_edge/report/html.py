@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageRef
 
 MOST_TABLE_ROWS = 60
-"""Rows of tables of events and failed requests."""
 
 Run = tuple[str, RunSummary, Sequence[RequestRecord], Sequence[PeerEvent]]
 
@@ -227,7 +226,6 @@ def _rollouts(found: Analysis, images: Iterable[ImageRef]) -> list[tuple[str, st
 
 
 def _part(found: Analysis, kind: str, draw: Callable[[Any], Any]) -> tuple[str, list[charts.Chart]]:
-    """Return the finding and the charts of a kind."""
     measured = getattr(found, kind)
     drawn = None if measured is None else draw(measured)
     return finding(found, kind), drawn if isinstance(drawn, list) else [drawn] if drawn is not None else []

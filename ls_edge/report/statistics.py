@@ -27,8 +27,6 @@ MOST_LANES = 24
 
 
 class _Sums:
-    """Sums of times by stage."""
-
     def __init__(self) -> None:
         self.count = 0
         self._us = dict.fromkeys(STAGES, 0.0)

@@ -57,7 +57,6 @@ STYLE = (
     f":root{{color-scheme:light dark;--font:{FONT};{_variables(0)}}}"
     f"@media (prefers-color-scheme:dark){{:root{{{_variables(1)}}}}}"
 )
-"""Style sheet that defines the colors."""
 
 
 def with_plain_colors(drawing: str) -> str:
@@ -108,4 +107,3 @@ CHART_CONFIG: dict[str, Any] = {
     "text": {"color": color("soft"), "fontSize": 12},
     "title": {"color": color("ink"), "fontSize": 13, "fontWeight": 600, "anchor": "start", "offset": 12},
 }
-"""Vega-Lite configuration of every chart."""

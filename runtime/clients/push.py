@@ -46,13 +46,11 @@ class PushResult(msgspec.Struct, frozen=True):
     parts: int
     """Files of the bundle that it needs."""
     bytes: int
-    """Their size."""
     sent_bytes: int
     """Bytes sent to it: less if it had some files already, more if it had to ask again."""
     state: str
     """``active``, ``ready`` (it has the bundle and was not switched), ``failed``, or the state that it reached."""
     reason: str | None
-    """Reason why it is not ``active``."""
 
 
 class PushError(LsEdgeError):

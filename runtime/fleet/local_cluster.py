@@ -53,7 +53,6 @@ class LocalCluster:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.bundles = dict.fromkeys(placement, Path(bundle))
-        """Bundle that each peer is started with."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._arguments = list(arguments)
         self._bundle = Path(bundle)
@@ -195,7 +194,6 @@ class LocalCluster:
             self._close_input(name)
 
     def _logged(self, name: str, texts: Sequence[bytes]) -> bool:
-        """Return whether the running process has logged one of the texts."""
         path = self.log_path(name)
         log = path.read_bytes()[self._log_from.get(name, 0) :] if path.exists() else b""
         return any(text in log for text in texts)

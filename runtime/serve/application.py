@@ -41,7 +41,6 @@ from ls_edge.version import __version__
 log = logging.getLogger("ls_edge.runtime")
 
 DEFAULT_TOP = 3
-"""Default number of classes in an answer."""
 MAX_PARAMETERS = 16
 """Limit of parameters in a query, and of fields in a form."""
 _MAX_SHOWN = 64

@@ -48,7 +48,6 @@ class HttpServer:
         off ``cores``, those of the engine.
         """
         self.url = url_of(listener, "https" if tls else "http")
-        """Address of the listener."""
         # Any client can make uvicorn log; what matters is answered or counted.
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)
         certificate, key = tls or (None, None)

@@ -346,7 +346,6 @@ class Store:
 
 
 def _digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(_PIECE):

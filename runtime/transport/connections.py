@@ -142,7 +142,6 @@ class Sockets:
         self.names: dict[zmq.Socket[bytes], str] = {}
         """The peer that each DEALER dials; ``""`` for the ROUTER."""
         self.monitors: dict[zmq.Socket[bytes], str] = {}
-        """Monitors of the sockets with these names."""
         self._silence_ms = heartbeat.silence_ms(tokens_frame)
         self._max_frame = max_frame + (CURVE_OVERHEAD if curve is not None else 0)
 
@@ -304,7 +303,6 @@ class Dialer:
         self._up: set[str] = set()
         self._redial_at: dict[str, float] = {}
         self._resting: set[str] = set()
-        """Peers that are not dialled for now."""
         self._names: HostNameResolver | None = None
         self.change(addresses)
 

@@ -59,7 +59,6 @@ class LinkedProcesses:
     def change(self, peers: PeersFile) -> None:
         """Take the peers of this file for those of ``peers.yaml`` from now on."""
         self.listed = {peer.name for peer in peers.peers}
-        """Names of the peers of ``peers.yaml``."""
         self._path = peers.path
 
     def reason_to_refuse(self, link: Link, greeting: Hello | Welcome, user: str) -> str:

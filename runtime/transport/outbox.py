@@ -48,8 +48,6 @@ class LinkCounts:
 
 
 class _Outgoing(NamedTuple):
-    """A message on its way to a process."""
-
     body: bytes
     tokens: memoryview | None
     codec: str

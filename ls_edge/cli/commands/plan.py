@@ -25,7 +25,6 @@ from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import Objective
 
 PORT = 5555
-"""Port of peers without an address."""
 _VERDICTS = {
     "single": "One device is best",
     "copies": "Independent copies of the whole model are best",

@@ -142,7 +142,6 @@ def _count(file: PeersFile) -> int:
 
 
 def _holders(blocks_of: Mapping[str, Collection[int]], count: int) -> dict[int, list[str]]:
-    """Return the holders of each of ``count`` blocks."""
     return {block: [name for name, held in blocks_of.items() if block in held] for block in range(count)}
 
 
@@ -156,7 +155,6 @@ def _gaps(holders: Mapping[int, list[str]]) -> Iterator[str]:
 
 
 def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
-    """Check a file, and describe it."""
     file.check_codecs(CODECS)
     count = _count(file) if bundle is None else bundle.num_blocks
     file.check_blocks(count)

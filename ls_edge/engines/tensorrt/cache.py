@@ -41,7 +41,6 @@ class EngineKey(msgspec.Struct, frozen=True):
     tensorrt: str
     gpu: str
     capability: str
-    """Compute capability, ``8.7``."""
     profile: tuple[int, int, int]
     """Batch: least, best, largest."""
     flags: tuple[str, ...]
@@ -56,7 +55,6 @@ class EngineKey(msgspec.Struct, frozen=True):
 class _Entry(msgspec.Struct, frozen=True):
     key: EngineKey
     sha256: str
-    """Digest of the engine file."""
 
 
 _WORDS = {

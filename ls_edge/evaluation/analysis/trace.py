@@ -16,7 +16,6 @@ from ls_edge.core.errors import DataError
 from ls_edge.evaluation.run_summary import wilson
 
 START = b'{"id":'
-"""Beginning of every trace."""
 MOST_ROWS = 24
 """Orders, mistakes and images in a result."""
 
@@ -46,7 +45,6 @@ class Answers(msgspec.Struct, frozen=True):
     answers: int
     top1: float | None
     interval: tuple[float, float] | None
-    """95 % interval (Wilson)."""
 
 
 class SkippedBlock(msgspec.Struct, frozen=True):
@@ -92,7 +90,6 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     by_order: list[Answers]
     """The most frequent ones."""
     by_skips: list[Answers]
-    """By number of skipped blocks."""
     by_block: list[SkippedBlock]
     mistakes_after_skips: int
     mistakes: list[SkipMistake]
@@ -107,8 +104,6 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
 
 
 class _Count:
-    """Answers, those with labels, and the right ones."""
-
     def __init__(self) -> None:
         self.answers = self.labeled = self.right = 0
 

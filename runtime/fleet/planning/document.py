@@ -45,7 +45,6 @@ class Expected(msgspec.Struct, frozen=True):
     """Policy of the simulation; null without one."""
     placement: dict[str, tuple[int, ...]] | None = None
     device: str | None = None
-    """Name of the device, for a single device."""
     simulated_whole_share: float | None = None
 
 
@@ -69,7 +68,6 @@ class PlanDocument(msgspec.Struct, frozen=True):
     """Maximum number of images per engine call, by device."""
     expected: Expected
     formula: Expected
-    """The same estimates by formula alone."""
     baselines: dict[str, Expected | None]
     """``single``, ``copies``, ``round_robin``, ``equal_split``, ``trained_order``; null if memory does not allow one.
 

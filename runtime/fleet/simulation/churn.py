@@ -21,7 +21,6 @@ LOSSES = {
     "hang": "its engine does not return; only the deadline of a hop finds it",
     "drain": "it leaves in order: it takes no new work and hands on what it holds",
 }
-"""Ways in which a device is lost."""
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_S = 366 * 24 * 3600.0
 _LEAST_S = 1e-3

@@ -176,8 +176,6 @@ def simulate_site(site: Site, on_step: Callable[[int], None] = lambda _over: Non
 
 
 class _SiteRun:
-    """The requests of one site."""
-
     def __init__(self, site: Site) -> None:
         self._site = site
         self._rng = random.Random(f"{site.settings.seed} {site.number}")
@@ -234,8 +232,6 @@ class _SiteRun:
         return churn
 
     def _submit_next(self, arrivals: Iterator[float]) -> None:
-        """Submit the request of the next arrival."""
-
         def submit() -> None:
             self._submit()
             self._submit_next(arrivals)

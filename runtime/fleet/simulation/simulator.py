@@ -124,7 +124,6 @@ class Simulation(Clock):
         self.ended: dict[int, float] = {}
         """Time of the outcome by request."""
         self.on_end: Callable[[Complete | Fail], None] = lambda _outcome: None
-        """Callback for each outcome, at its time."""
         self.notes: list[tuple[float, str, Note]] = []
         self._requests = itertools.count()
         self._rng = random.Random(given.seed)
@@ -274,7 +273,6 @@ class Simulation(Clock):
             self._handle(process, (event,))
 
     def _handle(self, process: Process, *groups: tuple[Event, ...]) -> None:
-        """Let a process handle groups of events."""
         busy = bool(process.events)
         process.events.extend(groups)
         if busy:
