@@ -253,7 +253,7 @@ class Bundle:
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """For each block, the first block with the same file, which is the block itself unless blocks share weights."""
+        """First block with the same file, for each block; the block itself unless blocks share weights."""
         first: dict[str, int] = {}
         return tuple(first.setdefault(part.sha256, index) for index, part in enumerate(self.manifest.parts.blocks))
 

@@ -34,8 +34,10 @@ class _People(logging.Formatter):
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": round(record.created, 3), "level": record.levelname.lower(), "event": record.getMessage(),
-        }  # fmt: skip
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
         line |= _fields(record)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

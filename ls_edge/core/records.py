@@ -294,9 +294,25 @@ def encode_record(record: RequestRecord) -> bytes:
 
 
 _LINE = (
-    "id", "image", "label", "prediction", "latency_ms", "degraded", "error", "order", "skipped", "attempts", "logits",
-    "waves", "submitted_ms", "stem_ms", "head_ms", "visits", "duplicates", "why_skipped",
-)  # fmt: skip
+    "id",
+    "image",
+    "label",
+    "prediction",
+    "latency_ms",
+    "degraded",
+    "error",
+    "order",
+    "skipped",
+    "attempts",
+    "logits",
+    "waves",
+    "submitted_ms",
+    "stem_ms",
+    "head_ms",
+    "visits",
+    "duplicates",
+    "why_skipped",
+)
 
 
 def _in_ms(value: Any) -> Any:

@@ -103,8 +103,12 @@ def _plainly(problem: str) -> str:
     """Return the parser's error with its tokens in words."""
     if r"'\t'" in problem:
         return "a line is indented with a tab; use spaces"
-    for token, words in (("<stream end>", "the end of the file"), ("<block end>", "a line further left"),
-                         ("<block mapping start>", "a key"), ("<scalar>", "a value")):  # fmt: skip
+    for token, words in (
+        ("<stream end>", "the end of the file"),
+        ("<block end>", "a line further left"),
+        ("<block mapping start>", "a key"),
+        ("<scalar>", "a value"),
+    ):
         problem = problem.replace(f"'{token}'", words).replace(token, words)
     return problem
 
@@ -121,9 +125,11 @@ def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
             if not isinstance(key, str):
                 shown = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or group of keys"
                 raise ConfigError(
-                    f"the key {shown} is not text; put it in quotes, or correct it", path=source_map.path, line=mark[0],
+                    f"the key {shown} is not text; put it in quotes, or correct it",
+                    path=source_map.path,
+                    line=mark[0],
                     column=mark[1],
-                )  # fmt: skip
+                )
             here = (*where, key)
             source_map.key_marks[here] = mark
             if key in result:

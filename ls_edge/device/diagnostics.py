@@ -53,8 +53,13 @@ Check = Callable[[], Iterable[Finding]]
 def examine(check_engines: Check) -> list[Finding]:
     """Run all checks, which takes from a second to a minute; ``check_engines`` is that of the engine libraries."""
     checks: tuple[Check, ...] = (
-        check_python, check_packages, check_engines, check_zmq, check_torch, check_hardware,
-    )  # fmt: skip
+        check_python,
+        check_packages,
+        check_engines,
+        check_zmq,
+        check_torch,
+        check_hardware,
+    )
     return [finding for check in checks for finding in check()]
 
 
@@ -91,9 +96,11 @@ def check_packages() -> Iterator[Finding]:
         keep = next((build for build in builds if hardware.has_nvidia() == (build == "onnxruntime-gpu")), builds[0])
         line = install_line(keep)
         yield Finding(
-            "bad", "ONNX Runtime", f"{' and '.join(builds)} are installed and overwrite each other's files",
+            "bad",
+            "ONNX Runtime",
+            f"{' and '.join(builds)} are installed and overwrite each other's files",
             f"pip uninstall -y {' '.join(builds)}{' && ' if line.startswith('pip') else ', then '}{line}",
-        )  # fmt: skip
+        )
 
 
 def _extra(extra: str, wanted: list[Requirement]) -> Iterator[Finding]:
@@ -134,9 +141,14 @@ def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeRe
     """Run Python code that prints one JSON object as its last line; a crash, hang or error becomes a reason."""
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, code of this module
-            [sys.executable, "-c", _NO_CWD + code, *arguments], capture_output=True, text=True, timeout=limit_s,
-            stdin=subprocess.DEVNULL, errors="replace", env={**os.environ, "ORT_DISABLE_TELEMETRY": "1"},
-        )  # fmt: skip
+            [sys.executable, "-c", _NO_CWD + code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            stdin=subprocess.DEVNULL,
+            errors="replace",
+            env={**os.environ, "ORT_DISABLE_TELEMETRY": "1"},
+        )
     except subprocess.TimeoutExpired:
         return ProbeResult(None, f"did not end within {limit_s:.0f} s")
     except OSError as error:
@@ -188,9 +200,11 @@ def check_zmq() -> Iterator[Finding]:
         yield Finding("ok", "libzmq", f"{tried.found['version']} with CURVE")
     else:
         yield Finding(
-            "warn", "libzmq", f"{tried.found['version']} without CURVE (libsodium), so links cannot be encrypted",
+            "warn",
+            "libzmq",
+            f"{tried.found['version']} without CURVE (libsodium), so links cannot be encrypted",
             "pip install --force-reinstall --only-binary pyzmq pyzmq",
-        )  # fmt: skip
+        )
 
 
 def check_torch() -> Iterator[Finding]:
@@ -222,9 +236,11 @@ def check_hardware() -> Iterator[Finding]:
     cores, quota = hardware.cores(), hardware.cpu_quota()
     if quota is not None and quota < cores:
         yield Finding(
-            "warn", "cores", f"{cores}, but the control group grants the time of {quota:g}",
+            "warn",
+            "cores",
+            f"{cores}, but the control group grants the time of {quota:g}",
             f"limit the threads of all peers together to {max(1, int(quota))} (--threads, or 'threads' in peers.yaml)",
-        )  # fmt: skip
+        )
     else:
         yield Finding("ok", "cores", str(cores))
     memory = hardware.memory_gib()

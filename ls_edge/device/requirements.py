@@ -16,8 +16,15 @@ from typing import NamedTuple
 from ls_edge.core.errors import UsageError
 from ls_edge.device import hardware
 
-ORT_BUILDS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-rocm",
-              "onnxruntime-qnn", "onnxruntime-training")  # fmt: skip
+ORT_BUILDS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-openvino",
+    "onnxruntime-directml",
+    "onnxruntime-rocm",
+    "onnxruntime-qnn",
+    "onnxruntime-training",
+)
 """Distributions that all provide the module ``onnxruntime`` and overwrite each other's files."""
 
 

@@ -49,8 +49,12 @@ _THROTTLING_DEVICE = re.compile(
 """Cooling devices that slow the device down; the others are fans."""
 _PI_NOW = {0: "under-voltage", 1: "clock capped", 2: "throttled", 3: "soft temperature limit"}
 """Bits of a Raspberry Pi's ``get_throttled`` for the present moment."""
-_NVML_SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
-                   0x80: "power brake"}  # fmt: skip
+_NVML_SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
 """Bits of ``nvmlDeviceGetCurrentClocksThrottleReasons`` that mean trouble; a card at its power cap is none."""
 
 

@@ -83,9 +83,11 @@ def _check_each_engine() -> Iterator[Finding]:
     has_tensorrt = importlib.util.find_spec("tensorrt") is not None
     if not has_ort and not has_tensorrt:
         yield Finding(
-            "warn", "engines", "neither ONNX Runtime nor TensorRT is installed, so nothing can be served or run",
+            "warn",
+            "engines",
+            "neither ONNX Runtime nor TensorRT is installed, so nothing can be served or run",
             engine_advice(),
-        )  # fmt: skip
+        )
     if has_ort:
         yield from check_onnxruntime(builds[0] if builds else "onnxruntime")
     yield from check_tensorrt()

@@ -269,12 +269,19 @@ def _facts(name: str | None, sensors: Sensors) -> DeviceFacts:
             continue
     memory = hardware.memory_gib()
     return DeviceFacts(
-        name=named, board=hardware.board(), cpu=hardware.cpu_name(), cores=hardware.cores(),
-        cpu_quota=hardware.cpu_quota(), gpus=[gpu.name for gpu in sensors.gpus()],
+        name=named,
+        board=hardware.board(),
+        cpu=hardware.cpu_name(),
+        cores=hardware.cores(),
+        cpu_quota=hardware.cpu_quota(),
+        gpus=[gpu.name for gpu in sensors.gpus()],
         memory_bytes=None if memory is None else round(memory[0] * 2**30),
         available_bytes=None if memory is None else round(memory[1] * 2**30),
-        l4t=sensors.l4t(), power_mode=sensors.power_mode(), battery_wh=sensors.battery_wh(), versions=versions,
-    )  # fmt: skip
+        l4t=sensors.l4t(),
+        power_mode=sensors.power_mode(),
+        battery_wh=sensors.battery_wh(),
+        versions=versions,
+    )
 
 
 def _idle_power(sensors: Sensors) -> PowerReading | None:

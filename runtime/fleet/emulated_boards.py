@@ -78,8 +78,11 @@ class PacedEngine:
 
     def __init__(self, engine: Engine, pacer: Pacer, block_ms: float) -> None:
         self.part, self.kind, self.provider, self.signature = (
-            engine.part, engine.kind, engine.provider, engine.signature,
-        )  # fmt: skip
+            engine.part,
+            engine.kind,
+            engine.provider,
+            engine.signature,
+        )
         self._engine, self._pacer, self._block_s = engine, pacer, block_ms / 1e3
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -109,9 +112,13 @@ class BoardCluster(LocalCluster):
     """Processes of emulated boards on the loopback, with keys and empty stores."""
 
     def __init__(
-        self, folder: Path, bundle: Path, placement: Mapping[str, Sequence[int]], boards: Sequence[EmulatedBoard],
+        self,
+        folder: Path,
+        bundle: Path,
+        placement: Mapping[str, Sequence[int]],
+        boards: Sequence[EmulatedBoard],
         source: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._block_ms = {board.name: board.block_ms for board in boards}
         super().__init__(folder, bundle, placement, sources=[source], keys=True, stores=True)
 
@@ -174,13 +181,27 @@ def emulated_profile(measured: DeviceProfile, board: EmulatedBoard) -> DevicePro
         )
     }
     device = msgspec.structs.replace(
-        measured.device, name=board.name, board=None, gpus=[], l4t=None, power_mode=None, battery_wh=None,
+        measured.device,
+        name=board.name,
+        board=None,
+        gpus=[],
+        l4t=None,
+        power_mode=None,
+        battery_wh=None,
         emulated=board.source,
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(
-        measured, device=device, batch=batch, power_watts=None, idle_watts=None, power_scope=None, power_channels={},
-        energy_mj_per_image=None, throttled=False, throttled_by=[],
-    )  # fmt: skip
+        measured,
+        device=device,
+        batch=batch,
+        power_watts=None,
+        idle_watts=None,
+        power_scope=None,
+        power_channels={},
+        energy_mj_per_image=None,
+        throttled=False,
+        throttled_by=[],
+    )
 
 
 def main() -> None:

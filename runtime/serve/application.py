@@ -257,7 +257,7 @@ class Application:
 
 
 class _EachRequest:
-    """What holds for each request: access, headers, ids, counts, the access log, and errors without tracebacks."""
+    """Rules for every request: access, headers, ids, counts, the access log, and errors without tracebacks."""
 
     def __init__(
         self,
@@ -277,9 +277,12 @@ class _EachRequest:
             "ls_edge_http_responses", "Answers to HTTP requests.", ["path", "status"], registry=registry
         )
         self._seconds = Histogram(
-            "ls_edge_http_request_seconds", "From the header of a request to its answer.", ["path"], registry=registry,
+            "ls_edge_http_request_seconds",
+            "From the header of a request to its answer.",
+            ["path"],
+            registry=registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-        )  # fmt: skip
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -323,11 +326,15 @@ class _EachRequest:
                 log.info(
                     "request",
                     extra={
-                        "id": request_id, "trace": trace[1] if trace else None, "client": (scope["client"] or ("",))[0],
-                        "method": request.method, "path": request.url.path[:200], "status": status or 499,
+                        "id": request_id,
+                        "trace": trace[1] if trace else None,
+                        "client": (scope["client"] or ("",))[0],
+                        "method": request.method,
+                        "path": request.url.path[:200],
+                        "status": status or 499,
                         "ms": round(seconds * 1e3, 2),
                     },
-                )  # fmt: skip
+                )
 
 
 _RAW_KINDS = ("application/octet-stream", "application/x-www-form-urlencoded")

@@ -112,9 +112,11 @@ def configuration(bundle: Bundle) -> dict[str, Any]:
 
     def tensor(one: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {
-            "name": one["name"], "dims": one["shape"][1:] or [1],
-            "data_type": "TYPE_STRING" if one["datatype"] == "BYTES" else f"TYPE_{one['datatype']}", **more,
-        }  # fmt: skip
+            "name": one["name"],
+            "dims": one["shape"][1:] or [1],
+            "data_type": "TYPE_STRING" if one["datatype"] == "BYTES" else f"TYPE_{one['datatype']}",
+            **more,
+        }
 
     return {
         "name": found["name"],

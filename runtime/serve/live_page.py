@@ -43,15 +43,17 @@ class LivePage:
         for answer in answers:
             record = answer.record
             ((label, probability),) = answer.top(1)
-            self._recent.append({
-                "number": next(self._numbers),
-                "label": label,
-                "probability": round(probability, 4),
-                "degraded": answer.degraded,
-                "skipped": record.skipped,
-                "latency_ms": round(answer.latency_ms, 2),
-                "waves": record.waves,
-            })  # fmt: skip
+            self._recent.append(
+                {
+                    "number": next(self._numbers),
+                    "label": label,
+                    "probability": round(probability, 4),
+                    "degraded": answer.degraded,
+                    "skipped": record.skipped,
+                    "latency_ms": round(answer.latency_ms, 2),
+                    "waves": record.waves,
+                }
+            )
 
     async def show(self, _request: Request) -> Response:
         """Return the page, which loads nothing else and calls this server alone."""

@@ -177,9 +177,10 @@ def _dropped(counts: Mapping[str, int]) -> Iterator[Metric]:
         "ls_edge_complaints", "Messages of this process that others refused.", value=counts.get("complaints", 0)
     )
     yield CounterMetricFamily(
-        "ls_edge_refused_connections", "Connections without a key of peers.yaml.",
+        "ls_edge_refused_connections",
+        "Connections without a key of peers.yaml.",
         value=counts.get("connections refused", 0),
-    )  # fmt: skip
+    )
 
 
 def _by_label(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:

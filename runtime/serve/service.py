@@ -43,8 +43,12 @@ _TOO_LATE = "the budget ended before the image was decoded; give it more time"
 _POLL_S = 0.01
 """Interval of checks for holders of missing blocks, in seconds."""
 _STATUS_OF: dict[type[RequestError], int] = {
-    Overloaded: 503, SourceClosed: 503, BudgetExceeded: 504, NotFinite: 502, ModelMismatch: 502,
-}  # fmt: skip
+    Overloaded: 503,
+    SourceClosed: 503,
+    BudgetExceeded: 504,
+    NotFinite: 502,
+    ModelMismatch: 502,
+}
 """Status by class of error; 500 for others."""
 
 

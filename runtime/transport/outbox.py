@@ -44,7 +44,7 @@ class LinkCounts:
         """Bytes by codec, like ``received``."""
         self.received = dict(self.sent)
         self.suspicions = dict.fromkeys(peers, 0)
-        """How often each peer was suspected, because it made no progress in time."""
+        """Number of times that each peer was suspected, because it made no progress in time."""
 
 
 class _Outgoing(NamedTuple):

@@ -1,1 +1,1 @@
-"""Which blocks on which device: a placement for a goal, what it promises, and what simpler placements promise."""
+"""Placement of blocks on devices for an objective, its estimates, and those of simpler placements."""

@@ -126,16 +126,27 @@ def plan_document(
     verdict = _judge(problem, objective, placed, [single, planned.copies])
     proven = planned.is_exact and best.placement is planned.best.placement
     return PlanDocument(
-        schema=SCHEMA, bundle_id=bundle_id, objective=objective,
-        recommendation="distribute" if verdict.winner == "distribute" else "single", reason=verdict.reason,
-        placement=dict(best.placement), replicas=best.replicas, route=best.figures.route,
+        schema=SCHEMA,
+        bundle_id=bundle_id,
+        objective=objective,
+        recommendation="distribute" if verdict.winner == "distribute" else "single",
+        reason=verdict.reason,
+        placement=dict(best.placement),
+        replicas=best.replicas,
+        route=best.figures.route,
         policy=None if best.simulated is None else best.simulated.policy,
         concurrency=scoring.requests_at_once(problem, best.placement),
         max_batch={device.name: device.max_batch for device in problem.devices},
-        expected=_expected(best), formula=_expected(replace(best, simulated=None)), baselines=baselines,
-        chosen=best.name, winner=verdict.winner, advantages=verdict.advantages,
-        solver="exact" if proven else "heuristic", assumptions=assumptions, warnings=warnings,
-    )  # fmt: skip
+        expected=_expected(best),
+        formula=_expected(replace(best, simulated=None)),
+        baselines=baselines,
+        chosen=best.name,
+        winner=verdict.winner,
+        advantages=verdict.advantages,
+        solver="exact" if proven else "heuristic",
+        assumptions=assumptions,
+        warnings=warnings,
+    )
 
 
 def _candidates(problem: PlanningProblem, objective: Objective, planned: PlannedPlacement) -> list[Candidate]:
@@ -169,12 +180,16 @@ def _expected(candidate: Candidate) -> Expected:
     figures = simulated or formula
     is_single = candidate.name == "single"
     return Expected(
-        latency_ms=_number(figures.latency_ms), throughput=_number(figures.throughput),
-        energy_mj=_number(figures.energy_mj), battery_h=_number(formula.battery_h),
-        whole_share=_number(formula.whole_share, 6), policy=figures.policy,
-        placement=dict(candidate.placement) or None, device=formula.route[0] if is_single else None,
+        latency_ms=_number(figures.latency_ms),
+        throughput=_number(figures.throughput),
+        energy_mj=_number(figures.energy_mj),
+        battery_h=_number(formula.battery_h),
+        whole_share=_number(formula.whole_share, 6),
+        policy=figures.policy,
+        placement=dict(candidate.placement) or None,
+        device=formula.route[0] if is_single else None,
         simulated_whole_share=None if simulated is None else simulated.whole_share,
-    )  # fmt: skip
+    )
 
 
 def _number(value: float | None, digits: int = 4) -> float | None:

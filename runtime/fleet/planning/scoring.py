@@ -100,15 +100,22 @@ def simulation_of(
 
     seconds = {device.name: device.block_ms / 1e3 for device in problem.devices if device.name in held}
     sim = Simulation(
-        held, blocks=problem.num_blocks, seed=seed, latency=_CONTROL_S, block_seconds=seconds, transfers=transfer,
-        wire=wire, max_batch={name: devices[name].max_batch for name in held},
+        held,
+        blocks=problem.num_blocks,
+        seed=seed,
+        latency=_CONTROL_S,
+        block_seconds=seconds,
+        transfers=transfer,
+        wire=wire,
+        max_batch={name: devices[name].max_batch for name in held},
         engine_seconds=lambda name, blocks, images: blocks * devices[name].call_ms(images) / 1e3,
         call_seconds={
             name: (device.runtime_mean_ms if on_average else device.runtime_ms) / 1e3
             for name, device in devices.items()
         },
-        bands=Bands(problem.num_blocks, tuple(band[0] for band in problem.bands[1:])), costs=costs,
-    )  # fmt: skip
+        bands=Bands(problem.num_blocks, tuple(band[0] for band in problem.bands[1:])),
+        costs=costs,
+    )
     sim.run(0.4)
     return sim
 

@@ -189,10 +189,12 @@ class _SiteRun:
         self._sent: list[int] = []
         """Number of the request by its number in the simulation."""
         self._outcome = SiteOutcome(
-            submitted_s=np.zeros(site.requests), latency_s=np.zeros(site.requests),
-            states=np.full(site.requests, FAILED, dtype=np.uint8), devices=Counter(site.kinds.values()),
+            submitted_s=np.zeros(site.requests),
+            latency_s=np.zeros(site.requests),
+            states=np.full(site.requests, FAILED, dtype=np.uint8),
+            devices=Counter(site.kinds.values()),
             used=sum(bool(blocks) for blocks in site.placement.values()),
-        )  # fmt: skip
+        )
 
     def run(self, on_step: Callable[[int], None]) -> SiteOutcome:
         sim, site, outcome = self._sim, self._site, self._outcome
@@ -369,9 +371,18 @@ def simulation_context(
     """Return the facts about a simulation that its outcomes do not contain."""
     settings = sites[0].settings
     return SimulationContext(
-        bundle_id=bundle_id, devices=settings.devices, sites=len(sites),
-        devices_per_site=max(len(site.kinds) for site in sites), seed=settings.seed, policy=settings.policy,
-        replicas=min(site.problem.replicas for site in sites), concurrency=max(site.concurrency for site in sites),
-        rate=settings.rate, placement=sites[0].placement, churn=churn, max_skips=settings.max_skips,
-        budget_ms=settings.budget_s * 1e3, assumptions=list(assumptions),
-    )  # fmt: skip
+        bundle_id=bundle_id,
+        devices=settings.devices,
+        sites=len(sites),
+        devices_per_site=max(len(site.kinds) for site in sites),
+        seed=settings.seed,
+        policy=settings.policy,
+        replicas=min(site.problem.replicas for site in sites),
+        concurrency=max(site.concurrency for site in sites),
+        rate=settings.rate,
+        placement=sites[0].placement,
+        churn=churn,
+        max_skips=settings.max_skips,
+        budget_ms=settings.budget_s * 1e3,
+        assumptions=list(assumptions),
+    )
