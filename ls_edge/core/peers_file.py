@@ -316,27 +316,43 @@ def _contradictions(file: PeersDocument, source_map: yaml_source.SourceMap) -> I
             yield error(f"the name {entry.name!r} is used twice; each process needs its own", kind, index, "name")
         names.add(entry.name)
         if uses_keys and not entry.public_key:
-            advice = f"make one with 'ls-edge keys new {entry.name}'"
-            yield error(f"{entry.name!r} has no public_key while others have; {advice}", kind, index)
+            yield error(
+                f"{entry.name!r} has no public_key while others have; make one with 'ls-edge keys new {entry.name}'",
+                kind,
+                index,
+            )
     for index, source in enumerate(file.sources):
         if source.may_push and not uses_keys:
-            problem = f"source {source.name!r} may push bundles, but without keys any process could"
-            advice = "make keys with 'ls-edge keys new', or remove may_push"
-            yield error(f"{problem}; {advice}", "sources", index, "may_push")
+            yield error(
+                f"source {source.name!r} may push bundles, but without keys any process could; make keys with "
+                "'ls-edge keys new', or remove may_push",
+                "sources",
+                index,
+                "may_push",
+            )
     for index, peer in enumerate(file.peers):
+        where = ("peers", index, "address")
         if peer.address in addresses:
-            problem = f"{peer.name!r} has the address of {addresses[peer.address]!r}, {peer.address}"
-            yield error(f"{problem}; give each its own port", "peers", index, "address")
+            other = addresses[peer.address]
+            yield error(f"{peer.name!r} has the address of {other!r}, {peer.address}; give each its own port", *where)
         addresses[peer.address] = peer.name
         if (host := _host(peer.address)) in _ANY:
-            problem = f"address {peer.address!r}: {host} is not a host that other devices can reach"
-            advice = f"write the name or address of this one, and 'bind: {peer.address}' below it"
-            yield error(f"{problem}; {advice}", "peers", index, "address")
+            yield error(
+                f"address {peer.address!r}: {host} is not a host that other devices can reach; write the name or "
+                f"address of this one, and 'bind: {peer.address}' below it",
+                *where,
+            )
         for key, address in (("address", peer.address), ("bind", peer.bind)):
-            if _host(address).startswith("[") and not is_ipv6(_host(address).strip("[]")):
-                advice = "is not an IPv6 address; write for example [::1]"
-                yield error(f"{key} {address!r}: {_host(address)} {advice}", "peers", index, key)
+            host = _host(address)
+            if host.startswith("[") and not is_ipv6(host.strip("[]")):
+                yield error(
+                    f"{key} {address!r}: {host} is not an IPv6 address; write for example [::1]", "peers", index, key
+                )
             if not (uses_keys or file.insecure or is_loopback(address)):
-                problem = f"{key} {address!r} of peer {peer.name!r} is not on the loopback and has no public_key"
-                advice = f"make keys with 'ls-edge keys new {peer.name}', or write 'insecure: true' at the top"
-                yield error(f"{problem}; {advice}", "peers", index, key)
+                yield error(
+                    f"{key} {address!r} of peer {peer.name!r} is not on the loopback and has no public_key; make keys "
+                    f"with 'ls-edge keys new {peer.name}', or write 'insecure: true' at the top",
+                    "peers",
+                    index,
+                    key,
+                )

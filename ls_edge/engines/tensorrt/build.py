@@ -89,7 +89,7 @@ class EngineOptions:
 
     @classmethod
     def of(cls, bundle: Bundle, max_batch: int | None = None) -> EngineOptions:
-        """Return the options for batches up to ``max_batch``, rounded up to 8, 16, 32, so that few engines serve all."""
+        """Return the options for batches up to ``max_batch``, rounded up to 8, 16, 32 ..., so that few serve all."""
         largest = LEAST_MAX_BATCH
         while largest < (max_batch or 1):
             largest *= 2
