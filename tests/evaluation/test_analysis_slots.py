@@ -7,7 +7,7 @@ import pytest
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.analysis import AnalysisOrders, analyze, slots
-from ls_edge.evaluation.analysis.pairs import Pairs
+from ls_edge.evaluation.analysis.measures import Pairs
 from ls_edge.report.analysis import finding
 
 DEPTH, DIM, TOKENS = 4, 6, 3

@@ -28,7 +28,7 @@ from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.analysis import KINDS, Analysis, AnalysisOrders, Rollout, analyze, parse_kinds
-from ls_edge.evaluation.analysis.pairs import Pairs
+from ls_edge.evaluation.analysis.measures import Pairs
 from ls_edge.evaluation.analysis.trace import TraceCounts, is_trace, read_lines
 from ls_edge.report.analysis import print_analysis, print_trace_analysis
 from ls_edge.report.progress import StepProgress

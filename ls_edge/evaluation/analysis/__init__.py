@@ -9,7 +9,7 @@ Kinds of analysis, all within the model's bands:
   and the cosine between what a block adds in trained and in random order;
 - ``agreement``: agreement of answers in random order, and with blocks left out, with those of the trained order;
 - ``slots``, ``norms``, ``probe``, ``umap``: outputs of a block by its slot (:mod:`ls_edge.evaluation.analysis.slots`);
-- ``pairs``: pairs of blocks that commute (:mod:`ls_edge.evaluation.analysis.pairs`);
+- ``pairs``: pairs of blocks that commute (:mod:`ls_edge.evaluation.analysis.measures`);
 - ``attention``, ``rollout``: distance and entropy of attention by block and head, and attention rollout, from
   :mod:`ls_edge.training.models.attention`.
 
@@ -32,13 +32,14 @@ from ls_edge.evaluation.analysis.measures import (
     Contribution,
     Importance,
     ImportanceMeasure,
+    Pairs,
+    PairsMeasure,
     Similarity,
     TokenMeasures,
 )
-from ls_edge.evaluation.analysis.pairs import Pairs, PairsMeasure
-from ls_edge.evaluation.analysis.plan import AnalysisOrders
 from ls_edge.evaluation.analysis.slots import AddedNorms, Map, Probe, SlotAccuracy, SlotOutputs
 from ls_edge.evaluation.measure import Measure, TokenModel, measure_orders
+from ls_edge.evaluation.orders import AnalysisOrders
 
 __all__ = [
     "KINDS",

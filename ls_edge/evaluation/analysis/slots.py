@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.bands import Bands
-from ls_edge.evaluation.analysis.plan import AnalysisOrders
 from ls_edge.evaluation.measure import Mean, Measure, TokenModel
+from ls_edge.evaluation.orders import AnalysisOrders
 
 MOST_IMAGES = 1000
 """Images whose outputs are kept, as in the paper."""

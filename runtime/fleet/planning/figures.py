@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
-from ls_edge.runtime.fleet.planning.whole_share import whole_share
+from ls_edge.runtime.fleet.planning.survival import whole_share
 
 ALL_ROUTES = 10
 """Number of devices up to which every subset is tried as a route; one more doubles the time."""

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 from ls_edge.runtime.fleet.planning.assignment import assign_in_circle, assign_route
 from ls_edge.runtime.fleet.planning.problem import Count, Objective, Placement, PlanningProblem, zones_of
-from ls_edge.runtime.fleet.planning.survival import HolderExchange, HolderSearch
-from ls_edge.runtime.fleet.planning.whole_share import whole_share
+from ls_edge.runtime.fleet.planning.survival import HolderExchange, HolderSearch, whole_share
 
 SEARCHED_DEVICES = 6
 """Number of devices and zones that may fail up to which all sets of holders are searched; two more may take minutes."""

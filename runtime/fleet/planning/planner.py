@@ -6,18 +6,17 @@ that memory allows is tried; for latency and energy they cannot.
 
 from __future__ import annotations
 
+import bisect
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ls_edge.runtime.fleet.planning.baselines import (
-    best_single,
-    copies_figures,
-    equal_split,
-    round_robin,
-    trained_order,
-)
+from ls_edge.runtime.fleet.planning.assignment import assign_in_circle
 from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
 from ls_edge.runtime.fleet.planning.placements import best_placement
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, zones_of
+from ls_edge.runtime.fleet.planning.survival import whole_share
+from ls_edge.runtime.routing.limits import Limits
 
 NEGLIGIBLE_LOSS = 1e-9
 """Probability of a loss for which fewer holders are not tried."""
@@ -94,3 +93,109 @@ def rank(candidate: Candidate, objective: Objective) -> tuple[float, float, floa
     figures = candidate.figures
     value = float(f"{figures.value(objective):.6e}")  # more digits are rounding errors
     return value, round(figures.latency_ms, 6), -round(figures.throughput, 6), ORIGINS.index(candidate.name)
+
+
+def best_single(problem: PlanningProblem, objective: Objective) -> tuple[Placement, Figures] | None:
+    """Return all blocks on the device that is best alone, and its estimate; None if no device has room for them.
+
+    The source runs stem and head and sends tokens, as with any other placement.
+    """
+    found = []
+    for device in problem.devices:
+        if problem.room(device) == problem.num_blocks:
+            placement = {device.name: tuple(range(problem.num_blocks))}
+            found.append((placement, figures_of(problem, placement)))
+    return min(found, key=lambda one: (one[1].value(objective), one[1].latency_ms, one[1].route), default=None)
+
+
+def copies_figures(problem: PlanningProblem) -> Figures | None:
+    """Estimate independent copies: each device runs the whole model on images that it gets as JPEG.
+
+    No device ever waits, and images of a lost device are sent to another one. None unless two devices have room.
+    """
+    devices = [device for device in problem.devices if device.whole]
+    if len(devices) < 2:
+        return None
+    latency: dict[str, float] = {}
+    engine: dict[str, float] = {}
+    rate: dict[str, float] = {}
+    for device in devices:
+        sent = device.wire_ms * problem.image_share
+        link = max(0.0, problem.source_visit_ms + device.visit_ms - device.runtime_ms - 2 * device.wire_ms) + sent
+        chain = device.stem_ms + problem.num_blocks * device.block_ms + device.head_ms
+        latency[device.name] = link + device.runtime_ms + chain
+        ends = device.stem_ms + device.head_ms if device.ends_ms is None else device.ends_ms
+        engine[device.name] = ends + problem.num_blocks * device.busy_ms
+        busy = max(engine[device.name], (engine[device.name] + device.beyond_ms) / Limits.engine_calls, sent)
+        rate[device.name] = 1e3 / busy if busy > 0 else float("inf")
+    sent = problem.source_wire_ms * problem.image_share
+    throughput = min(sum(rate.values()), 1e3 / sent if sent > 0 else float("inf"))
+    energy = None
+    if math.isfinite(throughput) and all(device.watts is not None for device in devices):
+        joules = sum(rate[device.name] * engine[device.name] * (device.watts or 0.0) for device in devices)
+        energy = joules / sum(rate.values())
+    hours = [one.battery_wh / one.watts for one in devices if one.battery_wh is not None and one.watts]
+    return Figures(
+        latency_ms=min(latency.values()),
+        throughput=throughput,
+        energy_mj=energy,
+        battery_h=min(hours, default=None),
+        whole_share=whole_share(problem, {one.name: tuple(range(problem.num_blocks)) for one in devices}),
+        route=(min(latency, key=lambda name: latency[name]),),
+    )
+
+
+def round_robin(problem: PlanningProblem) -> Placement | None:
+    """Give each block to the next device with room in another zone; None if a block finds no device."""
+    zone_of = {index: zone for zone, devices in zones_of(problem.devices).items() for index in devices}
+    held: list[list[int]] = [[] for _ in problem.devices]
+    turn = 0
+    for block in problem.band_order:
+        zones: set[str] = set()
+        for _ in range(problem.replicas):
+            for step in range(len(held)):
+                index = (turn + step) % len(held)
+                if zone_of[index] not in zones and len(held[index]) < problem.room(problem.devices[index]):
+                    break
+            else:
+                return None
+            held[index].append(block)
+            zones.add(zone_of[index])
+            turn = index + 1
+    return {device.name: tuple(sorted(given)) for device, given in zip(problem.devices, held, strict=True)}
+
+
+def equal_split(problem: PlanningProblem) -> Placement | None:
+    """Give each device a stretch of equal length; None if a device has no room for it."""
+    each, more = divmod(problem.num_blocks * problem.replicas, len(problem.devices))
+    counts = [each + (index < more) for index in range(len(problem.devices))]
+    return _in_stretches(problem, counts)
+
+
+def trained_order(problem: PlanningProblem) -> Placement | None:
+    """Plan a pipeline in trained order with longer stretches on faster devices; None if memory does not allow it.
+
+    Each device holds as many blocks as it runs within ``T``, for the least possible ``T``.
+    """
+    wanted = problem.num_blocks * problem.replicas
+    times = [[device.taken_ms(n) for n in range(1, problem.num_blocks + 1)] for device in problem.devices]
+    for most in sorted({ms for one in times for ms in one}):
+        counts = []
+        left = wanted
+        for device, one in zip(problem.devices, times, strict=True):
+            count = min(left, problem.room(device), bisect.bisect_right(one, most * (1 + 1e-12)))
+            counts.append(count)
+            left -= count
+        if left == 0:
+            return _in_stretches(problem, counts)
+    return None
+
+
+def _in_stretches(problem: PlanningProblem, counts: Sequence[int]) -> Placement | None:
+    """Assign in the order of the devices; None if one has no room or a zone would hold a block twice."""
+    if any(count > problem.room(device) for count, device in zip(counts, problem.devices, strict=True)):
+        return None
+    for devices in zones_of(problem.devices).values():
+        if sum(counts[index] for index in devices) > problem.num_blocks:
+            return None
+    return assign_in_circle(problem, tuple(counts))

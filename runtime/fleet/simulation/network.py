@@ -1,7 +1,9 @@
-"""Links between simulated processes: when a message arrives."""
+"""Simulated time, and the links between simulated processes: when a message arrives."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -33,3 +35,25 @@ class Network:
             self._receives_until[to] = at
         at = self._arrives_at[sender, to] = max(at, self._arrives_at.get((sender, to), 0.0))
         return at
+
+
+class Clock:
+    """Simulated time in seconds, starting at 0; of the actions that are due at the same time, the oldest runs first."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._counter = itertools.count()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        """Schedule an action ``delay`` seconds from now."""
+        heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.now + seconds
+        while self._heap and self._heap[0][0] <= end:
+            at, _, action = heapq.heappop(self._heap)
+            self.now = max(self.now, at)
+            action()
+        self.now = end

@@ -21,8 +21,7 @@ from typing import Any
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.peers_file import usual_credits
-from ls_edge.runtime.fleet.simulation.clock import Clock
-from ls_edge.runtime.fleet.simulation.network import Network
+from ls_edge.runtime.fleet.simulation.network import Clock, Network
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import (
