@@ -19,8 +19,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ls_edge.runtime.fleet.planning.assignment import assign_in_circle, assign_route
-from ls_edge.runtime.fleet.planning.problem import Count, Objective, Placement, PlanningProblem, zones_of
+from ls_edge.runtime.fleet.planning.problem import (
+    Count,
+    Objective,
+    Placement,
+    PlanningProblem,
+    assign_in_circle,
+    assign_route,
+    zones_of,
+)
 from ls_edge.runtime.fleet.planning.survival import HolderExchange, HolderSearch, whole_share
 
 SEARCHED_DEVICES = 6

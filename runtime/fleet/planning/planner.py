@@ -11,10 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ls_edge.runtime.fleet.planning.assignment import assign_in_circle
 from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
 from ls_edge.runtime.fleet.planning.placements import best_placement
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, zones_of
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, assign_in_circle, zones_of
 from ls_edge.runtime.fleet.planning.survival import whole_share
 from ls_edge.runtime.routing.limits import Limits
 

@@ -15,8 +15,14 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from ls_edge.runtime.fleet.planning.assignment import assign_sets
-from ls_edge.runtime.fleet.planning.problem import Placement, PlannedDevice, PlanningProblem, holders_of, zones_of
+from ls_edge.runtime.fleet.planning.problem import (
+    Placement,
+    PlannedDevice,
+    PlanningProblem,
+    assign_sets,
+    holders_of,
+    zones_of,
+)
 
 LEAST_GAIN = 1e-9
 """Least probability that a move has to save."""
