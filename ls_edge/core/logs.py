@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 from ls_edge.core.errors import printable
@@ -60,6 +61,16 @@ def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
+
+
+class LoggedCounts(Counter[str]):
+    """Counts of what others can cause; the 1st, 2nd, 4th, 8th time and so on are logged."""
+
+    def note(self, key: str, event: str, **fields: object) -> None:
+        """Count ``key``, and log the event with its fields and the count if it is time to."""
+        self[key] += 1
+        if self[key] & (self[key] - 1) == 0:
+            logging.getLogger("ls_edge.runtime").warning(event, extra={**fields, "count": self[key]})
 
 
 class _EngineStatus(logging.Handler):

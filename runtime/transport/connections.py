@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,13 +19,11 @@ from typing import NamedTuple
 import zmq
 
 from ls_edge.core.errors import LinkError
+from ls_edge.core.logs import LoggedCounts
 from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.host_names import HostNameResolver, numeric
 from ls_edge.runtime.transport.keys import Curve
 from ls_edge.runtime.transport.poller import SocketPoller
-from ls_edge.runtime.transport.zap import is_worth_logging
-
-log = logging.getLogger("ls_edge.runtime")
 
 _UP, _ACCEPTED, _DISCONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED, zmq.Event.ACCEPTED, zmq.Event.DISCONNECTED
 _NO_ANSWER, _TRIES_AGAIN = zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED
@@ -113,21 +109,6 @@ class Incoming(NamedTuple):
 LinkEvent = LinkUp | LinkDown | NoLink | Incoming
 
 
-class FailedHandshakes:
-    """Counts failed handshakes, and logs the 1st, 2nd, 4th, 8th and so on of each peer."""
-
-    def __init__(self) -> None:
-        self.by_peer: Counter[str] = Counter()
-        """Numbers by dialled peer; under ``""`` those of processes that dialled this one without CURVE."""
-
-    def add(self, name: str, why: str, **where: str) -> None:
-        """Count a failed handshake with the dialled peer ``name``, or with a process that dialled."""
-        self.by_peer[name] += 1
-        if is_worth_logging(self.by_peer[name]):
-            extra = {"peer": name or "an incoming connection", **where, "why": why, "count": self.by_peer[name]}
-            log.warning("handshake failed", extra=extra)
-
-
 class Sockets:
     """The sockets of one process: made with the same options, waited for, and closed together."""
 
@@ -138,7 +119,8 @@ class Sockets:
         self.poller = poller
         self.heartbeat = heartbeat
         self.curve = curve
-        self.failures = FailedHandshakes()
+        self.failures = LoggedCounts()
+        """Failed handshakes by dialled peer; under ``""`` those of processes that dialled this one without CURVE."""
         self.names: dict[zmq.Socket[bytes], str] = {}
         """The peer that each DEALER dials; ``""`` for the ROUTER."""
         self.monitors: dict[zmq.Socket[bytes], str] = {}
@@ -233,7 +215,7 @@ class Listener:
                 del self._descriptor_of[link]
             return ended
         elif event != _REFUSED:  # counted and logged by the ZAP handler
-            self._failures.add("", _WHY_STRANGER_FAILED[event])
+            self._failures.note("", "handshake failed", peer="an incoming connection", why=_WHY_STRANGER_FAILED[event])
         return ()
 
     def knows(self, link: Link) -> bool:
@@ -398,7 +380,7 @@ class Dialer:
         # Either libzmq dials again, which its next event reports, or it gives up, which no event reports.
         self._redial_at.setdefault(name, time.monotonic() + REDIAL_S)
         if event != _DISCONNECTED:
-            self._failures.add(name, _WHY_FAILED[event], address=address)
+            self._failures.note(name, "handshake failed", peer=name, address=address, why=_WHY_FAILED[event])
             return NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}", refused=True, final=event != _ENDED)
         if name not in self._up:
             return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import zmq
@@ -67,6 +66,7 @@ class Links:
         """
         self._poller = SocketPoller()
         self._sockets = Sockets(self._poller, heartbeat, max_frame, tokens_frame, curve)
+        self.failed = self._sockets.failures
         self._lost: list[Link] = []
         """Links whose end no monitor has reported, for the next :meth:`poll`."""
         self._backlogs: dict[str, dict[bytes, int]] = {name: {} for name in ("", *dial)}
@@ -89,14 +89,9 @@ class Links:
             raise
 
     @property
-    def failed(self) -> Counter[str]:
-        """Failed handshakes by dialled peer; under ``""`` those of processes that dialled this one without CURVE."""
-        return self._sockets.failures.by_peer
-
-    @property
     def refused(self) -> int:
         """Number of incoming connections whose handshake failed."""
-        return self.failed[""] + (0 if self._zap is None else self._zap.refusals)
+        return self.failed[""] + (0 if self._zap is None else self._zap.refused.total())
 
     def register(self, descriptor: int) -> None:
         """Make :meth:`poll` return also when this file descriptor can be read."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
 from ls_edge.core.errors import printable
+from ls_edge.core.logs import LoggedCounts
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint
 from ls_edge.runtime.routing.events import Note, NoteKind
 from ls_edge.runtime.transport.connections import Incoming, Link
 from ls_edge.runtime.transport.links import Links
-from ls_edge.runtime.transport.zap import is_worth_logging
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -120,7 +119,7 @@ class RefusedMessages:
     """Counts of dropped messages by reason."""
 
     def __init__(self, links: Links) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts = LoggedCounts()
         self._links = links
         self._complained: dict[Link, tuple[float, int]] = {}
 
@@ -137,9 +136,7 @@ class RefusedMessages:
 
     def count(self, what: str, name: str, why: str) -> None:
         """Count a message, and log the 1st, 2nd, 4th, 8th and so on."""
-        self.counts[what] += 1
-        if is_worth_logging(self.counts[what]):
-            log.warning(_DROPPED[what], extra={"peer": name or "?", "why": one_line(why), "count": self.counts[what]})
+        self.counts.note(what, _DROPPED[what], peer=name or "?", why=one_line(why))
 
     def forget(self, link: Link) -> None:
         """Forget a link that has ended."""
