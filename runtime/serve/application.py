@@ -43,8 +43,6 @@ log = logging.getLogger("ls_edge.runtime")
 DEFAULT_TOP = 3
 MAX_PARAMETERS = 16
 """Limit of parameters in a query, and of fields in a form."""
-_MAX_SHOWN = 64
-"""Limit of a client's value in an error, in characters."""
 _IN_MEMORY = 512 << 10
 """Bytes of a body that are kept in memory; the rest is kept on disk until its image has a place."""
 _PAUSE_S = 0.5
@@ -116,7 +114,7 @@ class Application:
             body = await self._body(request)
         else:
             raise HTTPException(
-                415, f"the content type {_shown(kind)} is not taken; send the encoded image as the body"
+                415, f"the content type {v2.shown(kind)} is not taken; send the encoded image as the body"
             )
         if not body.seek(0, 2):
             body.close()
@@ -200,7 +198,7 @@ class Application:
             raise HTTPException(415, "compressed bodies are not supported; send the body as it is")
         length = request.headers.get(v2.HEADER_LENGTH)
         if length is not None and not (length.isascii() and length.isdigit() and len(length) <= 10):
-            raise HTTPException(400, f"{v2.HEADER_LENGTH} {_shown(length)}: use a number of bytes")
+            raise HTTPException(400, f"{v2.HEADER_LENGTH} {v2.shown(length)}: use a number of bytes")
         body = await self._body(request)
         with body, self._service.place() as source:
             body.seek(0)
@@ -232,9 +230,11 @@ class Application:
         bundle = self._service.source.bundle
         model, version = request.path_params["model"], request.path_params.get("version")
         if model != bundle.manifest.model:
-            raise HTTPException(404, f"model {_shown(model)} is not found; this server has {bundle.manifest.model}")
+            raise HTTPException(404, f"model {v2.shown(model)} is not found; this server has {bundle.manifest.model}")
         if version not in (None, v2.version_of(bundle)):
-            raise HTTPException(404, f"version {_shown(version)} is not found; this server has {v2.version_of(bundle)}")
+            raise HTTPException(
+                404, f"version {v2.shown(version)} is not found; this server has {v2.version_of(bundle)}"
+            )
         return bundle
 
     # Health and status.
@@ -403,15 +403,15 @@ def _parameters(query: list[tuple[str, str]], most_ms: float) -> tuple[int, floa
     values = dict(query)
     unknown = values.keys() - {"top", "budget_ms", "logits"}
     if unknown:
-        raise HTTPException(400, f"parameter {_shown(min(unknown))} is not known; use top, budget_ms or logits")
+        raise HTTPException(400, f"parameter {v2.shown(min(unknown))} is not known; use top, budget_ms or logits")
     top, budget_ms, logits = values.get("top"), values.get("budget_ms"), values.get("logits", "0")
     # Digits alone: numbers of Python such as 1_0, nan or ٣ are refused.
     if top is not None and not (top.isascii() and top.isdigit() and len(top) <= 9 and int(top) > 0):
-        raise HTTPException(400, f"top {_shown(top)}: use a whole number from 1")
+        raise HTTPException(400, f"top {v2.shown(top)}: use a whole number from 1")
     if budget_ms is not None and not _is_budget(budget_ms, most_ms):
-        raise HTTPException(400, f"budget_ms {_shown(budget_ms)}: use milliseconds from 1 to {most_ms:g}")
+        raise HTTPException(400, f"budget_ms {v2.shown(budget_ms)}: use milliseconds from 1 to {most_ms:g}")
     if logits not in ("0", "1"):
-        raise HTTPException(400, f"logits {_shown(logits)}: use 0 or 1")
+        raise HTTPException(400, f"logits {v2.shown(logits)}: use 0 or 1")
     count = DEFAULT_TOP if top is None else int(top)
     return count, most_ms if budget_ms is None else float(budget_ms), logits == "1"
 
@@ -422,8 +422,3 @@ def _is_budget(text: str, most_ms: float) -> bool:
 
 def _not_ready(service: Service) -> str:
     return f"blocks without a holder: {', '.join(map(str, service.source.snapshot.missing_blocks))}"
-
-
-def _shown(text: str) -> str:
-    """Quote a value from a client for an error."""
-    return repr(printable(text[:_MAX_SHOWN]))

@@ -81,7 +81,7 @@ def parse_request(body: bytes, json_length: int | None) -> tuple[InferRequest, b
     try:
         document = msgspec.json.decode(body[:length], type=InferRequest)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise DataError(f"the request is not valid: {_shown(str(error), 200)}") from None
+        raise DataError(f"the request is not valid: {printable(str(error)[:200])}") from None
     return document, body[length:]
 
 
@@ -141,14 +141,14 @@ def images_of(
     ``preprocess`` is that of the source, for encoded images and pixels.
     """
     if len(request.inputs) != 1:
-        names = ", ".join(_shown(one.name) for one in request.inputs)
+        names = ", ".join(shown(one.name) for one in request.inputs)
         raise DataError(f"the request has the inputs {names}; give one of image, pixels and input")
     (given,) = request.inputs
     expected = {"image": "BYTES", "pixels": "UINT8", "input": "FP32"}.get(given.name)
     if expected is None:
-        raise DataError(f"input {_shown(given.name)} is not known; use image, pixels or input")
+        raise DataError(f"input {shown(given.name)} is not known; use image, pixels or input")
     if given.datatype != expected:
-        raise DataError(f"input {given.name} has the datatype {_shown(given.datatype)}; use {expected}")
+        raise DataError(f"input {given.name} has the datatype {shown(given.datatype)}; use {expected}")
     count = given.shape[0]
     if not 1 <= count <= MAX_BATCH:
         raise DataError(f"input {given.name} has a batch of {count}; use 1 to {MAX_BATCH} images")
@@ -266,7 +266,7 @@ def check_outputs(request: InferRequest) -> None:
     """Raise :class:`DataError` if a request wants outputs that do not exist."""
     for output in request.outputs:
         if output.name not in ("logits", "probabilities", "label"):
-            raise DataError(f"output {_shown(output.name)} is not known; use logits, probabilities or label")
+            raise DataError(f"output {shown(output.name)} is not known; use logits, probabilities or label")
 
 
 def _values(
@@ -304,5 +304,6 @@ def _parameters_of(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _shown(text: str, most: int = _SHOWN) -> str:
-    return repr(printable(text[:most])) if most == _SHOWN else printable(text[:most])
+def shown(text: str) -> str:
+    """Quote a value from a client for an error."""
+    return repr(printable(text[:_SHOWN]))

@@ -96,7 +96,13 @@ def command(
     up_to = EngineOptions.of(opened, max_batch).max_batch
     if as_json:
         engines = [
-            {"part": one.part, "key": one.key.digest(), "built": one.built, "bytes": one.size, "seconds": one.seconds}
+            {
+                "part": one.part,
+                "key": one.key.digest(),
+                "built": one.built,
+                "bytes": len(one.plan),
+                "seconds": one.seconds,
+            }
             for one in built
         ]
         print_json({"provider": on, "max_batch": up_to, "engines": engines})

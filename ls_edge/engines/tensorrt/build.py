@@ -95,11 +95,6 @@ class EngineOptions:
             largest *= 2
         return cls(bundle.manifest.precision, largest)
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Options of the builder besides the file."""
-        return ("strongly typed", *(("no tf32",) if self.precision == "fp32" else ()))
-
 
 def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKey:
     """Return the key of the engine of a part in the cache."""
@@ -109,7 +104,7 @@ def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKe
         gpu=device.gpu,
         capability=device.capability,
         profile=(1, 1, options.max_batch),
-        flags=options.flags,
+        flags=("strongly typed", *(("no tf32",) if options.precision == "fp32" else ())),
     )
 
 
@@ -122,11 +117,6 @@ class BuiltPart:
     plan: bytes
     built: bool
     seconds: float
-
-    @property
-    def size(self) -> int:
-        """Bytes of the serialized engine."""
-        return len(self.plan)
 
 
 def build_part(
