@@ -71,11 +71,13 @@ class Links:
         """Links whose end no monitor has reported, for the next :meth:`poll`."""
         self._backlogs: dict[str, dict[bytes, int]] = {name: {} for name in ("", *dial)}
         self._listener: Listener | None = None
-        self._dialer: Dialer | None = None
         self._zap: ZapHandler | None = None
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._poller.close)
+            opened.callback(self._sockets.close)
             if curve is not None:
                 self._zap = ZapHandler(self._sockets.context, curve.names_by_key)
+                opened.callback(self._zap.close)
                 self._poller.add(self._zap.socket)
             if bind is not None:
                 self._listener = Listener(self._sockets, bind)
@@ -84,9 +86,8 @@ class Links:
             # sends its own, and a peer sends a few.
             slower = 1 if bind is None else DEALER_HEARTBEATS_SLOWER
             self._dialer = Dialer(self._sockets, dial, heartbeat_ms=slower * heartbeat.every_ms)
-        except BaseException:
-            self.close()
-            raise
+            opened.callback(self._dialer.close)
+            self._close_all = opened.pop_all().close
 
     @property
     def refused(self) -> int:
@@ -103,7 +104,6 @@ class Links:
 
     def poll(self, timeout: float) -> list[LinkEvent]:
         """Wait at most ``timeout`` seconds and return what happened, ends of links before messages."""
-        assert self._dialer is not None
         self._dialer.dial_again()
         if self._lost:
             timeout = 0.0
@@ -155,20 +155,17 @@ class Links:
 
     def rest(self, name: str) -> None:
         """Close the connection that this process dialled to a peer, since the peer has dialled this process."""
-        if self._dialer is not None:
-            self._dialer.rest(name)
+        self._dialer.rest(name)
 
     def resume(self, name: str) -> None:
         """Dial a peer again after :meth:`rest`."""
-        if self._dialer is not None:
-            self._dialer.resume(name)
+        self._dialer.resume(name)
 
     def change(self, dial: Mapping[str, str], curve: Curve | None) -> None:
         """Dial these peers from now on and admit these keys; the links of peers that were changed end.
 
         Links that other processes dialled stay, see :meth:`hang_up`. Whether keys are used does not change.
         """
-        assert self._dialer is not None
         self._sockets.curve = curve
         if self._zap is not None and curve is not None:
             self._zap.change(curve.names_by_key)
@@ -183,17 +180,12 @@ class Links:
 
     def close(self) -> None:
         """Close all sockets; unsent messages are dropped."""
-        if self._dialer is not None:
-            self._dialer.close()
-        if self._zap is not None:
-            self._zap.close()
         self._listener = None
-        self._sockets.close()
-        self._poller.close()
+        self._close_all()
 
     def _socket_of(self, link: Link) -> zmq.Socket[bytes] | None:
         if link.dialled:
-            return None if self._dialer is None else self._dialer.sockets.get(link.dialled)
+            return self._dialer.sockets.get(link.dialled)
         return None if self._listener is None else self._listener.socket
 
     def _read_monitor(self, monitor: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
@@ -204,7 +196,6 @@ class Links:
                 return
             event = zmq.Event(message["event"])
             if name:
-                assert self._dialer is not None
                 found = self._dialer.on_monitor(name, event)
                 events += () if found is None else (found,)
             elif self._listener is not None:
@@ -265,7 +256,7 @@ class Links:
         )
         if not link.dialled:
             self.hang_up(link)
-        elif self._dialer is not None and self._dialer.hang_up(link.dialled):
+        elif self._dialer.hang_up(link.dialled):
             self._lost.append(link)
 
 
