@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         DataError,
         DigestMismatch,
         EngineError,
+        ImageRejected,
         LinkError,
         LsEdgeError,
         ModelError,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer", "Arrangement", "Bundle", "Peer", "Source",
-    "BudgetExceeded", "BundleError", "ConfigError", "DataError", "DigestMismatch", "EngineError", "LinkError",
-    "LsEdgeError", "ModelError", "ModelMismatch", "NotFinite", "Overloaded", "RequestError", "RunError",
+    "BudgetExceeded", "BundleError", "ConfigError", "DataError", "DigestMismatch", "EngineError", "ImageRejected",
+    "LinkError", "LsEdgeError", "ModelError", "ModelMismatch", "NotFinite", "Overloaded", "RequestError", "RunError",
     "SchemaMismatch", "SourceClosed", "TrainingStopped", "UsageError", "VerificationError", "WireError",
     "__version__",
 ]  # fmt: skip

@@ -230,7 +230,8 @@ def write_peers(tmp_path):
         from ls_edge.runtime.fleet.local_cluster import free_ports
 
         peers = [
-            {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks), "threads": 1, **each}
+            {"name": name, "address": f"tcp://127.0.0.1:{port}", "threads": 1, **each}
+            | {"blocks": blocks if isinstance(blocks, str) else list(blocks)}
             for (name, blocks), port in zip(placement.items(), free_ports(len(placement)), strict=True)
         ]
         listed = [{"name": name} for name in sources]

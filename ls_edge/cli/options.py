@@ -186,6 +186,7 @@ def is_typed(name: str) -> bool:
 
 PEERS = peers(required=True)
 BUNDLE = bundle(required=True)
+SOURCE_BUNDLE = bundle("Folder of the exported model.  [default: the peers run all of it, and send its description]")
 SECRET_KEY = secret_key()
 STRICT_BUNDLE = flag("--strict-bundle", "Only peers with exactly this bundle.")
 DATA = text("--data", "Folder of class folders, a tar of one, 'digits', or a timm data set.", "DATA", required=True)

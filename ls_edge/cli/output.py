@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ def write_json(path: Path, document: Any) -> None:
 def warn(text: str) -> None:
     """Print a warning."""
     click.echo(f"ls-edge: warning: {printable(text)}", err=True)
+
+
+def note_model(witnesses: Sequence[str]) -> None:
+    """Say whose model a source without a bundle uses; nothing where it has its own."""
+    if len(witnesses) > 1:
+        click.echo(f"ls-edge: the model is that of {' and '.join(witnesses)}, which agree on it", err=True)
+    elif witnesses:
+        warn(f"the model is that of {witnesses[0]} alone; no other peer has confirmed it")
 
 
 def warn_about_images(images: ImageSet, trained_on: str) -> None:

@@ -5,6 +5,8 @@ into consecutive groups, so the trained order is always allowed. One band is the
 (arXiv 2407.04513), one band per block is a fixed order. Most of the loss from reordering comes from the first and the
 last blocks (arXiv 2407.09298), which bands can keep in place.
 
+Stem and head, where they are among the parts of a request, are bands of their own: before the first and after the last.
+
 In JSON and YAML bands are lists of blocks, ``[[0], [1, 2, 3, 4, 5, 6], [7]]``; on a command line ``0/1-6/7``.
 """
 
@@ -23,6 +25,7 @@ from msgspec import Meta
 
 from ls_edge.core.arrangement import Arrangement, equal_waves, random_order, random_subset_order, random_waves
 from ls_edge.core.errors import UsageError
+from ls_edge.core.parts import ENDS, STEM, has_ends, part_name
 from ls_edge.core.text import format_bands, format_ranges, parse_ranges
 
 _Groups = Annotated[list[Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
@@ -117,19 +120,21 @@ class Bands:
         return Bands(len(of), tuple(at for at in range(1, len(of)) if of[at] != of[at - 1]))
 
     def band_of(self, block: int) -> int:
-        """Return the band of a block, counted from 0."""
+        """Return the band of a block, counted from 0: -1 for the stem, and for the head one more than for any block."""
+        if block in ENDS:
+            return -1 if block == STEM else len(self.cuts) + 1
         return bisect_right(self.cuts, block)
 
     def permitted(self, remaining: Sequence[int]) -> tuple[int, ...]:
         """Return the remaining blocks that may run now, in the given order: those of their first band."""
-        if not self.cuts or not remaining:
+        if not remaining or not (self.cuts or has_ends(remaining)):
             return tuple(remaining)
         first = min(map(self.band_of, remaining))
         return tuple(block for block in remaining if self.band_of(block) == first)
 
     def in_one_go(self, remaining: Sequence[int], held: Collection[int]) -> tuple[int, ...]:
         """Return the remaining blocks that a holder of ``held`` could run before another holder must."""
-        if not self.cuts:
+        if not (self.cuts or has_ends(remaining)):
             return tuple([block for block in remaining if block in held])
         found: list[int] = []
         rest = tuple(remaining)
@@ -148,9 +153,7 @@ class Bands:
 
     def fault(self, arrangement: Arrangement, remaining: Sequence[int] = ()) -> str:
         """Return why an arrangement, before ``remaining`` run, is not within the bands, or an empty string."""
-        if not self.cuts:
-            return ""
-        latest = 0
+        latest = -1
         for wave in arrangement.waves:
             of = {self.band_of(block) for track in wave for block in track}
             if len(wave) > 1 and len(of) > 1:
@@ -158,12 +161,12 @@ class Bands:
             for block in (block for track in wave for block in track):
                 band = self.band_of(block)
                 if band < latest:
-                    return f"block {block} of {self._label(band)} runs after {self._label(latest)}"
+                    return f"{part_name(block)} of {self._label(band)} runs after {self._label(latest)}"
                 latest = band
         for block in remaining:
             band = self.band_of(block)
             if band < latest:
-                return f"block {block} of {self._label(band)} remains behind {self._label(latest)}"
+                return f"{part_name(block)} of {self._label(band)} remains behind {self._label(latest)}"
             latest = band
         return ""
 
@@ -178,7 +181,8 @@ class Bands:
         return f"{self._label(band)} ({band + 1} of {len(self.cuts) + 1})" if self.cuts else ""
 
     def _label(self, band: int) -> str:
-        return f"band [{format_ranges(self.groups[band])}]"
+        groups = self.groups
+        return f"band [{format_ranges(groups[band]) if 0 <= band < len(groups) else 'stem' if band < 0 else 'head'}]"
 
     def some_orders(self, count: int, seed: int) -> list[tuple[int, ...]]:
         """Return all orders if there are at most ``count``, otherwise ``count`` of :meth:`random_orders`."""

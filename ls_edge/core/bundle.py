@@ -222,10 +222,15 @@ class Bundle:
             ) from None
         except OSError as error:
             raise BundleError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
-        manifest = _decode_manifest(path, raw)
-        bundle = cls(folder, manifest)
-        for name, part in manifest.part_names():
+        bundle = cls.of_manifest(folder, raw, file)
+        for name, part in bundle.manifest.part_names():
             bundle._check_name(name, part)
+        return bundle
+
+    @classmethod
+    def of_manifest(cls, folder: Path, raw: bytes, file: str = MANIFEST) -> Bundle:
+        """Check a manifest; errors as :meth:`open`, ``folder`` and ``file`` are for messages."""
+        bundle = cls(folder, _decode_manifest(folder / file, raw))
         bundle._check_ids()
         return bundle
 

@@ -18,6 +18,7 @@
         ├── BudgetExceeded           its budget ended and it may not skip the remaining blocks
         ├── Overloaded               no credit within its budget
         ├── NotFinite                its tokens or logits hold NaN or infinity
+        ├── ImageRejected            a peer cannot decode its image
         ├── ModelMismatch            the peers serve another model
         └── SourceClosed             the source was closed before the answer
 
@@ -146,6 +147,10 @@ class Overloaded(RequestError):
 
 class NotFinite(RequestError):
     """The tokens or logits of the request hold NaN or infinity; the message names the holders."""
+
+
+class ImageRejected(RequestError, DataError):
+    """A peer cannot decode the image; the message has the reason."""
 
 
 class ModelMismatch(RequestError):

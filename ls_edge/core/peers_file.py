@@ -1,6 +1,6 @@
 """``peers.yaml``: the processes that serve blocks, their addresses, and the processes that may send images.
 
-Every machine has the same file. Reading checks what the file alone determines. :meth:`PeersFile.check_blocks` compares
+Every machine has the same file. Reading checks what the file alone determines. :meth:`PeersFile.of_model` compares
 it with a bundle, :meth:`PeersFile.check_codecs` with the wire codecs.
 """
 
@@ -10,7 +10,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from ls_edge.core import yaml_source
 from ls_edge.core.errors import ConfigError, UsageError
+from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.core.text import parse_ranges
 from ls_edge.core.validation import unknown_name
 
@@ -28,6 +29,8 @@ _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-
 _ADDRESS = re.compile(rf"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):{_PORT}\Z")
 # Hosts that mean every address of a machine: to listen on, not to dial.
 _ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
+_ALL = 10_000
+"""Number of blocks that a file can name."""
 _MAX_INTERVAL_MS = 250
 """Longest default time between two heartbeats."""
 
@@ -59,7 +62,7 @@ class Numbers(tuple[int, ...]):
         try:
             numbers = parse_ranges(value) if isinstance(value, str) else value
             if not 0 < len(numbers) == len(set(numbers)) or not all(
-                type(number) is int and 0 <= number <= 9999 for number in numbers
+                type(number) is int and 0 <= number < _ALL for number in numbers
             ):
                 raise ValueError(value)
         except (TypeError, ValueError):
@@ -67,6 +70,33 @@ class Numbers(tuple[int, ...]):
                 'list at least one number, each once, counted from 0, for example [0, 1, 2] or "0-2,7"'
             ) from None
         return cls(sorted(numbers))
+
+
+class HeldParts(Numbers):
+    """Blocks, and stem and head by their numbers; in a file also ``"stem, 0-5"``, ``"6-11, head"`` or ``all``."""
+
+    @classmethod
+    def parse(cls, value: Any) -> HeldParts:
+        """Read the value of a file; raise ValueError for anything else."""
+        if value == "all":
+            return cls((*range(_ALL), STEM, HEAD))
+        words = [word.strip() for word in value.split(",")] if isinstance(value, str) else []
+        ends = [part for part, name in ENDS.items() if name in words]
+        rest = [word for word in words if word not in ENDS.values()]
+        if not ends:
+            return cls(super().parse(value))
+        if len(ends) + len(rest) < len(words):
+            raise ValueError("list stem and head once each")
+        return cls((*(super().parse(",".join(rest)) if rest else ()), *ends))
+
+    def of_model(self, num_blocks: int) -> HeldParts:
+        """Return the parts of a model of ``num_blocks`` blocks, which shortens ``all``."""
+        return HeldParts((*range(num_blocks), STEM, HEAD)) if len(self) > _ALL else self
+
+    @property
+    def numbered(self) -> tuple[int, ...]:
+        """The blocks that are listed: none for ``all``."""
+        return () if len(self) > _ALL else tuple(part for part in self if part not in ENDS)
 
 
 class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +120,7 @@ class PeerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     address: Address
     """Address that other processes dial."""
-    blocks: Numbers
+    blocks: HeldParts
     bind: Address = ""
     public_key: PublicKey | None = None
     engine: EngineKind = "auto"
@@ -190,15 +220,23 @@ class PeersFile:
             return self._source_map.error(message, "peers", self.peers.index(entry), key)
         return self._source_map.error(message, "sources", self.sources.index(entry), key)
 
-    def check_blocks(self, blocks: int) -> None:
-        """Raise :class:`ConfigError` where a peer lists a block that a model of ``blocks`` blocks lacks."""
+    def of_model(self, blocks: int) -> PeersFile:
+        """Return the file for a model of ``blocks`` blocks, in which ``all`` means these, stem and head.
+
+        Raise :class:`ConfigError` where a peer lists a block that the model lacks.
+        """
         for peer in self.peers:
-            if peer.blocks[-1] >= blocks:
-                raise self.error(
-                    peer,
-                    "blocks",
-                    f"peer {peer.name!r} lists block {peer.blocks[-1]}, but the bundle has blocks 0 to {blocks - 1}",
-                )
+            last = max(peer.blocks.numbered, default=-1)
+            if last >= blocks:
+                problem = f"peer {peer.name!r} lists block {last}, but the bundle has blocks 0 to {blocks - 1}"
+                raise self.error(peer, "blocks", problem)
+        peers = (msgspec.structs.replace(peer, blocks=peer.blocks.of_model(blocks)) for peer in self.peers)
+        return replace(self, peers=tuple(peers))
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether some peer holds the stem, so that images travel."""
+        return any(STEM in peer.blocks for peer in self.peers)
 
     def source_with_key(self, public_key: bytes) -> SourceEntry:
         """Return the source with this public key; raise :class:`UsageError` if no source has it."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from ls_edge.core.errors import printable
+from ls_edge.core.parts import ENDS, HEAD, STEM
 
 NOTHING = "\N{EN DASH}"
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
@@ -21,14 +22,15 @@ def short_id(digest: str) -> str:
 
 
 def format_ranges(numbers: Collection[int]) -> str:
-    """Return ``0-3, 7`` for 0, 1, 2, 3 and 7."""
+    """Return ``0-3, 7`` for 0, 1, 2, 3 and 7; stem and head are first and last, by name."""
     runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
+    for number in sorted(set(numbers) - ENDS.keys()):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return ", ".join(["stem"] * (STEM in numbers) + texts + ["head"] * (HEAD in numbers))
 
 
 def parse_ranges(text: str) -> tuple[int, ...]:
@@ -48,8 +50,10 @@ def format_bands(groups: Iterable[Collection[int]]) -> str:
 
 
 def name_blocks(blocks: Collection[int]) -> str:
-    """Return ``block 3`` or ``blocks 0-3, 7``."""
-    return f"block{'' if len(blocks) == 1 else 's'} {format_ranges(blocks)}"
+    """Return ``block 3`` or ``blocks 0-3, 7``; with stem or head ``the stem and blocks 0-3``."""
+    numbered = set(blocks) - ENDS.keys()
+    named = [f"block{'' if len(numbered) == 1 else 's'} {format_ranges(numbered)}"] if numbered or not blocks else []
+    return " and ".join(["the stem"] * (STEM in blocks) + named + ["the head"] * (HEAD in blocks))
 
 
 def show(value: float | None, unit: str = "") -> str:

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -28,6 +29,8 @@ from ls_edge.data.datasets import ImageRef, ImageSet
 from ls_edge.data.decoding import PixelSource, decode
 
 MAX_SCALED_PIXELS = 1 << 24
+
+T = TypeVar("T")
 
 
 class Preprocessor:
@@ -85,28 +88,30 @@ class Preprocessor:
 
 def iterate(
     image_set: ImageSet,
-    preprocessor: Preprocessor,
+    preprocessor: Callable[[PixelSource, str], T],
     on_skip: Callable[[ImageRef, DataError], None] | None = None,
     *,
     on_time: Callable[[float], None] | None = None,
     threads: int = 2,
     ahead: int = 8,
-) -> Iterator[tuple[int, ImageRef, np.ndarray]]:
-    """Yield ``(index, image, float32 [3, H, W])`` in the order of the set, up to ``ahead`` images decoded in advance.
+) -> Iterator[tuple[int, ImageRef, T]]:
+    """Yield ``(index, image, prepared)`` in the order of the set, up to ``ahead`` images prepared in advance.
+
+    A :class:`Preprocessor` makes float32 ``[3, H, W]`` of each.
 
     ``on_skip`` is called with an image that cannot be used, each time that the set repeats it, and ``on_time`` with
     the milliseconds that each of the others took; both run in the consumer's thread. Raises :class:`DataError` at the
     end if no image could be used.
     """
 
-    def load(image: ImageRef) -> tuple[np.ndarray, float]:
+    def load(image: ImageRef) -> tuple[T, float]:
         started = time.perf_counter()
         array = preprocessor(image.read(), image.name)
         return array, (time.perf_counter() - started) * 1e3
 
     used = 0
     first: DataError | None = None
-    pending: deque[tuple[int, ImageRef, Future[tuple[np.ndarray, float]]]] = deque()
+    pending: deque[tuple[int, ImageRef, Future[tuple[T, float]]]] = deque()
     upcoming = enumerate(image_set.images)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
     try:

@@ -15,13 +15,12 @@ from typing import Any, cast
 import numpy as np
 
 from ls_edge.core.errors import EngineError
+from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.engines.cuda_memory import CudaWorkspace, DeviceEngine
 from ls_edge.engines.engine import Engine, Tensor, check_inputs, warm_up
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
 from ls_edge.engines.tensorrt.engine import TensorRTEngine
 
-STEM, HEAD = -1, -2
-"""Keys of stem and head; blocks have their index."""
 GRAPH_TOLERANCE = 1e-4
 """Largest difference between runs with and without a CUDA graph, relative to the largest value."""
 KEPT_BATCH_SIZES = 32
@@ -100,12 +99,12 @@ class Executor:
 
     def measure(self, max_batch: int) -> float:
         """Warm up for one image and for ``max_batch``; return the typical milliseconds of a block for one image."""
-        distinct = {id(engine): engine for engine in self.engines.values()}
-        times: list[float] = []
+        distinct = {id(engine): (part, engine) for part, engine in self.engines.items()}
+        times: dict[int, float] = {}
         for batch in sorted({1, max_batch}, reverse=True):
             self.warm_up(batch)
-            times = [warm_up(engine, batch) for engine in distinct.values()]
-        return float(np.median(times))
+            times = {part: warm_up(engine, batch) for part, engine in distinct.values()}
+        return float(np.median([times[part] for part in times.keys() - ENDS.keys() or times]))
 
     def warm_up(self, batch: int) -> None:
         """Bind all blocks at a batch size; on a GPU run them, so that graphs are made.
@@ -114,7 +113,7 @@ class Executor:
         """
         if self._bound is not None:
             self._bound.prepare(batch)
-        blocks = list(self.engines)
+        blocks = [part for part in self.engines if part not in ENDS]
         if self.workspace is None or not blocks:
             return
         first = self.engines[blocks[0]].signature.inputs[0]
@@ -181,7 +180,7 @@ class _BoundParts:
     ) -> np.ndarray | None:
         """Run as :meth:`Executor.run`; return None for arguments that the engines refuse, and explain when asked."""
         size = len(rows[0]) if len(rows) == 1 else sum(map(len, rows))
-        if not size or not parts or not self._takes(slots, size, len(parts)):
+        if not size or not parts or not self._takes(slots, size, parts):
             return None
         batch = self._batches.get(size) or self._new_batch(size)
         steps = [self._step(batch, part, place % 2) for place, part in enumerate(parts)]
@@ -219,13 +218,14 @@ class _BoundParts:
         """Release the sessions of the engines."""
         self._batches.clear()
 
-    def _takes(self, slots: np.ndarray | None, size: int, parts: int) -> bool:
+    def _takes(self, slots: np.ndarray | None, size: int, parts: Sequence[int]) -> bool:
         if slots is None or self._num_slots is None:
             return True
         if slots.shape != (size,) or slots.dtype != np.int64:
             return False
         values: list[int] = slots.tolist()
-        return min(values) >= 0 and max(values) + parts <= self._num_slots
+        blocks = len(parts) - (parts[-1] == HEAD)  # stem and head take no slot
+        return min(values) + (parts[0] == STEM) >= 0 and max(values) + blocks <= self._num_slots
 
     def _new_batch(self, size: int) -> _Batch:
         """Make room for a batch size, dropping the oldest one if there are too many."""

@@ -15,6 +15,7 @@ from typing import Literal
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, EngineError, UsageError
+from ls_edge.core.parts import ENDS, part_name
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.device import hardware
 from ls_edge.engines.cuda_memory import CudaWorkspace
@@ -258,9 +259,9 @@ def open_block_engines(
     on_step: OnStep = lambda _done, _total, _text: None,
     on_choice: OnChoice = lambda _: None,
 ) -> dict[int, Engine]:
-    """Open the engines of some blocks as :func:`open_parts` does."""
-    names = {block: f"block {block}" for block in blocks}
-    for block in names:
+    """Open blocks, stem and head by their numbers (:mod:`ls_edge.core.parts`) as :func:`open_parts` does."""
+    names = {number: part_name(number) for number in blocks}
+    for block in sorted(names.keys() - ENDS.keys()):
         if not 0 <= block < bundle.num_blocks:
             raise BundleError(
                 f"{bundle.folder} has no block {block}; it has blocks 0 to {bundle.num_blocks - 1}, serve some of those"
@@ -275,7 +276,7 @@ def open_block_engines(
         on_step=on_step,
         on_choice=on_choice,
     )
-    return {block: found[name] for block, name in names.items()}
+    return {number: found[name] for number, name in names.items()}
 
 
 def _why_not_cuda(bundle: Bundle, part: str) -> str:

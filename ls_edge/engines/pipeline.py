@@ -15,9 +15,10 @@ import numpy as np
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.engines.engine import Engine
-from ls_edge.engines.executor import HEAD, STEM, Executor
+from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import EngineChoice, OnStep, open_parts
 
 

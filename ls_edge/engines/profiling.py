@@ -19,6 +19,7 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
+from ls_edge.core.parts import ENDS, part_name
 from ls_edge.core.peers_file import EngineKind, is_name
 from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
@@ -120,7 +121,7 @@ def profile_blocks(
         with PowerMeter(device.sensors) as meter:
             timed[str(size)] = _time_blocks(bundle, executor, size, duration, call)
         readings.append(meter.reading)
-    sizes = {block: bundle.manifest.parts.blocks[block].bytes for block in executor.engines}
+    sizes = {name: bundle.part(name).bytes for name in map(part_name, executor.engines)}
     return _document(
         bundle,
         device,
@@ -130,7 +131,7 @@ def profile_blocks(
         provider=engine.provider,
         threads=getattr(engine, "threads", 1),
         batch=timed,
-        parts=[PartLoad(f"block {block}", 0.0, False, size, None) for block, size in sizes.items()],
+        parts=[PartLoad(name, 0.0, False, size, None) for name, size in sizes.items()],
         memory_bytes=sum(sizes.values()),
         idle_watts=None,
         energy_mj_per_image=None,
@@ -164,7 +165,9 @@ def _document(
 def _time_blocks(
     bundle: Bundle, executor: Executor, size: int, duration: float, call: Callable[[Callable[[], object]], None]
 ) -> BatchTimes:
-    blocks, tokens = list(executor.engines), bundle.manifest.tokens
+    blocks, tokens = [part for part in executor.engines if part not in ENDS], bundle.manifest.tokens
+    if not blocks:
+        raise EngineError("this peer serves no blocks, which alone are timed")
     noise = np.random.default_rng(0).standard_normal((size, tokens.count, tokens.dim)).astype(tokens.dtype)
     runs: list[list[float]] = []
 

@@ -24,6 +24,7 @@ import msgspec
 
 from ls_edge.core.errors import printable
 from ls_edge.core.files import open_output
+from ls_edge.core.parts import part_name
 from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.intervals import Span, intervals_of
@@ -241,7 +242,7 @@ def _slice(name: str, category: str, start: int, end: int, place: Mapping[str, i
 
 def _label(span: Span) -> tuple[str, str]:
     if span.block is not None:
-        return f"block {span.block}", span.stage
+        return part_name(span.block), span.stage
     return f"{span.stage} ({span.why})" if span.why else span.stage, span.stage
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError
+from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.device.profile import SCHEMA, CallTimes, LinkFit, LinksDocument, LinkTimes
 from ls_edge.engines.opening import open_engine
@@ -44,7 +45,7 @@ class LinkProber(Client):
 
     def __init__(self, peers: PeersFile, bundle: Bundle, *, keys: KeyPair | None = None) -> None:
         """Dial the peers; raise :class:`UsageError` and :class:`LinkError` for keys that do not fit the file."""
-        peers.check_blocks(bundle.num_blocks)
+        peers = peers.of_model(bundle.num_blocks)
         self.source = source_name(peers, keys, peers.sources[0].name if peers.sources else "prober")
         self._bundle = bundle
         manifest = bundle.manifest
@@ -130,9 +131,10 @@ class LinkProber(Client):
         first = to if origin == self.source else origin
         last = origin if to == self.source else to
         welcome = self.sessions[last].welcome
-        if welcome is None or not welcome.blocks:
+        blocks = () if welcome is None else sorted(set(welcome.blocks) - ENDS.keys())
+        if not blocks:
             raise LinkError(f"{last} serves no block")
-        return welcome.blocks[0], first, last
+        return blocks[0], first, last
 
     def _probe(self, block: int, first: str, last: str, codec: str, *, of_first: bool) -> float:
         """Return the seconds of one transfer: with ``of_first`` from here, else as the first peer reports it."""

@@ -9,6 +9,7 @@ ends the push: peers that were not switched yet stay as they are.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import msgspec
 
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
+from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.text import name_blocks, short_id
 from ls_edge.runtime.clients.session import Client, Session, source_name
@@ -120,16 +122,20 @@ class Pusher(Client):
         Raise :class:`BundleError` if a file of the bundle differs from its manifest, and :class:`UsageError` if the
         peers serve another model and ``new_model`` is false, before anything is sent.
         """
-        self.peers.check_blocks(bundle.num_blocks)
+        self.peers.of_model(bundle.num_blocks)
         path = bundle.folder / MANIFEST
         raw = path.read_bytes()
         if len(raw) > wire.MAX_MANIFEST:
             raise BundleError(f"{path} has {len(raw)} bytes, at most {wire.MAX_MANIFEST} can be pushed")
         digest = hashlib.sha256(raw).digest()
-        for block in {block for target in self._targets.values() for block in target.peer.blocks}:
-            bundle.read(f"block {block}")
-        for target in self._targets.values():
-            parts = [bundle.part(f"block {block}") for block in target.peer.blocks]
+        names = {
+            name: [part_name(part) for part in target.peer.blocks.of_model(bundle.num_blocks)]
+            for name, target in self._targets.items()
+        }
+        for part in set(itertools.chain(*names.values())):
+            bundle.read(part)
+        for name, target in self._targets.items():
+            parts = [bundle.part(part) for part in names[name]]
             target.files = {part.sha256: (bundle.folder / part.file, part.bytes) for part in parts}
             target.files[digest.hex()] = (path, len(raw))
         self._connect()

@@ -134,7 +134,7 @@ class Observer(Client):
             state=judged,
             bundle_id=welcome.bundle_id if welcome is not None else None,
             model_id=welcome.model_id if welcome is not None else None,
-            blocks=welcome.blocks if welcome is not None else session.peer.blocks,
+            blocks=welcome.blocks if welcome is not None else session.peer.blocks.numbered,
             warm=state is not None and state.warm,
             queue=state.queue if state is not None else None,
             credits=state.credits if state is not None else None,

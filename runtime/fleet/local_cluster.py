@@ -36,7 +36,7 @@ class LocalCluster:
         self,
         folder: str | Path,
         bundle: str | Path,
-        placement: Mapping[str, Sequence[int]],
+        placement: Mapping[str, Sequence[int] | str],
         *,
         each: Mapping[str, Any] | None = None,
         arguments: Sequence[str] = (),
@@ -48,7 +48,7 @@ class LocalCluster:
 
         ``each`` are further keys of every peer in the file, ``arguments`` further arguments of ``ls-edge peer``, and
         ``sources`` the names of sources in the file. With ``stores`` each peer starts with an empty store instead of
-        the bundle, and the sources may push.
+        the bundle, and the sources may push. Blocks may be text, as in ``peers.yaml``.
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -68,12 +68,16 @@ class LocalCluster:
         self.path.write_text(yaml.safe_dump({"sources": listed, "peers": peers}, sort_keys=False), encoding="utf-8")
         self.file: PeersFile = load_peers(self.path)
 
-    def entries(self, placement: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    def entries(self, placement: Mapping[str, Sequence[int] | str]) -> list[dict[str, Any]]:
         """Return the peers of ``peers.yaml``, each with an address."""
         ports = free_ports(len(placement))
         return [
-            {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks)}
-            for (name, blocks), port in zip(placement.items(), ports, strict=True)
+            {
+                "name": name,
+                "address": f"tcp://127.0.0.1:{port}",
+                "blocks": held if isinstance(held, str) else list(held),
+            }
+            for (name, held), port in zip(placement.items(), ports, strict=True)
         ]
 
     def __enter__(self) -> Self:

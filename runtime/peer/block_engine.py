@@ -1,4 +1,4 @@
-"""The engine of a peer: its blocks behind one executor, and the calls that routing asks for.
+"""The engine of a peer: its parts behind one executor, and the calls that routing asks for.
 
 A call runs consecutive blocks over a batch of requests, in one job.
 """
@@ -19,6 +19,7 @@ from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.profiling import Device, profile_blocks
 from ls_edge.runtime.execution.counts import EngineCounts
 from ls_edge.runtime.protocol.codecs import is_finite
+from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Warm
 
@@ -82,13 +83,14 @@ def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed
     """
     started = time.perf_counter_ns()
     steps: Sequence[Tokens] = ()
+    rows = [one.pixels if isinstance(one, EncodedImage) else one for one in compute.tokens]
     try:
         slots = np.asarray(compute.slots, dtype=np.int64) if executor.needs_slot else None
-        last = executor.run(compute.blocks, compute.tokens, slots)
+        last = executor.run(compute.blocks, rows, slots)
         # NaN and infinity stay in the tokens, so checking the last ones is enough.
         finite = is_finite(last)
         if not finite:
-            steps = executor.steps(compute.blocks, compute.tokens, slots)
+            steps = executor.steps(compute.blocks, rows, slots)
     except Exception as error:  # noqa: BLE001  an engine library may raise anything
         block = error.part if isinstance(error, PartFailed) else compute.blocks[0]
         return ComputeFailed(block, compute.transfers, str(error))

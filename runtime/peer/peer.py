@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
+from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
@@ -212,8 +213,7 @@ class Peer:
             entry = peers.peer(self.name)
             peers.check_codecs(CODECS)
             curve_of(peers, self.name, keys)
-            if self._running.bundle is not None:
-                peers.check_blocks(self._running.bundle.num_blocks)
+            replace(before, peers=peers, entry=entry).of_model(self._running.bundle)
             if self._store is not None and entry.blocks != before.entry.blocks:
                 raise UsageError(f"{self.name} has other blocks; start it again, and push the bundle")
             cores = before.cores if entry == before.entry else EngineCores.of(peers, entry)
@@ -226,14 +226,14 @@ class Peer:
             self._before, self._is_reopening = before, True
             self._running.stop()
         else:
-            self._running.change_peers(peers)
+            self._running.change_peers(setup.of_model(self._running.bundle).peers)
 
     def open_engines(self) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it, on the engine's thread; raise the library's errors."""
         settings = self._setup.settings
         return open_block_engines(
             self.bundle,
-            self.entry.blocks,
+            self.entry.blocks.of_model(self.bundle.num_blocks),
             kind=settings.engine or self.entry.engine,
             provider=self.entry.provider,
             threads=settings.threads or self.entry.threads,
@@ -246,7 +246,7 @@ class Peer:
         """Build the engines of a bundle that is to be served next, one at a time."""
         return build_engines(
             bundle,
-            [f"block {block}" for block in self.entry.blocks],
+            [part_name(part) for part in self.entry.blocks.of_model(bundle.num_blocks)],
             kind=self._setup.settings.engine or self.entry.engine,
             provider=self.entry.provider,
             max_batch=self.entry.max_batch,
@@ -269,7 +269,7 @@ class Peer:
 
     def _check(self, bundle: Bundle) -> None:
         """Raise if a bundle does not fit the file."""
-        self._setup.peers.check_blocks(bundle.num_blocks)
+        self._setup.of_model(bundle)
         self._setup.peers.check_codecs(CODECS)
 
     def _on_failure(self, error: LsEdgeError) -> None:
@@ -289,8 +289,9 @@ class Peer:
     def _listen(self, bundle: Bundle | None) -> Service:
         if bundle is not None:
             self._check(bundle)
-        engine = BlockEngine(self.entry, lambda: self.open_engines())
-        return Service(self._setup, bundle, engine, lambda: self._engine_text, self._installer)
+        setup = self._setup.of_model(bundle)
+        engine = BlockEngine(setup.entry, lambda: self.open_engines())
+        return Service(setup, bundle, engine, lambda: self._engine_text, self._installer)
 
     def _open(self) -> Service:
         """Begin with the bundle, or that of the store; after a switch the port may be in use for a moment."""

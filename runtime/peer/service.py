@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -19,15 +19,17 @@ from msgspec import UNSET, UnsetType
 from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
 from ls_edge.core.errors import EngineError, LsEdgeError
 from ls_edge.core.order_costs import read_order_costs
+from ls_edge.core.parts import STEM
 from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.peer.block_engine import BlockEngine
+from ls_edge.runtime.peer.decoder import Decoder
 from ls_edge.runtime.peer.inspector import Examine, Inspector
 from ls_edge.runtime.protocol.messages import MAX_PROFILE, MINOR, Hello
 from ls_edge.runtime.routing.candidates import ONE_BAND, Model
-from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
+from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Decode, Drain, Instruction, Warm
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.peer_rules import PeerMachine, peer_machine
 from ls_edge.runtime.store.installer import Installer
@@ -94,6 +96,13 @@ class PeerSetup:
     cores: EngineCores
     settings: PeerSettings
 
+    def of_model(self, bundle: Bundle | None) -> PeerSetup:
+        """Return the setup with the parts of a bundle in the place of ``all``; raise an error if they do not fit."""
+        if bundle is None:
+            return self
+        peers = self.peers.of_model(bundle.num_blocks)
+        return replace(self, peers=peers, entry=peers.peer(self.entry.name))
+
 
 class Service:
     """The links, the routing machine and the engines of a peer; :meth:`serve` blocks until it has left."""
@@ -135,8 +144,12 @@ class Service:
                 examine, self._measure, lambda name, found: self.node.send_to(name, found), lambda: self.node.wake()
             )
         )
+        self._decoder: Decoder | None = None
         with setup.cores.others():
             self.node = self._new_node(manifest)
+            if STEM in self._greeting.blocks:
+                is_held = self.machine.held.__contains__
+                self._decoder = Decoder(manifest.image, f"decoder of {setup.entry.name}", self.node.wake, is_held)
         if installer is not None:
             installer.attach(self.node, self.machine, serves=bundle is not None)
         names = f"links of {setup.entry.name}", f"engine of {setup.entry.name}"
@@ -190,6 +203,8 @@ class Service:
                 self.node.wake()
                 if self._threads.close():  # otherwise an engine hangs, and ends with the process
                     self._engine.close()
+                if self._decoder is not None:
+                    self._decoder.close()
 
     def _measure(self, seconds: float) -> bytes:
         """Time the engines, a call at a time between those of requests; return the JSON document."""
@@ -256,7 +271,8 @@ class Service:
             while self._failure is None:
                 unread_for = READ_WITHIN_S if engine.is_ahead and not engine.stuck else 0.0
                 # A drain ends, and a store repeats its requests, by the clock alone.
-                is_timed = self.stops or (self._installer is not None and self._installer.is_timed)
+                is_decoding = self._decoder is not None and self._decoder.is_busy
+                is_timed = self.stops or is_decoding or (self._installer is not None and self._installer.is_timed)
                 at_most = 0.0 if threads.has_short else _TICK_S if is_timed else MAX_WAIT_S
                 self.node.step(at_most, self._take_results, unread_for=unread_for)
                 self._look_beside()
@@ -288,6 +304,9 @@ class Service:
                 self.stops = self.stops or 1
 
     def _execute(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Decode) and self._decoder is not None:
+            self._decoder.submit(instruction)
+            return
         assert isinstance(instruction, Compute)
         call = partial(self._engine.run, instruction)
         if self._is_short(instruction):
@@ -310,6 +329,8 @@ class Service:
         )
 
     def _take_results(self) -> None:
+        for decoded in self._decoder.results() if self._decoder is not None else ():
+            self.node.feed(decoded)
         for result in self._threads.results():
             if result is None:
                 continue  # a call of a measurement

@@ -21,10 +21,11 @@ from msgspec import Meta
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import WireError
+from ls_edge.core.parts import STEM
 from ls_edge.core.peers_file import Name
 from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
 
-MAJOR, MINOR = 2, 5
+MAJOR, MINOR = 2, 6
 MINOR_OF_ONE = 1
 """Version announced by processes of this package that read only one message in a header."""
 MINOR_OF_SEVERAL = 2
@@ -33,6 +34,8 @@ MINOR_OF_DEMANDS = 4
 """First minor version whose processes keep :attr:`Run.bundle_id`."""
 MINOR_OF_CHANGES = 4
 """First minor version whose processes do not expect STATE from a neighbour whose STATE has not changed."""
+MINOR_OF_ENDS = 6
+"""First minor version whose processes take requests with stem and head to run."""
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_LATENCY_WEIGHT = 1e6
@@ -116,6 +119,8 @@ class ReturnReason(_Text):
     VIA_SOURCE = "via source"
     HOPS = "hops"
     NOT_FINITE = "not finite"
+    NO_IMAGE = "no image"
+    """It cannot be decoded; the word is followed by ``: `` and the reason."""
 
 
 class TrackRef(msgspec.Struct, frozen=True, array_like=True):
@@ -183,6 +188,18 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
             for track in wave:
                 done += len(track)
         return done
+
+    @property
+    def has_stem(self) -> bool:
+        """Whether stem and head are parts of the request; otherwise its source runs them."""
+        if self.waves:
+            return self.waves[0][0][0][0] == STEM
+        return self.remaining[:1] == (STEM,)
+
+    @property
+    def slot(self) -> int:
+        """Slot of the next block: the number of blocks that ran before; -1 for the stem."""
+        return self.blocks_done - self.has_stem
 
     def ran(self, blocks: Sequence[int], holder: str) -> Itinerary:
         """Return the itinerary after ``holder`` ran ``blocks`` one after the other on the one track."""

@@ -119,7 +119,11 @@ def implausible_return(asked: Itinerary, reported: Itinerary, left_out: Collecti
     ran = tuple(block for wave in reported.waves for track in wave for block, _ in track)
     if not policy.may_reorder and ran != asked.remaining[: len(ran)]:
         return f"blocks in the order {_listed(ran)} under the policy {asked.policy}"
-    return "" if bands.is_one else bands.fault(reported.arrangement, as_asked(asked, reported).remaining)
+    return (
+        ""
+        if bands.is_one and not asked.has_stem
+        else bands.fault(reported.arrangement, as_asked(asked, reported).remaining)
+    )
 
 
 def is_former_holder(request: HeldRequest, sender: str, *, needs_relay: bool) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ls_edge.runtime.protocol.messages import Progress, ReturnReason
+from ls_edge.core.parts import has_ends
+from ls_edge.runtime.protocol.messages import MINOR_OF_ENDS, Progress, ReturnReason
 from ls_edge.runtime.routing.candidates import leads_to
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.events import Send
@@ -118,8 +119,13 @@ class Decisions:
             self._hand_on(request, choice)
 
     def reachable(self, request: HeldRequest) -> list[Neighbour]:
-        """Return the peers that may be handed a request: those of the bundle that it demands, if any."""
+        """Return the peers that may be handed a request: those of the bundle that it demands, if any.
+
+        Stem and head are known only to those of a newer version.
+        """
         candidates, demanded = self._neighbours.candidates(), request.bundle_id
+        if has_ends(request.itinerary.remaining):
+            candidates = [n for n in candidates if n.hello.minor >= MINOR_OF_ENDS]
         return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
 
     def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbour]) -> Sequence[Neighbour]:

@@ -82,6 +82,17 @@ class ComputeFailed(msgspec.Struct, frozen=True):
     """Result of the same call for the other transfers of its batch."""
 
 
+class Decoded(msgspec.Struct, frozen=True):
+    """An image was decoded, which took ``us``."""
+
+    transfer: TransferId
+    tokens: Any
+    """The image with its pixels; what goes home instead if it cannot be decoded."""
+    us: int
+    why: str = ""
+    """Reason why it cannot be decoded."""
+
+
 class Warm(msgspec.Struct, frozen=True):
     """The engine has warmed up; one call took ``block_us``."""
 
@@ -114,8 +125,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Event = (
-    NeighbourUp | NeighbourDown | NeighbourState | Arrived | Received | Unsendable | Computed | ComputeFailed | Warm
-    | Drain | Submit | Abandon | Tick
+    NeighbourUp | NeighbourDown | NeighbourState | Arrived | Received | Unsendable | Computed | ComputeFailed | Decoded
+    | Warm | Drain | Submit | Abandon | Tick
 )  # fmt: skip
 
 
@@ -159,8 +170,15 @@ class Compute(msgspec.Struct, frozen=True):
     """Slot of the first block, for each transfer."""
 
 
+class Decode(msgspec.Struct, frozen=True):
+    """Decode an image for the stem. Answered by :class:`Decoded`."""
+
+    transfer: TransferId
+    image: Any
+
+
 class Complete(msgspec.Struct, frozen=True):
-    """Run the head on the last tokens of a request."""
+    """Run the head on the last tokens of a request; they are its logits already where a peer has."""
 
     request: int
     itinerary: Itinerary
@@ -215,7 +233,7 @@ class Note(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-Instruction = Send | Forward | Compute | Complete | Returned | Fail | Note
+Instruction = Send | Forward | Compute | Decode | Complete | Returned | Fail | Note
 
 
 def in_order(instructions: list[Instruction]) -> list[Instruction]:

@@ -111,6 +111,8 @@ class HeldRequest(msgspec.Struct, eq=False):
     avoid: dict[str, float] = {}
     """Processes that are not offered it, and until when: they refused it or returned it unchanged."""
     codec_us: int = 0
+    is_decoded: bool | None = None
+    """Of an image: whether this process has its pixels; None before it has begun to decode it."""
     bundle_id: str = ""
     """The only bundle whose blocks may run on them; empty for any of the model."""
     stage: Stage = Stage.NEW

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec import UNSET
 
+from ls_edge.core.parts import STEM
+from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,
@@ -26,6 +28,8 @@ from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.claims import own_requests
 from ls_edge.runtime.routing.events import (
     Arrived,
+    Decode,
+    Decoded,
     Drain,
     NeighbourDown,
     NeighbourUp,
@@ -87,7 +91,12 @@ class PeerRules:
         self._drain_until = INFINITY
         """Half of the drain, after which the engine begins nothing; infinity until it begins."""
         self._arrivals = itertools.count()
-        machine.handlers |= {Warm: self._on_warm, Drain: self._on_drain, Cancel: self._on_cancel}
+        machine.handlers |= {
+            Warm: self._on_warm,
+            Drain: self._on_drain,
+            Cancel: self._on_cancel,
+            Decoded: self._on_decoded,
+        }
         machine.follow(NeighbourDown, lambda event: self._credits.forget(event.name))
         machine.follow(NeighbourDown, lambda event: self.announcer.lost(event.name))
         machine.follow(NeighbourUp, lambda event: self.announcer.forget(event.hello.name))
@@ -214,7 +223,7 @@ class PeerRules:
         return self.engine.usable_blocks if usable else frozenset()
 
     def next_step(self, request: HeldRequest) -> bool:
-        """Send a request home, run a track, hand over, or begin a wave; return whether it was one of these."""
+        """Send a request home, run a track, hand over, decode or begin a wave; return whether it was one of these."""
         itinerary, name = request.itinerary, self.machine.name
         if request.returning:
             self.way_home.send(request)
@@ -222,6 +231,8 @@ class PeerRules:
             self.joins.decide(request, self.local_node(request))
         elif itinerary.hand_to not in ("", name):
             self._hand_over(request)
+        elif itinerary.remaining[:1] == (STEM,) and not request.is_decoded and STEM in self._usable_blocks:
+            self._decode(request)
         elif self.draining or not policy_of(itinerary.policy).runs_in_waves:
             return False
         else:
@@ -238,6 +249,29 @@ class PeerRules:
             self.machine.custody.offer(request, itinerary.hand_to, passed)
         else:
             self.cannot_continue(request, ReturnReason.UNREACHABLE)
+
+    def _decode(self, request: HeldRequest) -> None:
+        """Wait for the pixels of an image, which another thread decodes."""
+        machine = self.machine
+        if request.is_decoded is None:
+            request.is_decoded = False
+            machine.instructions.append(Decode(request.transfer, request.tokens))
+        machine.decisions.send_progress([request])
+        machine.custody.wait_for(request, (), machine.now + machine.limits.look_again)
+
+    def _on_decoded(self, event: Decoded) -> None:
+        request = self.machine.held.get(event.transfer)
+        if request is None or request.returning:
+            return
+        if request.stage is not Stage.WAITING:  # it was handed on meanwhile
+            request.is_decoded = None
+            return
+        request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
+        request.codec_us += event.us
+        if event.why:
+            self.way_home.begin(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
+        else:
+            self.machine.custody.waiting.ready.append(request)
 
     def way_out(self, request: HeldRequest) -> str:
         """Return the latest holder of the tokens that is linked and leads beyond the neighbours.

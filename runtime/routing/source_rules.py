@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.errors import BudgetExceeded, NotFinite, Overloaded, RequestError
+from ls_edge.core.errors import BudgetExceeded, ImageRejected, NotFinite, Overloaded, RequestError
+from ls_edge.core.parts import ENDS, STEM, has_ends
 from ls_edge.core.records import Rejection
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Moved, RequestId, ReturnReason, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode, Model
@@ -155,6 +156,9 @@ class SourceRules:
         elif is_former_holder(copy, sender, needs_relay=self._needs_relay(request.trail.holder)):
             if not run.itinerary.remaining:
                 self.duplicates[request.number] += 1
+        elif STEM in run.itinerary.remaining and run.returning.startswith(ReturnReason.NO_IMAGE):
+            why = run.returning.partition(": ")[2]
+            self._fail(request, ImageRejected(f"request {request.number}: {why} (on {sender})"))
         elif not event.finite or run.returning == ReturnReason.NOT_FINITE:
             self._on_not_finite(request, sender)
         elif run.itinerary.blocks_done >= copy.itinerary.blocks_done:
@@ -406,9 +410,9 @@ def _learn_from(itinerary: Itinerary, old: HeldRequest, machine: SourceMachine) 
 
 
 def _may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
-    """Return whether these blocks may be left out in addition to those already skipped."""
+    """Return whether these blocks may be left out in addition to those already skipped; stem and head never may."""
     skips = len(itinerary.skipped) + len(blocks)
-    return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips
+    return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips and not has_ends(blocks)
 
 
 # Texts.
@@ -422,7 +426,9 @@ def _why_skipped(skipped: tuple[int, ...], left_out: dict[int, str], bands: Band
 
 
 def _name(blocks: list[int] | tuple[int, ...], bands: Bands) -> str:
-    """Return blocks for a message, with their band if the model has several."""
+    """Return blocks for a message, with their band if the model has several; or ``the stem``, ``the head``."""
+    if has_ends(blocks):
+        return " and ".join(f"the {ENDS[part]}" for part in blocks if part in ENDS)
     found = list(dict.fromkeys(bands.name(bands.band_of(block)) for block in sorted(blocks)))
     text = f"{'block' if len(blocks) == 1 else 'blocks'} {', '.join(map(str, blocks))}"
     return f"{text} of {found[0]}" if len(found) == 1 and found[0] else text

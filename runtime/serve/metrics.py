@@ -19,6 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerState
 from ls_edge.device.sensors import Sensors
@@ -62,7 +63,7 @@ class PeerCollector(Collector):
             "ls_edge_peer_blocks_run", "Blocks that the engine ran, counted for each request.", value=engine.blocks
         )
         yield _histogram("ls_edge_peer_engine_call_seconds", "Time of successful engine calls.", engine.calls)
-        by_block = {str(block): microseconds / 1e6 for block, microseconds in engine.block_us.items()}
+        by_block = {ENDS.get(block, str(block)): microseconds / 1e6 for block, microseconds in engine.block_us.items()}
         text = "Engine time by block; calls of several blocks are divided equally."
         yield _by_label(CounterMetricFamily("ls_edge_peer_engine_seconds", text, labels=["block"]), by_block)
         yield from _links(peer.links, peer.reroutes)

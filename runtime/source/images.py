@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.decoding import PixelSource
 from ls_edge.data.preprocess import Preprocessor
@@ -13,6 +15,12 @@ from ls_edge.runtime.protocol.codecs import is_finite
 
 Image = PixelSource | str | Path
 """Preprocessed float32 ``[3, H, W]``; or uint8 ``[H, W, 3]``, the bytes or the path of a file, or a Pillow image."""
+
+
+def reader_of(spec: ImageSpec) -> tuple[Preprocessor, Callable[[Image, str], np.ndarray]]:
+    """Return the preprocessor of a model, and the function that reads an image for its stem."""
+    preprocess = Preprocessor(spec)
+    return preprocess, lambda image, name: read_image(image, name, preprocess)
 
 
 def read_image(image: Image, name: str, preprocess: Preprocessor) -> np.ndarray:

@@ -53,7 +53,8 @@ class SourceSnapshot:
 
     peers: Mapping[str, PeerView]
     """In the order of ``peers.yaml``."""
-    num_blocks: int
+    needed: frozenset[int]
+    """Blocks of the model, and stem and head where peers run them."""
     held: tuple[tuple[int, ...], ...]
     """Blocks that warm neighbours serve or reach."""
     problems: Mapping[str, str]
@@ -71,8 +72,8 @@ class SourceSnapshot:
 
     @cached_property
     def missing_blocks(self) -> tuple[int, ...]:
-        """Blocks that no warm peer serves, directly or through another."""
-        return tuple(sorted(set(range(self.num_blocks)).difference(*self.held)))
+        """Blocks, and needed stem and head, that no warm peer serves, directly or through another."""
+        return tuple(sorted(self.needed.difference(*self.held)))
 
 
 class PeerEvents:
@@ -119,7 +120,7 @@ class PeerMonitor:
     """
 
     def __init__(
-        self, peers: PeersFile, num_blocks: int, machine: SourceMachine, node: Node, events: PeerEvents
+        self, peers: PeersFile, needed: frozenset[int], machine: SourceMachine, node: Node, events: PeerEvents
     ) -> None:
         self.events = events
         self._peers, self._machine, self._node = peers, machine, node
@@ -128,7 +129,7 @@ class PeerMonitor:
         self._neighbour_events = 0
         """Those of the node at the last snapshot; -1 after a note, which needs another one."""
         self._suspicion_ends = float("inf")
-        self._num_blocks = num_blocks
+        self._needed = needed
         self.snapshot = self._look({})
         """The latest one; the same object while nothing changes."""
 
@@ -190,7 +191,7 @@ class PeerMonitor:
         }
         return SourceSnapshot(
             peers=MappingProxyType(peers),
-            num_blocks=self._num_blocks,
+            needed=self._needed,
             held=tuple(held),
             problems=self._node.problems,
             mismatched=MappingProxyType(dict(self._node.mismatched)),

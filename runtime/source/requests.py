@@ -15,16 +15,17 @@ from functools import partial
 import numpy as np
 
 from ls_edge.core.errors import BudgetExceeded, Overloaded, RequestError, SourceClosed
-from ls_edge.engines.executor import HEAD, STEM
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.execution.counts import RequestCounts
 from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Submit
 from ls_edge.runtime.routing.source_rules import SourceMachine
 from ls_edge.runtime.source.audit import Audit, Auditor
 from ls_edge.runtime.source.deadlines import Deadlines
-from ls_edge.runtime.source.results import Answer, InFlightRequest, RequestState
+from ls_edge.runtime.source.remote_ends import RemoteEnds
+from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult, RequestState
 from ls_edge.runtime.source.settings import Itineraries
-from ls_edge.runtime.source.stem_and_head import PartResult, StemAndHead
+from ls_edge.runtime.source.stem_and_head import StemAndHead
 from ls_edge.runtime.transport.node import Node
 
 SHORT_US = 2000
@@ -36,7 +37,7 @@ class Requests:
 
     def __init__(
         self,
-        engines: StemAndHead,
+        engines: StemAndHead | RemoteEnds,
         machine: SourceMachine,
         node: Node,
         threads: LoopThreads[PartResult],
@@ -151,13 +152,13 @@ class Requests:
             self._end(inflight, result.error, inflight.answered)
         elif result.output is None:
             pass  # its deadline is due
-        elif result.part == HEAD:
+        elif result.part == HEAD and isinstance(result.output, np.ndarray):
             self._machine.rules.head_us = self._engines.usual_us[HEAD]
             self._answer(inflight, result.output[0], result.us)
         else:
             inflight.state = RequestState.ROUTED
             self._deadlines.remove(inflight.request)
-            if self._auditor is not None:
+            if self._auditor is not None and isinstance(result.output, np.ndarray):
                 inflight.stem_tokens = result.output
             itinerary = self._itineraries.of(inflight.request)
             self._node.feed(Submit(inflight.request, itinerary, result.output, inflight.deadline))

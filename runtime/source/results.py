@@ -12,8 +12,10 @@ import numpy as np
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import RequestError
+from ls_edge.core.parts import ENDS
 from ls_edge.core.records import RequestRecord
-from ls_edge.runtime.protocol.messages import Itinerary
+from ls_edge.runtime.protocol.codecs.image import EncodedImage
+from ls_edge.runtime.protocol.messages import Itinerary, Wave
 from ls_edge.runtime.routing.events import Complete, Fail
 
 
@@ -74,7 +76,7 @@ class InFlightRequest:
     """A request as its source keeps it, from its submission until it has ended and no engine works on it."""
 
     request: int
-    image: np.ndarray | None
+    image: np.ndarray | EncodedImage | None
     started: float
     deadline: float
     submitted_us: int
@@ -111,7 +113,7 @@ class InFlightRequest:
             latency_us=round((time.monotonic() - self.started) * 1e6),
             degraded=bool(skipped),
             error=None if error is None else f"{type(error).__name__}: {error}",
-            waves=() if itinerary is None else itinerary.waves,
+            waves=() if itinerary is None else _waves_of_blocks(itinerary),
             skipped=skipped,
             attempts=1 if end is None else end.attempts,
             logits=None if logits is None else tuple(logits.tolist()),
@@ -121,6 +123,26 @@ class InFlightRequest:
             visits=() if itinerary is None else itinerary.visits,
             why_skipped=end.why_skipped if isinstance(end, Complete) and logits is not None else "",
         )
+
+
+@dataclass(frozen=True, eq=False)
+class PartResult:
+    """End of a job of the stem or head."""
+
+    inflight: InFlightRequest
+    part: int
+    output: np.ndarray | EncodedImage | None = None
+    """None if the part failed, or did not run because the request had ended."""
+    us: int = 0
+    error: RequestError | None = None
+
+
+def _waves_of_blocks(itinerary: Itinerary) -> tuple[Wave, ...]:
+    """Return what ran without stem and head, which are in no arrangement."""
+    if not itinerary.has_stem:
+        return itinerary.waves
+    waves = (tuple(tuple(step for step in track if step[0] not in ENDS) for track in w) for w in itinerary.waves)
+    return tuple(wave for wave in waves if any(wave))
 
 
 def itinerary_holders(itinerary: Itinerary) -> list[str]:

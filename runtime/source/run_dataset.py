@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from ls_edge.core.errors import DataError, RequestError
 from ls_edge.core.records import AuditSummary, PeerContext, PeerEvent, PeerState, RequestRecord, RunContext
@@ -157,9 +156,7 @@ class _Submissions:
         self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         self._tick_at = time.monotonic() + TICK_S
 
-    def submit_all(
-        self, decoded: Iterable[tuple[int, ImageRef, np.ndarray]], concurrency: int, rate: float | None
-    ) -> None:
+    def submit_all(self, decoded: Iterable[tuple[int, ImageRef, Any]], concurrency: int, rate: float | None) -> None:
         """Submit images, and wait for the answers until the run is stopped."""
         first: float | None = None
         arrivals = poisson_arrivals(rate or 1.0, random.Random(self._source.settings.seed))

@@ -14,6 +14,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import OrderCosts
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import EngineKind, Threads
 from ls_edge.core.validation import describe_type, unknown_name
 from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT, Itinerary
@@ -112,8 +113,9 @@ def checked(name: str, value: Any, type_: Any) -> Any:
 class Itineraries:
     """Makes the itineraries of a source's requests."""
 
-    def __init__(self, alias: str, settings: Settings, bundle: Bundle) -> None:
-        """``alias`` is the name by which peers know the source."""
+    def __init__(self, alias: str, settings: Settings, bundle: Bundle, *, is_thin: bool = False) -> None:
+        """``alias`` is the name by which peers know the source; ``is_thin`` where they run stem and head too."""
+        self._is_thin = is_thin
         self._policy, self._seed, self._bands = POLICIES[settings.policy], settings.seed, bundle.bands
         self._template = Itinerary(
             alias,
@@ -129,7 +131,7 @@ class Itineraries:
     def of(self, request: int) -> Itinerary:
         """Return the itinerary of a request."""
         order = self._policy.wanted_order(self._bands, self._seed, request)
-        return msgspec.structs.replace(self._template, remaining=order)
+        return msgspec.structs.replace(self._template, remaining=(STEM, *order, HEAD) if self._is_thin else order)
 
     def challenge(self, answer: Itinerary) -> Itinerary:
         """Return the itinerary of a challenge of an answer."""

@@ -18,21 +18,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
+from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import AuditSummary, PeerEvent
-from ls_edge.data.preprocess import Preprocessor
+from ls_edge.runtime.clients.manifest import fetch_model
 from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.source.images import Image, read_image
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
+from ls_edge.runtime.source.remote_ends import encode_image
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, checked
 from ls_edge.runtime.source.source_thread import SourceThread
 from ls_edge.runtime.transport.keys import KeyPair, curve_of, load_secret
+
+if TYPE_CHECKING:
+    from ls_edge.runtime.source.images import Image
 
 
 class Source:
@@ -41,7 +48,7 @@ class Source:
     def __init__(
         self,
         peers: PeersFile,
-        bundle: Bundle,
+        bundle: Bundle | None = None,
         settings: Settings | None = None,
         *,
         keys: KeyPair | None = None,
@@ -52,18 +59,34 @@ class Source:
     ) -> None:
         """Open stem and head and dial the peers; raise the errors of bundle, engines, keys and addresses.
 
+        Without a bundle, peers run stem and head, and send the manifest of their model: raise :class:`LinkError` if
+        none does, and :class:`ModelMismatch` if two do not agree.
         ``on_event`` is called on the source thread with each :class:`~ls_edge.core.records.PeerEvent` and should return
         soon. An exception that it raises is logged and has no other effect.
         """
-        self.peers, self.bundle = peers, bundle
         self.settings = settings or Settings()
-        peers.check_blocks(bundle.num_blocks)
-        peers.check_codecs(CODECS)
-        self.max_skips = self.settings.skips_of(bundle.num_blocks)
         if name is not None and not isinstance(name, str):
             raise UsageError(f"name {name!r} is a {type(name).__name__}; give a text")
         self.name = _name_of(peers, keys) if name is None else name
-        self.preprocess = Preprocessor(bundle.manifest.image)
+        peers.check_codecs(CODECS)
+        self.preprocess: Callable[..., Any]
+        """Function that makes of an image what :meth:`submit` takes: for the stem, or as it is sent to a peer's."""
+        self._read: Callable[[Any, str], np.ndarray | EncodedImage]
+        self.witnesses: tuple[str, ...] = ()
+        """Without a bundle: the peers that sent the manifest. Two agree on it; a single one is believed."""
+        if bundle is None:
+            if self.settings.audit:
+                raise UsageError("an audit computes answers again, which needs the bundle; give it, or leave audit out")
+            bundle, self.witnesses = fetch_model(peers, keys, self.name)
+            self.preprocess = self._read = encode_image
+        else:
+            from ls_edge.runtime.source.images import reader_of
+
+            self.preprocess, self._read = reader_of(bundle.manifest.image)
+        self.bundle = bundle
+        """Its manifest alone, if it comes from the peers."""
+        self.peers = peers = peers.of_model(bundle.num_blocks)
+        self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._thread = SourceThread(
             self.name,
             peers,
@@ -73,6 +96,7 @@ class Source:
             strict_bundle=strict_bundle,
             limits=limits,
             on_event=on_event,
+            is_thin=bool(self.witnesses),
         )
         self.opened = self._thread.opened
         """Origin of the times of :attr:`events`, on the clock of :func:`time.monotonic`."""
@@ -91,7 +115,7 @@ class Source:
     def open(
         cls,
         peers: str | Path | PeersFile,
-        bundle: str | Path | Bundle,
+        bundle: str | Path | Bundle | None = None,
         *,
         policy: str = "nearest",
         secret_key: str | Path | None = None,
@@ -100,16 +124,16 @@ class Source:
         on_event: Callable[[PeerEvent], None] | None = None,
         **settings: Any,
     ) -> Source:
-        """Read ``peers.yaml`` and the bundle and open a source.
+        """Read ``peers.yaml`` and the bundle and open a source; without a bundle, peers run stem and head.
 
         ``settings`` are fields of :class:`Settings`; ``on_event`` as in :class:`Source`.
         """
         for what, value in (("peers", peers), ("bundle", bundle)):
-            if not isinstance(value, (str, Path, PeersFile, Bundle)):
+            if not isinstance(value, (str, Path, PeersFile, Bundle)) and (what == "peers" or value is not None):
                 raise UsageError(f"{what} is a {type(value).__name__}; give its path")
         source = cls(
             peers if isinstance(peers, PeersFile) else load_peers(peers),
-            bundle if isinstance(bundle, Bundle) else Bundle.open(bundle),
+            bundle if bundle is None or isinstance(bundle, Bundle) else Bundle.open(bundle),
             Settings.of(policy, settings),
             keys=load_secret(secret_key) if secret_key is not None else None,
             name=name,
@@ -143,7 +167,7 @@ class Source:
         budget = self.settings.budget_ms if budget_ms is None else checked("budget_ms", budget_ms, BudgetMs)
         label = None if label is None else checked("label", label, Integer)
         name = name or (Path(image).name if isinstance(image, (str, Path)) else "")
-        return self._thread.submit(read_image(image, name, self.preprocess), name, label, budget / 1e3)
+        return self._thread.submit(self._read(image, name), name, label, budget / 1e3)
 
     @property
     def snapshot(self) -> SourceSnapshot:
@@ -157,15 +181,19 @@ class Source:
 
     def may_skip(self, blocks: Sequence[int]) -> bool:
         """Return whether answers may leave these blocks out."""
-        return len(blocks) <= self.max_skips
+        return len(blocks) <= self.max_skips and ENDS.keys().isdisjoint(blocks)
 
     def wait_ready(self, timeout: float = 5.0, *, may_miss: int = 0) -> tuple[int, ...]:
         """Wait until each block, but ``may_miss`` of them, has a warm holder, at most ``timeout`` seconds.
 
-        Return the blocks that have none.
+        Without a bundle, wait for stem and head as well. Return what has no holder.
         """
-        monitor = self._thread.monitor
-        return monitor.wait_for(lambda found: len(found.missing_blocks) <= may_miss, timeout).missing_blocks
+
+        def is_ready(found: SourceSnapshot) -> bool:
+            missing = found.missing_blocks
+            return len(missing) <= may_miss and ENDS.keys().isdisjoint(missing)
+
+        return self._thread.monitor.wait_for(is_ready, timeout).missing_blocks
 
     @property
     def audits(self) -> AuditSummary | None:
@@ -188,7 +216,7 @@ class Source:
         keys = self._keys if self._secret_key is None else load_secret(self._secret_key)
         if (peers.uses_keys, peers.heartbeat) != (self.peers.uses_keys, self.peers.heartbeat):
             raise UsageError(f"{peers.path} has another heartbeat, or switched keys on or off; start {self.name} again")
-        peers.check_blocks(self.bundle.num_blocks)
+        peers = peers.of_model(self.bundle.num_blocks)
         peers.check_codecs(CODECS)
         curve_of(peers, self.name, keys)
         self.peers, self._keys = peers, keys

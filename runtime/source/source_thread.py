@@ -19,11 +19,12 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import read_order_costs
+from ls_edge.core.parts import ENDS, HEAD
 from ls_edge.core.peers_file import PeersFile, SourceEntry
 from ls_edge.core.records import PeerEvent
-from ls_edge.engines.executor import HEAD
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.loop_threads import LoopThreads
+from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import MINOR, Hello, State
 from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import Complete, Fail, Instruction, Returned
@@ -32,10 +33,11 @@ from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_rules import source_machine
 from ls_edge.runtime.source.audit import Auditor, Challenges, Recomputation
 from ls_edge.runtime.source.peer_monitor import PeerEvents, PeerMonitor
+from ls_edge.runtime.source.remote_ends import RemoteEnds
 from ls_edge.runtime.source.requests import Requests
-from ls_edge.runtime.source.results import Answer, InFlightRequest
+from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult
 from ls_edge.runtime.source.settings import Itineraries, Settings, check_policy
-from ls_edge.runtime.source.stem_and_head import PartResult, StemAndHead
+from ls_edge.runtime.source.stem_and_head import StemAndHead
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
@@ -60,8 +62,9 @@ class SourceThread:
         strict_bundle: bool,
         limits: Limits | None,
         on_event: Callable[[PeerEvent], None] | None,
+        is_thin: bool = False,
     ) -> None:
-        """Open stem and head, dial the peers and start the threads."""
+        """Open stem and head, dial the peers and start the threads; ``is_thin`` leaves stem and head to the peers."""
         self.opened = time.monotonic()
         self._ids = itertools.count()
         manifest, alias = bundle.manifest, new_alias(name)
@@ -79,9 +82,10 @@ class SourceThread:
         recomputation = Recomputation(bundle, self._codecs, bundle_of) if settings.audit else None
         self.cores = EngineCores.of(peers, peers.source(name))
         with self.cores.on_engine():  # where the threads of the engines stay
-            self.engines = StemAndHead(bundle, settings, peers.source(name) or SourceEntry(name))
+            entry = peers.source(name) or SourceEntry(name)
+            self.engines = RemoteEnds() if is_thin else StemAndHead(bundle, settings, entry)
         machine.rules.head_us = self.engines.usual_us[HEAD]
-        itineraries = Itineraries(alias, settings, bundle)
+        itineraries = Itineraries(alias, settings, bundle, is_thin=is_thin)
         hello = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
         with self.cores.others():  # where the threads that are started here stay
             self._node = Node(
@@ -93,7 +97,8 @@ class SourceThread:
             )
             self.link_counts = self._node.link_counts
             events = PeerEvents(peers, self.opened, on_event)
-            self.monitor = PeerMonitor(peers, bundle.num_blocks, machine, self._node, events)
+            needed = frozenset((*range(bundle.num_blocks), *(ENDS if is_thin else ())))
+            self.monitor = PeerMonitor(peers, needed, machine, self._node, events)
             self._node.call_with_notes(self.monitor.on_note)
             self._challenges = Challenges(self._node, itineraries, settings.budget_ms / 1e3)
             request = self._challenges.request
@@ -109,8 +114,8 @@ class SourceThread:
 
     # On any thread.
 
-    def submit(self, image: np.ndarray, name: str, label: int | None, budget_s: float) -> Future[Answer]:
-        """Take a preprocessed image in; raise :class:`SourceClosed` after the end."""
+    def submit(self, image: np.ndarray | EncodedImage, name: str, label: int | None, budget_s: float) -> Future[Answer]:
+        """Take an image in, preprocessed unless peers run the stem; raise :class:`SourceClosed` after the end."""
         now = time.monotonic()
         submitted_us = round((now - self.opened) * 1e6)
         inflight = InFlightRequest(next(self._ids), image, now, now + budget_s, submitted_us, name, label)

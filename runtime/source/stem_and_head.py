@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import NotFinite, RequestError
+from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.core.peers_file import SourceEntry
 from ls_edge.engines.engine import warm_up
-from ls_edge.engines.executor import HEAD, STEM, Executor
+from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import EngineChoice, announce, open_parts
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.routing.events import Complete
-from ls_edge.runtime.source.results import InFlightRequest, RequestState, itinerary_holders
+from ls_edge.runtime.source.results import InFlightRequest, PartResult, RequestState, itinerary_holders
 from ls_edge.runtime.source.settings import Settings
-
-_NAMES = {STEM: "stem", HEAD: "head"}
-
-
-@dataclass(frozen=True, eq=False)
-class PartResult:
-    """End of a job of the stem or head."""
-
-    inflight: InFlightRequest
-    part: int
-    output: np.ndarray | None = None
-    """None if the part failed, or did not run because the request had ended."""
-    us: int = 0
-    error: RequestError | None = None
 
 
 class StemAndHead:
@@ -50,8 +36,8 @@ class StemAndHead:
             threads=self.threads,
             on_choice=self._on_choice,
         )
-        self._executor = Executor({part: engines[name] for part, name in _NAMES.items()})
-        self.usual_us = {part: round(warm_up(engines[name]) * 2e3) for part, name in _NAMES.items()}
+        self._executor = Executor({part: engines[name] for part, name in ENDS.items()})
+        self.usual_us = {part: round(warm_up(engines[name]) * 2e3) for part, name in ENDS.items()}
         """Usual times, rather too long than too short."""
 
     def _on_choice(self, choice: EngineChoice) -> None:
@@ -65,7 +51,7 @@ class StemAndHead:
     def run_stem(self, inflight: InFlightRequest) -> PartResult:
         """Run the stem for a request."""
         image = inflight.image
-        if image is None or _is_over(inflight):
+        if not isinstance(image, np.ndarray) or _is_over(inflight):
             return PartResult(inflight, STEM)
         inflight.begun = True
         result = self._run(inflight, STEM, image[np.newaxis])
@@ -84,7 +70,7 @@ class StemAndHead:
         try:
             output = self._executor.run((part,), array)
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            failed = RequestError(f"request {inflight.request}: the {_NAMES[part]} failed: {error}")
+            failed = RequestError(f"request {inflight.request}: the {ENDS[part]} failed: {error}")
             return PartResult(inflight, part, error=failed)
         if not is_finite(output):
             return PartResult(inflight, part, error=_not_finite(inflight))

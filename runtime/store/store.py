@@ -33,6 +33,8 @@ import msgspec
 from ls_edge.core.bundle import MANIFEST, Bundle, Digest
 from ls_edge.core.errors import BundleError, DigestMismatch, LsEdgeError, UsageError
 from ls_edge.core.files import folder_lock, sync, write_file
+from ls_edge.core.parts import part_name
+from ls_edge.core.peers_file import HeldParts
 from ls_edge.core.text import short_id
 
 log = logging.getLogger("ls_edge.runtime")
@@ -87,7 +89,7 @@ class Store:
         Raise :class:`UsageError` if the folder cannot be used. A full disk is not an error: the peer waits for room.
         """
         self.folder = Path(folder)
-        self._blocks = sorted(blocks)
+        self._blocks = HeldParts(sorted(blocks))
         self._files, self._path = self.folder / "files", self.folder / "store.json"
         self._change = threading.Lock()
         self._lock = contextlib.ExitStack()
@@ -207,7 +209,7 @@ class Store:
                 return Wanted(((manifest, size),))
             bundle = self.open(manifest)
             check(bundle)
-            parts = [bundle.part(f"block {block}") for block in self._blocks]
+            parts = [bundle.part(name) for name in self._names(bundle)]
             sizes = {part.sha256: part.bytes for part in parts}
             missing = [(digest, size) for digest, size in sizes.items() if not self._holds(digest)]
             self._collect({manifest, *sizes})
@@ -299,14 +301,18 @@ class Store:
     def _part(self, digest: str) -> Path:
         return self._files / f"{digest}.part"
 
+    def _names(self, bundle: Bundle) -> list[str]:
+        """Return the parts of a bundle that the peer serves."""
+        return [part_name(part) for part in self._blocks.of_model(bundle.num_blocks)]
+
     def _fault_of_previous(self) -> str:
         """Return why the previous bundle cannot be served, or an empty string."""
         if self._record.previous is None:
             return "there is no previous bundle to go back to"
         try:
             bundle = self.open(self._record.previous)
-            for block in self._blocks:
-                bundle.read(f"block {block}")
+            for name in self._names(bundle):
+                bundle.read(name)
         except LsEdgeError:
             return "the previous bundle is not complete either"
         return ""

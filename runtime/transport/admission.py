@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterable
 
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.errors import WireError
+from ls_edge.core.parts import ENDS, part_name
 from ls_edge.core.peers_file import PeersFile, check_name
 from ls_edge.core.text import short_id
+from ls_edge.runtime.protocol.codecs import check_payload
 from ls_edge.runtime.protocol.messages import MAJOR, MINOR_OF_DEMANDS, Hello, Run, State, Welcome
 
 MAX_OWNER_NAME = 54
@@ -96,6 +99,9 @@ class Admission:
             return self._closed
         return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
 
+    def _unknown(self, blocks: Iterable[int]) -> list[int]:
+        return [block for block in blocks if block >= self._blocks and block not in ENDS]
+
     def check_state(self, state: State, sender: str) -> None:
         """Raise :class:`WireError` if a STATE comes from a source, or names a block that the model lacks.
 
@@ -104,19 +110,18 @@ class Admission:
         if sender not in self._blocks_of:
             raise WireError(f"state of {sender}, which is not a peer; dropped")
         for blocks in (state.reach_blocks, *state.far_blocks):
-            if any(block >= self._blocks for block in blocks):
-                raise WireError(f"state names block {max(blocks)}, which the model lacks; dropped")
+            if unknown := self._unknown(blocks):
+                raise WireError(f"state names block {max(unknown)}, which the model lacks; dropped")
 
     def check_run(self, run: Run, sender: str) -> None:
         """Raise :class:`WireError` if ``sender`` may not send these tokens with this itinerary.
 
-        Each block of the model has run, remains or was skipped, so none can be left out unnoticed. It ran at a peer to
-        which ``peers.yaml`` gives it, in an order that the bands allow. A track has some blocks of one band, and is
-        joined by a peer. A source sends and receives its own requests only.
+        Each block of the model has run, remains or was skipped, so none can be left out unnoticed, and so have stem and
+        head, or neither of them is part of the request. A part ran at a peer to which ``peers.yaml`` gives it, in an
+        order that the bands allow. A track has some blocks of one band, and is joined by a peer. A source sends and
+        receives its own requests only.
         """
-        tokens = self.manifest.tokens
-        if (run.count, run.dim) != (tokens.count, tokens.dim):
-            raise WireError(f"tokens {run.count} x {run.dim}, the model has {tokens.count} x {tokens.dim}; dropped")
+        check_payload(run, self.manifest)
         it = run.itinerary
         steps = [step for wave in it.waves for track in wave for step in track]
         blocks = sorted([*(block for block, _ in steps), *it.remaining, *it.skipped])
@@ -125,18 +130,19 @@ class Admission:
                 raise WireError(f"track of blocks {str(blocks)[:200]} for {it.source}, which cannot be; dropped")
             if len({self._bands.band_of(block) for block in blocks}) > 1:
                 raise WireError(f"track of blocks {str(blocks)[:200]}, which are not of one band; dropped")
-        elif blocks != list(range(self._blocks)):
+        elif blocks != [*range(self._blocks), *(ENDS if it.has_stem else ())]:
             raise WireError(
                 f"itinerary with blocks {str(blocks)[:200]}, the model has 0 to {self._blocks - 1} and each has run, "
                 "remains or was skipped; dropped"
             )
         for block, holder in steps:
             if block not in self._blocks_of.get(holder, ()):
-                raise WireError(f"itinerary with block {block} run by {holder}, to which peers.yaml does not give it")
-        if len(it.skipped) > it.max_skips:
+                what = part_name(block)
+                raise WireError(f"itinerary with {what} run by {holder}, to which peers.yaml does not give it")
+        if len(it.skipped) > it.max_skips or not ENDS.keys().isdisjoint(it.skipped):
             raise WireError(f"itinerary with {len(it.skipped)} blocks skipped, it allows {it.max_skips}; dropped")
         # A source compares tokens that come home with their request, and then avoids a sender that lies.
-        judged_here = self._role != "source" and not self._bands.is_one
+        judged_here = self._role != "source" and (it.has_stem or not self._bands.is_one)
         if judged_here and (fault := self._bands.fault(it.arrangement, it.remaining)):
             raise WireError(f"itinerary in which {fault}; dropped")
         if self._role == "source" and (it.track is not None or it.source != self.name or not run.returning):
@@ -160,13 +166,13 @@ class Admission:
     def _reason_to_refuse_blocks(self, hello: Hello | Welcome) -> str:
         if hello.role == "source":
             return f"source {hello.name!r} announces blocks, and sources have none" if hello.blocks else ""
-        if any(block >= self._blocks for block in hello.blocks):
-            return f"{hello.name} announces block {max(hello.blocks)}, the model has 0 to {self._blocks - 1}"
+        if unknown := self._unknown(hello.blocks):
+            return f"{hello.name} announces block {max(unknown)}, the model has 0 to {self._blocks - 1}"
         not_given = sorted(set(hello.blocks).difference(self._peers.peer(hello.name).blocks))
         if not_given:
             return (
-                f"{hello.name} announces block {not_given[0]}, which {self._peers.path} does not give it; copy the "
-                "same peers.yaml to both"
+                f"{hello.name} announces {part_name(not_given[0])}, which {self._peers.path} does not give it; copy "
+                "the same peers.yaml to both"
             )
         return ""
 

@@ -11,6 +11,7 @@ import zmq
 from ls_edge.core.errors import WireError
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Bye,
@@ -72,10 +73,15 @@ class Inbox:
         feed: Callable[[Event], None],
         installer: TakesBundles | None,
         inspect: Callable[[str, int], None] | None,
+        send_manifest: Callable[[str, Want], None],
     ) -> None:
-        """Call ``feed`` with events of the routing machine; ``inspect`` with an observer that wants findings."""
+        """Call ``feed`` with events of the routing machine; ``inspect`` with an observer that wants findings.
+
+        ``send_manifest`` is called with one that wants a piece of the manifest.
+        """
         self._linked, self._handshake, self._admission, self._refused = linked, handshake, admission, refused
         self._feed, self._installer, self._inspect = feed, installer, inspect
+        self._send_manifest = send_manifest
         self._received = counts.received
 
     def receive(self, event: Incoming) -> None:
@@ -138,6 +144,8 @@ class Inbox:
             if self._linked.guests.get(name) != "pusher" or self._installer is None:
                 raise WireError(f"{kind} from {name}, which is not a pusher; dropped")
             self._installer.receive(name, message)
+        elif isinstance(message, Want) and name in self._linked.guests:
+            self._send_manifest(name, message)
         elif isinstance(message, (Want, Stored, Findings)):
             raise WireError(f"{kind}, which only observers and pushers receive; dropped")
         elif isinstance(message, Inspect):
@@ -150,9 +158,9 @@ class Inbox:
     def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
         self._admission.check_run(run, name)
         started = time.perf_counter_ns()
-        tokens = codecs.decode(run.codec, frame.buffer, run.count, run.dim)
+        tokens = codecs.read_payload(run, frame.buffer)
         self._received[run.codec] += len(frame)
-        finite = codecs.is_finite(tokens)
+        finite = isinstance(tokens, EncodedImage) or codecs.is_finite(tokens)
         return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
 
     def _drop(self, event: Incoming, what: str, why: str) -> None:

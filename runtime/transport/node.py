@@ -21,10 +21,13 @@ from ls_edge.core.bundle import Manifest
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.protocol.messages import (
+    Chunk,
     Hello,
     Message,
     State,
+    Want,
     Welcome,
 )
 from ls_edge.runtime.routing.events import (
@@ -32,6 +35,7 @@ from ls_edge.runtime.routing.events import (
     Arrived,
     Compute,
     Computed,
+    Decoded,
     Event,
     Forward,
     Instruction,
@@ -62,7 +66,7 @@ GUEST_STATE_EVERY = 0.1
 MAX_WAIT_S = 1.0
 """Longest wait of a turn in which nothing happens, in seconds."""
 _OF_NEIGHBOURS = frozenset((NeighbourUp, NeighbourDown, NeighbourState))
-_TOGETHER = frozenset((Arrived, Received, NeighbourState, Computed, Submit, Abandon, Unsendable))
+_TOGETHER = frozenset((Arrived, Received, NeighbourState, Computed, Decoded, Submit, Abandon, Unsendable))
 """Events of one turn that the machine receives together; it receives all others one by one."""
 
 
@@ -98,7 +102,7 @@ class NodeSettings:
             self.dialled,
             bind=own.bind if own is not None and self.role == "peer" else None,
             heartbeat=peers.heartbeat,
-            max_frame=max(wire.MAX_HEADER, tokens_frame),
+            max_frame=max(wire.MAX_HEADER, tokens_frame, MAX_IMAGE if peers.takes_images else 0),
             tokens_frame=tokens_frame,
             curve=self.curve,
         )
@@ -217,7 +221,7 @@ class Node:
         self._linked = linked = LinkedProcesses(settings.name, settings.peers)
         self._refused = RefusedMessages(self._links)
         counts = LinkCounts(peer.name for peer in settings.peers.peers)
-        self._outbox = Outbox(settings.name, settings.manifest.tokens, self._links, linked.links_of, counts)
+        self._outbox = Outbox(settings.name, self._links, linked.links_of, counts)
         self._driver = MachineDriver(machine, self._outbox, execute, self._refused.counts, counts.suspicions)
         admission = Admission(
             settings.name,
@@ -246,6 +250,7 @@ class Node:
             feed=self.feed,
             installer=installer,
             inspect=inspect,
+            send_manifest=self._send_manifest,
         )
 
     @property
@@ -415,6 +420,15 @@ class Node:
             self._installer.lost(name)
         self._outbox.forget(name)
         self.feed(NeighbourDown(name, why))
+
+    def _send_manifest(self, name: str, want: Want) -> None:
+        """Send a piece of the manifest; one that is shorter than asked for is the last."""
+        manifest = self._settings.manifest
+        raw = msgspec.json.encode(manifest)
+        raw += b" " * (len(raw) % wire.MAX_CHUNK == 0)
+        data = raw[want.offset : want.offset + want.size]
+        if data and want.digest.hex() == manifest.bundle_id:
+            self.send_to(name, Chunk(want.digest, want.offset, data))
 
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [wire.encode(message)])

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from ls_edge.core.bundle import TokenSpec
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Message, Moved, Release
@@ -40,7 +39,7 @@ class LinkCounts:
 
     def __init__(self, peers: Iterable[str]) -> None:
         """``peers`` are the names of ``peers.yaml``: counts of other processes would grow without bound."""
-        self.sent = dict.fromkeys((NO_CODEC, *codecs.CODECS), 0)
+        self.sent = dict.fromkeys((NO_CODEC, *codecs.PAYLOADS), 0)
         """Bytes by codec, like ``received``."""
         self.received = dict(self.sent)
         self.suspicions = dict.fromkeys(peers, 0)
@@ -58,14 +57,11 @@ class _Outgoing(NamedTuple):
 class Outbox:
     """Messages to be sent, by receiver."""
 
-    def __init__(
-        self, name: str, tokens: TokenSpec, links: Links, links_of: Mapping[str, Sequence[Link]], counts: LinkCounts
-    ) -> None:
+    def __init__(self, name: str, links: Links, links_of: Mapping[str, Sequence[Link]], counts: LinkCounts) -> None:
         """Send for the process ``name``; ``links_of`` holds the links of each process and is updated by its owner."""
         self.held_until = float("inf")
         """Time at which :meth:`let_go` is due."""
         self._name = name
-        self._tokens = tokens
         self._links = links
         self._links_of = links_of
         self.counts = counts
@@ -165,9 +161,9 @@ class Outbox:
         asked = forward.itinerary.codec
         codec = asked if asked in codecs.CODECS else self._codec_of.get(forward.to, "raw")
         started = time.perf_counter_ns()
-        payload = codecs.encode(codec, forward.tokens)
+        payload, codec, count, dim = codecs.write_payload(forward.tokens, codec)
         spent = (time.perf_counter_ns() - started) // 1000
-        run = forward.run(codec, self._tokens.count, self._tokens.dim)
+        run = forward.run(codec, count, dim)
         run = msgspec.structs.replace(run, itinerary=_add_codec_time(run.itinerary, self._name, spent))
         return _Outgoing(wire.encode_body(run), payload, codec, forward)
 

@@ -324,8 +324,9 @@ CASES = r"""
 2 | PEER keyed.yaml --secret-key empty | cannot read the secret key empty: Is a directory; check --secret-key
 2 | PEER good.yaml --secret-key k.key_secret | good.yaml has no keys, so with --secret-key too no link would be
 2 | peer --name a --store st --peers good.yaml --secret-key k.key_secret | good.yaml has no keys, so with --secret-key
-2 | run | Missing option '--bundle'
-2 | run --peers good.yaml | Missing option '--bundle'
+2 | run | Missing option '--data'
+2 | run --local 2 --data digits | --local starts peers with a bundle; give --bundle
+2 | predict flat/a.png | give --bundle DIR to answer in this process, or --peers FILE
 1 | run --peers good.yaml --bundle nowhere --data digits | nowhere is not a bundle: it has no manifest.json; write one
 2 | run --peers nowhere.yaml --bundle bundle --data digits | nowhere.yaml: cannot be read: No such file or
 2 | run --peers bundle --bundle good.yaml --data digits | bundle: cannot be read: Is a directory; check

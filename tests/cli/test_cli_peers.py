@@ -19,7 +19,7 @@ def test_the_file_and_the_keys_make_a_fleet(command, bundle, tmp_path):
     code, printed, _ = command("peers", "new", *hosts, "--source", "laptop", "--bundle", bundle, "--out", out)
     assert code == 0
     file = load_peers(out / "peers.yaml")
-    file.check_blocks(Bundle.open(bundle).num_blocks)
+    file.of_model(Bundle.open(bundle).num_blocks)
     assert [(peer.name, peer.address, peer.bind, peer.blocks) for peer in file.peers] == [
         ("peer-0", "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5555", (0, 1, 2, 3)),
         ("b", "tcp://127.0.0.1:5556", "tcp://127.0.0.1:5556", (0, 1, 2, 3)),

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.records import TrackSpan, Visit
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol import codecs
@@ -421,6 +422,16 @@ MORE = {
     ),
     "bye without a reason": Bye(),
     "run from the source": Run(FIRST, 10_000_000, ASKED, "raw", 17, 192),
+    "run of an image": Run(FIRST, 10_000_000, Itinerary("laptop", "nearest", (STEM, 0, 1, HEAD), 0), "image", 7213, 1),
+    "run of logits": Run(
+        SECOND,
+        9_980_000,
+        Itinerary("laptop", "nearest", (), 0, waves=((((STEM, "a"), (0, "a"), (1, "b"), (HEAD, "b")),),)),
+        "logits",
+        1,
+        10,
+        "done",
+    ),
     "run home, done": Run(
         HOME, 9_980_000,
         Itinerary(LAPTOP, "nearest", (), 1, False, ((((0, "a"), (1, "a"), (2, "b"), (3, "b")),),), (),

@@ -62,9 +62,9 @@ peers:
     assert file.sources[0].name == "laptop"
     assert file.heartbeat.timeout_ms == 60
     assert file.peer("nuc") is second
-    file.check_blocks(8)
+    file.of_model(8)
     with pytest.raises(ConfigError, match=r":9:13: peer 'orin-0' lists block 7, but the bundle has blocks 0 to 5"):
-        file.check_blocks(6)
+        file.of_model(6)
     with pytest.raises(ConfigError, match="unknown peer 'orin'; did you mean 'orin-0'"):
         file.peer("orin")
 

@@ -53,7 +53,7 @@ class FaultyCluster(LocalCluster):
         listed = {**placement, **self._members}
         ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(len(listed) + len(placement) * self._proxied)]
         entries = [
-            {"name": name, "address": address, "blocks": list(blocks)}
+            {"name": name, "address": address, "blocks": blocks if isinstance(blocks, str) else list(blocks)}
             for (name, blocks), address in zip(listed.items(), ports, strict=False)
         ]
         for entry, address in zip(entries, ports[len(listed) :], strict=False):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ls_edge.core.bundle import Bundle, TokenSpec
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.sensors import Sensors
@@ -196,7 +196,7 @@ def test_suspicions_are_counted_for_the_peers_of_the_file():
             return [Note(NoteKind.SUSPECT, "a"), Note(NoteKind.LOST, "a"), Note(NoteKind.SUSPECT, "a source")]
 
     counts = LinkCounts(["a", "b"])
-    outbox = Outbox("c", TokenSpec(1, 1), None, {}, counts)
+    outbox = Outbox("c", None, {}, counts)
     MachineDriver(Machine(), outbox, print, Counter(), counts.suspicions).feed(Tick())
     assert counts.suspicions == {"a": 1, "b": 0}
 

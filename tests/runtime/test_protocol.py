@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.core import records
+from ls_edge.core import parts, records
 from ls_edge.core.errors import WireError
 from ls_edge.core.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import codecs
@@ -44,7 +44,7 @@ PARTS = {
 HOMES = {
     "wire": wire, "node": node, "outbox": outbox, "connections": connections, "links": links, "host_names": host_names,
     "records": records, "admission": admission, "handshake": handshake, "claims": claims,
-    "ended_requests": ended_requests, "problems": problems,
+    "ended_requests": ended_requests, "problems": problems, "parts": parts,
 }  # fmt: skip
 
 TRANSFER = TransferId(b"s" * 16, 2, 3)
@@ -212,7 +212,7 @@ def test_other_numbers_are_those_of_the_code():
         for name, value in vars(HOMES[module]).items()
         if name.isupper() and not name.startswith("_") and isinstance(value, (int, float))
     } - {f"wire.{name}" for name in ("MAJOR", "MINOR", *(name for name in vars(wire) if name.startswith("MINOR_OF_")))}
-    assert public - {"wire.COUNT"} | {"problems.COMPLAINTS_A_SECOND"} <= named
+    assert public - {"wire.COUNT", "wire.STEM"} | {"problems.COMPLAINTS_A_SECOND"} <= named
 
 
 def test_codecs_are_those_of_the_code():
@@ -233,6 +233,7 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"at most {wire.MAX_HEADER} bytes" in TEXT
     assert f"from {wire.MINOR_OF_SEVERAL} on its sender reads [several" in TEXT
     assert f"from {wire.MINOR_OF_DEMANDS} on it keeps the [demand for a bundle]" in TEXT
+    assert f"from {wire.MINOR_OF_ENDS} on it takes requests with\n[stem and head]" in TEXT
     assert f"MessagePack array of 1 to {wire.MAX_TOGETHER} maps" in TEXT
     assert f"an array of 1 to {wire.MAX_TOGETHER} messages" in TEXT
     assert f"more than {outbox.SMALL_TOKENS} bytes of them" in TEXT

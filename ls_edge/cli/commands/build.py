@@ -14,6 +14,7 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
+from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import EngineKind, load_peers
 from ls_edge.core.text import counted, name_blocks, parse_ranges
 from ls_edge.engines.opening import build_engines
@@ -72,8 +73,7 @@ def command(
     provider: str | None = None
     if peers is not None and name is not None:
         file = load_peers(peers)
-        file.check_blocks(opened.num_blocks)
-        entry = file.peer(name)
+        entry = file.of_model(opened.num_blocks).peer(name)
         ends, chosen, max_batch = (), entry.blocks, max_batch or entry.max_batch
         if store is not None:
             kind, provider = entry.engine, entry.provider
@@ -88,7 +88,7 @@ def command(
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(contextlib.closing(Store(store, chosen))) if store is not None else None
         manifest = "" if place is None else place.fill(opened)
-        parts = [*ends[:1], *(f"block {index}" for index in chosen), *ends[1:]]
+        parts = [*ends[:1], *map(part_name, chosen), *ends[1:]]
         built = list(build_engines(opened, parts, kind=kind, provider=provider, max_batch=max_batch))
         if place is not None:
             place.switch(manifest)

@@ -21,9 +21,9 @@ from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers, reload_source
 from ls_edge.cli.interrupts import ReloadRequest
-from ls_edge.cli.output import print_json
+from ls_edge.cli.output import note_model, print_json
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import DataError, LsEdgeError, printable
+from ls_edge.core.errors import DataError, LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
 from ls_edge.data.image_inputs import expand_argument, read_images
 from ls_edge.data.preprocess import Preprocessor
@@ -40,6 +40,7 @@ Frame = bytes | np.ndarray | DataError
     examples=(
         "ls-edge predict --bundle bundle photo.jpg",
         "ls-edge predict --peers peers.yaml --bundle bundle cat.jpg dog.png",
+        "ls-edge predict --peers peers.yaml cat.jpg",
         "ls-edge predict --peers peers.yaml --bundle bundle photos --top 1 --json",
         "ls-edge predict --peers peers.yaml --bundle bundle - < cat.jpg",
         "ls-edge predict --peers peers.yaml --bundle bundle camera --limit 100",
@@ -47,7 +48,7 @@ Frame = bytes | np.ndarray | DataError
 )
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
 @options.peers("peers.yaml of the peers that answer.  [default: answer in this process]")
-@options.BUNDLE
+@options.SOURCE_BUNDLE
 @options.count("--top", "Number of classes to print, most likely first.", default=3)
 @options.count("--limit", "Number of images.  [default: all; no limit for a camera]")
 @options.concurrency(1_000_000)
@@ -57,7 +58,7 @@ Frame = bytes | np.ndarray | DataError
 def command(
     images: tuple[str, ...],
     peers: Path | None,
-    bundle: Path,
+    bundle: Path | None,
     top: int,
     limit: int | None,
     concurrency: int,
@@ -81,9 +82,9 @@ def command(
     """
     set_up(as_json=False, level=logging.ERROR)
     file = None if peers is None else open_peers(peers)
-    opened = Bundle.open(bundle)
+    opened = None if bundle is None else Bundle.open(bundle)
     inputs = [item for given in images for item in expand_argument(given)]
-    printer = PredictionPrinter(opened.manifest.classes, top, as_json=as_json)
+    printer = PredictionPrinter(() if opened is None else opened.manifest.classes, top, as_json=as_json)
     if all(item.error is not None for item in inputs):  # no reason to look for peers
         for item in inputs:
             printer.failed(item.name, str(item.error))
@@ -92,11 +93,15 @@ def command(
     with contextlib.ExitStack() as stack:
         frames = stack.enter_context(contextlib.closing(read_images(inputs)))
         if file is None:
+            if opened is None:
+                raise UsageError("give --bundle DIR to answer in this process, or --peers FILE")
             asked = {name: settings[name] for name in ("provider", "threads")}
             pipeline = stack.enter_context(Pipeline.open(opened, kind=settings["engine"] or "auto", **asked))
             answers = answers_here(pipeline, itertools.islice(frames, limit))
         else:
             source = stack.enter_context(Source.open(file, opened, max_inflight=concurrency, **settings))
+            note_model(source.witnesses)
+            printer.classes = source.bundle.manifest.classes
             reload = stack.enter_context(ReloadRequest())
             wait_for_holders(source, wait)
             answers = answers_in_order(source, itertools.islice(frames, limit), concurrency, reload.take)
@@ -176,8 +181,8 @@ class PredictionPrinter:
     """Printer of one line per image, which counts the outcomes."""
 
     def __init__(self, classes: tuple[str, ...], top: int, *, as_json: bool) -> None:
-        self._classes = classes
-        self._top = min(top, len(classes))
+        self.classes = classes
+        self._top = top
         self._as_json = as_json
         self._answered = self._degraded = self._failed = 0
 
@@ -187,11 +192,11 @@ class PredictionPrinter:
         self._degraded += answer.skipped > 0
         why, found = answer.why_skipped, likeliest(answer.logits, self._top)
         if self._as_json:
-            top = [{"label": self._classes[index], "probability": p} for index, p in found]
+            top = [{"label": self.classes[index], "probability": p} for index, p in found]
             degraded = answer.skipped > 0
             _print_line(name, top=top, degraded=degraded, latency_ms=answer.latency_ms, why_skipped=why)
             return
-        named = ", ".join(f"{printable(self._classes[index])} {p:.1%}" for index, p in found)
+        named = ", ".join(f"{printable(self.classes[index])} {p:.1%}" for index, p in found)
         remark = f", without {answer.skipped} of the blocks{why and f': {why}'}" if answer.skipped else ""
         click.echo(f"{printable(name)}: {named}  ({answer.latency_ms:.1f} ms{remark})")
 

@@ -20,14 +20,14 @@ from ls_edge.cli.command import Command, describe, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers, reload_source
 from ls_edge.cli.metrics_listener import MetricsListener
-from ls_edge.cli.output import warn, warn_about_images
+from ls_edge.cli.output import note_model, warn, warn_about_images
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import RequestRecord, TraceWriter
 from ls_edge.core.text import counted, name_blocks
-from ls_edge.data.datasets import open_data
+from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.evaluation.run_summary import RunSummary, summarise
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_summary
@@ -59,7 +59,7 @@ MAX_REMARKS = 10
 )
 @options.peers("peers.yaml, the same file on all machines; or use --local.")
 @options.count("--local", "Peers to start on this machine for this run, instead of --peers.", most=64)
-@options.BUNDLE
+@options.SOURCE_BUNDLE
 @options.DATA
 @options.LIMIT
 @options.concurrency(1_000_000)
@@ -97,7 +97,7 @@ MAX_REMARKS = 10
 def command(
     peers: Path | None,
     local: int | None,
-    bundle: Path,
+    bundle: Path | None,
     data: str,
     limit: int | None,
     concurrency: int,
@@ -131,21 +131,21 @@ def command(
     if (peers is None) == (local is None):
         raise UsageError("name the peers with --peers FILE, or start some on this machine with --local N; one of them")
     file = None if peers is None else open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
-    opened = Bundle.open(bundle)
-    images = open_data(data, "eval")
-    warn_about_images(images, opened.manifest.trained_on)
-    images = images.take(limit)
-    images.labels_for(opened.manifest.classes)  # refuses other classes before waiting for peers
+    opened = None if bundle is None else Bundle.open(bundle)
+    whole = open_data(data, "eval")
+    images = _checked(whole, limit, opened)
 
     with contextlib.ExitStack() as stack:
         if local is not None:
-            file = stack.enter_context(_local_peers(bundle, opened.num_blocks, local))
+            file = stack.enter_context(_local_peers(opened, local))
             settings["secret_key"] = None
         assert file is not None
         progress = RunProgress(len(images), [peer.name for peer in file.peers])
         settings.update(max_inflight=concurrency, via_source=via == "source", on_event=progress.event)
         listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
         source = stack.enter_context(Source.open(file, opened, **settings))
+        note_model(source.witnesses)
+        images = images if opened is not None else _checked(whole, limit, source.bundle)
         if listener is not None:
             click.echo(f"ls-edge: metrics at {listener.serve_source(source)}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
@@ -184,7 +184,7 @@ def command(
             if as_json:
                 click.echo(summary.to_json())
             else:
-                print_summary(summary, records=measured.records, classes=opened.manifest.classes)
+                print_summary(summary, records=measured.records, classes=source.bundle.manifest.classes)
         except OSError as error:
             problems.append(f"the summary could not be printed: {describe(error)}")
         for remark in [
@@ -192,7 +192,7 @@ def command(
             *_remarks(measured, summary),
         ]:
             warn(remark)
-        page = {"classes": opened.manifest.classes, "images": images.images}
+        page = {"classes": source.bundle.manifest.classes, "images": images.images}
         problems += _write_files(summary, measured, report, trace_events, page)
     if problems:
         raise LsEdgeError("; ".join(problems))
@@ -205,16 +205,31 @@ def command(
     return exit_code(summary.answered, summary.degraded + summary.failed)
 
 
+def _checked(images: ImageSet, limit: int | None, bundle: Bundle | None) -> ImageSet:
+    """Return the images of a run; if the model is known, refuse other classes, and warn."""
+    taken = images.take(limit)
+    if bundle is not None:
+        warn_about_images(images, bundle.manifest.trained_on)
+        taken.labels_for(bundle.manifest.classes)
+    return taken
+
+
 @contextlib.contextmanager
-def _local_peers(bundle: Path, num_blocks: int, count: int) -> Iterator[PeersFile]:
+def _local_peers(bundle: Bundle | None, count: int) -> Iterator[PeersFile]:
     """Start peers on this machine that each hold two neighboring parts of the blocks, so that one of them may fail."""
+    if bundle is None:
+        raise UsageError("--local starts peers with a bundle; give --bundle")
+    num_blocks = bundle.num_blocks
     names = [f"local-{number}" for number in range(count)]
     edges = [num_blocks * place // count for place in range(count + 1)]
     parts = [range(first, last) for first, last in itertools.pairwise(edges)]
     placement = {name: sorted({*parts[place], *parts[place - 1]}) for place, name in enumerate(names)}
     if num_blocks < count:
         raise UsageError(f"--local {count}: the bundle has {num_blocks} blocks; start at most that many peers")
-    with tempfile.TemporaryDirectory(prefix="ls-edge-") as folder, LocalCluster(folder, bundle, placement) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="ls-edge-") as folder,
+        LocalCluster(folder, bundle.folder, placement) as cluster,
+    ):
         with Console(stderr=True).status(f"starting {counted(count, 'peer')}"):  # shown on a terminal only
             cluster.wait_warm(timeout=_START_S)
         yield cluster.file

@@ -14,6 +14,7 @@ import click
 from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
+from ls_edge.cli.output import note_model
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import is_loopback_host
@@ -38,12 +39,13 @@ _READY_WITHIN_S = 5.0
     cls=Command,
     examples=(
         "ls-edge serve --peers peers.yaml --bundle bundle",
+        "ls-edge serve --peers peers.yaml",
         "ls-edge serve --peers peers.yaml --bundle bundle --http 127.0.0.1:8000 --concurrency 8",
         "ls-edge serve --peers peers.yaml --bundle bundle --tls-cert cert.pem --tls-key key.pem",
     ),
 )
 @options.PEERS
-@options.BUNDLE
+@options.SOURCE_BUNDLE
 @options.text("--http", "Address to listen on.", "HOST:PORT", default="127.0.0.1:8080")
 @options.path("--tls-cert", "Certificate chain (PEM), to serve HTTPS.")
 @options.path("--tls-key", "Private key of --tls-cert (PEM).")
@@ -59,7 +61,7 @@ _READY_WITHIN_S = 5.0
 @options.LOG_JSON
 def command(
     peers: Path,
-    bundle: Path,
+    bundle: Path | None,
     http: str,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -113,6 +115,7 @@ def command(
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(http, "--http"))
         service = Service(open_source(), holder_wait_s=wait)
+        note_model(service.source.witnesses)
         stack.callback(service.close)
         access = Access(tokens, loopback_only=is_local)
         application = Application(service, access, max_body=max_body, access_log=access_log)

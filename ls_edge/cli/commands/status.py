@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import printable
+from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
 from ls_edge.core.text import counted, engine_name, format_ranges, name_blocks, short_id
@@ -65,7 +66,7 @@ def command(
         return 0
     file, keys = peers_to_ask(peers, secret_key)
     if opened is not None:
-        file.check_blocks(opened.num_blocks)
+        file = file.of_model(opened.num_blocks)
     with Observer(file, keys=keys) as observer:
         found = look(observer, opened, wait)
     if as_json:
@@ -113,7 +114,7 @@ def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
     if lacking := unreached(found):
         yield unreached_text(lacking)
     alive = {name: status.blocks for name, status in found.items() if status.state == PeerState.ALIVE}
-    yield from _gaps(_holders(alive, _count(file)))
+    yield from _gaps(_holders(alive, _count([*alive.values(), *(peer.blocks.numbered for peer in file.peers)])))
 
 
 def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
@@ -137,8 +138,9 @@ def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
     return table
 
 
-def _count(file: PeersFile) -> int:
-    return 1 + max(block for peer in file.peers for block in peer.blocks)
+def _count(held: Iterable[Collection[int]]) -> int:
+    """Return the number of blocks up to the last one that is held."""
+    return 1 + max((part for parts in held for part in parts if part not in ENDS), default=-1)
 
 
 def _holders(blocks_of: Mapping[str, Collection[int]], count: int) -> dict[int, list[str]]:
@@ -156,8 +158,8 @@ def _gaps(holders: Mapping[int, list[str]]) -> Iterator[str]:
 
 def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
     file.check_codecs(CODECS)
-    count = _count(file) if bundle is None else bundle.num_blocks
-    file.check_blocks(count)
+    count = _count(peer.blocks.numbered for peer in file.peers) if bundle is None else bundle.num_blocks
+    file = file.of_model(count)
     holders = _holders({peer.name: peer.blocks for peer in file.peers}, count)
     if as_json:
         document: dict[str, Any] = {

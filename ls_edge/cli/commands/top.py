@@ -59,7 +59,7 @@ def command(peers: Path, secret_key: Path | None, bundle: Path | None, as_json: 
     opened = None if bundle is None else Bundle.open(bundle)
     file, keys = peers_to_ask(peers, secret_key)
     if opened is not None:
-        file.check_blocks(opened.num_blocks)
+        file = file.of_model(opened.num_blocks)
     console, history = open_console(), History()
     live = Live(console=console, auto_refresh=False, screen=not console.is_dumb_terminal)
     with (

@@ -7,6 +7,7 @@ from typing import Any
 
 import altair as alt
 
+from ls_edge.core.parts import part_name
 from ls_edge.core.records import RequestRecord
 from ls_edge.core.text import counted, shorten, show_ms, show_percent
 from ls_edge.report.charts.specification import (
@@ -257,7 +258,7 @@ def _stage_row(span: Span, record: RequestRecord, laid: RequestIntervals) -> Row
         to=(span.end - record.submitted_us) / 1e3,
         y0=top + inset,
         y1=bottom - inset,
-        what=span.stage if span.block is None else f"block {span.block}",
+        what=span.stage if span.block is None else part_name(span.block),
         block=span.block,
         holder=shorten(span.holder, 60) if span.holder else "the source",
         took=show_ms((span.end - span.start) / 1e3),

@@ -1,4 +1,4 @@
-"""Codecs of tokens on the wire, by name.
+"""What travels in the frames of RUN: tokens, in a codec that has a name, images and logits.
 
 A new codec is a file in this folder, an entry of :data:`CODECS` and a row of the table in ``PROTOCOL.md``. Errors of
 the logits after replay grow with the hops; :data:`REPLAY_TOLERANCE` holds what is tested.
@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from ls_edge.core.bundle import Manifest
 from ls_edge.core.errors import WireError
+from ls_edge.core.parts import STEM, has_ends
 from ls_edge.runtime.protocol.codecs.fp16 import Fp16
+from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE, EncodedImage
 from ls_edge.runtime.protocol.codecs.int8 import Int8
 from ls_edge.runtime.protocol.codecs.raw import Raw
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens, WireCodec
+from ls_edge.runtime.protocol.messages import Itinerary as Itinerary
+from ls_edge.runtime.protocol.messages import Run
 
 CODECS: dict[str, WireCodec] = {codec.name: codec for codec in (Raw(), Fp16(), Int8())}
 
 REPLAY_TOLERANCE = {codec.name: codec.replay_tolerance for codec in CODECS.values()}
 """Largest difference of logits, over the largest logit, between an answer and its replay (guarantee R2)."""
+
+IMAGE, LOGITS = "image", "logits"
+"""In the place of a codec: an encoded image before the stem has run, and the logits after the head has."""
+PAYLOADS = (*CODECS, IMAGE, LOGITS)
+Payload = Tokens | EncodedImage
+"""Tokens ``[1, N, D]``, logits ``[1, C]``, or an image."""
 
 _FP16_EXPONENT = 0x7C00
 """Bits of a half-precision number that are all set in NaN and infinity, and in nothing else."""
@@ -52,6 +63,41 @@ def decode(codec: str, frame: memoryview | bytes, count: int, dim: int) -> Token
             f"tokens frame of {len(frame)} bytes, {expected} expected for {count} x {dim} as {codec}; dropped"
         )
     return found.decode(frame, count, dim)
+
+
+def check_payload(run: Run, manifest: Manifest) -> None:
+    """Raise :class:`WireError` unless what a RUN announces is what the model has at this point of its itinerary."""
+    it, codec, shape = run.itinerary, run.codec, (run.count, run.dim)
+    if STEM in it.remaining:
+        if codec != IMAGE or run.dim != 1 or run.count > MAX_IMAGE:
+            raise WireError(f"{codec} of {run.count} x {run.dim}, an image of at most {MAX_IMAGE} bytes has to come")
+        return
+    is_done = it.has_stem and not has_ends(it.remaining)
+    tokens = manifest.tokens
+    wanted = (1, len(manifest.classes)) if is_done else (tokens.count, tokens.dim)
+    if shape != wanted or (codec == LOGITS) != is_done or codec == IMAGE:
+        kind = LOGITS if is_done else "tokens"
+        raise WireError(f"{codec} {shape[0]} x {shape[1]}, the model has {kind} {wanted[0]} x {wanted[1]}; dropped")
+
+
+def write_payload(payload: Payload, codec: str) -> tuple[memoryview, str, int, int]:
+    """Return the frame of a payload, with the codec, count and dim of its RUN; ``codec`` is that of tokens."""
+    if isinstance(payload, EncodedImage):
+        return memoryview(payload.content), IMAGE, len(payload.content), 1
+    if payload.ndim == 2:
+        return encode("raw", payload), LOGITS, *payload.shape
+    return encode(codec, payload), codec, *payload.shape[1:]
+
+
+def read_payload(run: Run, frame: memoryview | bytes) -> Payload:
+    """Read the frame of a RUN that :func:`check_payload` has passed; raises as :func:`decode`."""
+    if run.codec == IMAGE:
+        if len(frame) != run.count:
+            raise WireError(f"image frame of {len(frame)} bytes, {run.count} announced; dropped")
+        return EncodedImage(bytes(frame))
+    if run.codec == LOGITS:
+        return decode("raw", frame, run.count, run.dim).reshape(run.count, run.dim)
+    return decode(run.codec, frame, run.count, run.dim)
 
 
 def is_finite(tokens: np.ndarray) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ls_edge.core.parts import part_name
 from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
@@ -74,7 +75,7 @@ class EngineWork:
                     blocks,
                     tuple([request.transfer for request in batch]),
                     tuple([request.tokens for request in batch]),
-                    tuple([request.itinerary.blocks_done for request in batch]),
+                    tuple([request.itinerary.slot for request in batch]),
                 )
             )
 
@@ -105,7 +106,7 @@ class EngineWork:
         if event.rest is not None:
             self._take_outputs(event.rest, running)
         failed = queue.count_failure(event)
-        why = f"block {event.block}: {event.why}"
+        why = f"{part_name(event.block)}: {event.why}"
         if failed:
             machine.instructions.append(Note(NoteKind.ENGINE_FAILED, machine.name, why=why))
             self._urgent()
@@ -149,7 +150,7 @@ class EngineWork:
         if queue.stuck:
             return
         queue.stuck = True
-        why = f"block {request.engine.block} has been running for longer than its deadline"
+        why = f"{part_name(request.engine.block)} has been running for longer than its deadline"
         machine.instructions.append(Note(NoteKind.ENGINE_STUCK, machine.name, request.request, why))
         self._urgent()
         self.requeue("the engine is stuck")

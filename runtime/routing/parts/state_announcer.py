@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from ls_edge.core.parts import ENDS
 from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
 from ls_edge.runtime.routing.events import Send
 from ls_edge.runtime.routing.held_request import INFINITY
@@ -217,7 +218,7 @@ class StateAnnouncer:
         """
         machine = self._machine
         known = {*shared.reach_blocks, *self._rules.engine.usable_blocks}
-        if len(known) >= machine.bands.num_blocks:
+        if len(known) >= machine.bands.num_blocks + len(ENDS):
             return ()
         receiver = machine.neighbours.get(name)
         direct = {name, *(receiver.state.reaches if receiver is not None and receiver.state is not None else ())}

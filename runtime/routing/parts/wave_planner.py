@@ -61,7 +61,7 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
     used = [draft for draft in drafts if draft.blocks]
     if not used:
         return None
-    _assign(used, remaining, itinerary.blocks_done, local)
+    _assign(used, remaining, itinerary.slot, local)
     return WavePlan(
         tuple(PlannedTrack(draft.holder, tuple(draft.blocks), draft.end_us) for draft in drafts if draft.blocks),
         tuple(PlannedTrack(draft.holder, (), draft.first_us) for draft in drafts if not draft.blocks),

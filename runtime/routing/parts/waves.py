@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ls_edge.core import arrangement
+from ls_edge.core.parts import has_ends
 from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, ReturnReason, TrackRef, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode
@@ -49,7 +50,8 @@ class WaveJoiner:
     def split(self, request: HeldRequest, local: LocalNode) -> bool:
         """Begin a wave of more than one track, if it pays and there is room; return whether one was begun."""
         it, machine = request.itinerary, self._machine
-        if it.track is not None or it.via_source or request.upstream is None:
+        is_end = has_ends(machine.bands.permitted(it.remaining))
+        if it.track is not None or it.via_source or request.upstream is None or is_end:
             return False
         if request.joins is None:
             request.joins = JoinVisit()
@@ -71,7 +73,7 @@ class WaveJoiner:
         wave = OpenWave(machine.rng.getrandbits(64), joins.waves, request)
         self._record_unused(request, joins, plan)
         joins.waves += 1
-        before = request.itinerary.blocks_done
+        before = request.itinerary.slot
         for index, planned in enumerate(plan.tracks):
             transfer = TransferId(request.request, machine.rng.getrandbits(64), request.transfer.hop)
             itinerary = Itinerary(

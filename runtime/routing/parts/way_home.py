@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ls_edge.runtime.protocol.messages import Release, ReturnReason
+from ls_edge.runtime.protocol.messages import Release
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Send
@@ -20,7 +20,7 @@ class WayHome:
         self._custody = custody
         self._decisions = decisions
 
-    def begin(self, request: HeldRequest, reason: ReturnReason) -> None:
+    def begin(self, request: HeldRequest, reason: str) -> None:
         """Begin to send a waiting request back to its source."""
         request.returning = reason
         # Relays on the way here may relay them on the way home as well.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ls_edge.core.order_costs import OrderCosts
+from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, Wait, in_turn
@@ -31,12 +32,12 @@ class Quality(Policy):
         patient: bool,
         tie_break: int,
     ) -> Choice | None:
-        """Return the step of least cost; None without costs, or where no holder of a block has a credit."""
-        if local.costs is None:
-            return None
+        """Return the step of least cost; None without costs, at stem and head, or where no holder has a credit."""
         permitted = local.bands.permitted(itinerary.remaining)
+        if local.costs is None or has_ends(permitted):
+            return None
         remaining = frozenset(permitted)
-        slot, weight = itinerary.blocks_done, itinerary.latency_weight
+        slot, weight = itinerary.slot, itinerary.latency_weight
         loss = {block: _regret(local.costs, block, permitted, slot) for block in permitted}
         here = local.blocks & remaining
         seconds = (local.wait_us / max(1, len(here)) + local.block_us) / 1e6

@@ -1,0 +1,125 @@
+"""The manifest of the model that peers serve, for a source that has no bundle.
+
+Its own ids show that it is whole, but not that it is true: a peer that lies could exchange the names of classes. So two
+peers are asked where there are two, and have to agree.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from ls_edge.core.bundle import Bundle, digest_of
+from ls_edge.core.errors import BundleError, LinkError, ModelMismatch
+from ls_edge.core.peers_file import PeersFile
+from ls_edge.core.text import short_id
+from ls_edge.runtime.clients.session import Client, Session
+from ls_edge.runtime.protocol.messages import MAX_CHUNK, MAX_MANIFEST, Chunk, Want
+from ls_edge.runtime.transport.keys import KeyPair
+
+WITHIN_S = 10.0
+"""Seconds until a peer has to have sent its manifest."""
+_ASK_AGAIN_S = 1.0
+"""Seconds after which a peer is asked again, and the second one is not waited for any more."""
+_STEP_S = 0.05
+
+
+class FetchedModel(NamedTuple):
+    """The model of the peers."""
+
+    bundle: Bundle
+    """Only its manifest is there."""
+    witnesses: tuple[str, ...]
+    """The peers that sent it: two agree on it, one alone is believed."""
+
+
+class _Fetch:
+    """The manifest of one peer, as far as it has come."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.raw = bytearray()
+        self.asked_at = float("-inf")
+        self.bundle: Bundle | None = None
+        self.fault = ""
+
+
+def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> FetchedModel:
+    """Ask the peers for the manifest of their model, as the source ``owner``.
+
+    Raise :class:`LinkError` if no peer sends one, and :class:`ModelMismatch` if two do not agree.
+    """
+    fetches: dict[str, _Fetch] = {}
+    with Client(peers, keys, owner, "observer") as client:
+        began = time.monotonic()
+        first_at = float("inf")
+        while True:
+            for name, message in client.step(_STEP_S):
+                if isinstance(message, Chunk) and name in fetches:
+                    _take(fetches[name], name, message)
+            now = time.monotonic()
+            for name, session in client.sessions.items():
+                _ask(client, name, session, fetches, now)
+            found = {name: one.bundle for name, one in fetches.items() if one.bundle is not None}
+            first_at = min(first_at, now) if found else first_at
+            is_alone = all(one.is_hopeless(began) for name, one in client.sessions.items() if name not in found)
+            if len(found) >= 2 or (found and (is_alone or now > first_at + _ASK_AGAIN_S)):
+                return _agreed(found)
+            if now > began + WITHIN_S or (not found and is_alone):
+                whys = [f"{name}: {_why(name, session, fetches)}" for name, session in client.sessions.items()]
+                raise LinkError(
+                    f"no peer of {peers.path} has sent the manifest of its model ({'; '.join(whys)}); start a peer, or "
+                    "give --bundle"
+                )
+
+
+def _ask(client: Client, name: str, session: Session, fetches: dict[str, _Fetch], now: float) -> None:
+    """Ask a peer for the next bytes of its manifest, if it is time."""
+    welcome = session.welcome
+    if not session.up or welcome is None or len(welcome.bundle_id) != 64:
+        return
+    if name not in fetches or fetches[name].session is not session:
+        fetches[name] = _Fetch(session)
+    fetch = fetches[name]
+    if fetch.bundle is None and not fetch.fault and now >= fetch.asked_at + _ASK_AGAIN_S:
+        fetch.asked_at = now
+        client.send(name, Want(bytes.fromhex(welcome.bundle_id), len(fetch.raw), MAX_CHUNK))
+
+
+def _take(fetch: _Fetch, name: str, chunk: Chunk) -> None:
+    welcome = fetch.session.welcome
+    if welcome is None or fetch.bundle is not None or chunk.offset != len(fetch.raw):
+        return
+    fetch.raw += chunk.data
+    fetch.asked_at = float("-inf")
+    if len(fetch.raw) > MAX_MANIFEST:
+        fetch.fault = f"its manifest has more than {MAX_MANIFEST} bytes"
+    elif len(chunk.data) < MAX_CHUNK:
+        try:
+            fetch.bundle = Bundle.of_manifest(Path(f"the bundle of {name}"), bytes(fetch.raw))
+        except BundleError as error:
+            fetch.fault = str(error)
+            return
+        manifest = fetch.bundle.manifest
+        if (manifest.bundle_id, manifest.model_id) != (welcome.bundle_id, welcome.model_id):
+            fetch.bundle, fetch.fault = None, "its manifest is of another bundle than it announces"
+
+
+def _agreed(found: dict[str, Bundle]) -> FetchedModel:
+    digests = {name: _digest(bundle) for name, bundle in found.items()}
+    if len(set(digests.values())) > 1:
+        texts = ", ".join(f"{name} has {short_id(digest)}" for name, digest in digests.items())
+        raise ModelMismatch(f"the peers do not agree on the model and its classes: {texts}; give --bundle to trust one")
+    return FetchedModel(next(iter(found.values())), tuple(found))
+
+
+def _digest(bundle: Bundle) -> str:
+    """Return the digest of what peers with bundles of one model have in common."""
+    manifest = bundle.manifest
+    return digest_of({"model": manifest.model_id, "interface": bundle.interface, "classes": manifest.classes})
+
+
+def _why(name: str, session: Session, fetches: dict[str, _Fetch]) -> str:
+    fault = fetches[name].fault if name in fetches else ""
+    return fault or session.judge()[1] or "it sends no manifest; is its version older?"

@@ -1,0 +1,71 @@
+"""A source whose stem and head are on peers: it sends images as they are, and gets logits.
+
+It needs neither a bundle, nor an engine library, nor a decoder of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.parts import HEAD, STEM
+from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE, EncodedImage
+from ls_edge.runtime.routing.events import Complete
+from ls_edge.runtime.source.results import InFlightRequest, PartResult
+
+
+def encode_image(image: Any, name: str = "image", on_large: Callable[[], None] = lambda: None) -> EncodedImage:  # noqa: ARG001
+    """Return an image as it is sent: the bytes of its file, or pixels uint8 ``[H, W, 3]`` or ``[H, W]`` as PPM or PGM.
+
+    It stands in the place of a ``Preprocessor``, which decodes and may call ``on_large``. Raise :class:`DataError` for
+    a file that cannot be read or is too long, and :class:`UsageError` for any other object.
+    """
+    if isinstance(image, EncodedImage):
+        return image
+    if isinstance(image, (str, Path)):
+        try:
+            content = Path(image).read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read {image}: {error.strerror}") from None
+    elif isinstance(image, bytes):
+        content = image
+    else:
+        pixels = np.asarray(image.convert("RGB")) if hasattr(image, "convert") else image
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
+            raise UsageError(
+                f"{name or 'image'} is neither a file nor pixels uint8 [H, W, 3], which a source without a bundle can "
+                "send; give one of these, or open the source with the bundle"
+            )
+        kind, (height, width) = 5 + pixels.ndim // 3, pixels.shape[:2]
+        content = b"P%d %d %d 255\n" % (kind, width, height) + pixels.tobytes()
+    if not 0 < len(content) <= MAX_IMAGE:
+        raise DataError(
+            f"{name or 'image'} has {len(content)} bytes, from 1 to {MAX_IMAGE} can be sent; scale it down, or save it "
+            "as JPEG"
+        )
+    return EncodedImage(content)
+
+
+class RemoteEnds:
+    """In the place of ``StemAndHead`` where peers run both: their results are the image and the logits as they are."""
+
+    def __init__(self) -> None:
+        self.threads = 0
+        self.engine = ""
+        self.usual_us = {STEM: 0, HEAD: 0}
+
+    def run_stem(self, inflight: InFlightRequest) -> PartResult:
+        """Return the image."""
+        image, inflight.image = inflight.image, None
+        return PartResult(inflight, STEM, image)
+
+    def run_head(self, inflight: InFlightRequest, answered: Complete) -> PartResult:
+        """Return the logits."""
+        return PartResult(inflight, HEAD, answered.tokens)
+
+    def close(self) -> None:
+        """Do nothing."""

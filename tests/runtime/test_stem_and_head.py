@@ -1,0 +1,248 @@
+"""Stem and head on peers: a source without a bundle sends images, and gets logits. Real peers, sockets and engines."""
+
+import io
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BudgetExceeded, DataError, ImageRejected, LinkError, UsageError
+from ls_edge.core.parts import HEAD, STEM
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
+from ls_edge.runtime.source.source import Source
+from tests.data import bombs
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
+
+CHAIN = {"a": "stem, 0-2", "b": "3-5, head"}
+
+
+def photo(seed=0, kind="JPEG", size=(40, 30)):
+    """The bytes of an encoded image, and the image."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, kind)
+    return encoded.getvalue()
+
+
+@pytest.fixture
+def expected(tiny_bundle):
+    """The logits of an encoded image in the arrangement of an answer, computed in this process."""
+    bundle = Bundle.open(tiny_bundle)
+    preprocess = Preprocessor(bundle.manifest.image)
+    with Pipeline.open(bundle, threads=1) as pipeline:
+        yield lambda encoded, order: pipeline.forward(preprocess(encoded)[None], order)[0]
+
+
+@pytest.fixture
+def peers(tiny_bundle, write_peers, serve):
+    """Start peers of a placement on threads; return their file."""
+
+    def start(placement, **each):
+        path = write_peers(placement, **each)
+        for name in placement:
+            serve(Peer.open(path, name, tiny_bundle))
+        return path
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [CHAIN, {"a": "all"}, {"a": "stem", "b": "0-5", "c": "head"}, {"a": "all", "b": "all", "c": "1-4"}],
+    ids=["chain", "one", "apart", "copies"],
+)
+def test_a_source_without_a_bundle_gets_the_logits_of_its_images(peers, expected, placement):
+    with Source.open(peers(placement)) as source:
+        assert source.wait_ready() == ()
+        assert set(source.witnesses) <= set(placement)
+        assert len(source.witnesses) >= min(2, len(placement))
+        for seed, kind in enumerate(["JPEG", "PNG", "WEBP"]):
+            answer = source.submit(photo(seed, kind)).result(10)
+            assert relative_error(answer.logits, expected(photo(seed, kind), answer.arrangement)) < 1e-4
+            assert answer.arrangement.order == tuple(range(6))
+            assert answer.class_name == source.bundle.manifest.classes[answer.logits.argmax()]
+            ran = [part for visit in answer.record.visits for part in visit.blocks]
+            assert (ran[0], ran[-1]) == (STEM, HEAD)
+        pixels = np.random.default_rng(9).integers(0, 256, (20, 24, 3), np.uint8)
+        array, picture = source.submit(pixels).result(10), source.submit(Image.fromarray(pixels)).result(10)
+        assert np.array_equal(array.logits, picture.logits)
+
+
+@pytest.mark.parametrize("policy", ["nearest", "random", "sequential", "fastest", "parallel"])
+def test_every_policy_begins_with_the_stem_and_ends_with_the_head(peers, expected, policy):
+    with Source.open(peers({"a": "stem, 0-3", "b": "2-5, head", "c": "0-5"}, max_batch=2), policy=policy) as source:
+        assert source.wait_ready() == ()
+        futures = [source.submit(photo(seed)) for seed in range(8)]
+        for seed, future in enumerate(futures):
+            answer = future.result(10)
+            assert relative_error(answer.logits, expected(photo(seed), answer.arrangement)) < 1e-4
+        assert source.snapshot.rejected == {}
+
+
+def test_bands_of_the_model_stay_between_stem_and_head(banded_bundle, write_peers, serve):
+    path = write_peers(CHAIN)
+    for name in CHAIN:
+        serve(Peer.open(path, name, banded_bundle))
+    with Source.open(path, policy="random") as source:
+        assert source.wait_ready() == ()
+        orders = {source.submit(photo(seed)).result(10).arrangement.order for seed in range(12)}
+    assert {(order[0], order[-1]) for order in orders} == {(0, 5)}
+
+
+def test_a_source_with_the_bundle_uses_peers_with_ends_as_before(peers, tiny_bundle):
+    path = peers(CHAIN)
+    with Source.open(path, tiny_bundle) as own, Source.open(path) as thin:
+        assert (own.wait_ready(), thin.wait_ready()) == ((), ())
+        pair = own.submit(photo()).result(10), thin.submit(photo()).result(10)
+        assert np.allclose(pair[0].logits, pair[1].logits, atol=1e-5)
+        assert pair[0].record.stem_us > 0 == pair[1].record.stem_us
+        assert not {STEM, HEAD} & {part for visit in pair[0].record.visits for part in visit.blocks}
+
+
+def test_what_cannot_be_decoded_ends_once_with_its_own_error(peers):
+    with Source.open(peers({"a": "all", "b": "all"})) as source:
+        assert source.wait_ready() == ()
+        for name, (make, _) in bombs.BOMBS.items():
+            encoded = make()
+            if len(encoded) > MAX_IMAGE:
+                with pytest.raises(DataError, match="bytes, from 1 to 1048576 can be sent"):
+                    source.submit(encoded)
+                continue
+            with pytest.raises(ImageRejected) as error:
+                source.submit(encoded, name=name).result(20)
+            assert error.value.record.attempts == 1
+        assert source.submit(photo()).result(10).prediction >= 0
+        assert source.counts.failed["ImageRejected"] >= 3
+
+
+def test_decoding_does_not_hold_up_the_links(peers, monkeypatch):
+    began, goes_on = threading.Event(), threading.Event()
+    plain = Preprocessor.__call__
+
+    def slow(self, image, *more):
+        if image == b"slow":
+            began.set()
+            assert goes_on.wait(20)
+        return plain(self, image, *more)
+
+    monkeypatch.setattr(Preprocessor, "__call__", slow)
+    with Source.open(peers({"a": "all"})) as source:
+        assert source.wait_ready() == ()
+        first = source.submit(b"slow", budget_ms=20_000)
+        assert began.wait(10)
+        with Source.open(source.peers.path) as second:  # it is greeted meanwhile
+            assert second.wait_ready() == ()
+        goes_on.set()
+        with pytest.raises(ImageRejected):
+            first.result(20)
+        assert first.exception().record.attempts == 1
+
+
+def test_only_peers_that_have_stem_and_head_are_enough(peers, tiny_bundle):
+    path = peers({"a": range(6)})
+    with Source.open(path, budget_ms=300) as source:
+        assert source.wait_ready(1.0) == (STEM, HEAD)
+        assert not source.may_skip((HEAD,))
+        with pytest.raises(BudgetExceeded, match="the stem had no reachable holder"):
+            source.submit(photo()).result(10)
+    with Source.open(path, tiny_bundle) as source:
+        assert source.wait_ready() == ()
+
+
+def test_what_a_source_without_a_bundle_cannot_do(peers, write_peers):
+    path = peers({"a": "all"})
+    with pytest.raises(UsageError, match="an audit computes answers again, which needs the bundle"):
+        Source.open(path, audit=0.5)
+    with Source.open(path) as source:
+        assert source.witnesses == ("a",)
+        with pytest.raises(UsageError, match="neither a file nor pixels uint8"):
+            source.submit(np.zeros((3, 16, 16), np.float32))
+        with pytest.raises(DataError, match="cannot read"):
+            source.submit("missing.jpg")
+    with pytest.raises(LinkError, match="has sent the manifest"):
+        Source.open(write_peers({"nobody": "all"}))
+
+
+def test_a_source_without_a_bundle_needs_no_engine_library_and_no_decoder(peers, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(photo())
+    code = (
+        "import sys\nfrom ls_edge import Source\n"
+        "with Source.open(sys.argv[1]) as source:\n"
+        "    source.wait_ready()\n"
+        "    print(source.submit(sys.argv[2]).result(10).class_name)\n"
+        "top = {name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)\n"
+        "print(sorted(name for name in top if not name.startswith('_')))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(peers(CHAIN)), str(tmp_path / "photo.jpg")],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    allowed = {"ls_edge", "zmq", "msgspec", "numpy", "yaml", "typing_extensions", "cython_runtime", "sitecustomize"}
+    assert set(eval(ran.stdout.splitlines()[-1])) <= allowed, ran.stdout
+
+
+@pytest.fixture
+def processes(tiny_bundle, tmp_path):
+    with FaultyCluster(tmp_path / "peers", tiny_bundle, {"a": "stem", "b": "all", "c": "0-5, head"}) as local:
+        local.wait_warm()
+        yield local
+
+
+def test_the_only_holder_of_the_stem_is_killed_while_requests_wait(processes, expected):
+    processes.kill("b")
+    processes.set_faults("a", Faults(least_ms=150))
+    with Source.open(processes.path, budget_ms=20_000) as source:
+        assert source.wait_ready() == ()
+        futures = [source.submit(photo(seed)) for seed in range(6)]
+        futures[0].result(20)
+        processes.kill("a")
+        processes.set_faults("a", Faults())
+        processes.start("a")
+        for seed, future in enumerate(futures):
+            answer = future.result(20)
+            assert relative_error(answer.logits, expected(photo(seed), answer.arrangement)) < 1e-4
+            assert not answer.degraded
+
+
+def test_a_holder_of_the_stem_that_hangs_is_gone_around(processes, expected):
+    processes.set_faults("a", Faults(hang=True))
+    with Source.open(processes.path, budget_ms=20_000) as source:
+        assert source.wait_ready() == ()
+        for seed in range(4):
+            answer = source.submit(photo(seed)).result(20)
+            assert relative_error(answer.logits, expected(photo(seed), answer.arrangement)) < 1e-4
+
+
+@pytest.mark.parametrize("liar", ["a", "c"])
+def test_a_stem_or_head_that_returns_nan_is_gone_around(processes, expected, liar):
+    processes.set_faults(liar, Faults(not_finite=1.0))
+    with Source.open(processes.path, budget_ms=20_000) as source:
+        assert source.wait_ready() == ()
+        for seed in range(6):
+            answer = source.submit(photo(seed)).result(20)
+            assert relative_error(answer.logits, expected(photo(seed), answer.arrangement)) < 1e-4
+
+
+def test_nothing_is_left_of_a_source_that_is_killed_between_image_and_answer(peers, tiny_bundle, wait_until, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(photo())
+    path = peers({"a": "stem, 0-2"})  # nobody has the rest, so the tokens wait
+    code = (
+        "import sys, time\nfrom ls_edge import Source\nsource = Source.open(sys.argv[1], budget_ms=60000)\n"
+        "source.wait_ready(1.0)\n"
+        "[source.submit(sys.argv[2]) for _ in range(5)]\nprint('sent', flush=True)\ntime.sleep(60)\n"
+    )
+    arguments = [sys.executable, "-c", code, str(path), str(tmp_path / "photo.jpg")]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as victim:
+        assert victim.stdout.readline() == "sent\n"
+        victim.kill()
+    with Source.open(path, tiny_bundle, max_skips=6) as source:
+        wait_until(lambda: source.snapshot.peers["a"].credits == 8)
+        assert source.submit(photo()).result(10).degraded
