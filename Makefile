@@ -28,9 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train, export, serve, kill a peer, measure, on embedded data
 	$(BIN)/ls-edge demo --out demo-out
 
-# Two processes; each file stays in one of them, because its tests share bundles and clusters.
+# Each file stays in one process, because its tests share clusters; the third works while others wait for a limit.
 test: check ## all checks and the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
 
 test-all: $(STAMP) ## the long tests and the benchmarks
 	$(BIN)/python -m pytest -m slow

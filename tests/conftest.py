@@ -6,6 +6,7 @@ other weights all show.
 """
 
 import contextlib
+import fcntl
 import functools
 import gc
 import logging
@@ -129,15 +130,50 @@ def _descriptors():
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tmp_path_factory):
-    """The folder of a bundle: 6 blocks of width 32, 16 tokens, 16x16 pixels, 10 classes."""
-    return _export(tmp_path_factory.mktemp("tiny"), seed=0)
+def made_once(tmp_path_factory):
+    """Make a folder once for all processes of the test run: ``made_once(name, make)`` calls ``make(folder)``."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def get(name, make):
+        folder = root / "made-once" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "made").exists():
+                make(folder / "content")
+                (folder / "made").touch()
+        return folder / "content"
+
+    return get
 
 
 @pytest.fixture(scope="session")
-def other_bundle(tmp_path_factory):
+def tiny_bundle(made_once):
+    """The folder of a bundle: 6 blocks of width 32, 16 tokens, 16x16 pixels, 10 classes."""
+    return made_once("tiny", functools.partial(_export, seed=0)) / "bundle"
+
+
+@pytest.fixture(scope="session")
+def other_bundle(made_once):
     """A bundle of the same shape as ``tiny_bundle`` with other weights, so with another model id."""
-    return _export(tmp_path_factory.mktemp("other"), seed=1)
+    return made_once("other", functools.partial(_export, seed=1)) / "bundle"
+
+
+@pytest.fixture(scope="session")
+def half_bundle(made_once, tiny_bundle):
+    """``tiny_bundle`` with float16 inside: another bundle of the same model."""
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.export.writer import ExportSettings, export_run
+    from ls_edge.training.checkpoint import load_run
+
+    run, settings = tiny_bundle.parent / "run", ExportSettings(precision="fp16")
+    folder = made_once("half", lambda folder: export_run(load_run(run), folder, settings))
+    half, whole = Bundle.open(folder).manifest, Bundle.open(tiny_bundle).manifest
+    assert half.model_id == whole.model_id
+    assert half.bundle_id != whole.bundle_id
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -163,9 +199,9 @@ def banded_bundle(tiny_bundle, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def wide_bundle(tmp_path_factory):
+def wide_bundle(made_once):
     """As ``tiny_bundle``, but tokens of 49 KB: 2 blocks of width 768."""
-    return _export(tmp_path_factory.mktemp("wide"), seed=2, depth=2, width=768)
+    return made_once("wide", functools.partial(_export, seed=2, depth=2, width=768)) / "bundle"
 
 
 def _export(folder, seed, depth=BLOCKS, width=32):
@@ -189,12 +225,16 @@ def _export(folder, seed, depth=BLOCKS, width=32):
         image=image_spec_of(view), trained_on="", method="shuffle",
     )  # fmt: skip
     save_run(folder / "run", view, TrainConfig(), record)
-    return export_run(load_run(folder / "run"), folder / "bundle").bundle.folder
+    export_run(load_run(folder / "run"), folder / "bundle")
 
 
 @pytest.fixture(scope="session")
-def shared_runs(tmp_path_factory):
-    """A run that learned the digits a little, ``start``, and one made from it whose 4 blocks share weights, ``run``."""
+def shared_runs(made_once):
+    """Folder of a run that learned the digits a little, ``start``, and one from it with 4 shared blocks, ``run``."""
+    return made_once("shared-runs", _train_shared)
+
+
+def _train_shared(folder):
     from ls_edge.training.config import read_config
     from ls_edge.training.loop import train
 
@@ -202,7 +242,7 @@ def shared_runs(tmp_path_factory):
         def __getattr__(self, name):
             return lambda *args: None
 
-    folder = tmp_path_factory.mktemp("shared")
+    folder.mkdir()
     fixed = {"data": "digits", "threads": 1, "device": "cpu", "precision": "fp32", "lr": 4e-3, "batch_size": 64}
     model = "model: {args: {embed_dim: 32, depth: 4}}\n"
     (folder / "start.yaml").write_text(model + "method: sequential")
@@ -210,16 +250,15 @@ def shared_runs(tmp_path_factory):
     for name, init in (("start", None), ("run", str(folder / "start"))):
         config, _ = read_config(folder / f"{name}.yaml", {**fixed, "init": init, "epochs": 6})
         train(config, folder / name, listener=Silent())
-    return folder
 
 
 @pytest.fixture(scope="session")
-def shared_bundle(shared_runs):
+def shared_bundle(made_once, shared_runs):
     """The folder of the bundle of that run: 4 blocks, one file."""
     from ls_edge.export.writer import export_run
     from ls_edge.training.checkpoint import load_run
 
-    return export_run(load_run(shared_runs / "run"), shared_runs / "bundle").bundle.folder
+    return made_once("shared", lambda folder: export_run(load_run(shared_runs / "run"), folder))
 
 
 @pytest.fixture

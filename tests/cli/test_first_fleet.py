@@ -84,6 +84,7 @@ class Machines:
         path.write_text(text, encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_from_the_first_command_to_the_report(tmp_path, make_bundle, ls_edge):
     machines = Machines(tmp_path, ls_edge, make_bundle)

@@ -131,6 +131,7 @@ def test_images_as_other_clients_send_them(shared):
     assert shared.predict(body, headers=headers)[0] == 413
 
 
+@pytest.mark.slow
 def test_images_that_would_fill_the_memory(swarm, bundle, ls_edge):
     server = Server(ls_edge, swarm.path, bundle, "--budget-ms", 60_000)
 

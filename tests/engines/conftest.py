@@ -51,7 +51,7 @@ def any_gpu(gpu, request):
 
 
 @pytest.fixture(scope="session")
-def slot_bundle(tiny_bundle, tmp_path_factory):
+def slot_bundle(tiny_bundle, made_once):
     """The folder of a bundle as ``tiny_bundle`` whose blocks take a slot."""
     import dataclasses
 
@@ -61,9 +61,11 @@ def slot_bundle(tiny_bundle, tmp_path_factory):
     from ls_edge.training.checkpoint import load_run
     from ls_edge.training.methods.registry import make_method
 
-    loaded = load_run(tiny_bundle.parent / "run")
-    torch.manual_seed(0)
-    make_method("position", {}).attach(loaded.view)
-    loaded.view.eval()
-    folder = tmp_path_factory.mktemp("slots") / "bundle"
-    return export_run(dataclasses.replace(loaded, view=loaded.view), folder).bundle.folder
+    def export(folder):
+        loaded = load_run(tiny_bundle.parent / "run")
+        torch.manual_seed(0)
+        make_method("position", {}).attach(loaded.view)
+        loaded.view.eval()
+        export_run(dataclasses.replace(loaded, view=loaded.view), folder)
+
+    return made_once("slots", export)

@@ -37,7 +37,7 @@ def make_run():
 
 
 @pytest.fixture(scope="session")
-def trained(make_run, tmp_path_factory):
+def trained(make_run, made_once):
     """Return a run that learned the digits briefly: accurate in trained order, poor in any other."""
     import torch
 
@@ -67,12 +67,12 @@ def trained(make_run, tmp_path_factory):
                     optimizer.step()
             view.eval()
 
-    return load_run(make_run(tmp_path_factory.mktemp("trained") / "run", change=learn, depth=6))
+    return load_run(made_once("trained", lambda folder: make_run(folder, change=learn, depth=6)))
 
 
 @pytest.fixture(scope="session")
-def run_folder(make_run, tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("run") / "run")
+def run_folder(make_run, made_once):
+    return made_once("run", make_run)
 
 
 @pytest.fixture(scope="session")
@@ -83,8 +83,9 @@ def loaded(run_folder):
 
 
 @pytest.fixture(scope="session")
-def exported(loaded, tmp_path_factory):
+def exported(loaded, made_once):
     """Return the bundle, with ``whole.onnx``; tests that change files copy it."""
+    from ls_edge.core.bundle import Bundle
     from ls_edge.export.writer import ExportSettings, export_run
 
-    return export_run(loaded, tmp_path_factory.mktemp("bundle") / "bundle", ExportSettings(whole=True)).bundle
+    return Bundle.open(made_once("exported", lambda folder: export_run(loaded, folder, ExportSettings(whole=True))))

@@ -282,6 +282,7 @@ def test_a_warning_says_who_and_how_often():
     assert "the cause is one of a, c" in AuditSummary(0.1, 9, 8, 1, 0, 0, dict.fromkeys("ac", Suspect(0, 1))).warning
 
 
+@pytest.mark.slow
 def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(tmp_path, tiny_bundle):
     with FaultyCluster(tmp_path, tiny_bundle, CHAIN) as peers:
         peers.wait_warm()

@@ -53,6 +53,7 @@ def test_a_plan_without_a_kind_lacks_only_that():
     assert plan(0, 0, 10.0, PEERS) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tmp_path):
     seen, answers = [], []
     settings = ChaosSettings(

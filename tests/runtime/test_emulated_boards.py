@@ -89,6 +89,7 @@ def test_late_sleep_does_not_make_a_board_slower(monkeypatch):
     assert took(two, 1) == pytest.approx(0.111)
 
 
+@pytest.mark.slow
 def test_a_plan_is_tried_on_emulated_boards(tiny_bundle, tmp_path):
     console = open_console(stderr=True)
     found = board_demo(tmp_path, ["orin-nano", "orin-nano-super"], tiny_bundle, 10, console, slowdown=5)

@@ -196,7 +196,7 @@ def test_no_placement_of_a_tiny_instance_is_better(seed):
         assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-9), objective
 
 
-@pytest.mark.parametrize("kinds", [4, 100])
+@pytest.mark.parametrize("kinds", [4, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_hundred_devices_and_48_blocks(objective, kinds):
     rng = random.Random(1)

@@ -34,19 +34,6 @@ def fleet(tmp_path, tiny_bundle):
     return make
 
 
-@pytest.fixture(scope="module")
-def half_bundle(tmp_path_factory, tiny_bundle):
-    """``tiny_bundle`` with float16 inside: another bundle of the same model."""
-    from ls_edge.export.writer import ExportSettings, export_run
-    from ls_edge.training.checkpoint import load_run
-
-    folder = tmp_path_factory.mktemp("half") / "bundle"
-    made = export_run(load_run(tiny_bundle.parent / "run"), folder, ExportSettings(precision="fp16")).bundle
-    assert made.manifest.model_id == Bundle.open(tiny_bundle).manifest.model_id
-    assert made.manifest.bundle_id != Bundle.open(tiny_bundle).manifest.bundle_id
-    return folder
-
-
 def pusher(peers, name="laptop", **named):
     return Pusher(peers.file, keys=load_secret(peers.secret_key(name)), wait=60.0, connect=60.0, **named)
 

@@ -42,16 +42,6 @@ def record(store):
     return json.loads((store / "store.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def half_bundle(tmp_path_factory, tiny_bundle):
-    """``tiny_bundle`` with float16 inside: another bundle of the same model."""
-    from ls_edge.export.writer import ExportSettings, export_run
-    from ls_edge.training.checkpoint import load_run
-
-    folder = tmp_path_factory.mktemp("half") / "bundle"
-    return export_run(load_run(tiny_bundle.parent / "run"), folder, ExportSettings(precision="fp16")).bundle.folder
-
-
 # One peer on a thread: the disk fills up at an exact moment.
 
 
