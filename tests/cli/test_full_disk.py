@@ -32,7 +32,7 @@ def complaint(err):
     return line
 
 
-@pytest.mark.parametrize("left", [0, 120_000])
+@pytest.mark.parametrize("left", [0, pytest.param(120_000, marks=pytest.mark.slow)])
 def test_export_leaves_no_half_bundle_and_keeps_the_old_one(command, tiny_bundle, disk, left):
     run = tiny_bundle.parent / "run"
     assert command("export", run, "--out", disk / "old", "--per-block")[0] == 0

@@ -422,6 +422,7 @@ def test_where_blocks_ran_side_by_side(swarm, bundle, ls_edge, wait_until):
             assert "waves" not in answer
 
 
+@pytest.mark.slow
 def test_every_image_gets_one_answer_while_peers_are_killed(tmp_path, bundle, ls_edge, wait_until):
     budget_s, clients = 4.0, 3
     with LocalCluster(tmp_path, bundle, PLACEMENT) as local:

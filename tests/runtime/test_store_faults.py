@@ -206,6 +206,7 @@ def status_of(peers, state="alive"):
     return found
 
 
+@pytest.mark.slow
 def test_restarts_on_a_full_disk_while_the_first_bundle_is_new(fleet, tiny_bundle, small_disk):
     """Its log cannot be written either."""
     disk = small_disk(MEGABYTES)
