@@ -33,7 +33,8 @@ class Server:
     """``ls-edge serve`` as a process, on a free port."""
 
     def __init__(self, ls_edge, peers, bundle, *arguments):
-        self.process = ls_edge.start("serve", "--peers", peers, "--bundle", bundle, "--http", "127.0.0.1:0", *arguments)
+        has_bundle = () if bundle is None else ("--bundle", bundle)
+        self.process = ls_edge.start("serve", "--peers", peers, *has_bundle, "--http", "127.0.0.1:0", *arguments)
         self.log = []
         for line in self.process.stderr:
             self.log.append(line)

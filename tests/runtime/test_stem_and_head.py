@@ -10,13 +10,16 @@ import pytest
 from PIL import Image
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import BudgetExceeded, DataError, ImageRejected, LinkError, UsageError
+from ls_edge.core.errors import BudgetExceeded, DataError, ImageRejected, LinkError, UsageError, WireError
 from ls_edge.core.parts import HEAD, STEM
+from ls_edge.core.peers_file import load_peers
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
+from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
 from ls_edge.runtime.source.source import Source
+from ls_edge.runtime.transport.admission import Admission
 from tests.data import bombs
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
@@ -107,6 +110,18 @@ def test_a_source_with_the_bundle_uses_peers_with_ends_as_before(peers, tiny_bun
         assert not {STEM, HEAD} & {part for visit in pair[0].record.visits for part in visit.blocks}
 
 
+def test_a_peer_that_holds_everything_answers_in_one_hop(peers):
+    with Source.open(peers({"a": "all"})) as source:
+        assert source.wait_ready() == ()
+        for seed in range(5):
+            answer = source.submit(photo(seed)).result(10)
+            assert [visit.holder for visit in answer.record.visits] == ["a"]
+        sent, received = source.link_counts.sent, source.link_counts.received
+        assert sent["image"] == sum(len(photo(seed)) for seed in range(5))
+        assert received["logits"] == 5 * 4 * len(answer.logits)
+        assert [sent["raw"], received["raw"], received["image"]] == [0, 0, 0]
+
+
 def test_what_cannot_be_decoded_ends_once_with_its_own_error(peers):
     with Source.open(peers({"a": "all", "b": "all"})) as source:
         assert source.wait_ready() == ()
@@ -121,6 +136,46 @@ def test_what_cannot_be_decoded_ends_once_with_its_own_error(peers):
             assert error.value.record.attempts == 1
         assert source.submit(photo()).result(10).prediction >= 0
         assert source.counts.failed["ImageRejected"] >= 3
+
+
+ALL = tuple(range(6))
+WHOLE = (STEM, *ALL, HEAD)
+AT_A, AT_B = ((STEM, "a"), (0, "a"), (1, "a"), (2, "a")), ((3, "b"), (4, "b"), (5, "b"), (HEAD, "b"))
+
+
+@pytest.mark.parametrize(
+    ("ran", "remaining", "frame", "skipped", "why"),
+    [
+        ((), WHOLE, ("image", 100, 1), (), ""),
+        (AT_A, (3, 4, 5, HEAD), ("raw", 16, 32), (), ""),
+        ((*AT_A, *AT_B), (), ("logits", 1, 10), (), ""),
+        ((), WHOLE, ("raw", 16, 32), (), "an image of at most"),
+        ((), WHOLE, ("image", MAX_IMAGE // 2, 2), (), "an image of at most"),
+        (AT_A, (3, 4, 5, HEAD), ("image", 100, 1), (), "the model has tokens"),
+        (AT_A, (3, 4, 5, HEAD), ("logits", 1, 10), (), "the model has tokens"),
+        ((*AT_A, *AT_B), (), ("raw", 16, 32), (), "the model has logits"),
+        ((*AT_A, *AT_B), (), ("logits", 1, 11), (), "the model has logits"),
+        ((), ALL, ("image", 100, 1), (), "the model has tokens"),
+        ((), (STEM, *ALL), ("image", 100, 1), (), "each has run"),
+        ((*AT_A, *AT_B[:3]), (), ("logits", 1, 10), (HEAD,), "blocks skipped"),
+        (((STEM, "b"),), (*ALL, HEAD), ("raw", 16, 32), (), "itinerary with stem run by b"),
+        (AT_A, (HEAD, 3, 4, 5), ("logits", 1, 10), (), "remains behind"),
+        ((*AT_A, (HEAD, "b"), *AT_B[:3]), (), ("logits", 1, 10), (), "runs after"),
+    ],
+)
+def test_what_a_lying_holder_of_stem_or_head_sends_is_dropped(
+    write_peers, tiny_bundle, ran, remaining, frame, skipped, why
+):
+    peers, manifest = load_peers(write_peers(CHAIN)), Bundle.open(tiny_bundle).manifest
+    admission = Admission("b", "peer", peers, manifest, strict_bundle=False)
+    waves = ((ran,),) if ran else ()
+    itinerary = Itinerary("laptop", "nearest", remaining, 6, waves=waves, skipped=skipped)
+    run = Run(TransferId(b"r" * 16, 1, 1), 1000, itinerary, *frame, "" if remaining else "done")
+    if why:
+        with pytest.raises(WireError, match=why):
+            admission.check_run(run, "a")
+    else:
+        admission.check_run(run, "a")
 
 
 def test_decoding_does_not_hold_up_the_links(peers, monkeypatch):
