@@ -336,8 +336,9 @@ def test_settings_that_make_no_sense_are_a_usage_error(tiny_bundle, write_peers,
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("what", ["peers", "bundle"])
-@pytest.mark.parametrize("value", [None, 5, b"x"])
+@pytest.mark.parametrize(
+    ("what", "value"), [("peers", None), ("peers", 5), ("peers", b"x"), ("bundle", 5), ("bundle", b"x")]
+)
 def test_paths_that_are_none_are_a_usage_error(tiny_bundle, write_peers, what, value):
     given = {"peers": write_peers({"a": range(6)}), "bundle": tiny_bundle, what: value}
     with pytest.raises(UsageError, match=f"{what} is a"):

@@ -154,7 +154,7 @@ AT_A, AT_B = ((STEM, "a"), (0, "a"), (1, "a"), (2, "a")), ((3, "b"), (4, "b"), (
         (AT_A, (3, 4, 5, HEAD), ("image", 100, 1), (), "the model has tokens"),
         (AT_A, (3, 4, 5, HEAD), ("logits", 1, 10), (), "the model has tokens"),
         ((*AT_A, *AT_B), (), ("raw", 16, 32), (), "the model has logits"),
-        ((*AT_A, *AT_B), (), ("logits", 1, 11), (), "the model has logits"),
+        ((*AT_A, *AT_B), (), ("logits", 1, 11), (), "the model has 1 x 10"),
         ((), ALL, ("image", 100, 1), (), "the model has tokens"),
         ((), (STEM, *ALL), ("image", 100, 1), (), "each has run"),
         ((*AT_A, *AT_B[:3]), (), ("logits", 1, 10), (HEAD,), "blocks skipped"),

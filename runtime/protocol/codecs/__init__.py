@@ -76,8 +76,9 @@ def check_payload(run: Run, manifest: Manifest) -> None:
     tokens = manifest.tokens
     wanted = (1, len(manifest.classes)) if is_done else (tokens.count, tokens.dim)
     if shape != wanted or (codec == LOGITS) != is_done or codec == IMAGE:
-        kind = LOGITS if is_done else "tokens"
-        raise WireError(f"{codec} {shape[0]} x {shape[1]}, the model has {kind} {wanted[0]} x {wanted[1]}; dropped")
+        what, kind = codec if codec in (IMAGE, LOGITS) else "tokens", LOGITS if is_done else "tokens"
+        theirs = f"{'' if what == kind else f'{kind} '}{wanted[0]} x {wanted[1]}"
+        raise WireError(f"{what} {shape[0]} x {shape[1]}, the model has {theirs}; dropped")
 
 
 def write_payload(payload: Payload, codec: str) -> tuple[memoryview, str, int, int]:
