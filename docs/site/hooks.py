@@ -26,6 +26,15 @@ LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
 ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):<code>(~?)(.*?)</code>")
 THEMES = {"light": "neutral", "dark": "dark"}
+SEQUENCE = {
+    "wrap": True,
+    "width": 155,
+    "actorMargin": 5,
+    "messageMargin": 30,
+    "messageFontSize": 14,
+    "actorFontSize": 14,
+}
+"""Settings of sequence diagrams, so that they fit the column of a page."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -60,8 +69,9 @@ def drawing(source: str) -> str | None:
         return None
     svgs = []
     for scheme, theme in THEMES.items():
-        themed = f'%%{{init: {{"theme": "{theme}"}}}}%%\n{source}'
-        svg = merman.Merman().render_svg(themed, json.dumps({"svg": {"diagram_id": f"diagram-{scheme}"}}))
+        settings = json.dumps({"theme": theme, "sequence": SEQUENCE})
+        options = json.dumps({"svg": {"diagram_id": f"diagram-{scheme}"}})
+        svg = merman.Merman().render_svg(f"%%{{init: {settings}}}%%\n{source}", options)
         svgs.append(f'<div class="diagram {scheme}">{svg}</div>')
     return "\n".join(svgs)
 
