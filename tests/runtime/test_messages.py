@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import sys
 
 import hypothesis.strategies as st
 import msgspec
@@ -178,7 +179,6 @@ MALFORMED = {
     "unknown tag": (b"LS\x02" + msgspec.msgpack.encode({"t": "walk"}), "malformed header .*walk"),
     "tag of another type": (b"LS\x02" + msgspec.msgpack.encode({"t": 1}), "malformed header"),
     "not a map": (b"LS\x02" + msgspec.msgpack.encode([1, 2]), "malformed header"),
-    "deep nesting": (b"LS\x02\x82\xa1t\xa3bye\xa1x" + b"\x91" * 60_000 + b"\x90", "malformed header"),
     "length beyond the frame": (b"LS\x02\x82\xa1t\xa5hello\xa6blocks\xdd\xff\xff\xff\xff", "malformed header"),
     "text that is not UTF-8": (b"LS\x02\x82\xa1t\xa3bye\xa6reason\xa2\xff\xfe", "malformed header"),
     "missing field": (b"LS\x02" + msgspec.msgpack.encode({"t": "accept", "credits": 1}), "malformed header .*transfer"),
@@ -254,6 +254,16 @@ def test_malformed(frame, said):
         wire.decode(frame)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_deep_nesting_is_skipped_or_refused():
+    """Python 3.14 compares with the size of the stack, which suffices here; earlier versions count."""
+    frame = b"LS\x02\x82\xa1t\xa3bye\xa1x" + b"\x91" * 60_000 + b"\x90"
+    if sys.version_info >= (3, 14):
+        assert wire.decode(frame) == wire.Bye()
+    else:
+        with pytest.raises(WireError, match="malformed header"):
+            wire.decode(frame)
 
 
 @pytest.mark.parametrize("tag", VALID)
