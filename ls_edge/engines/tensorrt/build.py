@@ -95,6 +95,11 @@ class EngineOptions:
             largest *= 2
         return cls(bundle.manifest.precision, largest)
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Options of the builder besides the file."""
+        return ("strongly typed", *(("no tf32",) if self.precision == "fp32" else ()))
+
 
 def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKey:
     """Return the key of the engine of a part in the cache."""
@@ -104,7 +109,7 @@ def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKe
         gpu=device.gpu,
         capability=device.capability,
         profile=(1, 1, options.max_batch),
-        flags=("strongly typed", *(("no tf32",) if options.precision == "fp32" else ())),
+        flags=options.flags,
     )
 
 
