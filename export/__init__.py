@@ -1,1 +1,22 @@
-"""From a trained model to a bundle of verified ONNX files."""
+"""From a trained model to a bundle of verified ONNX files.
+
+The package can be called: ``ls_edge.export(run, out)`` is :func:`ls_edge.export.entry.export`.
+"""
+
+import sys
+import types
+from typing import Any
+
+
+class _Package(types.ModuleType):
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        """Export a run; torch and onnx are imported on the first call."""
+        from ls_edge.device.requirements import require_extras
+
+        require_extras("export", ("onnx", "torch"), "export", "cpu")
+        from ls_edge.export.entry import export
+
+        return export(*arguments, **settings)
+
+
+sys.modules[__name__].__class__ = _Package

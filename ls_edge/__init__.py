@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ls_edge.version import __version__
 
 if TYPE_CHECKING:
+    from ls_edge.api.analysis import AnalysisResult, analyze
+    from ls_edge.api.cluster import Cluster
+    from ls_edge.api.evaluation import EvaluationResult, evaluate
+    from ls_edge.api.publishing import Published, publish
+    from ls_edge.api.training import train
     from ls_edge.core.arrangement import Arrangement
     from ls_edge.core.bundle import Bundle
     from ls_edge.core.errors import (
@@ -35,12 +40,17 @@ if TYPE_CHECKING:
         VerificationError,
         WireError,
     )
+    from ls_edge.data.camera import frames
+    from ls_edge.export.entry import ExportResult, export
     from ls_edge.runtime.peer.peer import Peer
     from ls_edge.runtime.source.results import Answer
     from ls_edge.runtime.source.source import Source
+    from ls_edge.training.progress import TrainingResult
 
 __all__ = [
-    "Answer", "Arrangement", "Bundle", "Peer", "Source",
+    "analyze", "evaluate", "export", "frames", "publish", "train",
+    "AnalysisResult", "Answer", "Arrangement", "Bundle", "Cluster", "EvaluationResult", "ExportResult", "Peer",
+    "Published", "Source", "TrainingResult",
     "BudgetExceeded", "BundleError", "ConfigError", "DataError", "DigestMismatch", "EngineError", "ImageRejected",
     "LinkError", "LsEdgeError", "ModelError", "ModelMismatch", "NotFinite", "Overloaded", "RequestError", "RunError",
     "SchemaMismatch", "SourceClosed", "TrainingStopped", "UsageError", "VerificationError", "WireError",
@@ -48,11 +58,22 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
+    "AnalysisResult": "ls_edge.api.analysis",
     "Answer": "ls_edge.runtime.source.results",
     "Arrangement": "ls_edge.core.arrangement",
     "Bundle": "ls_edge.core.bundle",
+    "Cluster": "ls_edge.api.cluster",
+    "EvaluationResult": "ls_edge.api.evaluation",
+    "ExportResult": "ls_edge.export.entry",
     "Peer": "ls_edge.runtime.peer.peer",
+    "Published": "ls_edge.api.publishing",
     "Source": "ls_edge.runtime.source.source",
+    "TrainingResult": "ls_edge.training.progress",
+    "analyze": "ls_edge.api.analysis",
+    "evaluate": "ls_edge.api.evaluation",
+    "frames": "ls_edge.data.camera",
+    "publish": "ls_edge.api.publishing",
+    "train": "ls_edge.api.training",
 }
 """Where a public name is defined; the others are in ``ls_edge.core.errors``."""
 
@@ -61,6 +82,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'ls_edge' has no attribute {name!r}")
+    if name == "export":
+        return importlib.import_module("ls_edge.export")  # a package that can be called
     value = getattr(importlib.import_module(_MODULES.get(name, "ls_edge.core.errors")), name)
     globals()[name] = value
     return value

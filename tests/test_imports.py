@@ -19,6 +19,7 @@ FOLDERS = {
 LINES = (
     ("public",),  # ls_edge/__init__.py, __main__.py: the public names and the entry point
     ("cli", "benchmarks"),
+    ("api",),
     ("export",),
     ("training", "fleet"),
     ("serve",),

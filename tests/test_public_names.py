@@ -8,12 +8,14 @@ import pytest
 import ls_edge
 from ls_edge.core import errors
 
-NAMES = {"Answer", "Arrangement", "Bundle", "Peer", "Source"}
+RESULTS = {"AnalysisResult", "Answer", "EvaluationResult", "ExportResult", "Published", "TrainingResult"}
+NAMES = {"Arrangement", "Bundle", "Cluster", "Peer", "Source", *RESULTS}
+FUNCTIONS = {"analyze", "evaluate", "export", "frames", "publish", "train"}
 ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 
 
 def test_the_public_names():
-    assert set(ls_edge.__all__) == NAMES | ERRORS | {"__version__"}
+    assert set(ls_edge.__all__) == NAMES | FUNCTIONS | ERRORS | {"__version__"}
     assert set(ls_edge.__all__) <= set(dir(ls_edge))
 
 
@@ -23,6 +25,18 @@ def test_a_name_is_the_class_of_that_name(name):
     assert isinstance(value, type)
     assert value.__name__ == name
     assert value is getattr(sys.modules[value.__module__], name)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_a_function_can_be_called(name):
+    assert callable(getattr(ls_edge, name))
+
+
+def test_export_is_a_function_and_a_package():
+    import ls_edge.export.canonical
+
+    assert callable(ls_edge.export)
+    assert ls_edge.export.canonical.OPSET
 
 
 def test_unknown_names_are_attribute_errors():

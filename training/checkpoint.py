@@ -25,6 +25,7 @@ from ls_edge.core import yaml_source
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.core.files import write_file
+from ls_edge.core.hub import local_folder
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
@@ -34,6 +35,9 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 RESUME = "resume.safetensors"
+METHOD_WEIGHTS = "method.safetensors"
+DIGEST = "digest"
+"""Key of the metadata with the sha256 of the run's ``model.safetensors``."""
 _SIZES = frozenset(("patch_size", "embed_dim", "depth", "num_blocks", "num_heads", "mlp_ratio"))
 """Arguments of timm's models that change their size, besides that of images."""
 
@@ -107,17 +111,36 @@ def read_record(folder: str | Path) -> tuple[RunFile, RunRecord]:
 
 def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRun:
     """Build a run's model and load its weights; raises :class:`RunError` if that fails."""
-    folder = Path(folder)
+    folder = local_folder(folder)
     config, record = read_record(folder)
     tensors, digest = read_tensors(folder / WEIGHTS)
     try:
         view = build(record.model, record.model_args, record.kept)
         make_method(record.method, config.method_args).attach(view)
+        tensors, digest = _published_weights(folder, view.weights()) or (tensors, digest)
         view.load_weights(tensors)
         bands = config.block_bands(view.num_blocks)
     except (ModelError, UsageError) as error:
         raise RunError(f"{folder}: {error}") from None
     return LoadedRun(folder, view.to(device).eval(), config, record, bands, digest)
+
+
+def _published_weights(folder: Path, own: dict[str, Tensor]) -> tuple[dict[str, Tensor], str] | None:
+    """Return weights and digest of a published run whose model has the weights ``own``; None for any other run.
+
+    Raise :class:`RunError` if the weights are not those that were published.
+    """
+    with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
+        digest = (file.metadata() or {}).get(DIGEST)
+    if digest is None:
+        return None
+    tensors = read_tensors(folder / WEIGHTS)[0]
+    if (folder / METHOD_WEIGHTS).is_file():
+        tensors.update(read_tensors(folder / METHOD_WEIGHTS)[0])
+    tensors = {name: value for name, value in tensors.items() if name in own}
+    if hashlib.sha256(safetensors.torch.save(tensors, {"format": "pt"})).hexdigest() != digest:
+        raise RunError(f"{folder / WEIGHTS} is not what was published (another digest); download or publish it again")
+    return tensors, digest
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str]:

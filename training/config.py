@@ -142,6 +142,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: Count | None = None
     """torch's threads on the CPU; None: one for models below a million parameters, else torch's choice. A run repeats
     bit by bit only with the same number."""
+    log: Literal["tensorboard", "wandb", "mlflow"] | None = None
+    """Where curves by order, blocks kept, and slot go, besides losses; None writes only losses, to TensorBoard."""
     validation_orders: Count = 4
     """Seeded orders for the validation of a method that shuffles."""
 

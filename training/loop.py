@@ -23,6 +23,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.core.files import folder_lock
+from ls_edge.core.hub import is_hub, pin
 from ls_edge.data.datasets import empty_classes_warning, open_data
 from ls_edge.training.checkpoint import (
     CONFIG,
@@ -40,6 +41,7 @@ from ls_edge.training.checkpoint import (
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, choose_augment, split
 from ls_edge.training.distributed import DistributedContext, from_environment, process_group
+from ls_edge.training.logs import SCALARS, curves, first_images, open_logs, where_to_look
 from ls_edge.training.methods.base import Method
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.initial_weights import InitialWeights, make_initial_weights
@@ -52,7 +54,7 @@ from ls_edge.training.precision import (
     preserve_rng_state,
     seed_epoch,
 )
-from ls_edge.training.progress import Bars, Epoch, Summary, event_writer
+from ls_edge.training.progress import Epoch, Listener, TrainingResult
 from ls_edge.training.task import TrainingTask
 from ls_edge.version import __version__
 
@@ -64,11 +66,11 @@ def train(
     config: TrainConfig,
     out: str | Path,
     *,
-    listener: Bars,
+    listener: Listener,
     resume: bool = False,
     overwrite: bool = False,
     model_named: bool = True,
-) -> Summary:
+) -> TrainingResult:
     """Train according to ``config`` and write the run folder ``out``, replacing a run only with ``overwrite``.
 
     ``resume`` continues the run in ``out``; ``config`` is then the run's own. ``model_named``: the user chose the
@@ -140,7 +142,7 @@ class _Training:
         self,
         config: TrainConfig,
         out: Path,
-        listener: Bars,
+        listener: Listener,
         context: DistributedContext,
         device: torch.device,
         *,
@@ -148,6 +150,10 @@ class _Training:
     ) -> None:
         self.out, self.listener, self.context = out, listener, context
         method = make_method(config.method, config.method_args)
+        if is_hub(config.model.name):  # the run names the commit, so that it can be repeated
+            config = msgspec.structs.replace(
+                config, model=msgspec.structs.replace(config.model, name=pin(config.model.name))
+            )
         with context.one_first():  # the first process downloads data and weights
             self.images = images = open_data(config.data.source, "train")
             initial = make_initial_weights(
@@ -181,7 +187,7 @@ class _Training:
         self.task = TrainingTask(view, method, config, self.record, bands, context)
         self.progress = TrainingProgress()
 
-    def run(self, resume: bool, started: float) -> Summary:
+    def run(self, resume: bool, started: float) -> TrainingResult:
         if resume:
             self._resume()
         elif self.context.is_main:
@@ -203,7 +209,7 @@ class _Training:
         if self.context.is_main:
             (self.out / RESUME).unlink(missing_ok=True)
         view = self.task.view
-        return Summary(
+        return TrainingResult(
             run=str(self.out),
             model=shown_model(self.record, view),
             method=self.config.method,
@@ -220,6 +226,7 @@ class _Training:
             seconds=round(time.perf_counter() - started, 3),
             cost=self.progress.cost,
             settings=self.config,
+            log=where_to_look(self.config, self.out) if self.config.epochs else "",
         )
 
     def _resume(self) -> None:
@@ -268,11 +275,17 @@ class _Training:
 
     def _epochs(self, train_batches: Batches, held: Batches) -> None:
         done = self.progress.epochs_done
-        with event_writer(self.out, done) if self.context.is_main else contextlib.nullcontext() as write:
+        with open_logs(self.out, self.config, done) if self.context.is_main else contextlib.nullcontext() as write:
+            looked_at = None
+            if write is not None and self.config.log is not None:
+                looked_at = first_images(held.fixed(), self.task.normalise)
             for epoch in range(done + 1, self.config.epochs + 1):
                 metrics = self._epoch(epoch, train_batches, held)
+                values = {name: getattr(metrics, name) for name in SCALARS}
+                if looked_at is not None:
+                    values.update(curves(self.task.evaluated, self.task.bands, looked_at, self.config.seed))
                 if write is not None:
-                    write(metrics)
+                    write(values, epoch)
                 self.listener.finished(metrics)
 
     def _epoch(self, epoch: int, train_batches: Batches, held: Batches) -> Epoch:

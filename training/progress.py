@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
-from torch.utils.tensorboard import SummaryWriter
 
+from ls_edge.core.callbacks import OnProgress, OnWarning
 from ls_edge.core.errors import printable
+from ls_edge.core.text import counted
+from ls_edge.report.shown import Shown
 from ls_edge.training.config import TrainConfig
 
 
@@ -33,7 +32,7 @@ class Epoch(msgspec.Struct, frozen=True):
     """Whether its weights became ``model.safetensors``."""
 
 
-class Summary(msgspec.Struct, frozen=True):
+class TrainingResult(Shown, msgspec.Struct, frozen=True):
     """Result of a training."""
 
     run: str
@@ -55,6 +54,64 @@ class Summary(msgspec.Struct, frozen=True):
     cost: float
     """Cost in forward passes of the whole model for one image."""
     settings: TrainConfig
+    log: str = ""
+    """Where to look at the curves; empty if nothing was trained."""
+
+    def show(self, console: Console) -> None:
+        """Print the result in one line."""
+        if self.best_epoch is None:
+            what = "as it starts, not trained"
+        else:
+            what = f"epoch {self.best_epoch} of {self.epochs}, validation cross-entropy {self.val_loss:.4f}"
+        text = (
+            f": {self.model}, {counted(self.blocks, 'block')}, {self.parameters / 1e6:.2f} million parameters, "
+            f"{self.method}: {what}; {counted(self.images, 'image')}, {self.device}, {self.precision}, "
+            f"{self.seconds:.0f} s"
+        )
+        console.print(Text.assemble((printable(self.run), "bold"), printable(text)))
+        if self.log:
+            console.print(f"curves: {printable(self.log)}")
+
+
+OnEpoch = Callable[[Epoch, int], None]
+"""Called after each epoch with its metrics and the number of epochs."""
+
+
+class Listener:
+    """Counts the steps of a training, and calls what wants to know of them."""
+
+    def __init__(self, on_epoch: OnEpoch, on_progress: OnProgress, on_warning: OnWarning) -> None:
+        self.warn = on_warning
+        self._on_epoch, self._on_progress = on_epoch, on_progress
+        self._done = self._total = self._epochs = 0
+        self._title = ""
+
+    def decoding(self, images: int) -> None:
+        """Note the number of images to read."""
+        self._done, self._total, self._title = 0, images, "reading images"
+        self._tell(0, self._title)
+
+    def decoded(self, images: int) -> None:
+        """Count images that were read."""
+        self._tell(images, self._title)
+
+    def started(self, epoch: int, epochs: int, steps: int) -> None:
+        """Note an epoch; the steps are those of all epochs."""
+        self._epochs, self._title = epochs, f"epoch {epoch}/{epochs}"
+        self._done, self._total = (epoch - 1) * steps, epochs * steps
+        self._tell(0, self._title)
+
+    def stepped(self, loss: float | None) -> None:
+        """Count a step, with the mean loss so far if there is a new one."""
+        self._tell(1, self._title if loss is None else f"{self._title}  loss {loss:.3f}")
+
+    def finished(self, metrics: Epoch) -> None:
+        """Report an epoch."""
+        self._on_epoch(metrics, self._epochs)
+
+    def _tell(self, more: int, text: str) -> None:
+        self._done += more
+        self._on_progress(self._done, self._total, text)
 
 
 class Bars:
@@ -65,8 +122,7 @@ class Bars:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("", total=None)
-        self._epochs = 0
-        self._title = ""
+        self._total = 0
 
     def __enter__(self) -> Bars:
         if self.console.is_terminal:
@@ -81,49 +137,17 @@ class Bars:
         """Print a warning."""
         self.console.print(Text.assemble(("warning: ", "yellow"), printable(text)), soft_wrap=True)
 
-    def decoding(self, images: int) -> None:
-        """Start the bar of images."""
-        self._progress.reset(self._task, total=images, description="reading images")
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Advance the bar; another total starts it again."""
+        if total != self._total:
+            self._total = total
+            self._progress.reset(self._task, total=total)
+        self._progress.update(self._task, completed=done, description=text)
 
-    def decoded(self, images: int) -> None:
-        """Advance the bar."""
-        self._progress.advance(self._task, images)
-
-    def started(self, epoch: int, epochs: int, steps: int) -> None:
-        """Start the bar of the training, which counts the steps of all epochs."""
-        if self._epochs != epochs:
-            self._epochs = epochs
-            self._progress.reset(self._task, total=epochs * steps)
-        self._title = f"epoch {epoch}/{epochs}"
-        self._progress.update(self._task, description=self._title, completed=(epoch - 1) * steps)
-
-    def stepped(self, loss: float | None) -> None:
-        """Advance the bar by a step and show the mean loss so far, if there is a new one."""
-        title = None if loss is None else f"{self._title}  loss {loss:.3f}"
-        self._progress.update(self._task, advance=1, description=title)
-
-    def finished(self, metrics: Epoch) -> None:
-        """Print the epoch's line."""
-        m = metrics
+    def epoch(self, m: Epoch, epochs: int) -> None:
+        """Print the line of an epoch."""
         text = (
-            f"epoch {m.epoch:>3}/{self._epochs}  train {m.train_loss:.3f}  validation {m.val_loss:.3f}  "
+            f"epoch {m.epoch:>3}/{epochs}  train {m.train_loss:.3f}  validation {m.val_loss:.3f}  "
             f"top-1 {m.val_top1:.3f}  {m.images_per_second:.0f} images/s{'  best' if m.best else ''}"
         )
         self.console.print(text, highlight=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def event_writer(folder: Path, epochs_done: int) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that writes an epoch as TensorBoard events."""
-    make: Any = SummaryWriter  # untyped
-    writer: Any = make(str(folder), purge_step=epochs_done + 1 if epochs_done else None)
-
-    def write(metrics: Epoch) -> None:
-        for name in ("train_loss", "val_loss", "val_top1", "lr", "images_per_second"):
-            writer.add_scalar(name, getattr(metrics, name), metrics.epoch)
-        writer.flush()
-
-    try:
-        yield write
-    finally:
-        writer.close()

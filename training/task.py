@@ -67,7 +67,7 @@ class TrainingTask:
         self.view, self.method, self.config, self.bands, self.context = view, method, config, bands, context
         device = view.device
         self.dtype = choose_precision(config.precision, device)
-        self._normalise = normaliser(record.image, device)
+        self.normalise = normaliser(record.image, device)
         self._optimizer = make_optimizer(view, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
         self._teacher = open_teacher(config.teacher, record.classes, device, self.dtype) if config.epochs else None
@@ -143,7 +143,7 @@ class TrainingTask:
                 if isinstance(self._loss, DistributedDataParallel) and index < len(chunks) - 1:
                     stack.enter_context(self._loss.no_sync())  # the last part averages the gradients of all
                 with autocast(self.view.device, self.dtype):
-                    loss = self._loss(self._normalise(some), targets, plan)
+                    loss = self._loss(self.normalise(some), targets, plan)
                 loss = loss * (len(some_labels) / len(labels)) if parts > 1 else loss
                 self.scaler.scale(loss).backward()
             losses.append(loss.detach())
@@ -173,7 +173,7 @@ class TrainingTask:
         for pixels, labels in batches.fixed():
             targets = labels.to(device)
             with torch.inference_mode(), autocast(device, self.dtype):
-                tokens = view.stem(self._normalise(pixels))
+                tokens = view.stem(self.normalise(pixels))
                 for arrangement in arrangements:
                     logits = view.head(apply(arrangement, tokens, view.block)).float()
                     loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))

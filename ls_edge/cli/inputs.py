@@ -1,19 +1,17 @@
-"""Inputs of commands: peers.yaml and keys, and the packages that a command needs."""
+"""Inputs of commands: peers.yaml and keys."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.text import counted
-from ls_edge.device.requirements import install_command
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
@@ -72,13 +70,3 @@ def require_descriptors(peers: PeersFile, connections: int = 0) -> None:
         f"this process may open {soft} files and sockets, and the {len(peers.peers)} peers of {os.fspath(peers.path)} "
         f"need {needed}; allow more, for example with 'ulimit -n 1024'"
     )
-
-
-def require_extras(what: str, modules: Sequence[str], *extras: str, instead: str = "") -> None:
-    """Import modules that ``what`` needs; raise :class:`UsageError` with the command that installs a missing one."""
-    try:
-        for module in modules:
-            importlib.import_module(module)
-    except ImportError as error:
-        advice = f"{install_command(*extras)}{instead}"
-        raise UsageError(f"{what} needs {error.name}; to install it: {advice}") from None

@@ -29,6 +29,7 @@ COMMANDS = {
     "reproduce": "Train and evaluate a whole comparison, with a table and a figure.",
     "export": "Split a trained model into one engine per block.",
     "verify": "Check the digests of a bundle and, with its run, its numbers.",
+    "publish": "Write a run or a bundle with a model card into a folder or onto the Hub.",
     "keys": "Create CURVE keys.",
     "peers": "Write the peers.yaml and the keys of a fleet.",
     "peer": "Serve blocks of a bundle.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import msgspec
 
 from ls_edge.core.errors import printable
 from ls_edge.core.files import write_output
-from ls_edge.data.datasets import ImageSet, empty_classes_warning, trained_on_warning
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:
@@ -25,6 +24,12 @@ def write_json(path: Path, document: Any) -> None:
     write_output(path, msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n")
 
 
+def warn_each(texts: Iterable[str]) -> None:
+    """Print warnings."""
+    for text in texts:
+        warn(text)
+
+
 def warn(text: str) -> None:
     """Print a warning."""
     click.echo(f"ls-edge: warning: {printable(text)}", err=True)
@@ -36,10 +41,3 @@ def note_model(witnesses: Sequence[str]) -> None:
         click.echo(f"ls-edge: the model is that of {' and '.join(witnesses)}, which agree on it", err=True)
     elif witnesses:
         warn(f"the model is that of {witnesses[0]} alone; no other peer has confirmed it")
-
-
-def warn_about_images(images: ImageSet, trained_on: str) -> None:
-    """Warn of class folders without images, and of images that the model was trained on."""
-    for warning in (trained_on_warning(images, trained_on), empty_classes_warning(images)):
-        if warning:
-            warn(warning)

@@ -23,6 +23,7 @@ from msgspec import Meta
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
 from ls_edge.core.files import read_file, write_file
+from ls_edge.core.hub import local_folder
 from ls_edge.core.text import short_id
 from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
 
@@ -207,7 +208,7 @@ class Bundle:
         Raises :class:`BundleError` if the folder or a name in the manifest cannot be used, and :class:`SchemaMismatch`
         if it was written for another schema. Parts are not read yet.
         """
-        folder = Path(folder)
+        folder = local_folder(folder)
         path = folder / file
         try:
             raw = read_file(path)

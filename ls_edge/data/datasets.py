@@ -9,6 +9,7 @@ An :class:`ImageSet` lists images; reading one gives encoded bytes or raw pixels
   may be a folder or a tar); without both, what is there is used whole. A held-out part without class folders, as
   ImageNet's archive unpacks, is labelled by one of :data:`LABEL_FILES` next to it;
 - a flat folder or tar of images without labels, or one image, to be answered only;
+- a video file, each of its frames, and a camera or network stream, its newest frame (``ls_edge.data.camera``);
 - ``digits``, which is embedded (``assets/digits.md``);
 - the names of timm's dataset factory, which need torch and timm (``ls_edge.data.timm_data``).
 
@@ -30,6 +31,7 @@ import numpy as np
 
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.files import read_file
+from ls_edge.data.camera import LiveFrames, VideoFile, is_live, is_video
 from ls_edge.data.image_files import (
     EXTENSIONS,
     ImageTree,
@@ -79,6 +81,10 @@ class ImageSet:
     images: tuple[ImageRef, ...]
     empty_classes: tuple[str, ...] = ()
     """Class folders without an image, which are not classes."""
+    live: LiveFrames | None = None
+    """Camera or stream that every image is read from; :meth:`take` makes the images."""
+    in_order: bool = False
+    """Whether :meth:`take` keeps the order, as of the frames of a video."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -107,14 +113,25 @@ class ImageSet:
 
         Sorted names begin with one class only. So images are taken in strides of about the golden section of
         the set, and every stretch of the sequence, however short, is a fair sample. A ``count`` above the number
-        of images repeats the sequence.
+        of images repeats the sequence. Frames of videos keep their order, and a camera needs a ``count``.
         """
         if count is not None and count < 1:
             raise UsageError(f"a limit of {count} images leaves none; give at least 1")
+        if self.live is not None:
+            if count is None:
+                raise UsageError(f"{self.source} has no end; give the number of images, such as --limit 100")
+            return replace(
+                self, images=tuple(ImageRef(f"{self.source}#{i}", None, self.live.read) for i in range(count))
+            )
         size = len(self.images)
-        step = _coprime_stride(size)
+        step = 1 if self.in_order else _coprime_stride(size)
         picked = tuple(self.images[i * step % size] for i in range(size if count is None else count))
         return replace(self, images=picked)
+
+
+def image_warnings(images: ImageSet, trained_on: str) -> list[str]:
+    """Return warnings about class folders without images, and about images that a model was trained on."""
+    return [text for text in (trained_on_warning(images, trained_on), empty_classes_warning(images)) if text]
 
 
 def trained_on_warning(images: ImageSet, trained_on: str) -> str:
@@ -172,6 +189,10 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
         return _digits(part)
     if is_timm_name(source):
         return _of_timm(source, part)
+    if is_live(source) or is_video(source):
+        if part == "train":
+            raise DataError(f"{source} has frames but no classes, which training needs; give class folders of images")
+        return _of_frames(source)
     path = Path(source)
     if not path.exists():
         raise DataError(f"{source}: no such folder or tar; check the path, or write 'digits' for the embedded images")
@@ -265,6 +286,16 @@ def _image_set(
     index = {name: position for position, name in enumerate(classes)}
     images = (ImageRef(name, index[name.split("/", 1)[0]], labelled[name]) for name in sorted(labelled))
     return ImageSet(source, which, tuple(classes), tuple(images))
+
+
+def _of_frames(source: str) -> ImageSet:
+    if is_live(source):
+        return ImageSet(source, "all", (), (), live=LiveFrames(source))
+    video = VideoFile(source)
+    if not video.count:
+        raise DataError(f"{source} does not say how many frames it has; convert it, for example to MP4 with H.264")
+    refs = (ImageRef(f"{source}#{i}", None, functools.partial(video.read, i)) for i in range(video.count))
+    return ImageSet(source, "all", (), tuple(refs), in_order=True)
 
 
 def _of_timm(source: str, part: Literal["train", "eval"]) -> ImageSet:

@@ -111,6 +111,8 @@ def iterate(
 
     used = 0
     first: DataError | None = None
+    live = image_set.live
+    ahead = ahead if live is None else 1  # a frame that waits is no longer the newest
     pending: deque[tuple[int, ImageRef, Future[tuple[T, float]]]] = deque()
     upcoming = enumerate(image_set.images)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
@@ -127,12 +129,16 @@ def iterate(
                 first = first or error
                 if on_skip is not None:
                     on_skip(image, error)
+                if live is not None and live.ended:
+                    break
                 continue
             if on_time is not None:
                 on_time(milliseconds)
             used += 1
             yield index, image, array
     finally:
+        if live is not None:
+            live.close()
         pool.shutdown(cancel_futures=True)
     if not used:
         why = f"; the first: {first}" if first is not None else ""

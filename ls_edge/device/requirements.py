@@ -6,11 +6,12 @@ requirements of an extra are read from the installed package.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ls_edge.core.errors import UsageError
@@ -70,6 +71,16 @@ def require(what: str, *extras: str) -> None:
     if absent:
         names = ", ".join(extras)
         raise UsageError(f"{what} needs {', '.join(absent)} (extra {names}); to install: {install_command(*extras)}")
+
+
+def require_extras(what: str, modules: Sequence[str], *extras: str, instead: str = "") -> None:
+    """Import modules that ``what`` needs; raise :class:`UsageError` with the command that installs a missing one."""
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except ImportError as error:
+        advice = f"{install_command(*extras)}{instead}"
+        raise UsageError(f"{what} needs {error.name}; to install it: {advice}") from None
 
 
 def engine_advice() -> str:

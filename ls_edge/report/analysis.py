@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import click
 import numpy as np
 from rich.console import Console
 
 from ls_edge.core.errors import printable
 from ls_edge.core.text import NOTHING, bands_text, counted, name_blocks, show_percent
 from ls_edge.evaluation.analysis import (
-    NOT_ASKED,
     AddedNorms,
     Agreement,
     Analysis,
@@ -297,31 +295,28 @@ def agreement_rows(found: Analysis) -> list[tuple[str, ...]]:
     ]
 
 
-def print_analysis(found: Analysis, console: Console | None = None) -> None:
+def print_analysis(found: Analysis, console: Console) -> None:
     """Print the model, a row for each block, and the agreement of answers."""
-    click.echo(f"{found.settings['of']}: {about_analysis(found)}")
+    console.print(f"{found.settings['of']}: {about_analysis(found)}")
     if said := verdict(found):
-        click.echo(said)
+        console.print(said)
     if found.importance is not None:
         trained = found.importance.trained
-        click.echo(f"trained order: accuracy {trained.top1:.3f}, loss {_number(trained.loss)}")
+        console.print(f"trained order: accuracy {trained.top1:.3f}, loss {_number(trained.loss)}")
     headings, rows = block_table(found)
     if len(headings) > 1:
         _print_rows(headings, rows, console)
     if found.agreement is not None:
-        click.echo("\nanswers in random order, compared with trained order:")
+        console.print("\nanswers in random order, compared with trained order:")
         _print_rows(AGREEMENT, agreement_rows(found), console)
     for line in empty_cells(found):
-        click.echo(line)
+        console.print(line)
     for kind in _IN_WORDS:
         if getattr(found, kind) is not None:
-            click.echo(f"{kind}: {finding(found, kind)}")
-    for kind, why in found.reasons.items():
-        if why != NOT_ASKED:
-            click.echo(f"{kind}: none, {printable(why)}", err=True)
+            console.print(f"{kind}: {finding(found, kind)}")
 
 
-def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None) -> None:
+def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
     print_table(PlainTable.of(*(f">{heading}" for heading in headings), rows=rows), console)
 
 
@@ -394,10 +389,10 @@ def _dependents_seen(found: TraceAnalysis) -> str:
     )
 
 
-def print_trace_analysis(found: TraceAnalysis) -> None:
+def print_trace_analysis(found: TraceAnalysis, console: Console) -> None:
     """Print the finding of each section, and the most frequent orders."""
-    click.echo(f"{found.settings['of']}: {counted(found.requests, 'request')}, {found.failed:,} failed")
+    console.print(f"{found.settings['of']}: {counted(found.requests, 'request')}, {found.failed:,} failed")
     for heading, text in trace_findings(found).items():
-        click.echo(f"{heading}: {printable(text)}")
+        console.print(f"{heading}: {printable(text)}")
     rows = [(one.of, f"{one.answers:,}", show_percent(one.top1)) for one in found.by_order[:SHOWN_ORDERS]]
-    _print_rows(("order", "answers", "accuracy"), rows, None)
+    _print_rows(("order", "answers", "accuracy"), rows, console)

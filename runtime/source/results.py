@@ -9,18 +9,21 @@ from enum import Enum
 from functools import cached_property
 
 import numpy as np
+from rich.console import Console
 
 from ls_edge.core.arrangement import Arrangement
-from ls_edge.core.errors import RequestError
+from ls_edge.core.errors import RequestError, printable
 from ls_edge.core.parts import ENDS
 from ls_edge.core.records import RequestRecord
+from ls_edge.core.text import name_blocks
+from ls_edge.report.shown import Shown
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import Itinerary, Wave
 from ls_edge.runtime.routing.events import Complete, Fail
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Answer(Shown):
     """Answer for an image."""
 
     request: int
@@ -44,6 +47,12 @@ class Answer:
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """Return the names and probabilities of the ``count`` most likely classes, the most likely first."""
         return [(self.classes[index], probability) for index, probability in likeliest(self.logits, count)]
+
+    def show(self, console: Console) -> None:
+        """Print the most likely classes, and how the answer came about."""
+        named = ", ".join(f"{printable(name)} {probability:.1%}" for name, probability in self.top(3))
+        remark = f", without {name_blocks(self.record.skipped)}: {self.record.why_skipped}" if self.degraded else ""
+        console.print(f"{named}  ({self.latency_ms:.1f} ms{remark})")
 
     @property
     def degraded(self) -> bool:

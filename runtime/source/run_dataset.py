@@ -161,10 +161,14 @@ class _Submissions:
         first: float | None = None
         arrivals = poisson_arrivals(rate or 1.0, random.Random(self._source.settings.seed))
         try:
-            for _, image, array in decoded:
+            upcoming = iter(decoded)
+            while True:
                 if rate is None:
-                    self._wait_for(concurrency - 1)
-                else:
+                    self._wait_for(concurrency - 1)  # first, so that a camera's frame is the newest one
+                if self._stop() or (item := next(upcoming, None)) is None:
+                    break
+                _, image, array = item
+                if rate is not None:
                     first = time.monotonic() if first is None else first
                     self._wait_until(first + next(arrivals))
                 if self._stop():

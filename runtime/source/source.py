@@ -12,6 +12,7 @@ two threads of :mod:`~.source_thread` and should be short.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -169,6 +170,22 @@ class Source:
         name = name or (Path(image).name if isinstance(image, (str, Path)) else "")
         return self._thread.submit(self._read(image, name), name, label, budget / 1e3)
 
+    async def classify(
+        self, image: Image, *, name: str = "", label: int | None = None, budget_ms: float | None = None
+    ) -> Answer:
+        """Answer an image for asyncio: decode it on a thread, and wait without blocking the loop.
+
+        Arguments and errors are those of :meth:`submit` and its future. Cancelling the task stops the work.
+        """
+        loop = asyncio.get_running_loop()
+        submitting = loop.run_in_executor(None, lambda: self.submit(image, name=name, label=label, budget_ms=budget_ms))
+        try:
+            submitted = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(_cancel_submitted)
+            raise
+        return await asyncio.wrap_future(submitted)
+
     @property
     def snapshot(self) -> SourceSnapshot:
         """Peers and counts as the source thread last published them; immutable."""
@@ -231,6 +248,11 @@ class Source:
         """Send BYE, end open requests with :class:`SourceClosed` and join the threads; a second call does nothing."""
         if self._closed.acquire(blocking=False):
             self._thread.close()
+
+
+def _cancel_submitted(submitting: asyncio.Future[Future[Answer]]) -> None:
+    if not submitting.cancelled() and submitting.exception() is None:
+        submitting.result().cancel()
 
 
 def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:

@@ -6,11 +6,12 @@ import shutil
 import msgspec
 import pytest
 
-from ls_edge.cli.commands.eval import EvalOptions, evaluate_one
+from ls_edge.api.evaluation import check_alike
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.text import distinct_names
-from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Freedom, SequentialAccuracy
+from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.report.charts import accuracy_figure, freedom_figure, spec_of
 from ls_edge.report.side_by_side import evaluations_with_freedom
 
@@ -96,14 +97,14 @@ def test_distinct_names(paths, names):
 
 @pytest.mark.parametrize("extra", [["--figure", "."], ["--keep", "9"]])
 def test_a_mistake_is_found_before_the_work(command, two, extra, monkeypatch):
-    monkeypatch.setattr("ls_edge.evaluation.evaluate.evaluate", lambda *_, **__: pytest.fail("evaluated"))
+    monkeypatch.setattr("ls_edge.api.evaluation.measure", lambda *_, **__: pytest.fail("evaluated"))
     code, out, err = command("eval", two[0], *EVAL, *extra)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
 
 
 def test_a_fault_of_the_last_bundle_is_found_before_the_first_is_evaluated(command, two, tmp_path, monkeypatch):
-    monkeypatch.setattr("ls_edge.evaluation.evaluate.evaluate", lambda *_, **__: pytest.fail("evaluated"))
+    monkeypatch.setattr("ls_edge.api.evaluation.measure", lambda *_, **__: pytest.fail("evaluated"))
     shutil.copytree(two[1], tmp_path / "broken")
     (tmp_path / "broken" / "manifest.json").write_text("{}")
     code, _, err = command("eval", two[0], tmp_path / "broken", *EVAL)
@@ -115,11 +116,10 @@ def test_runs_of_different_depth_are_not_averaged(two):
     like = msgspec.structs.replace(
         evaluation(""), settings={"blocks": 6, "bands": [[0, 1, 2, 3, 4, 5]], "of": "runs/deeper"}
     )
-    options = EvalOptions(orders=2, keep=None, limit=1, device="cpu", threads=1)
     with pytest.raises(
         UsageError, match=r"bundle has 4 blocks in the bands 0-3, and runs/deeper has 6 in the bands 0-5"
     ):
-        evaluate_one(two[0], open_data("digits", "eval"), options, like=like)
+        check_alike(like, two[0], EvaluationOrders.make(Bundle.open(two[0]).bands, 2))
 
 
 def test_a_figure_of_too_many():

@@ -1,6 +1,5 @@
 """``ls-edge predict``: class names for files, folders, standard input and a camera."""
 
-import importlib.util
 import json
 import os
 
@@ -138,9 +137,11 @@ def test_a_missing_block(ls_edge, complaints, tiny_bundle, photos, tmp_path):
 
 
 CV2 = """
-import numpy
+import numpy, time, types
 from PIL import Image
-CAP_PROP_BUFFERSIZE, COLOR_BGR2RGB = 38, 4
+CAP_PROP_BUFFERSIZE = 38
+utils = types.SimpleNamespace(logging=types.SimpleNamespace(
+    LOG_LEVEL_SILENT=0, getLogLevel=lambda: 3, setLogLevel=lambda level: None))
 
 class VideoCapture:
     def __init__(self, index):
@@ -153,13 +154,10 @@ class VideoCapture:
         self.left -= 1
         if self.left < 0:
             return False, None
+        time.sleep(0.03)
         return True, numpy.asarray(Image.open({path!r}).convert("RGB"))[:, :, ::-1]
     def release(self):
         print("released")
-
-def cvtColor(frame, code):
-    assert code == COLOR_BGR2RGB
-    return numpy.ascontiguousarray(frame[:, :, ::-1])
 """
 
 
@@ -168,7 +166,8 @@ def test_the_frames_of_a_camera(ls_edge, complaints, command, photos, tmp_path):
     red, green, blue = picture.split()
     Image.merge("RGB", (red.point(lambda v: v // 2), green, blue.point(lambda v: 255 - v))).save(photos / "colour.png")
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "cv2.py").write_text(CV2.format(frames=3, path=str(photos / "colour.png")))
+    double, path = tmp_path / "modules" / "cv2.py", str(photos / "colour.png")
+    double.write_text(CV2.format(frames=1000, path=path))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "modules")}
     file = json.loads(ls_edge.run(*command, photos / "colour.png", "--json").stdout)
 
@@ -179,10 +178,11 @@ def test_the_frames_of_a_camera(ls_edge, complaints, command, photos, tmp_path):
     assert [json.loads(line)["image"] for line in lines] == ["camera:1#0", "camera:1#1"]
     assert all(json.loads(line)["top"] == file["top"] for line in lines)
 
+    double.write_text(CV2.format(frames=3, path=path))
     done = ls_edge.run(*command, "camera:1", env=environment)
     assert done.returncode == 3
-    assert len(done.stdout.splitlines()) == 3 + 1
-    assert complaints(done) == ["ls-edge: camera:1: camera 1 stopped after 3 frames; check its cable"]
+    assert 1 + 1 <= len(done.stdout.splitlines()) <= 3 + 1  # frames that came during an answer are dropped
+    assert complaints(done) == ["ls-edge: camera:1: camera 1 stopped after 3 frames; check its cable or network"]
 
     done = ls_edge.run(*command, "camera", env=environment)
     assert done.returncode == 1
@@ -213,9 +213,48 @@ def test_without_peers_this_process_answers(ls_edge, complaints, photos, tiny_bu
     assert complaints(done) == []
 
 
-def test_a_video_needs_opencv_or_is_read(ls_edge, complaints, tiny_bundle, tmp_path):
+@pytest.fixture
+def clip(photos, tmp_path):
+    """A video of twelve frames, the images of the folder."""
+    cv2 = pytest.importorskip("cv2")
+    path = tmp_path / "clip.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 64))
+    for photo in sorted(photos.rglob("*.png")):
+        writer.write(np.asarray(Image.open(photo).convert("L").resize((64, 64)).convert("RGB")))
+    writer.release()
+    return path
+
+
+def test_each_frame_of_a_video_is_answered_here_and_by_peers(ls_edge, complaints, command, tiny_bundle, clip):
+    for asked in (["predict", "--bundle", tiny_bundle], command):
+        done = ls_edge.run(*asked, clip, "--json", "--top", 1)
+        assert done.returncode == 0
+        assert complaints(done) == []
+        assert [json.loads(line)["image"] for line in done.stdout.splitlines()] == [f"{clip}#{i}" for i in range(12)]
+
+
+def test_a_video_is_data_of_a_run(ls_edge, peers, tiny_bundle, clip, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    asked = ["run", "--peers", peers.path, "--bundle", tiny_bundle, "--data", clip, "--json", "--trace", trace]
+    done = ls_edge.run(*asked)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["requests"], summary["answered"], summary["top1"]) == (12, 12, None)
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert sorted(line["image"] for line in lines) == sorted(f"{clip}#{i}" for i in range(12))
+
+
+def test_what_cannot_be_opened_is_one_line(ls_edge, complaints, tiny_bundle, tmp_path):
+    pytest.importorskip("cv2")
     (tmp_path / "clip.mp4").write_bytes(b"no video")
-    done = ls_edge.run("predict", "--bundle", tiny_bundle, tmp_path / "clip.mp4")
-    missing = importlib.util.find_spec("cv2") is None
-    assert done.returncode == (2 if missing else 1)
-    assert ("need OpenCV" if missing else "cannot be decoded as a video") in complaints(done)[0]
+    streams = {tmp_path / "clip.mp4": "cannot be decoded as a video", "rtsp://127.0.0.1:9/x": "check the address"}
+    done = ls_edge.run("predict", "--bundle", tiny_bundle, *streams)
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = complaints(done)
+    assert len(lines) == 2
+    assert all(why in line for line, why in zip(lines, streams.values(), strict=True))
+    done = ls_edge.run("run", "--local", 1, "--bundle", tiny_bundle, "--data", "camera:9", "--limit", 1)
+    assert (done.returncode, complaints(done)) == (
+        1,
+        ["ls-edge: cannot open camera 9; check that it is connected and that no other program uses it"],
+    )

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.cli.commands.export import _print as print_summary
 from ls_edge.cli.main import main
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands
@@ -19,6 +18,8 @@ from ls_edge.export.calibration import Calibration, Samples
 from ls_edge.export.targets import PartsView, ends_of
 from ls_edge.export.verify import generated_images, verify_run
 from ls_edge.export.writer import ExportSettings, export_run, parts_of
+from ls_edge.report.bundle import print_export
+from ls_edge.report.terminal import open_console
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
@@ -180,7 +181,7 @@ def test_the_command_says_what_it_did(make_run, tmp_path, capsys):
     document = json.loads(text)
     assert (document["bands"], document["folded"]) == ([[0, 1]], {"stem": 1, "head": 0})
     assert Bundle.open(out).bands == Bands(2)
-    print_summary(document)
+    print_export(document, open_console())
     assert "1 block folded into the stem" in capsys.readouterr().out
     assert call("verify", out, "--run", tmp_path / "run")[0] == 0
     code, text, err = call("export", tmp_path / "run", "--out", out, "--fold-ends")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ls_edge.cli.commands.export import speed_here
 from ls_edge.cli.main import main
 from ls_edge.core.bundle import Bundle
+from ls_edge.report.bundle import speed_here
 
 
 @pytest.fixture

@@ -81,6 +81,14 @@ def photos(tmp_path):
     return paths
 
 
+def test_a_cluster_survives_a_killed_peer(here, photos, tmp_path, capsys):
+    photos[0].rename(tmp_path / "photo.jpg")
+    exec(compile(program("Peers on this machine"), str(DOCUMENT), "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"[0-9] \d+\.\d%(, [0-9] \d+\.\d%){2}  \(\d+\.\d ms\)", first)
+    assert second.partition("  (")[0] == first.partition("  (")[0]
+
+
 def test_the_loop_over_files_prints_what_each_became(here, tmp_path, photos, capsys):
     exec(compile(program("Many images"), str(DOCUMENT), "exec"), {})
     lines = sorted(capsys.readouterr().out.splitlines())
@@ -109,7 +117,7 @@ def test_the_program_for_asyncio_prints_the_likeliest_classes_of_each_file(here,
 def test_a_timeout_of_asyncio_stops_the_work_on_the_image(here, photos, wait_until):
     async def wait_briefly(source):
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(source.submit(photos[0])), timeout=0.2)
+            await asyncio.wait_for(source.classify(photos[0]), timeout=0.2)
 
     with Source.open("peers.yaml", "bundle") as source:
         assert source.wait_ready() == ()

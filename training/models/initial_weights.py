@@ -20,7 +20,7 @@ from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import CONFIG, LoadedRun, load_run, read_foreign
 from ls_edge.training.config import ModelConfig
 from ls_edge.training.models.families import evenly_spaced
-from ls_edge.training.models.small_models import build, create, image_spec_of
+from ls_edge.training.models.small_models import architecture, build, create, image_spec_of
 from ls_edge.training.models.view import METHOD, BlockView
 
 
@@ -60,7 +60,8 @@ def make_initial_weights(
     torch.manual_seed(seed)
     if config.init is not None and (Path(config.init) / CONFIG).is_file():
         return _from_run(load_run(config.init), config, classes, model_named=model_named, warn=warn)
-    args = {**config.args, "num_classes": len(classes)}
+    name, args = architecture(config.name)
+    args = {**args, **config.args, "num_classes": len(classes)}
     if config.img_size is not None:
         args["img_size"] = config.img_size
     trained = False
@@ -68,7 +69,7 @@ def make_initial_weights(
         view = BlockView(create(config.name, pretrained=True, **args))
         trained = (getattr(view.model, "pretrained_cfg", None) or {}).get("num_classes") == len(classes)
     else:
-        view = build(config.name, args)
+        view = build(name, args)
     if config.init is not None:
         if Path(config.init).is_dir():
             raise RunError(f"{config.init} is not a run: it has no {CONFIG}; give a run folder or a checkpoint file")
@@ -77,7 +78,7 @@ def make_initial_weights(
     if config.depth is not None:
         kept = evenly_spaced(view.num_blocks, config.depth)
         view.keep_blocks(kept)
-    return InitialWeights(view, config.name, args, kept, image_spec_of(view), trained)
+    return InitialWeights(view, name, args, kept, image_spec_of(view), trained)
 
 
 def _from_run(

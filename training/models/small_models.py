@@ -19,12 +19,14 @@ from typing import Any
 import timm
 import torch
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._hub import load_model_config_from_hf
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import ModelError
+from ls_edge.core.hub import PREFIX, ask, is_hub
 from ls_edge.training.models.view import BlockView
 
 _data: Any = timm.data  # it re-exports its functions without declaring them
@@ -125,7 +127,7 @@ def _build(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> VisionTran
 
 def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
     """Call timm's ``create_model``; raises :class:`ModelError` with one line if that fails."""
-    if not timm.is_model(name.split(".")[0]) or name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
+    if not is_hub(name) and (not timm.is_model(name.split(".")[0]) or name.startswith(("hf_hub:", "local-dir:"))):
         near = difflib.get_close_matches(name, [*SMALL_MODELS, *timm.list_models()], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"
         raise ModelError(f"unknown model {name!r}; {hint}")
@@ -152,6 +154,15 @@ def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
         ) from None
     assert isinstance(model, nn.Module)
     return model
+
+
+def architecture(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the name in timm's registry, and the arguments, of a model that may be on the Hub."""
+    if not is_hub(name):
+        return name, {}
+    cfg, model, args = ask(name, lambda: load_model_config_from_hf(name.removeprefix(PREFIX)))
+    size = {"img_size": cfg["input_size"][-1]} if cfg.get("fixed_input_size") and "input_size" in cfg else {}
+    return model, {**size, **args}
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ from typing import Any
 import click
 import msgspec
 
+from ls_edge.api.models import images_for
 from ls_edge.cli import options
-from ls_edge.cli.block_models import images_for
 from ls_edge.cli.command import Command
-from ls_edge.cli.output import print_json
+from ls_edge.cli.output import print_json, warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import VerificationError, printable
 from ls_edge.core.peers_file import EngineKind
@@ -48,7 +48,7 @@ def command(
     opened = Bundle.open(bundle)
     m, images = opened.manifest, None
     if data is not None:  # before anything is timed
-        images = images_for(open_data(data, "eval"), m.trained_on, m.classes, limit)
+        images = images_for(open_data(data, "eval"), m.trained_on, m.classes, limit, warn)
     result = bench(opened, duration=duration, kind=engine, monolith=_monolith(opened), **asked)
     if images is not None:
         result = msgspec.structs.replace(result, accuracy=chain_accuracy(opened, images, kind=engine, **asked))

@@ -25,6 +25,7 @@ from ls_edge.cli.output import note_model, print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
+from ls_edge.data.camera import is_live
 from ls_edge.data.image_inputs import expand_argument, read_images
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline
@@ -43,7 +44,8 @@ Frame = bytes | np.ndarray | DataError
         "ls-edge predict --peers peers.yaml cat.jpg",
         "ls-edge predict --peers peers.yaml --bundle bundle photos --top 1 --json",
         "ls-edge predict --peers peers.yaml --bundle bundle - < cat.jpg",
-        "ls-edge predict --peers peers.yaml --bundle bundle camera --limit 100",
+        "ls-edge predict --peers peers.yaml --bundle bundle camera:0 --limit 100",
+        "ls-edge predict --bundle bundle rtsp://10.0.0.20/stream",
     ),
 )
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
@@ -72,8 +74,9 @@ def command(
     requests apply to peers.
 
     Prints class names and probabilities for each IMAGE: a file, a folder (all images below it), '-' for an encoded
-    image on standard input, a video such as clip.mp4, or 'camera' or 'camera:1' for the frames of a camera until
-    Ctrl-C. Videos and cameras require OpenCV.
+    image on standard input, each frame of a video such as clip.mp4, or the newest frames of a camera ('camera',
+    'camera:1') or a stream (rtsp://..., http://...) until it ends or Ctrl-C. Videos, cameras, and streams need the
+    extra camera.
 
     On SIGHUP the peers file and the key are read again, between two images.
 
@@ -104,7 +107,8 @@ def command(
             printer.classes = source.bundle.manifest.classes
             reload = stack.enter_context(ReloadRequest())
             wait_for_holders(source, wait)
-            answers = answers_in_order(source, itertools.islice(frames, limit), concurrency, reload.take)
+            at_once = 1 if any(is_live(given) for given in images) else concurrency  # each answer while it is new
+            answers = answers_in_order(source, itertools.islice(frames, limit), at_once, reload.take)
         for name, answer in answers:
             if isinstance(answer, LsEdgeError):
                 printer.failed(name, str(answer))
@@ -149,8 +153,7 @@ def answers_in_order(
 ) -> Iterator[tuple[str, Prediction | LsEdgeError]]:
     """Yield the answer or the error of each image, in order, with ``concurrency`` requests at the same time.
 
-    Frames of a camera are sent one at a time, so that each is answered while it is new. Between images, peers.yaml is
-    read again when ``wants_reload`` returns true.
+    Between images, peers.yaml is read again when ``wants_reload`` returns true.
     """
     waiting: deque[tuple[str, Future[Answer] | DataError]] = deque()
     for name, content in frames:
@@ -160,8 +163,7 @@ def answers_in_order(
             waiting.append((name, content if isinstance(content, DataError) else source.submit(content, name=name)))
         except DataError as error:
             waiting.append((name, error))
-        live = not isinstance(content, (bytes, DataError))
-        while len(waiting) >= (1 if live else concurrency):
+        while len(waiting) >= concurrency:
             yield _result(*waiting.popleft())
     while waiting:
         yield _result(*waiting.popleft())

@@ -13,18 +13,19 @@ import click
 import msgspec
 from rich.console import Console
 
+from ls_edge.api.evaluation import evaluate
+from ls_edge.api.models import Device
+from ls_edge.api.training import other_setting
 from ls_edge.cli import options
-from ls_edge.cli.block_models import Device
 from ls_edge.cli.command import Command
-from ls_edge.cli.commands.eval import EvalOptions, evaluate_one
-from ls_edge.cli.commands.train import other_setting, train_run
-from ls_edge.cli.inputs import require_extras
-from ls_edge.cli.output import print_json, write_json
+from ls_edge.cli.commands.train import train_with_bars
+from ls_edge.cli.output import print_json, warn, write_json
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import write_output
 from ls_edge.data.datasets import ImageSet, is_timm_name, open_data
-from ls_edge.device.requirements import require
+from ls_edge.device.requirements import require, require_extras
 from ls_edge.evaluation.evaluate import Evaluation, aggregate
+from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def _train(
         named = frozenset()
     else:
         (run / EVALUATION).unlink(missing_ok=True)
-    train_run(run, settings, named, console, resume=there, overwrite=not there)
+    train_with_bars(run, settings, named, console, resume=there, overwrite=not there)
 
 
 def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Evaluation:
@@ -219,9 +220,18 @@ def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Eval
         found = msgspec.json.decode((run / EVALUATION).read_bytes(), type=Evaluation)
         if all(found.settings.get(name) == value for name, value in asked.items()):
             return found
-    result = evaluate_one(
-        run, images, EvalOptions(options.orders, keep, options.limit, options.device, options.threads)
-    )
+    with StepProgress("evaluate") as progress:
+        result = evaluate(
+            run,
+            images,
+            orders=options.orders,
+            keep=keep,
+            limit=options.limit,
+            device=options.device,
+            threads=options.threads,
+            on_progress=progress,
+            on_warning=warn,
+        )
     write_json(run / EVALUATION, result)
     return result
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +13,29 @@ import click
 import msgspec
 from rich.console import Console
 
+from ls_edge.api.cluster import Cluster
 from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command, describe, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers, reload_source
 from ls_edge.cli.metrics_listener import MetricsListener
-from ls_edge.cli.output import note_model, warn, warn_about_images
+from ls_edge.cli.output import note_model, warn, warn_each
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
-from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import RequestRecord, TraceWriter
 from ls_edge.core.text import counted, name_blocks
-from ls_edge.data.datasets import ImageSet, open_data
+from ls_edge.data.datasets import ImageSet, image_warnings, open_data
 from ls_edge.evaluation.run_summary import RunSummary, summarise
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_summary
 from ls_edge.report.trace_events import write_trace_events
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS
 from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
 
 LOST_FOR_S, UNUSABLE_FOR_S = 0.5, 1.0
 """Seconds without a holder, or with an unusable peer, until that is displayed; a restart takes less."""
-
-_START_S = 60.0
-"""Limit on the start of the peers of ``--local``, in seconds."""
 MAX_REMARKS = 10
 """Idle peers named at the end of a run."""
 
@@ -55,12 +49,13 @@ MAX_REMARKS = 10
         "ls-edge run --peers peers.yaml --bundle bundle --data val --trace t.jsonl --report r.html",
         "ls-edge run --peers peers.yaml --bundle bundle --data digits --trace-events events.json",
         "ls-edge run --peers peers.yaml --bundle bundle --data digits --wait 60 --max-skips 2",
+        "ls-edge run --peers peers.yaml --bundle bundle --data camera:0 --limit 1000",
     ),
 )
 @options.peers("peers.yaml, the same file on all machines; or use --local.")
 @options.count("--local", "Peers to start on this machine for this run, instead of --peers.", most=64)
 @options.SOURCE_BUNDLE
-@options.DATA
+@options.data("Images: class folders, a tar of them, 'digits', a timm data set, a video, a camera, or a stream.")
 @options.LIMIT
 @options.concurrency(1_000_000)
 @options.RATE
@@ -114,7 +109,8 @@ def command(
 ) -> int:
     """Answer images through the reachable peers, and measure it.
 
-    --local starts peers on this machine for the run and ends them after it.
+    --local starts peers on this machine for the run and ends them after it. DATA may be a video such as clip.mp4, or,
+    with --limit, a camera ('camera', 'camera:1') or a stream (rtsp://..., http://...), whose newest frame is sent.
 
     Prints accuracy, latency, and the work of each peer. If a block has no holder after --wait, and the policy may not
     skip it, no image is sent (exit code 1). The trace is written line by line; summary, report, and trace events are
@@ -137,7 +133,10 @@ def command(
 
     with contextlib.ExitStack() as stack:
         if local is not None:
-            file = stack.enter_context(_local_peers(opened, local))
+            if opened is None:
+                raise UsageError("--local starts peers with a bundle; give --bundle")
+            with Console(stderr=True).status(f"starting {counted(local, 'peer')}"):  # shown on a terminal only
+                file = stack.enter_context(Cluster(opened, local)).peers
             settings["secret_key"] = None
         assert file is not None
         progress = RunProgress(len(images), [peer.name for peer in file.peers])
@@ -180,18 +179,9 @@ def command(
             writer.close()
             problems += [writer.problem] if writer.problem else []
         summary = summarise(measured.records, measured.events, measured.context)
-        try:
-            if as_json:
-                click.echo(summary.to_json())
-            else:
-                print_summary(summary, records=measured.records, classes=source.bundle.manifest.classes)
-        except OSError as error:
-            problems.append(f"the summary could not be printed: {describe(error)}")
-        for remark in [
-            *_unused_peers(source.snapshot.problems, summary, warning)[:MAX_REMARKS],
-            *_remarks(measured, summary),
-        ]:
-            warn(remark)
+        problems += _print(summary, measured, source.bundle.manifest.classes, as_json=as_json)
+        warn_each(_unused_peers(source.snapshot.problems, summary, warning)[:MAX_REMARKS])
+        warn_each(_remarks(measured, summary))
         page = {"classes": source.bundle.manifest.classes, "images": images.images}
         problems += _write_files(summary, measured, report, trace_events, page)
     if problems:
@@ -209,30 +199,21 @@ def _checked(images: ImageSet, limit: int | None, bundle: Bundle | None) -> Imag
     """Return the images of a run; if the model is known, refuse other classes, and warn."""
     taken = images.take(limit)
     if bundle is not None:
-        warn_about_images(images, bundle.manifest.trained_on)
+        warn_each(image_warnings(images, bundle.manifest.trained_on))
         taken.labels_for(bundle.manifest.classes)
     return taken
 
 
-@contextlib.contextmanager
-def _local_peers(bundle: Bundle | None, count: int) -> Iterator[PeersFile]:
-    """Start peers on this machine that each hold two neighboring parts of the blocks, so that one of them may fail."""
-    if bundle is None:
-        raise UsageError("--local starts peers with a bundle; give --bundle")
-    num_blocks = bundle.num_blocks
-    names = [f"local-{number}" for number in range(count)]
-    edges = [num_blocks * place // count for place in range(count + 1)]
-    parts = [range(first, last) for first, last in itertools.pairwise(edges)]
-    placement = {name: sorted({*parts[place], *parts[place - 1]}) for place, name in enumerate(names)}
-    if num_blocks < count:
-        raise UsageError(f"--local {count}: the bundle has {num_blocks} blocks; start at most that many peers")
-    with (
-        tempfile.TemporaryDirectory(prefix="ls-edge-") as folder,
-        LocalCluster(folder, bundle.folder, placement) as cluster,
-    ):
-        with Console(stderr=True).status(f"starting {counted(count, 'peer')}"):  # shown on a terminal only
-            cluster.wait_warm(timeout=_START_S)
-        yield cluster.file
+def _print(summary: RunSummary, measured: DatasetRun, classes: Sequence[str], *, as_json: bool) -> list[str]:
+    """Print the summary; return what failed."""
+    try:
+        if as_json:
+            click.echo(summary.to_json())
+        else:
+            print_summary(summary, records=measured.records, classes=classes)
+    except OSError as error:
+        return [f"the summary could not be printed: {describe(error)}"]
+    return []
 
 
 def _write_files(

@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from rich.console import Console
-from rich.text import Text
 
+from ls_edge.api.training import read_settings, train_run
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.inputs import require_extras
 from ls_edge.cli.output import print_json
-from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.text import counted
-from ls_edge.data.datasets import open_data
 from ls_edge.report.terminal import open_console
 from ls_edge.training.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from ls_edge.training.config import TrainConfig
-    from ls_edge.training.progress import Summary
+    from ls_edge.training.progress import TrainingResult
 
 
 def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) -> None:
@@ -99,6 +95,9 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @click.option(
     "--show-recipe", metavar="NAME", is_eager=True, expose_value=False, callback=_show_recipe, help="Print a recipe."
 )
+@options.choice(
+    "--log", ["tensorboard", "wandb", "mlflow"], "Also curves by order, blocks kept, and slot, and where they go."
+)
 @options.flag("--resume", "Continue the run in RUN with its own settings.")
 @options.flag("--overwrite", "Replace the run in RUN.")
 @options.JSON
@@ -118,91 +117,38 @@ def command(
     on a seeded tenth of DATA is kept. --resume continues a stopped run to the same result. To use several GPUs:
     torchrun --nproc-per-node N -m ls_edge train ...
     """
-    from ls_edge.training.config import find_recipe, read_config
-
-    if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other; leave one out")
-    settings, named = read_config(None if config is None else find_recipe(config), flags, set)
-    if not resume and not settings.data.source:
-        raise UsageError("no data: give --data DATA, or name data.source in the --config file")
-    require_extras("training", ("ls_edge.training.loop",), "train")
-    if not resume and settings.data.source != "digits" and not named & {"model.name", "model.args", "model.init"}:
-        from ls_edge.training.model_advice import model_advice
-
-        advice = model_advice(open_data(settings.data.source, "train"))
-        raise UsageError(f"no model: only 'digits' has a default one, vit_digits, for images of 16 pixels; {advice}")
+    settings, named = read_settings(config, flags, set, resume=resume, overwrite=overwrite)
     console = open_console(stderr=True)
     console.quiet = os.environ.get("RANK", "0") != "0"
-    summaries: list[Any] = []
+    results: list[TrainingResult] = []
     for number in range(seeds or 1):
         run = out if seeds is None else out / f"seed-{settings.seed + number}"
         seeded = msgspec.structs.replace(settings, seed=settings.seed + number) if seeds else settings
         started = resume and (seeds is None or (run / "config.yaml").exists())
-        summary = train_run(run, seeded, named, console, resume=started, overwrite=overwrite)
-        if summary is not None and not console.quiet:
-            summaries.append(summary)
-    if as_json and summaries:
-        print_json({"runs": summaries} if seeds else summaries[0])
+        result = train_with_bars(run, seeded, named, console, resume=started, overwrite=overwrite)
+        if result is not None and not console.quiet:
+            results.append(result)
+    if as_json and results:
+        print_json({"runs": results} if seeds else results[0])
         return
-    for summary in summaries:
-        _print(summary)
+    for result in results:
+        result.show(open_console())
 
 
-def train_run(
+def train_with_bars(
     out: Path, settings: TrainConfig, named: frozenset[str], console: Console, *, resume: bool, overwrite: bool
-) -> Any:
-    """Train one run and return its summary, or None if it is finished already."""
-    from ls_edge.training.checkpoint import RESUME
-    from ls_edge.training.loop import train
-    from ls_edge.training.progress import Bars
+) -> TrainingResult | None:
+    """Train one run with its progress on the console; return its result, or None if it is finished already."""
+    from ls_edge.training.progress import Bars, Listener
 
-    if resume:
-        if other := other_setting(out, settings, named):
-            raise UsageError(
-                f"--resume continues with the settings of {out}, where {other}; leave it out, or start again in "
-                "another folder with --init"
-            )
-        settings = _own_settings(out)
-        if not (out / RESUME).is_file():
-            console.print(f"{out} is finished: nothing to resume")
-            return None
     try:
-        with Bars(console) as listener:
-            named_model = "model.name" in named
-            return train(settings, out, listener=listener, resume=resume, overwrite=overwrite, model_named=named_model)
+        with Bars(console) as bars:
+            listener = Listener(bars.epoch, bars.progress, bars.warn)
+            result = train_run(out, settings, named, listener, resume=resume, overwrite=overwrite)
     except KeyboardInterrupt:
-        if (out / RESUME).is_file():
+        if (out / "resume.safetensors").is_file():
             console.print(f"stopped; to continue, use the same command with --resume ({out})")
         raise
-
-
-def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
-    """Return the first of the settings ``named`` that differs in the run, in words; empty if none does."""
-    own = _own_settings(out)
-    for name in sorted(named - {"data.workers"}):
-        value, was = asked, own
-        for step in name.split("."):
-            value, was = getattr(value, step), getattr(was, step)
-        if value != was:
-            return f"{name} is {was!r}, not {value!r}"
-    return ""
-
-
-def _own_settings(out: Path) -> TrainConfig:
-    from ls_edge.training.checkpoint import read_record
-    from ls_edge.training.config import TrainConfig
-
-    file, _ = read_record(out)
-    return TrainConfig(**{name: getattr(file, name) for name in TrainConfig.__struct_fields__})
-
-
-def _print(s: Summary) -> None:
-    if s.best_epoch is None:
-        what = "as it starts, not trained"
-    else:
-        what = f"epoch {s.best_epoch} of {s.epochs}, validation cross-entropy {s.val_loss:.4f}"
-    text = (
-        f": {s.model}, {counted(s.blocks, 'block')}, {s.parameters / 1e6:.2f} million parameters, {s.method}: "
-        f"{what}; {counted(s.images, 'image')}, {s.device}, {s.precision}, {s.seconds:.0f} s"
-    )
-    open_console().print(Text.assemble((printable(s.run), "bold"), printable(text)))
+    if result is None:
+        console.print(f"{out} is finished: nothing to resume")
+    return result

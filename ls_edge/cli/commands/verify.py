@@ -10,12 +10,12 @@ from rich.text import Text
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.commands.export import shown
-from ls_edge.cli.inputs import require_extras
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.text import short_id
+from ls_edge.device.requirements import require_extras
+from ls_edge.report.bundle import shown
 from ls_edge.report.terminal import PlainTable, print_table
 
 

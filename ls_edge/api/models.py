@@ -1,10 +1,11 @@
-"""Runs and bundles opened for ``ls-edge eval`` and ``ls-edge analyze``, and the images to evaluate on.
+"""Runs and bundles opened for evaluation and analysis, and the images to evaluate on.
 
 A bundle runs on the engines of this machine and needs no torch; a run needs it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ls_edge.cli.inputs import require_extras
-from ls_edge.cli.output import warn, warn_about_images
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle, ImageSpec, shared_groups
+from ls_edge.core.callbacks import OnWarning, warn_in_python
 from ls_edge.core.errors import DataError, RunError, printable
-from ls_edge.data.datasets import ImageRef, ImageSet, require_labels
+from ls_edge.core.hub import local_folder
+from ls_edge.data.datasets import ImageRef, ImageSet, image_warnings, require_labels
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
+from ls_edge.device.requirements import require_extras
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.measure import TokenModel
 
@@ -42,19 +44,20 @@ class OpenedModel:
     owners: Sequence[int]
     """First block with the same weights, for each block."""
     engine: str
+    warn: OnWarning = warn_in_python
     skipped: list[str] = field(default_factory=list)
     """Images of :meth:`batches` that could not be decoded."""
 
     def images(self, images: ImageSet, limit: int | None) -> ImageSet:
         """Return the images with the labels of the model; warn if it was trained on them."""
-        return images_for(images, self.trained_on, self.classes, limit)
+        return images_for(images, self.trained_on, self.classes, limit, self.warn)
 
     def batches(self, images: ImageSet, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield pixels and labels; warn about images that cannot be decoded, and leave them out."""
 
         def leave_out(image: ImageRef, error: DataError) -> None:
             self.skipped.append(image.name)
-            warn(f"left out: {error}")
+            self.warn(f"left out: {error}")
 
         return iterate_batches(images, Preprocessor(self.image), size, leave_out)
 
@@ -73,9 +76,12 @@ class OpenedModel:
         }
 
 
-def images_for(images: ImageSet, trained_on: str, classes: Sequence[str], limit: int | None) -> ImageSet:
+def images_for(
+    images: ImageSet, trained_on: str, classes: Sequence[str], limit: int | None, warn: OnWarning
+) -> ImageSet:
     """Return the images with the labels of a model; warn if it was trained on them, or a class has no images."""
-    warn_about_images(images, trained_on)
+    for text in image_warnings(images, trained_on):
+        warn(text)
     return require_labels(images, classes).take(limit)
 
 
@@ -86,6 +92,7 @@ def is_bundle(path: Path) -> bool:
 
 def model_folders(path: Path) -> list[Path]:
     """Return the run or bundle itself, or the runs in a folder; raise :class:`RunError` if there are none."""
+    path = local_folder(path)
     if is_bundle(path) or (path / "config.yaml").is_file():
         return [path]
     if path.is_file():
@@ -104,26 +111,31 @@ def bands_in_force(asked: str | None, own: Bands) -> Bands:
     return own if asked is None else Bands.from_json(asked, own.num_blocks)
 
 
-def open_model(folder: Path, device: Device, precision: Precision, threads: int | None) -> OpenedModel:
-    """Open a bundle or a run; ``device`` and ``precision`` apply to runs."""
+@contextlib.contextmanager
+def open_model(
+    folder: Path, device: Device, precision: Precision, threads: int | None, warn: OnWarning
+) -> Iterator[OpenedModel]:
+    """Open a bundle or a run; ``device`` and ``precision`` apply to runs. torch's threads are restored on exit."""
     if is_bundle(folder):
         bundle = Bundle.open(folder)
-        pipeline = Pipeline.open(bundle, threads=threads)
-        m, engine = bundle.manifest, f"onnxruntime {pipeline.provider}"
-        about = (m.image, m.classes, m.trained_on, m.model, m.method, bundle.bands, bundle.owners, engine)
-        return OpenedModel(folder, pipeline, *about)
+        with Pipeline.open(bundle, threads=threads) as pipeline:
+            m, engine = bundle.manifest, f"onnxruntime {pipeline.provider}"
+            about = (m.image, m.classes, m.trained_on, m.model, m.method, bundle.bands, bundle.owners, engine, warn)
+            yield OpenedModel(folder, pipeline, *about)
+        return
     require_extras(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
     import torch
 
     from ls_edge.training.checkpoint import load_run, shown_model
     from ls_edge.training.models.torch_blocks import TorchBlocks
-    from ls_edge.training.precision import choose_device, choose_precision, choose_threads
+    from ls_edge.training.precision import choose_device, choose_precision, choose_threads, preserve_rng_state
 
     chosen = choose_device(device)
     dtype = choose_precision(precision, chosen)
     run = load_run(folder, chosen)
     r, engine = run.record, f"torch {torch.__version__} {chosen} {precision}"
-    torch.set_num_threads(choose_threads(threads, run.view))
     model = shown_model(r, run.view)
-    about = (r.image, r.classes, r.trained_on, model, r.method, run.bands, run.view.owners, engine)
-    return OpenedModel(folder, TorchBlocks(run.view, dtype), *about)
+    about = (r.image, r.classes, r.trained_on, model, r.method, run.bands, run.view.owners, engine, warn)
+    with preserve_rng_state():
+        torch.set_num_threads(choose_threads(threads, run.view))
+        yield OpenedModel(folder, TorchBlocks(run.view, dtype), *about)

@@ -1,0 +1,112 @@
+"""``ls_edge.Cluster``: peers on this machine, for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import PeersFile
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.source import Source
+
+START_S = 60.0
+"""Limit on the start of the peers, in seconds."""
+
+
+class Cluster:
+    """Peers that serve a bundle on free ports of this machine, each a process of its own.
+
+        with Cluster("bundle", peers=3) as cluster, cluster.source() as source:
+            answer = source.submit("photo.jpg").result()
+
+    They end with the ``with`` block, and with this process if it is killed.
+    """
+
+    def __init__(
+        self, bundle: str | Path | Bundle, peers: int | Mapping[str, Sequence[int]] = 3, *, start_s: float = START_S
+    ) -> None:
+        """Plan the peers: ``peers`` is their number, or the blocks of each by name.
+
+        By number, each peer holds two neighboring parts of the blocks, so that any one of them may fail.
+        """
+        self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        self.placement = (
+            _overlapping(self.bundle.num_blocks, peers)
+            if isinstance(peers, int)
+            else {name: list(blocks) for name, blocks in peers.items()}
+        )
+        self._start_s = start_s
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._local: LocalCluster | None = None
+
+    def __enter__(self) -> Cluster:
+        self._folder = tempfile.TemporaryDirectory(prefix="ls-edge-")
+        try:
+            self._local = LocalCluster(self._folder.name, self.bundle.folder, self.placement).__enter__()
+            self._local.wait_warm(timeout=self._start_s)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def peers(self) -> PeersFile:
+        """The ``peers.yaml`` of the peers."""
+        return self._running.file
+
+    def source(self, **settings: Any) -> Source:
+        """Open a source for the peers; ``settings`` are those of :meth:`Source.open`."""
+        return Source.open(self.peers, self.bundle, **settings)
+
+    def kill(self, name: str) -> None:
+        """Kill a peer, as a power failure would."""
+        self._named(LocalCluster.kill, name)
+
+    def start(self, name: str) -> None:
+        """Start a peer again, and wait until it is warm."""
+        self._named(LocalCluster.start, name)
+        self._running.wait_warm(name, timeout=self._start_s)
+
+    def close(self) -> None:
+        """End the peers; a second call does nothing."""
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    @property
+    def _running(self) -> LocalCluster:
+        if self._local is None:
+            raise UsageError("the cluster is not running; use it in a with statement")
+        return self._local
+
+    def _named(self, act: Callable[[LocalCluster, str], None], name: str) -> None:
+        if name not in self.placement:
+            raise UsageError(f"no peer is called {name!r}; there are {', '.join(self.placement)}")
+        act(self._running, name)
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{name} {blocks}" for name, blocks in self.placement.items())
+        return f"<Cluster {'of' if self._local else 'not running:'} {held}>"
+
+
+def _overlapping(num_blocks: int, count: int) -> dict[str, list[int]]:
+    """Return neighboring parts of the blocks, two for each peer."""
+    if not 1 <= count <= num_blocks:
+        raise UsageError(f"{count} peers: the bundle has {num_blocks} blocks; start at most that many peers")
+    edges = [num_blocks * place // count for place in range(count + 1)]
+    parts = [range(first, last) for first, last in itertools.pairwise(edges)]
+    return {f"local-{place}": sorted({*parts[place], *parts[place - 1]}) for place in range(count)}

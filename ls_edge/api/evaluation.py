@@ -1,0 +1,122 @@
+"""``ls_edge.evaluate``: accuracy in trained order, in random orders, and with blocks missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from ls_edge.api.models import (
+    Device,
+    Precision,
+    bands_in_force,
+    model_folders,
+    open_model,
+)
+from ls_edge.core.callbacks import OnProgress, OnWarning, ignore_progress, warn_in_python
+from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.text import counted, format_bands
+from ls_edge.data.datasets import ImageSet, open_data
+from ls_edge.evaluation.evaluate import Evaluation, aggregate
+from ls_edge.evaluation.evaluate import evaluate as measure
+from ls_edge.evaluation.measure import blocks_to_run
+from ls_edge.evaluation.orders import EvaluationOrders
+from ls_edge.report.evaluation import evaluation_remarks, print_evaluation
+from ls_edge.report.shown import Shown, svg_or_nothing
+
+
+class EvaluationResult(Shown, Evaluation, frozen=True):
+    """Accuracy of a model, or means over several trained with different seeds; see :class:`Evaluation`."""
+
+    def show(self, console: Console) -> None:
+        """Print a row for each group of orders."""
+        print_evaluation(self, console)
+        for remark in evaluation_remarks(self):
+            console.print(remark)
+
+    def chart(self) -> str:
+        """Return the figure of ``eval --figure`` as an SVG; empty without the extra ``report``."""
+
+        def draw() -> str:
+            from ls_edge.report.charts import accuracy_figure, freedom_figure, svg_of
+
+            return svg_of((freedom_figure if self.freedom else accuracy_figure)([self]))
+
+        return svg_or_nothing(draw)
+
+
+def evaluate(
+    model: str | Path,
+    data: str | ImageSet,
+    *,
+    orders: int = 64,
+    keep: Sequence[int] | None = None,
+    bands: str | None = None,
+    arrangements: bool = False,
+    kendall: bool = False,
+    freedom: bool = False,
+    limit: int | None = None,
+    seed: int = 0,
+    batch_size: int = 100,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: int | None = None,
+    on_progress: OnProgress = ignore_progress,
+    on_warning: OnWarning = warn_in_python,
+) -> EvaluationResult:
+    """Evaluate a run, a bundle, or a folder of runs (means over its models); arguments as of ``ls-edge eval``.
+
+    ``data`` is a folder of class folders, a tar of one, ``digits``, or a name of timm's data sets. A bundle runs on the
+    engines of this machine and needs no torch.
+    """
+    images = open_data(data, "eval") if isinstance(data, str) else data
+    results: list[Evaluation] = []
+    for folder in model_folders(Path(model)):
+        with open_model(folder, device, precision, threads, on_warning) as opened:
+            inner, chosen = opened.blocks, bands_in_force(bands, opened.bands)
+            plan = EvaluationOrders.make(
+                chosen,
+                orders,
+                keep,
+                seed,
+                arrangements=arrangements,
+                kendall=kendall,
+                freedom=opened.bands if freedom else None,
+            )
+            if results:
+                check_alike(results[0], folder, plan)
+            some = opened.images(images, limit)
+            text, count = counted(len(plan.all_orders()), "order"), len(some)
+
+            def tell(done: int, count: int = count, text: str = text) -> None:
+                on_progress(done, count, text)
+
+            found = measure(inner, opened.batches(some, batch_size), plan, on_batch=tell)
+            settings = {
+                **opened.settings(some, chosen),
+                "orders": orders,
+                "keep": list(plan.keep),
+                "limit": limit,
+                "seed": seed,
+                "batch_size": batch_size,
+                "block_runs": blocks_to_run(plan.all_orders()),
+            }
+            results.append(msgspec.structs.replace(found, skipped=len(opened.skipped), settings=settings))
+    result = results[0] if len(results) == 1 else aggregate(results)
+    fields = {name: getattr(result, name) for name in Evaluation.__struct_fields__}
+    named = {"name": Path(model).name, "settings": {**result.settings, "of": printable(model)}}
+    return EvaluationResult(**{**fields, **named})
+
+
+def check_alike(like: Evaluation, path: Path, plan: EvaluationOrders) -> None:
+    """Raise :class:`UsageError` if the model of ``path`` and a plan for it cannot be averaged with ``like``."""
+    s, bands = like.settings, plan.bands
+    freedom = [step.bands for step in like.freedom or ()] == [each.to_json() for each in plan.freedom]
+    if s["blocks"] != bands.num_blocks or s["bands"] != bands.to_json() or not freedom:
+        raise UsageError(
+            f"{path} has {counted(bands.num_blocks, 'block')} in the bands {bands}, and {s['of']} has "
+            f"{s['blocks']} in the bands {format_bands(s['bands'])}, so there is no mean over them; name the runs "
+            "instead of their folder"
+        )

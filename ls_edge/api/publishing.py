@@ -1,0 +1,146 @@
+"""``ls_edge.publish``: a run or a bundle with a model card, into a folder or onto the Hub."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from ls_edge.api.models import is_bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import DataError, UsageError, printable
+from ls_edge.core.hub import ask, is_hub, library, local_folder, repository
+from ls_edge.core.text import byte_size, counted
+from ls_edge.device.requirements import require_extras
+from ls_edge.evaluation.evaluate import Evaluation
+from ls_edge.report.card import model_card
+from ls_edge.report.shown import Shown
+
+EVALUATION = "eval.json"
+CARD = "README.md"
+
+
+class Published(Shown, msgspec.Struct, frozen=True):
+    """Result of :func:`publish`."""
+
+    source: str
+    to: str
+    """Folder, or name on the Hub with the commit."""
+    files: list[str]
+    bytes: int
+    timm: bool
+    """Whether timm alone loads the plain model with the same logits."""
+    why_not: str
+    """Reason if it does not."""
+
+    def show(self, console: Console) -> None:
+        """Print where it is, and whether timm loads it."""
+        console.print(f"{self.to}: {counted(len(self.files), 'file')}, {byte_size(self.bytes)}")
+        if self.timm:
+            console.print("timm alone loads the plain model, with the same logits in trained order")
+        elif self.why_not:
+            console.print(f"timm alone does not load it: {self.why_not}")
+
+
+def publish(source: str | Path, to: str | Path, *, license: str | None = None) -> Published:  # noqa: A002  SPDX's word
+    """Publish a run or a bundle to a new folder or ``hf-hub:OWNER/NAME``; as ``ls-edge publish``.
+
+    The card has the results of ``eval.json`` in the folder of the run or bundle, if there is one. ``license`` is an
+    identifier such as ``apache-2.0``.
+    """
+    folder = local_folder(source)
+    name = repository(to)[0] if is_hub(to) else Path(to).absolute().name
+    if is_hub(to):
+        library()
+    elif Path(to).is_symlink() or (Path(to).exists() and (not Path(to).is_dir() or any(Path(to).iterdir()))):
+        raise UsageError(f"{to} exists and is not an empty folder; name a new one")
+    evaluation = _evaluation(folder / EVALUATION)
+    with contextlib.ExitStack() as stack:
+        if is_hub(to):
+            target = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ls-edge-")))
+        else:
+            target = Path(to)
+            target.mkdir(parents=True, exist_ok=True)
+        write = _write_bundle if is_bundle(folder) else _write_run
+        problem = write(folder, target, name, evaluation, license)
+        if evaluation is not None:
+            shutil.copyfile(folder / EVALUATION, target / EVALUATION)
+        files = sorted(path for path in target.rglob("*") if path.is_file())
+        where = _upload(target, str(to), name) if is_hub(to) else printable(to)
+        return Published(
+            source=printable(source),
+            to=where,
+            files=[path.relative_to(target).as_posix() for path in files],
+            bytes=sum(path.stat().st_size for path in files),
+            timm=problem == "",
+            why_not=problem or "",
+        )
+
+
+def _evaluation(path: Path) -> Evaluation | None:
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Evaluation)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{path} is not a document of 'ls-edge eval --json': {error}; write it again") from None
+
+
+def _write_run(folder: Path, target: Path, name: str, evaluation: Evaluation | None, license_name: str | None) -> str:
+    require_extras("publishing a run", ("torch", "timm", "safetensors"), "train")
+    from ls_edge.training.checkpoint import load_run, shown_model
+    from ls_edge.training.published import write_published
+
+    run = load_run(folder)
+    problem = write_published(run, target)
+    view = run.view
+    flops = view.work.forward
+    cost = {
+        "parameters": f"{sum(p.numel() for p in view.parameters()) / 1e6:.2f} million",
+        "operations": f"{flops / 1e9:.3g} GFLOPs per image, {view.work.block / flops:.1%} of them in each block",
+        "tokens between blocks": f"{byte_size(view.token_spec.bytes_per_image)} per image",
+    }
+    about: dict[str, Any] = {"model": shown_model(run.record, view), "method": run.record.method}
+    card = model_card(name, about, run.bands, run.record.classes, evaluation, cost, license_name, problem)
+    (target / CARD).write_text(card, encoding="utf-8")
+    return problem
+
+
+def _write_bundle(
+    folder: Path, target: Path, name: str, evaluation: Evaluation | None, license_name: str | None
+) -> None:
+    bundle = Bundle.open(folder)
+    manifest = bundle.manifest
+    for part_name, part in manifest.part_names():
+        (target / part.file).parent.mkdir(exist_ok=True)
+        (target / part.file).write_bytes(bundle.read(part_name))
+    shutil.copyfile(folder / "manifest.json", target / "manifest.json")
+    sizes = {part_name: part.bytes for part_name, part in manifest.part_names()}
+    cost = {
+        "files": f"stem {byte_size(sizes['stem'])}, blocks of up to "
+        f"{byte_size(max(part.bytes for part in manifest.parts.blocks))}, head {byte_size(sizes['head'])}",
+        "precision": manifest.precision,
+        "tokens between blocks": f"{byte_size(manifest.tokens.bytes_per_image)} per image",
+    }
+    about = {"model": manifest.model, "method": manifest.method}
+    card = model_card(name, about, bundle.bands, manifest.classes, evaluation, cost, license_name, None)
+    (target / CARD).write_text(card, encoding="utf-8")
+
+
+def _upload(folder: Path, to: str, name: str) -> str:
+    """Upload a folder in one commit, and return its name with that commit."""
+
+    def send() -> Any:
+        hub = library().HfApi()
+        hub.create_repo(name, exist_ok=True)
+        revision = repository(to)[1] or None
+        return hub.upload_folder(
+            repo_id=name, folder_path=folder, revision=revision, commit_message="Publish with ls-edge"
+        )
+
+    return f"hf-hub:{name}@{ask(to, send).oid}"

@@ -1,0 +1,119 @@
+"""``ls_edge.train``: from images to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ls_edge.core.callbacks import OnProgress, OnWarning, ignore_progress, warn_in_python
+from ls_edge.core.errors import RunError, UsageError
+from ls_edge.core.hub import is_hub
+from ls_edge.data.datasets import open_data
+from ls_edge.device.requirements import require_extras
+
+if TYPE_CHECKING:
+    from ls_edge.training.config import TrainConfig
+    from ls_edge.training.progress import Epoch, Listener, OnEpoch, TrainingResult
+
+
+def _ignore_epoch(metrics: Epoch, epochs: int) -> None:
+    """Report no epoch."""
+
+
+def train(
+    data: str | None = None,
+    out: str | Path = "run",
+    *,
+    config: str | Path | None = None,
+    changes: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    on_epoch: OnEpoch = _ignore_epoch,
+    on_progress: OnProgress = ignore_progress,
+    on_warning: OnWarning = warn_in_python,
+    **settings: Any,
+) -> TrainingResult:
+    """Fine-tune a vision transformer with shuffled block order, and write the run ``out``; as ``ls-edge train``.
+
+    ``settings`` are the flags of the command, such as ``model``, ``method``, ``epochs`` or ``batch_size``; ``changes``
+    are those of ``--set``, such as ``"optim.clip=0.5"``. ``on_epoch`` is called with the metrics of each epoch and the
+    number of epochs. Raise :class:`RunError` if ``out`` holds a run, unless ``resume`` or ``overwrite`` is set.
+    """
+    asked, named = read_settings(config, {"data": data, **settings}, changes, resume=resume, overwrite=overwrite)
+    from ls_edge.training.progress import Listener
+
+    listener = Listener(on_epoch, on_progress, on_warning)
+    result = train_run(Path(out), asked, named, listener, resume=resume, overwrite=overwrite)
+    if result is None:
+        raise RunError(f"{out} is finished: nothing to resume")
+    return result
+
+
+def read_settings(
+    config: str | Path | None, flags: Mapping[str, Any], changes: Sequence[str], *, resume: bool, overwrite: bool
+) -> tuple[TrainConfig, frozenset[str]]:
+    """Return the settings of a training, and the names of those that were given; raise :class:`UsageError`."""
+    from ls_edge.training.config import FLAGS, TrainConfig, find_recipe, read_config
+
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other; leave one out")
+    unknown = sorted(set(flags) - set(FLAGS) - set(TrainConfig.__struct_fields__))
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is not a setting of training; see 'ls-edge train --help' and --set")
+    settings, named = read_config(None if config is None else find_recipe(Path(config)), dict(flags), changes)
+    if not resume and not settings.data.source:
+        raise UsageError("no data: give --data DATA, or name data.source in the --config file")
+    require_extras("training", ("ls_edge.training.loop",), "train")
+    if not resume and settings.data.source != "digits" and not named & {"model.name", "model.args", "model.init"}:
+        from ls_edge.training.model_advice import model_advice
+
+        advice = model_advice(open_data(settings.data.source, "train"))
+        raise UsageError(f"no model: only 'digits' has a default one, vit_digits, for images of 16 pixels; {advice}")
+    return settings, named
+
+
+def train_run(
+    out: Path,
+    settings: TrainConfig,
+    named: frozenset[str],
+    listener: Listener,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> TrainingResult | None:
+    """Train one run and return its result, or None if ``resume`` finds it finished."""
+    from ls_edge.training.checkpoint import RESUME
+    from ls_edge.training.loop import train as train_model
+
+    if resume:
+        if other := other_setting(out, settings, named):
+            raise UsageError(
+                f"--resume continues with the settings of {out}, where {other}; leave it out, or start again in "
+                "another folder with --init"
+            )
+        settings = _own_settings(out)
+        if not (out / RESUME).is_file():
+            return None
+    model_named = "model.name" in named
+    return train_model(settings, out, listener=listener, resume=resume, overwrite=overwrite, model_named=model_named)
+
+
+def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
+    """Return the first of the settings ``named`` that differs in the run, in words; empty if none does."""
+    own = _own_settings(out)
+    for name in sorted(named - {"data.workers"}):
+        value, was = asked, own
+        for step in name.split("."):
+            value, was = getattr(value, step), getattr(was, step)
+        if value != was and not (is_hub(str(value)) and str(was).startswith(f"{value}@")):  # pinned in the run
+            return f"{name} is {was!r}, not {value!r}"
+    return ""
+
+
+def _own_settings(out: Path) -> TrainConfig:
+    from ls_edge.training.checkpoint import read_record
+    from ls_edge.training.config import TrainConfig
+
+    file, _ = read_record(out)
+    return TrainConfig(**{name: getattr(file, name) for name in TrainConfig.__struct_fields__})

@@ -1,0 +1,183 @@
+"""Frames of cameras, network streams, and video files, decoded by OpenCV (extra ``camera``).
+
+A live source (``camera``, ``camera:1``, ``rtsp://...``, ``http://...``) gives its newest frame: frames that arrive
+while an image is being answered are dropped. A video file gives every frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ls_edge.core.errors import DataError, UsageError
+
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm")
+STREAMS = ("rtsp://", "rtsps://", "http://", "https://")
+_KEPT = 4
+"""Decoded frames of a file that are kept for threads that read slightly out of order."""
+_JOIN_S = 2.0
+"""Limit on the wait for the last frame of a live source, in seconds."""
+
+
+def is_live(given: str) -> bool:
+    """Return whether an argument names a camera or a network stream."""
+    kind, _, index = given.partition(":")
+    return given.startswith(STREAMS) or (kind == "camera" and (index.isdigit() or not index))
+
+
+def is_video(given: str) -> bool:
+    """Return whether an argument names a video file that exists."""
+    return Path(given).suffix.lower() in VIDEOS and Path(given).is_file()
+
+
+def frames(given: str) -> Generator[np.ndarray, None, None]:
+    """Yield the frames of a camera, a network stream, or a video file as RGB pixels, uint8 ``[H, W, 3]``.
+
+    Raise :class:`DataError` if it cannot be opened, and at the end of a live source.
+    """
+    if not is_live(given):
+        yield from VideoFile(given)
+        return
+    with contextlib.closing(LiveFrames(given)) as live:
+        while True:
+            yield live.read()
+
+
+class LiveFrames:
+    """A camera or a network stream, of which a thread keeps the newest frame."""
+
+    def __init__(self, given: str) -> None:
+        self.name = given
+        self.ended = False
+        """Whether no further frame will come."""
+        number = int(given.partition(":")[2] or 0) if given.startswith("camera") else None
+        self._what = given if number is None else f"camera {number}"
+        advice = (
+            "check the address, user, and password"
+            if number is None
+            else "check that it is connected and that no other program uses it"
+        )
+        self._capture = _open(given if number is None else number, f"cannot open {self._what}; {advice}")
+        self._condition = threading.Condition()
+        self._newest: np.ndarray | None = None
+        self._count = 0
+        self._thread: threading.Thread | None = None
+
+    def read(self) -> np.ndarray:
+        """Wait for a frame that was not returned yet, and return the newest one, in RGB.
+
+        Raise :class:`DataError` once the source has ended.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name=f"frames of {self.name}", daemon=True)
+            self._thread.start()
+        with self._condition:
+            self._condition.wait_for(lambda: self._newest is not None or self.ended)
+            frame, self._newest = self._newest, None
+        if frame is None:
+            raise DataError(f"{self._what} stopped after {self._count} frames; check its cable or network")
+        return _rgb(frame)
+
+    def _watch(self) -> None:
+        while not self.ended:
+            there, frame = self._capture.read()
+            with self._condition:
+                if there:
+                    self._newest = frame
+                    self._count += 1
+                else:
+                    self.ended = True
+                self._condition.notify_all()
+        self._capture.release()
+
+    def close(self) -> None:
+        """Release the camera; a second call does nothing."""
+        with self._condition:
+            self.ended = True
+        if self._thread is None:
+            self._capture.release()
+        else:  # it releases the camera after the frame that it waits for
+            self._thread.join(_JOIN_S)
+
+
+class VideoFile:
+    """The frames of a video file, which any thread may read."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._capture = _open(path, f"{path} cannot be decoded as a video; convert it, for example to MP4 with H.264")
+        self.count = max(0, int(self._capture.get(opencv().CAP_PROP_FRAME_COUNT)))
+        """Number of frames, by the header of the file."""
+        self._next = 0
+        self._recent: dict[int, np.ndarray] = {}
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """Yield the pixels of each frame until the file ends."""
+        index = 0
+        while (frame := self._at(index)) is not None:
+            yield frame
+            index += 1
+
+    def read(self, index: int) -> np.ndarray:
+        """Return the pixels of a frame; raise :class:`DataError` if the file ends before it."""
+        frame = self._at(index)
+        if frame is None:
+            raise DataError(f"{self._path} ends before frame {index}; it is truncated or its header is wrong")
+        return frame
+
+    def _at(self, index: int) -> np.ndarray | None:
+        with self._lock:
+            if index not in self._recent and not self._next <= index < self._next + _KEPT:
+                self._capture.set(opencv().CAP_PROP_POS_FRAMES, index)
+                self._next = index
+                self._recent.clear()
+            while self._next <= index:
+                there, frame = self._capture.read()
+                if not there:
+                    return None
+                self._recent[self._next] = _rgb(frame)
+                self._recent.pop(self._next - _KEPT, None)
+                self._next += 1
+            return self._recent.get(index)
+
+
+def _rgb(frame: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(frame[:, :, ::-1])
+
+
+def _open(what: int | str, problem: str) -> Any:
+    """Return an open capture, without messages of OpenCV; raise :class:`DataError` if that fails."""
+    cv2 = opencv()
+    logs, variable = cv2.utils.logging, "OPENCV_FFMPEG_LOGLEVEL"
+    level, before = logs.getLogLevel(), os.environ.get(variable)
+    logs.setLogLevel(logs.LOG_LEVEL_SILENT)
+    os.environ.setdefault(variable, "-8")  # quiet; read when FFmpeg opens its first source
+    try:
+        capture = cv2.VideoCapture(what)
+    finally:
+        logs.setLogLevel(level)
+        if before is None:
+            del os.environ[variable]
+    if not capture.isOpened():
+        raise DataError(problem)
+    capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the driver's own queue
+    return capture
+
+
+def opencv() -> Any:
+    """Return the module of OpenCV; raise :class:`UsageError` if it cannot be imported."""
+    try:
+        return importlib.import_module("cv2")
+    except ImportError as error:
+        raise UsageError(
+            f"cameras, streams, and videos need OpenCV (extra camera): {error}; to install it: "
+            "pip install opencv-python-headless"
+        ) from None

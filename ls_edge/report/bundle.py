@@ -1,0 +1,86 @@
+"""A bundle in words, for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ls_edge.core.text import byte_size, counted, format_bands, short_id
+from ls_edge.device.hardware import cpu_features, has_nvidia
+from ls_edge.report.terminal import PlainTable, print_table
+
+_FAST_INT8 = ("amx_int8", "avx512_vnni", "avx_vnni", "i8mm", "asimddp")
+"""Instructions of CPUs that multiply int8 faster than float32."""
+
+
+def print_export(summary: dict[str, Any], console: Console) -> None:
+    """Print the document of ``export --json``."""
+    sizes, verified = summary["bytes"], summary["verified"]
+    blocks = [size for name, size in sizes.items() if name.startswith("block")]
+    table = PlainTable.of("", "", show_header=False, box=None)
+    rows = {
+        "bundle": f"{summary['bundle']}  ({short_id(summary['bundle_id'])})",
+        "model": f"{summary['model']}, {summary['method']}, {summary['precision']}, opset {summary['opset']}",
+        "tokens": "{count} x {dim} {dtype}".format(**summary["tokens"]),
+        "files": f"stem {byte_size(sizes['stem'])}, {_blocks(summary, len(blocks))} of {byte_size(max(blocks))}, "
+        f"head {byte_size(sizes['head'])}" + (f", whole {byte_size(sizes['whole'])}" if "whole" in sizes else ""),
+        "bands": _bands(summary),
+        "verified": f"{shown(verified)}, each part and all together in trained and shuffled orders, "
+        f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
+        "orders": _costs(summary["order_costs"]),
+        "here": speed_here(summary["precision"], has_gpu=has_nvidia(), features=cpu_features()),
+        "time": f"{summary['seconds']:.1f} s",
+    }
+    for key, value in rows.items():
+        if value:
+            table.add_row(Text(key, "bold"), value)
+    print_table(table, console)
+
+
+def speed_here(precision: str, *, has_gpu: bool, features: Collection[str]) -> str:
+    """Say whether this machine runs a precision fast, and which one it runs faster."""
+    fast_int8 = next((name for name in _FAST_INT8 if name in features), "")
+    for_cpu = f"its CPU runs int8 faster ({fast_int8})" if fast_int8 else "its CPU runs none faster than fp32"
+    if precision == "fp16":
+        return "fast on the GPU of this machine" if has_gpu else f"not faster than fp32 on this machine: {for_cpu}"
+    if precision == "int8":
+        slow = "its CPU has neither VNNI nor AMX, so compare with fp32 by ls-edge bench"
+        return f"on this machine {f'fast on the CPU ({fast_int8})' if fast_int8 else slow}"
+    return f"on this machine {'the GPU runs fp16 faster, and ' if has_gpu else ''}{for_cpu}"
+
+
+def _blocks(summary: dict[str, Any], count: int) -> str:
+    files = count - sum(len(group) - 1 for group in summary["shared"])
+    return counted(count, "block") if files == count else f"{counted(count, 'block')} in {counted(files, 'file')}"
+
+
+def _bands(summary: dict[str, Any]) -> str:
+    bands, folded = summary["bands"], summary["folded"]
+    found = [f"{format_bands(bands)} (blocks change places within each)"] if len(bands) > 1 else []
+    found += [f"{counted(folded[part], 'block')} folded into the {part}" for part in ("stem", "head") if folded[part]]
+    return ", ".join(found)
+
+
+def _costs(costs: dict[str, Any] | None) -> str:
+    if costs is None:
+        return ""
+    return (
+        f"{costs['orders']} on {costs['images']} images: loss {costs['trained']['loss']:.3f} as trained, "
+        f"{costs['random']['loss']:.3f} in random order; estimates rank others by {costs['fit']['spearman']:.2f}"
+    )
+
+
+def shown(verified: dict[str, Any]) -> str:
+    """Return the numbers of a manifest's ``verified`` in words."""
+    if verified["measure"] == "cosine":
+        text = f"cosine {verified['min_cosine']:.5f} with {verified['reference']} (tolerance {verified['tolerance']:g})"
+    else:
+        text = (
+            f"within {verified['max_rel_error']:.1e} of {verified['reference']} (tolerance {verified['tolerance']:.0e})"
+        )
+    if verified["top1"] is not None:
+        text += ", top-1 {bundle:.4f} against {pytorch:.4f} on {images} images".format(**verified["top1"])
+    return text

@@ -1,0 +1,93 @@
+"""The model card of a run or a bundle on the Hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.text import counted
+from ls_edge.evaluation.evaluate import Evaluation
+from ls_edge.version import __version__
+
+
+def model_card(
+    name: str,
+    about: Mapping[str, Any],
+    bands: Bands,
+    classes: Sequence[str],
+    evaluation: Evaluation | None,
+    cost: Mapping[str, str],
+    license_name: str | None,
+    timm_problem: str | None,
+) -> str:
+    """Return the card as Markdown: ``about`` has model and method, ``cost`` what an image takes, in words.
+
+    ``timm_problem`` is the reason why timm cannot load the plain model, empty if it can, and None for a bundle.
+    """
+    is_bundle = timm_problem is None
+    front = {
+        "license": license_name or "unknown",
+        "library_name": "timm" if timm_problem == "" else "ls-edge",
+        "pipeline_tag": "image-classification",
+        "tags": ["image-classification", "ls-edge", "layershuffle", *([] if is_bundle else ["timm"])],
+    }
+    num_blocks = counted(bands.num_blocks, "block")
+    listed = ", ".join(classes[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
+    parts = [
+        "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items()) + "---",
+        f"# {name}",
+        f"A `{about['model']}` with {num_blocks}, trained by the method `{about['method']}` of ls-edge {__version__}, "
+        "so that its blocks can run on several devices, in other orders, and with some left out.",
+        f"**Classes** ({len(classes)}): {listed}",
+        "## Accuracy\n\n" + _accuracy(evaluation, bands.num_blocks),
+        "## Orders and bands\n\n" + _orders(bands),
+        "## Cost\n\n" + "".join(f"- {key}: {value}\n" for key, value in cost.items()).rstrip(),
+        "## Use\n\n" + _use(name, timm_problem),
+        "## License\n\n" + (license_name or "Not stated by the author; ask before you use it."),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _accuracy(evaluation: Evaluation | None, num_blocks: int) -> str:
+    if evaluation is None:
+        return "Not measured. `ls-edge eval` measures it in trained order, in random orders, and with blocks missing."
+    a = evaluation.arbitrary
+    rows = [("all", evaluation.sequential.top1, a.top1_mean, f"± {a.top1_std:.3f}, worst {a.top1_worst:.3f}")]
+    rows += [(f"{keep} of {num_blocks}", kept.sequential, kept.arbitrary, "") for keep, kept in evaluation.kept.items()]
+    table = "".join(f"| {kept} | {one:.3f} | {other:.3f} | {more} |\n" for kept, one, other, more in rows)
+    return (
+        f"Top-1 on {counted(evaluation.images, 'image')} of `{evaluation.settings.get('data', 'unknown data')}`, with "
+        f"{counted(a.orders, 'random order')}:\n\n"
+        "| blocks | trained order | random order | between orders |\n| --- | --- | --- | --- |\n" + table.rstrip()
+    )
+
+
+def _orders(bands: Bands) -> str:
+    if bands.is_one:
+        return f"All {bands.num_blocks} blocks may run in any order."
+    return f"Blocks may change places within these bands: `{bands}`, {bands.num_orders:,} orders."
+
+
+def _use(name: str, timm_problem: str | None) -> str:
+    where = f"hf-hub:{name}" if name.count("/") == 1 else name
+    if timm_problem is None:
+        return (
+            f"```bash\nls-edge run --local 3 --bundle {where} --data photos\n"
+            f"ls-edge peer --peers peers.yaml --name orin-0 --bundle {where}\n"
+            f"ls-edge serve --peers peers.yaml --bundle {where}\n```"
+        )
+    text = (
+        f"```bash\nls-edge export {where} --out bundle --per-block\n"
+        "ls-edge run --local 3 --bundle bundle --data photos\n"
+        "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle\n"
+        "ls-edge serve --peers peers.yaml --bundle bundle\n```\n\n"
+    )
+    if timm_problem:
+        return f"{text}timm alone cannot load it: {timm_problem}."
+    source = where if where.startswith("hf-hub:") else f"local-dir:{where}"
+    return (
+        f"{text}The plain model, in trained order, with timm alone:\n\n"
+        f'```python\nimport timm\n\nmodel = timm.create_model("{source}", pretrained=True).eval()\n```'
+    )

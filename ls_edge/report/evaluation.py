@@ -1,0 +1,69 @@
+"""Tables of the accuracy of models, for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from ls_edge.core.errors import printable
+from ls_edge.core.text import bands_text, counted, format_bands
+from ls_edge.evaluation.evaluate import Evaluation
+from ls_edge.report.terminal import PlainTable, print_table
+
+
+def print_evaluation(result: Evaluation, console: Console) -> None:
+    """Print the model and data, and a row for each group of orders."""
+    s, a = result.settings, result.arbitrary
+    console.print(
+        f"{result.name}: {printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
+        f"{counted(result.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
+    )
+    table = PlainTable.of("blocks", ">trained order", ">random order", "")
+    spread = (
+        f"± {a.top1_std:.3f}, 5th percentile {a.top1_p5:.3f}, worst {a.top1_worst:.3f} of {counted(a.orders, 'order')}"
+    )
+    table.add_row("all", f"{result.sequential.top1:.3f}", f"{a.top1_mean:.3f}", spread)
+    for keep, kept in result.kept.items():
+        table.add_row(f"{keep} of {s['blocks']}", f"{kept.sequential:.3f}", f"{kept.arbitrary:.3f}", "")
+    for item in result.arrangements or ():
+        shape = f"{counted(item.tracks, 'track')} of {item.blocks}"
+        table.add_row(shape, f"{item.trained:.3f}", f"{item.arbitrary:.3f}", f"± {item.arbitrary_std:.3f} over draws")
+    for distance in result.kendall or ():
+        table.add_row(f"tau {distance.tau:+.2f}", "", f"{distance.top1:.3f}", counted(distance.orders, "order"))
+    for step in result.freedom or ():
+        shown = f"± {step.top1_std:.3f}, worst {step.top1_worst:.3f} of {counted(step.orders, 'order')}, "
+        shown += f"{step.allowed:,.0f} allowed{', its own bands' if step.own else ''}"
+        table.add_row(f"within {format_bands(step.bands)}", "", f"{step.top1_mean:.3f}", shown)
+    if result.position_accuracy is not None:
+        table.add_row("own slot", "", f"{result.position_accuracy:.3f}", "named by the blocks themselves")
+    print_table(table, console)
+    for group in s["shared"]:
+        console.print(
+            f"blocks {', '.join(map(str, group))} are steps of one block: their order makes no difference, and a "
+            "step is skipped only where no peer has that block"
+        )
+
+
+def evaluation_remarks(result: Evaluation) -> list[str]:
+    """Return remarks about the models and images of an evaluation."""
+    remarks = []
+    if (m := result.models) is not None:
+        remarks.append(
+            f"means over {counted(m.count, 'model')}; between them ± {m.sequential_std:.3f} in trained and "
+            f"± {m.arbitrary_std:.3f} in random order"
+        )
+    if result.skipped:
+        remarks.append(f"images left out because they cannot be decoded: {result.skipped:,}")
+    return remarks
+
+
+def print_evaluations(found: Sequence[Evaluation], console: Console) -> None:
+    """Print a row for each evaluation, and a column for each number of blocks that any of them kept."""
+    keeps = sorted({int(keep) for item in found for keep in item.kept})
+    table = PlainTable.of("", ">trained order", ">random order", *(f">{keep} kept" for keep in keeps))
+    for item in found:
+        kept = [item.kept.get(str(keep)) for keep in keeps]
+        a, cells = item.arbitrary, ["" if value is None else f"{value.arbitrary:.3f}" for value in kept]
+        table.add_row(item.name, f"{item.sequential.top1:.3f}", f"{a.top1_mean:.3f} ± {a.top1_std:.3f}", *cells)
+    print_table(table, console)

@@ -1,0 +1,42 @@
+"""Results that print as the commands print them, and draw themselves in notebooks."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable
+
+from rich.console import Console
+
+from ls_edge.report.terminal import FILE_WIDTH
+
+
+def svg_or_nothing(draw: Callable[[], str]) -> str:
+    """Return the SVG that a function draws, or an empty string without the extra ``report``."""
+    try:
+        return draw()
+    except ImportError:
+        return ""
+
+
+class Shown:
+    """Mixin of results: text for ``print``, and HTML for notebooks."""
+
+    def show(self, console: Console) -> None:
+        """Print the result."""
+        raise NotImplementedError
+
+    def chart(self) -> str:
+        """Return an SVG for notebooks; empty without one, or without the extra ``report``."""
+        return ""
+
+    def __str__(self) -> str:
+        console = Console(
+            file=io.StringIO(), width=FILE_WIDTH, markup=False, highlight=False, emoji=False, soft_wrap=True
+        )
+        with console.capture() as captured:
+            self.show(console)
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>{self.chart()}"

@@ -1,0 +1,180 @@
+"""``ls-edge publish``: model cards, timm's plain model, and the way back, in folders and on a local Hub."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import ls_edge
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import DataError, RunError, UsageError
+from ls_edge.training.checkpoint import load_run
+from tests.hub import Hub
+
+PLAIN = """
+import json, sys, timm, torch
+assert not any(name.startswith("ls_edge") for name in sys.modules)
+model = timm.create_model(sys.argv[1], pretrained=True).eval()
+images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+with torch.inference_mode():
+    print(json.dumps(model(images).tolist()))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of one epoch in bands, with its evaluation."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    ls_edge.train("digits", folder, epochs=1, depth=4, bands="0/1-3")
+    result = ls_edge.evaluate(folder, "digits", orders=2, keep=[2], limit=100)
+    (folder / "eval.json").write_bytes(__import__("msgspec").json.encode(result))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("published") / "digits-any-order"
+    return ls_edge.publish(run, folder, license="apache-2.0"), folder
+
+
+def logits_of(run, images):
+    with torch.inference_mode():
+        return load_run(run).view(images).numpy()
+
+
+def plain_logits(name, **env):
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, name],
+        capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **env},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return np.array(json.loads(done.stdout))
+
+
+def test_timm_alone_has_the_logits_of_the_run(run, published):
+    result, folder = published
+    assert (result.timm, result.why_not) == (True, "")
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    np.testing.assert_allclose(plain_logits(f"local-dir:{folder}"), logits_of(run, images), atol=1e-5)
+
+
+def test_the_card_says_what_it_is(run, published):
+    _, folder = published
+    card = (folder / "README.md").read_text()
+    front = yaml.safe_load(card.split("---")[1])
+    assert (front["license"], front["library_name"]) == ("apache-2.0", "timm")
+    accuracy = json.loads((run / "eval.json").read_text())
+    assert f"| all | {accuracy['sequential']['top1']:.3f} | {accuracy['arbitrary']['top1_mean']:.3f} |" in card
+    assert "| 2 of 4 |" in card
+    assert "`0/1-3`, 6 orders" in card
+    for text in ("million", "GFLOPs per image", "per image", "ls-edge serve", "timm.create_model", "apache-2.0"):
+        assert text in card
+    assert set(os.listdir(folder)) == {"README.md", "config.json", "config.yaml", "eval.json", "model.safetensors"}
+
+
+def test_export_reads_it_back_as_the_same_model(run, published, tmp_path):
+    first = ls_edge.export(run, tmp_path / "first")
+    again = ls_edge.export(published[1], tmp_path / "again")
+    assert again.bundle.manifest.model_id == first.bundle.manifest.model_id
+    bundle = ls_edge.publish(tmp_path / "first", tmp_path / "bundle")
+    assert not bundle.timm
+    assert Bundle.open(tmp_path / "bundle").manifest == first.bundle.manifest
+    assert "License" in (tmp_path / "bundle" / "README.md").read_text()
+
+
+def test_changed_weights_are_refused(published, tmp_path):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "changed"
+    shutil.copytree(published[1], folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["head.bias"] += 1
+    with __import__("safetensors").safe_open(folder / "model.safetensors", "pt") as file:
+        about = file.metadata()
+    assert set(about) == {"format", "model", "method", "bands", "digest"}
+    save_file(weights, folder / "model.safetensors", about)
+    with pytest.raises(RunError, match="not what was published"):
+        load_run(folder)
+
+
+def test_a_method_with_parameters_is_not_plain_but_comes_back(tmp_path):
+    ls_edge.train("digits", tmp_path / "run", epochs=0, depth=2, method="position")
+    result = ls_edge.publish(tmp_path / "run", tmp_path / "out")
+    assert not result.timm
+    assert "adds parameters" in result.why_not
+    assert "timm alone cannot load it" in (tmp_path / "out" / "README.md").read_text()
+    assert load_run(tmp_path / "out").weights_sha256 == load_run(tmp_path / "run").weights_sha256
+
+
+def test_what_cannot_be_published(run, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").write_text("mine")
+    with pytest.raises(UsageError, match="not an empty folder"):
+        ls_edge.publish(run, tmp_path / "full")
+    with pytest.raises(UsageError, match="is not a name on the Hub"):
+        ls_edge.publish(run, "hf-hub:nobody")
+    with pytest.raises(RunError, match="is not a run"):
+        ls_edge.publish(tmp_path / "full", tmp_path / "new")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "eval.json").write_text("{}")
+    with pytest.raises(DataError, match=r"eval\.json is not a document"):
+        ls_edge.publish(tmp_path / "other", tmp_path / "new")
+
+
+@pytest.fixture(scope="module")
+def hub():
+    served = Hub()
+    yield served
+    served.close()
+
+
+def test_there_and_back_through_a_hub(run, hub, tmp_path, process, published):
+    env = hub.environment(tmp_path / "cache")
+    done = process("publish", run, "--to", "hf-hub:someone/digits", "--json", **env)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    commit = hub.newest("someone/digits")
+    assert found["to"] == f"hf-hub:someone/digits@{commit}"
+    assert set(hub.commits["someone/digits"][commit]) == set(found["files"])
+
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    np.testing.assert_allclose(plain_logits("hf-hub:someone/digits", **env), logits_of(run, images), atol=1e-5)
+
+    done = process("export", "hf-hub:someone/digits", "--out", tmp_path / "bundle", "--json", **env)
+    assert done.returncode == 0, done.stderr.decode()
+    first = ls_edge.export(published[1], tmp_path / "first")
+    assert json.loads(done.stdout)["model_id"] == first.bundle.manifest.model_id
+
+    done = process("publish", tmp_path / "bundle", "--to", "hf-hub:someone/bundle", **env)
+    assert done.returncode == 0, done.stderr.decode()
+    done = process(
+        "run", "--local", 2, "--bundle", "hf-hub:someone/bundle", "--data", "digits", "--limit", 4, "--json", **env
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout)["bundle_id"] == first.bundle.manifest.bundle_id
+
+    done = process("train", "--data", "digits", "--out", tmp_path / "tuned", "--model", "hf-hub:someone/digits",
+                   "--pretrained", "--epochs", 0, **env)  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    config = yaml.safe_load((tmp_path / "tuned" / "config.yaml").read_text())
+    assert config["model"]["name"] == f"hf-hub:someone/digits@{commit}"
+    assert config["run"]["model"] == "vit_tiny_patch16_224"
+    np.testing.assert_allclose(logits_of(tmp_path / "tuned", images), logits_of(run, images), atol=1e-5)
+
+
+def test_a_hub_that_does_not_have_it_is_one_line(hub, tmp_path, process):
+    done = process("predict", "--bundle", "hf-hub:someone/missing", "x.png", **hub.environment(tmp_path / "cache"))
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    assert re.match("ls-edge: cannot reach hf-hub:someone/missing on the Hub: ", line)
+    done = process("eval", "hf-hub:someone", "--data", "digits", **hub.environment(tmp_path / "cache"))
+    assert done.returncode == 2
+    assert b"write hf-hub:OWNER/NAME" in done.stderr

@@ -1,0 +1,62 @@
+"""Curves of a training in TensorBoard, MLflow, and Weights & Biases, by the libraries themselves."""
+
+import importlib.util
+import json
+
+import pytest
+
+import ls_edge
+from ls_edge.core.errors import UsageError
+from ls_edge.training.logs import _library
+
+TRAIN = ("train", "--data", "digits", "--epochs", 1, "--depth", 2)
+CURVES = {"order/trained", "order/random_mean", "order/random_worst", "kept_1/trained", "kept_1/random",
+          "slot_0/added", "slot_1/added"}  # fmt: skip
+
+
+def events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return {name: [event.step for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
+
+
+def test_curves_by_order_kept_and_slot_are_in_tensorboard(tmp_path):
+    plain = ls_edge.train("digits", tmp_path / "plain", epochs=1, depth=2)
+    logged = ls_edge.train("digits", tmp_path / "logged", epochs=1, depth=2, log="tensorboard")
+    assert logged.val_loss == plain.val_loss  # the curves do not change the training
+    assert CURVES.isdisjoint(events(tmp_path / "plain"))
+    found = events(tmp_path / "logged")
+    assert set(found) >= CURVES | {"train_loss", "val_loss", "val_top1"}
+    assert found["order/trained"] == [1]
+    assert logged.log == f"tensorboard --logdir {tmp_path / 'logged'}"
+    assert str(logged).splitlines()[-1] == f"curves: {logged.log}"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_mlflow_gets_the_curves(tmp_path, process):
+    place = (tmp_path / "mlruns").as_uri()
+    env = {"MLFLOW_TRACKING_URI": place, "MLFLOW_ALLOW_FILE_STORE": "true"}
+    done = process(*TRAIN, "--out", tmp_path / "run", "--log", "mlflow", "--json", timeout=120, **env)
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout)["log"].startswith("mlflow: experiment ls-edge")
+    written = {path.relative_to(path.parents[1]).as_posix() for path in (tmp_path / "mlruns").rglob("*/metrics/*/*")}
+    assert {"order/trained", "kept_1/random", "slot_1/added"} <= written
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_wandb_gets_the_curves(tmp_path, process):
+    env = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    done = process(*TRAIN, "--out", tmp_path / "run", "--log", "wandb", timeout=120, **env)
+    assert done.returncode == 0, done.stderr.decode()
+    (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"order/trained" in written.read_bytes()
+    assert b"wandb sync" in done.stdout
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path):
+    with pytest.raises(UsageError, match=r"--log nothing_such needs nothing_such \(extra nothing_such\)"):
+        _library("nothing_such")
+    with pytest.raises(UsageError, match="log"):
+        ls_edge.train("digits", tmp_path / "run", epochs=1, log="paper")

@@ -1,0 +1,159 @@
+"""Frames of videos and of live sources: real files, and a real stream of JPEGs over HTTP."""
+
+import io
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import DataError, UsageError
+from ls_edge.data.camera import LiveFrames, VideoFile, frames, is_live
+from ls_edge.data.datasets import open_data
+from ls_edge.data.preprocess import Preprocessor, iterate
+
+cv2 = pytest.importorskip("cv2")
+
+SHADES = range(0, 240, 20)
+SPEC = ImageSpec((16, 16), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop_pct=1.0)
+
+
+@pytest.fixture
+def clip(tmp_path):
+    """A video of twelve frames, each with more blue than red, and brighter than the one before."""
+    path = tmp_path / "clip.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
+    for shade in SHADES:
+        writer.write(np.full((48, 64, 3), (shade, shade // 2, 0), np.uint8))  # blue, green, red
+    writer.release()
+    return str(path)
+
+
+def shade(frame):
+    return frame[:, :, 2].mean()
+
+
+def test_every_frame_of_a_video_in_rgb(clip):
+    found = list(frames(clip))
+    assert [shade(frame) for frame in found] == pytest.approx(SHADES, abs=4)
+    assert all(frame.shape == (48, 64, 3) and frame.dtype == np.uint8 for frame in found)
+    assert found[-1][:, :, 0].mean() < 5
+
+
+def test_frames_of_a_video_may_be_read_in_any_order(clip):
+    video = VideoFile(clip)
+    assert video.count == 12
+    for index in (3, 2, 4, 11, 0, 0, 7):
+        assert shade(video.read(index)) == pytest.approx(SHADES[index], abs=4), index
+    with pytest.raises(DataError, match="ends before frame 12"):
+        video.read(12)
+
+
+def test_a_video_is_a_data_set_without_labels_in_its_order(clip):
+    images = open_data(clip, "eval")
+    assert (len(images), images.classes) == (12, ())
+    assert [image.name for image in images.take(3).images] == [f"{clip}#{i}" for i in range(3)]
+    arrays = [array for _, _, array in iterate(images.take(None), Preprocessor(SPEC))]
+    assert [127.5 * (array[2].mean() + 1) for array in arrays] == pytest.approx(SHADES, abs=4)
+    assert len(images.take(14)) == 14
+    with pytest.raises(DataError, match="training needs"):
+        open_data(clip, "train")
+
+
+class Stream:
+    """A camera that sends JPEGs over HTTP, a new shade every few milliseconds, and ends after the last one."""
+
+    def __init__(self, count):
+        self.sent = 0
+        self.count = count
+        stream, self.stopped = self, threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                self.send_response(200)
+                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+                self.end_headers()
+                while stream.sent < stream.count and not stream.stopped.wait(0.01):
+                    encoded = io.BytesIO()
+                    Image.new("RGB", (64, 48), (0, 0, stream.sent)).save(encoded, "JPEG", quality=95)
+                    body = encoded.getvalue()
+                    head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                    try:
+                        self.wfile.write(head + body + b"\r\n")
+                    except OSError:
+                        return
+                    stream.sent += 1
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/video"
+
+    def close(self):
+        self.stopped.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def stream():
+    started = []
+
+    def start(count):
+        started.append(Stream(count))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_the_newest_frame_wins(stream, wait_until):
+    camera = stream(200)
+    live = LiveFrames(camera.url)
+    try:
+        first = shade(live.read())
+        wait_until(lambda: camera.sent >= first + 60, what="newer frames")
+        assert shade(live.read()) > first + 30
+    finally:
+        live.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("frames of")]
+
+
+def test_a_stream_ends_with_the_number_of_its_frames(stream):
+    camera = stream(8)
+    found = []
+    with pytest.raises(DataError, match=r"stopped after 8 frames; check its cable or network"):
+        found.extend(frame for frame in frames(camera.url))
+    assert 1 <= len(found) <= 8
+    assert shade(found[-1]) == pytest.approx(7, abs=3)
+
+
+def test_a_live_data_set_needs_a_number_of_images_and_ends_with_its_stream(stream):
+    camera = stream(30)
+    images = open_data(camera.url, "eval")
+    with pytest.raises(UsageError, match="has no end; give the number of images"):
+        images.take(None)
+    skipped = []
+    done = [image.name for _, image, _ in iterate(images.take(1000), Preprocessor(SPEC), lambda *a: skipped.append(a))]
+    assert done == [f"{camera.url}#{i}" for i in range(len(done))]
+    assert 1 <= len(done) <= 30
+    assert len(skipped) == 1
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("frames of")]
+
+
+@pytest.mark.parametrize("given", ["camera", "camera:3", "rtsp://127.0.0.1:9/x"])
+def test_a_source_that_cannot_be_opened_is_an_error(given):
+    assert is_live(given)
+    with pytest.raises(DataError, match="cannot open"):
+        open_data(given, "eval")
+
+
+def test_names_that_are_not_live():
+    assert not any(map(is_live, ("cameras", "camera:front", "camera.jpg", "rtsp.png")))

@@ -1,0 +1,100 @@
+"""A run as a folder that timm loads the plain model from, and ``ls-edge export`` the whole run.
+
+``model.safetensors`` has timm's parameters, also where blocks share theirs, and ``method.safetensors`` those of the
+method, if any. The metadata has the digest of the run's own file, which loading the run checks, so that the model has
+the same id when it is exported again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from ls_edge.training.checkpoint import CONFIG, DIGEST, METHOD_WEIGHTS, WEIGHTS, LoadedRun, read_tensors, write_tensors
+from ls_edge.training.models.small_models import SMALL_MODELS
+from ls_edge.training.models.view import METHOD
+
+TIMM_CONFIG = "config.json"
+_DIGITS = {
+    "img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 8, "num_heads": 4, "mlp_ratio": 2.0,
+    "init_values": 0.5, "class_token": False, "global_pool": "avg",
+}  # fmt: skip
+"""``vit_digits`` as arguments of timm's smallest vision transformer."""
+SAME_LOGITS = 1e-4
+"""Largest difference between logits of timm's model and of the run's, relative to the largest logit."""
+
+
+def write_published(run: LoadedRun, folder: Path) -> str:
+    """Write the files of a run; return the reason why timm alone cannot load its plain model, empty if it can."""
+    state = run.view.model.state_dict()
+    stored = read_tensors(run.folder / WEIGHTS)[0]
+    plain = {name: value.to(stored.get(name, value).dtype) for name, value in state.items()}
+    if (run.folder / METHOD_WEIGHTS).is_file():  # published before
+        stored.update(read_tensors(run.folder / METHOD_WEIGHTS)[0])
+    added = {name: value for name, value in stored.items() if name.startswith(METHOD)}
+    record = run.record
+    about = {
+        "format": "pt",
+        "model": record.model,
+        "method": record.method,
+        "bands": json.dumps(run.bands.to_json()),
+        DIGEST: run.weights_sha256,
+    }
+    write_tensors(folder / WEIGHTS, plain, about)
+    if added:
+        write_tensors(folder / METHOD_WEIGHTS, added, about)
+    shutil.copyfile(run.folder / CONFIG, folder / CONFIG)
+    (folder / TIMM_CONFIG).write_text(json.dumps(_timm_config(run), indent=2) + "\n", encoding="utf-8")
+    return _why_not_plain(run, folder)
+
+
+def _timm_config(run: LoadedRun) -> dict[str, Any]:
+    """Return timm's ``config.json`` of the plain model."""
+    record, view = run.record, run.view
+    model: Any = view.model
+    name, args = record.model, dict(record.model_args)
+    if name == "vit_digits":
+        name, args = "vit_tiny_patch16_224", {**_DIGITS, **args}
+    if "depth" in args or record.kept != tuple(range(len(record.kept))) or run.config.model.depth is not None:
+        args["depth"] = view.num_blocks
+    return {
+        "architecture": name,
+        "num_classes": view.num_classes,
+        "num_features": model.num_features,
+        "label_names": list(record.classes),
+        "model_args": args,
+        "pretrained_cfg": {
+            "input_size": [3, *record.image.size],
+            "fixed_input_size": True,
+            "interpolation": record.image.interpolation,
+            "crop_pct": record.image.crop_pct,
+            "mean": list(record.image.mean),
+            "std": list(record.image.std),
+            "num_classes": view.num_classes,
+            "pool_size": None,
+            "first_conv": model.pretrained_cfg.get("first_conv"),
+            "classifier": model.pretrained_cfg.get("classifier"),
+            "custom_load": False,
+        },
+    }
+
+
+def _why_not_plain(run: LoadedRun, folder: Path) -> str:
+    """Load the plain model as timm does and compare logits in trained order; return what is wrong, if anything."""
+    if run.record.model in SMALL_MODELS and run.record.model != "vit_digits":
+        return f"timm knows {run.record.model} only after `import ls_edge.training.models.small_models`"
+    try:
+        plain = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    except Exception as error:  # noqa: BLE001 - timm and torch raise many kinds
+        return f"timm cannot build it: {str(error).splitlines()[0]}"
+    images = torch.randn(2, 3, *run.record.image.size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        own, other = run.view(images.to(run.view.device)).cpu(), plain(images)
+    if not float((own - other).abs().max()) <= SAME_LOGITS * float(own.abs().max()):
+        return f"the method {run.record.method} adds parameters to the blocks, which timm's model lacks"
+    return ""
