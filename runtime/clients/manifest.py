@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from ls_edge.core.bundle import Bundle, digest_of
 from ls_edge.core.errors import BundleError, LinkError, ModelMismatch
@@ -25,15 +24,6 @@ _ASK_AGAIN_S = 1.0
 _STEP_S = 0.05
 
 
-class FetchedModel(NamedTuple):
-    """The model of the peers."""
-
-    bundle: Bundle
-    """Only its manifest is there."""
-    witnesses: tuple[str, ...]
-    """The peers that sent it: two agree on it, one alone is believed."""
-
-
 class _Fetch:
     """The manifest of one peer, as far as it has come."""
 
@@ -45,8 +35,8 @@ class _Fetch:
         self.fault = ""
 
 
-def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> FetchedModel:
-    """Ask the peers for the manifest of their model, as the source ``owner``.
+def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> tuple[Bundle, tuple[str, ...]]:
+    """Ask the peers, as the source ``owner``, for a bundle that is its manifest alone; return it and who sent it.
 
     Raise :class:`LinkError` if no peer sends one, and :class:`ModelMismatch` if two do not agree.
     """
@@ -106,12 +96,12 @@ def _take(fetch: _Fetch, name: str, chunk: Chunk) -> None:
             fetch.bundle, fetch.fault = None, "its manifest is of another bundle than it announces"
 
 
-def _agreed(found: dict[str, Bundle]) -> FetchedModel:
+def _agreed(found: dict[str, Bundle]) -> tuple[Bundle, tuple[str, ...]]:
     digests = {name: _digest(bundle) for name, bundle in found.items()}
     if len(set(digests.values())) > 1:
         texts = ", ".join(f"{name} has {short_id(digest)}" for name, digest in digests.items())
         raise ModelMismatch(f"the peers do not agree on the model and its classes: {texts}; give --bundle to trust one")
-    return FetchedModel(next(iter(found.values())), tuple(found))
+    return next(iter(found.values())), tuple(found)
 
 
 def _digest(bundle: Bundle) -> str:
