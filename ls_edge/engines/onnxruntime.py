@@ -32,7 +32,6 @@ from ls_edge.engines.providers import (
     memory_of,
     preload,
     providers_of,
-    runs_on_nvidia,
     switch_off_tf32,
     why_not,
 )
@@ -61,7 +60,7 @@ def open_session(
     """
     ort = onnxruntime_module()
     _check_provider(ort, raw, part, provider)
-    if runs_on_nvidia(provider):
+    if memory_of(provider) == "cuda":
         switch_off_tf32()
         _preload(ort)
     options = ort.SessionOptions()
@@ -102,7 +101,7 @@ def _check_provider(ort: Any, raw: bytes, part: str, provider: str) -> None:
         )
     refuse_weights_elsewhere(raw, part)  # before 1.24 ONNX Runtime reads them if they are named by their full path
     # the products of its results, too, have no kernels there
-    if runs_on_nvidia(provider) and b"DynamicQuantizeLinear" in raw:
+    if memory_of(provider) == "cuda" and b"DynamicQuantizeLinear" in raw:
         raise EngineError(
             f"{part} computes its int8 scales for each image, which {provider} leaves to the CPU; export with "
             "--precision int8 --engine tensorrt --calibrate DATA, or ask for cpu"

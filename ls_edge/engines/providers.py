@@ -44,11 +44,6 @@ def memory_of(provider: str) -> str:
     return _MEMORY.get(provider, "cpu")
 
 
-def runs_on_nvidia(provider: str) -> bool:
-    """Whether a provider needs the CUDA libraries."""
-    return memory_of(provider) == "cuda"
-
-
 def providers_of(
     provider: str,
     *,

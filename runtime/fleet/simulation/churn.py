@@ -66,11 +66,6 @@ class Churn:
             raise UsageError(f"--churn {text!r}: all weights are 0, so no device could be lost; leave --churn out")
         return cls(_seconds(text, given["up"]), _seconds(text, given["down"]), weights)
 
-    @property
-    def down_share(self) -> float:
-        """Probability that a device is down at some moment."""
-        return self.down / (self.up + self.down)
-
 
 def _seconds(text: str, value: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", value)
@@ -101,7 +96,7 @@ class ChurnProcess:
         self.changes: list[tuple[float, int]] = []
         """Times and changes (1 or -1) of the number of devices that are up, in order."""
         for name in names:
-            if rng.random() < churn.down_share:
+            if rng.random() < churn.down / (churn.up + churn.down):
                 self._lose(name)
             else:
                 self._stay_up(name)
@@ -125,7 +120,7 @@ class ChurnProcess:
             self._sim.hang_engine(name, hangs=True)
         else:
             self._sim.drain(name)
-            self._leave(name, self._sim.now + self._sim.drain_seconds)
+            self._leave(name, self._sim.now + self._sim.limits.drain)
         if kind != "drain":
             self._sim.at(self._draw(self._churn.down), lambda: self._return(name))
 

@@ -10,7 +10,6 @@ Codecs, serialization and engines are not simulated.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 from collections import deque
@@ -96,16 +95,6 @@ class SimulationSettings:
     detection: float = 0.35
     """Time until heartbeats detect a stopped process."""
 
-    @functools.cached_property
-    def bands_or_one(self) -> Bands:
-        """Bands of the model; one band of all blocks if none are given."""
-        return self.bands or Bands(self.blocks)
-
-    @functools.cached_property
-    def model(self) -> Model:
-        """Model of the machines."""
-        return Model(self.bands_or_one, self.costs)
-
 
 class Simulation(Clock):
     """A source called ``source`` and peers."""
@@ -126,7 +115,8 @@ class Simulation(Clock):
         self.notes: list[tuple[float, str, Note]] = []
         self._requests = itertools.count()
         self._rng = random.Random(given.seed)
-        self.source = source_machine(SOURCE, limits=given.limits or Limits(), rng=self._rng, model=given.model)
+        self.limits, self.model = given.limits or Limits(), Model(given.bands or Bands(given.blocks), given.costs)
+        self.source = source_machine(SOURCE, limits=self.limits, rng=self._rng, model=self.model)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -135,15 +125,10 @@ class Simulation(Clock):
 
     # Interface of tests and planning.
 
-    @property
-    def drain_seconds(self) -> float:
-        """Maximum duration of a drain."""
-        return (self.settings.limits or Limits()).drain
-
     def submit(self, *, policy: str = "nearest", budget: float = 5.0, max_skips: int = 0, **more: Any) -> int:
         """Submit an image; ``more`` are further fields of its itinerary. Its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
-        order = POLICIES[policy].wanted_order(self.settings.bands_or_one, self.settings.seed, request)
+        order = POLICIES[policy].wanted_order(self.model.bands, self.settings.seed, request)
         itinerary = Itinerary(SOURCE, policy, order, max_skips, **{"waves_wanted": 2, **more})
         self.outcomes[request] = []
         self._feed(SOURCE, Submit(request, itinerary, (), self.now + budget))
@@ -217,7 +202,7 @@ class Simulation(Clock):
         given = self.settings
         most = given.max_batch[name] if isinstance(given.max_batch, Mapping) else given.max_batch
         limits = given.limits or Limits().with_credits(usual_credits(most))
-        made = peer_machine(name, given.peers[name], limits=limits, rng=self._rng, max_batch=most, model=given.model)
+        made = peer_machine(name, given.peers[name], limits=limits, rng=self._rng, max_batch=most, model=self.model)
         made.rules.joins.join = join_tuples
         return made
 
