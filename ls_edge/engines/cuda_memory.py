@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class CudaWorkspace:
         self._holders = 0
         self.generation = 0
         """Number of times that scratch memory has moved, which makes captured graphs invalid."""
-        self._stream: int | None = self.call("cudaStreamCreateWithFlags", NON_BLOCKING, doing="making a stream")
+        self._stream: int | None = self.cuda.call("cudaStreamCreateWithFlags", NON_BLOCKING, doing="making a stream")
 
     @classmethod
     def for_bundle(cls, bundle: Bundle, max_batch: int) -> CudaWorkspace:
@@ -76,10 +76,6 @@ class CudaWorkspace:
         if self._stream is None:
             raise EngineError("the memory of these engines was freed; open them again")
         return self._stream
-
-    def call(self, name: str, *arguments: Any, doing: str) -> Any:
-        """Call a function of CUDA and return its value; raises :class:`EngineError` with CUDA's words."""
-        return self.cuda.call(name, *arguments, doing=doing)
 
     def hold(self) -> None:
         """Count a user of this workspace."""
@@ -106,17 +102,17 @@ class CudaWorkspace:
         if size > self._scratch_bytes or not self._scratch:
             self.synchronize("waiting for engines that run")
             if self._scratch:
-                self.call("cudaFree", self._scratch, doing="making room")
+                self.cuda.call("cudaFree", self._scratch, doing="making room")
                 self._scratch = 0
             wanted = _aligned(max(size, 1))
-            self._scratch = self.call("cudaMalloc", wanted, doing=f"making {wanted >> 20} MiB of scratch memory")
+            self._scratch = self.cuda.call("cudaMalloc", wanted, doing=f"making {wanted >> 20} MiB of scratch memory")
             self._scratch_bytes = wanted
             self.generation += 1
         return self._scratch, self._scratch_bytes
 
     def synchronize(self, doing: str) -> None:
         """Wait for all that was queued."""
-        self.call("cudaStreamSynchronize", self._stream, doing=doing)
+        self.cuda.call("cudaStreamSynchronize", self._stream, doing=doing)
 
     def visit(self, engines: Sequence[DeviceEngine], array: np.ndarray, slots: np.ndarray | None = None) -> np.ndarray:
         """Run engines in sequence on ``array``; return the output of the last one in a new array.
@@ -146,7 +142,7 @@ class CudaWorkspace:
             rows[...] = slots + np.arange(len(rows), dtype=np.int64)[:, None]
         host[data : data + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
         try:
-            self.call(
+            self.cuda.call(
                 "cudaMemcpyAsync",
                 self._device[0],
                 given.address,
@@ -166,7 +162,7 @@ class CudaWorkspace:
                     addresses[other.name] = self._device[0] + row * self._slot_bytes
                 engine.enqueue(batch, addresses)
                 at = 1 - at
-            self.call(
+            self.cuda.call(
                 "cudaMemcpyAsync",
                 returned.address,
                 self._device[at] + data,
@@ -186,7 +182,7 @@ class CudaWorkspace:
         """Allocate buffers for any tensor at the largest batch, behind the rows of slots; once."""
         size = self._buffer_bytes
         while len(self._device) < 2:
-            self._device.append(self.call("cudaMalloc", size, doing=f"making buffers for {_parts(engines)}"))
+            self._device.append(self.cuda.call("cudaMalloc", size, doing=f"making buffers for {_parts(engines)}"))
         for pinned in self._pinned:
             if not pinned.address:
                 pinned.grow(size)

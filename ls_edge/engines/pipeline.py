@@ -31,7 +31,10 @@ class Pipeline:
         self.bundle = bundle
         self.choice = choice
         self.stem_engine = stem
+        self.provider = stem.provider
+        self.owners = bundle.owners
         self.block_engines = tuple(blocks)
+        self.num_blocks = len(self.block_engines)
         self.head_engine = head
         self.executor = Executor({STEM: stem, **dict(enumerate(blocks)), HEAD: head})
 
@@ -61,21 +64,6 @@ class Pipeline:
         )
         stem, *blocks, head = (engines[name] for name in names)
         return cls(bundle, stem, blocks, head, choices[-1])
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks."""
-        return len(self.block_engines)
-
-    @property
-    def owners(self) -> tuple[int, ...]:
-        """First block with the same engine, for each block."""
-        return self.bundle.owners
-
-    @property
-    def provider(self) -> str:
-        """Provider that runs the engines."""
-        return self.stem_engine.provider
 
     def stem(self, images: np.ndarray) -> np.ndarray:
         """Convert normalized images float32 ``[B, 3, H, W]`` to tokens ``[B, N, D]``."""

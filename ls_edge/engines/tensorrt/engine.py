@@ -139,11 +139,11 @@ class TensorRTEngine:
                 log.warning("runs without CUDA graphs", extra={"part": self.part, "why": self.no_graphs})
                 self._execute(found.context)
                 return
-        self.workspace.call("cudaGraphLaunch", found.graph, self.workspace.stream, doing=f"running {self.part}")
+        self.workspace.cuda.call("cudaGraphLaunch", found.graph, self.workspace.stream, doing=f"running {self.part}")
 
     def _capture(self, context: Any) -> Any:
         """Record one run as a graph; restore the state of the stream even if that fails."""
-        cuda, stream, call = self.workspace.cuda, self.workspace.stream, self.workspace.call
+        cuda, stream, call = self.workspace.cuda, self.workspace.stream, self.workspace.cuda.call
         # only calls of this thread count: other threads of the process may allocate meanwhile
         call("cudaStreamBeginCapture", stream, THREAD_LOCAL, doing="recording a graph")
         try:
