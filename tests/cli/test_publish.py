@@ -138,7 +138,7 @@ def hub():
 
 def test_there_and_back_through_a_hub(run, hub, tmp_path, process, published):
     env = hub.environment(tmp_path / "cache")
-    done = process("publish", run, "--to", "hf-hub:someone/digits", "--json", **env)
+    done = process("publish", run, "--to", "hf-hub:someone/digits", "--json", timeout=150, **env)
     assert done.returncode == 0, done.stderr.decode()
     found = json.loads(done.stdout)
     commit = hub.newest("someone/digits")
@@ -148,7 +148,7 @@ def test_there_and_back_through_a_hub(run, hub, tmp_path, process, published):
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     np.testing.assert_allclose(plain_logits("hf-hub:someone/digits", **env), logits_of(run, images), atol=1e-5)
 
-    done = process("export", "hf-hub:someone/digits", "--out", tmp_path / "bundle", "--json", **env)
+    done = process("export", "hf-hub:someone/digits", "--out", tmp_path / "bundle", "--json", timeout=150, **env)
     assert done.returncode == 0, done.stderr.decode()
     first = ls_edge.export(published[1], tmp_path / "first")
     assert json.loads(done.stdout)["model_id"] == first.bundle.manifest.model_id
