@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from ls_edge.report.terminal import FILE_WIDTH
+if TYPE_CHECKING:  # results are made where rich is not needed, such as on a camera
+    from rich.console import Console
 
 
 def svg_or_nothing(draw: Callable[[], str]) -> str:
@@ -31,6 +31,10 @@ class Shown:
         return ""
 
     def __str__(self) -> str:
+        from rich.console import Console
+
+        from ls_edge.report.terminal import FILE_WIDTH
+
         console = Console(
             file=io.StringIO(), width=FILE_WIDTH, markup=False, highlight=False, emoji=False, soft_wrap=True
         )

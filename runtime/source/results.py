@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import RequestError, printable
@@ -20,6 +20,9 @@ from ls_edge.report.shown import Shown
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import Itinerary, Wave
 from ls_edge.runtime.routing.events import Complete, Fail
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,6 +49,7 @@ def test_the_commands_of_the_readme(place, ls_edge):
     lines = [shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("ls-edge ")]
     by_name = {words[0]: words for words in lines}
     by_name["run"] = next(words for words in lines if "--trace" in words)
+    by_name["predict"] = next(words for words in lines if words[0] == "predict")
     assert {"bench", "peer", "status", "run", "predict"} <= set(by_name)
     serving = by_name.pop("peer")
     assert "orin-0" in serving

@@ -62,6 +62,7 @@ def program(heading):
     return re.search(r"```python\n(.*?)```", text, re.S)[1]
 
 
+@pytest.mark.slow
 def test_two_rounds_in_one_process_leave_nothing_behind(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning:ls_edge", "-c", ROUNDS],

@@ -136,6 +136,7 @@ def hub():
     served.close()
 
 
+@pytest.mark.slow
 def test_there_and_back_through_a_hub(run, hub, tmp_path, process, published):
     env = hub.environment(tmp_path / "cache")
     done = process("publish", run, "--to", "hf-hub:someone/digits", "--json", timeout=150, **env)

@@ -248,6 +248,7 @@ def test_a_run_in_which_everything_failed(tmp_path, simulated):
     assert "20 Overloaded" in page.text
 
 
+@pytest.mark.slow
 def test_long_runs_make_no_larger_files(tmp_path, simulated):
     sizes = []
     for times in (1, 12):

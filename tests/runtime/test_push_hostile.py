@@ -281,12 +281,18 @@ def test_an_observer_and_a_source_cannot_offer(serve, file, keys, tiny_bundle, w
     with Hand(file, keys, role="observer") as hand:
         wait_until(lambda: hand.last(wire.Welcome))
         for message in (Offer(MANIFEST_DIGEST, 10), Chunk(MANIFEST_DIGEST, 0, b"x"), Install(MANIFEST_DIGEST),
-                        Want(MANIFEST_DIGEST, 0, 1), Stored("idle"), wire.Findings(()), wire.Inspect()):  # fmt: skip
+                        Stored("idle"), wire.Findings(()), wire.Inspect()):  # fmt: skip
             count = len(hand.heard)
             hand.says(message)
             wait_until(lambda hand=hand, count=count: any(
                 isinstance(one, Complaint) for one in (hand.poll(), hand.heard[count:])[1]
             ))  # fmt: skip
+        # It may read the manifest that the peer serves, and nothing else.
+        served = bytes.fromhex(manifest.bundle_id)
+        for want in (Want(MANIFEST_DIGEST, 0, 1), Want(served, 1 << 30, 1), Want(served, 0, 1)):
+            hand.says(want)
+        wait_until(lambda: hand.poll() or hand.last(Chunk))
+        assert [one for one in hand.heard if isinstance(one, Chunk)] == [Chunk(served, 0, b"{")]
     with Hand(file, keys, greet=False) as hand:
         wait_until(lambda: any(isinstance(event, LinkUp) for event in hand.links.poll(0.02)))
         hand.says(Hello("laptop.00000000", "source", 1, 1, manifest.model_id, manifest.bundle_id))
