@@ -14,7 +14,20 @@ from typing import Any
 from benchmarks import ONE_THREAD
 
 USUAL = ("hop", "throughput", "recovery", "tracks")
-BY_NAME = ("fleet", "chain", "routing", "train", "soak", "quality", "engines", "audit", "idle", "bombs", "serve")
+BY_NAME = (
+    "fleet",
+    "chain",
+    "routing",
+    "train",
+    "soak",
+    "quality",
+    "engines",
+    "audit",
+    "idle",
+    "bombs",
+    "serve",
+    "links",
+)
 """Benchmarks that run by name only: they take long or need a GPU."""
 
 

@@ -170,7 +170,7 @@ def images_for(bundle: Any, count: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def local_cluster(
-    path: Path, placement: Mapping[str, Sequence[int]], *, kind: type[C] = LocalCluster, **each: Any
+    path: Path, placement: Mapping[str, Sequence[int] | str], *, kind: type[C] = LocalCluster, **each: Any
 ) -> Iterator[C]:
     """Start peers on the loopback and wait until they are warm; ``each`` are keys of all peers in ``peers.yaml``."""
     with tempfile.TemporaryDirectory() as folder, kind(folder, path, placement, each=each) as peers:
@@ -179,7 +179,7 @@ def local_cluster(
 
 
 @contextlib.contextmanager
-def ready_source(peers: Path | PeersFile, bundle: Path | Bundle, **settings: Any) -> Iterator[Source]:
+def ready_source(peers: Path | PeersFile, bundle: Path | Bundle | None, **settings: Any) -> Iterator[Source]:
     """Open a source whose blocks all have a warm holder, with a default budget of one minute."""
     from ls_edge.runtime.source.source import Source
 

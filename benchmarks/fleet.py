@@ -14,6 +14,7 @@ Peers have keys, as they have off the loopback.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -148,6 +149,9 @@ def _planned(
         objective="throughput",
     )  # fmt: skip
     problem, assumed = problem_of(bundle, inputs)
+    # Stem and head stay at the source: only blocks are paced as boards would run them.
+    devices = tuple(dataclasses.replace(device, room_with_ends=0) for device in problem.devices)
+    problem = dataclasses.replace(problem, devices=devices)
     planned = plan_placement(problem, "throughput")
     return plan_document(problem, "throughput", planned, assumed, bundle_id=bundle.manifest.bundle_id), links
 

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +85,18 @@ def _two_peers(path: Path, bar: float, rounds: int, count: int, *, quick: bool) 
         two = [stack.enter_context(Child("benchmarks.workers", "pipeline", str(path), "1")) for _ in range(2)]
         for child in (*one, *two):
             child.read()
-        stretches |= {names[2]: _workers(one), names[3]: _workers(two)}
+        stretches |= {names[2]: workers(one), names[3]: workers(two)}
         pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
         chain = stack.enter_context(minimal_chain(path, pipeline, {"ann": blocks[:half], "ben": blocks[half:]}))
         stretches[names[4]] = functools.partial(chain.stretch, images_for(bundle, 8), in_flight=8)
-        seconds = _rounds(stretches, rounds, count)
-    over = {name: _ratio(seconds[name], seconds[names[3]]) for name in names if name in seconds and name != names[3]}
+        seconds = in_rounds(stretches, rounds, count)
+    over = {name: ratio(seconds[name], seconds[names[3]]) for name in names if name in seconds and name != names[3]}
     bars = {names[0]: bar, names[1]: BAR_ALL}
     return {
         "model": bundle.manifest.model, "images": count, "rounds": rounds, "concurrency": 8,
-        "images_per_s": {name: _rate(values, count) for name, values in seconds.items()},
+        "images_per_s": {name: rate(values, count) for name, values in seconds.items()},
         "over_two_processes": over,
-        "over_two_threads": {name: _ratio(seconds[name], seconds[names[2]]) for name in names[:2] if name in seconds},
+        "over_two_threads": {name: ratio(seconds[name], seconds[names[2]]) for name in names[:2] if name in seconds},
         "bars": bars,
         "holds": {name: over[name] >= bars[name] for name in bars if name in over},
     }  # fmt: skip
@@ -107,11 +107,11 @@ def _slow_peer(path: Path, rounds: int, count: int, trained: Path | None) -> dic
     bundle = Bundle.open(path)
     with contextlib.ExitStack() as stack:
         stretches = _policies(stack, path)
-        seconds = _rounds(stretches, rounds, count)
+        seconds = in_rounds(stretches, rounds, count)
     result: dict[str, Any] = {
         "model": bundle.manifest.model, "images": count, "rounds": rounds, "concurrency": 8,
-        "images_per_s": {name: _rate(values, count) for name, values in seconds.items()},
-        "fastest_over_sequential": _ratio(seconds["fastest"], seconds["sequential"]),
+        "images_per_s": {name: rate(values, count) for name, values in seconds.items()},
+        "fastest_over_sequential": ratio(seconds["fastest"], seconds["sequential"]),
         "slow": {"times": SLOW.slow, "stall_ms": SLOW.stall_ms, "part_of_calls": SLOW.stall_part},
         "digits": None,
     }  # fmt: skip
@@ -124,10 +124,11 @@ def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
     """Open two sources of the same peers, one of which is slow."""
     peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks), kind=FaultyCluster))
     peers.set_faults("ben", SLOW)
-    return {
-        policy: _answering(stack.enter_context(ready_source(peers.path, path, policy=policy)), 8)
-        for policy in ("fastest", "sequential")
-    }
+    stretches = {}
+    for policy in ("fastest", "sequential"):
+        source = stack.enter_context(ready_source(peers.path, path, policy=policy))
+        stretches[policy] = answering(source, images_for(source.bundle, 8), 8)
+    return stretches
 
 
 def _digits(path: Path, rounds: int) -> dict[str, Any]:
@@ -173,12 +174,12 @@ def _batches(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str, A
             "on": stack.enter_context(_peers(path, placement, 16, **BATCH)),
             "off": stack.enter_context(_peers(path, placement, 16)),
         }
-        seconds = _rounds(stretches, rounds, count)
+        seconds = in_rounds(stretches, rounds, count)
     return {
         "model": bundle.manifest.model, "tokens": [bundle.manifest.tokens.count, bundle.manifest.tokens.dim],
         "images": count, "rounds": rounds, "concurrency": 16, **BATCH,
-        "images_per_s": {name: _rate(values, count) for name, values in seconds.items()},
-        "on_over_off": _ratio(seconds["on"], seconds["off"]),
+        "images_per_s": {name: rate(values, count) for name, values in seconds.items()},
+        "on_over_off": ratio(seconds["on"], seconds["off"]),
     }  # fmt: skip
 
 
@@ -192,11 +193,11 @@ def _two_holders(blocks: int) -> dict[str, range | list[int]]:
 def _peers(path: Path, placement: Any, concurrency: int, **each: Any) -> Iterator[Stretch]:
     """Start peers and a source of them."""
     with local_cluster(path, placement, **each) as peers, ready_source(peers.path, path) as source:
-        yield _answering(source, concurrency)
+        yield answering(source, images_for(source.bundle, 8), concurrency)
 
 
-def _answering(source: Source, concurrency: int) -> Stretch:
-    images = images_for(source.bundle, 8)
+def answering(source: Source, images: Sequence[Any], concurrency: int) -> Stretch:
+    """Return a function that keeps that many requests in flight, and leaves out filling and emptying the peers."""
 
     def stretch(count: int) -> float:
         gate = threading.Semaphore(concurrency)
@@ -209,7 +210,7 @@ def _answering(source: Source, concurrency: int) -> Stretch:
 
         for index in range(count + 2 * concurrency):
             gate.acquire()
-            future = source.submit(images[index % 8])
+            future = source.submit(images[index % len(images)])
             future.add_done_callback(on_answer)
             futures.append(future)
         for future in futures:
@@ -219,7 +220,9 @@ def _answering(source: Source, concurrency: int) -> Stretch:
     return stretch
 
 
-def _workers(children: list[Child]) -> Stretch:
+def workers(children: Sequence[Child]) -> Stretch:
+    """Return a function that lets each process answer an equal part of the images."""
+
     def stretch(count: int) -> float:
         started = time.perf_counter()
         for child in children:
@@ -231,7 +234,8 @@ def _workers(children: list[Child]) -> Stretch:
     return stretch
 
 
-def _rounds(stretches: dict[str, Stretch], rounds: int, count: int) -> dict[str, list[float]]:
+def in_rounds(stretches: Mapping[str, Stretch], rounds: int, count: int) -> dict[str, list[float]]:
+    """Return the seconds of ``count`` images, by contender, in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in stretches}
     for stretch in stretches.values():
         stretch(max(2, count // 8))
@@ -240,11 +244,12 @@ def _rounds(stretches: dict[str, Stretch], rounds: int, count: int) -> dict[str,
     return seconds
 
 
-def _rate(seconds: list[float], count: int) -> float:
+def rate(seconds: Sequence[float], count: int) -> float:
+    """Return the median of images per second."""
     return round(count / median(seconds), 2)
 
 
-def _ratio(ours: list[float], theirs: list[float]) -> float:
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the median over rounds of the ratio of both throughputs."""
     return round(float(np.median(np.asarray(theirs) / np.asarray(ours))), 4)
 

@@ -20,6 +20,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
+from tests import forked_processes
+
 # Read by torch and numpy when they are first imported, here and in the processes that tests start.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
@@ -44,6 +46,8 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "slow: a long course of faults, or benchmarks as processes; run by `make test-all`"
     )
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        config.add_cleanup(forked_processes.install())
 
 
 @pytest.fixture

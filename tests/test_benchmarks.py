@@ -33,8 +33,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def document(folder):
     done = benchmarks(
-        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain", "idle", "bombs", "serve",
-        "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder),
+        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain", "idle", "bombs", "serve", "links",
+        "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder), timeout=190,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "raw zmq" in done.stdout
@@ -173,6 +173,24 @@ def test_tracks_over_limited_links_have_reasons(document):
         assert all(is_ratio(why["expected_ms"]) and why["times"] > 0 for why in policy_run["why_not"].values())
         if "one track" in policy_run["shapes"]:
             assert policy_run["why_not"]
+
+
+@pytest.mark.timeout(200)
+def test_a_thin_source_is_compared_with_one_that_has_the_bundle(document):
+    figures = document["benchmarks"]["links"]
+    copies = figures["copies"]
+    assert is_ratio(copies["over_processes"])
+    assert copies["holds"] is (copies["over_processes"] >= copies["bar"])
+    if reason := reason_to_skip():
+        assert figures["links"] == {"skipped": reason}
+        pytest.skip(reason)
+    (row,) = figures["links"]["rows"]
+    assert (row["boards"], row["mbit"]) == (2, 100)
+    assert all(map(is_ratio, row["ratio"].values()))
+    assert row["holds"] == {key: row["ratio"][key] <= bar for key, bar in row["bars"].items()}
+    thin = row["sources"]["thin"]
+    assert 0 < thin["rest_ms"] < thin["ms"]["p90"]
+    assert thin["bytes"] > figures["image_bytes"]
 
 
 @pytest.mark.timeout(200)

@@ -1,6 +1,7 @@
 """Files for contributors: forms, citation, hooks, continuous integration."""
 
 import re
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,10 @@ def test_files_follow_their_schema(path):
     lint("check-jsonschema", "--builtin-schema", SCHEMAS[path], path)
 
 
-def test_the_citation_names_this_version():
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == __version__
+def test_the_citation_is_of_this_package():
+    cited, package = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8")), metadata("ls-edge")
+    assert (cited["title"], cited["version"]) == (package["Name"], __version__)
+    assert (cited["abstract"], cited["license"]) == (package["Summary"], package["License-Expression"])
 
 
 def test_hooks_run_tools_of_the_environment():

@@ -1,6 +1,7 @@
 """Documents name existing commands, options, files and functions."""
 
 import ast
+import os
 import re
 import shlex
 import subprocess
@@ -136,3 +137,19 @@ def test_the_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150
     assert max(map(len, lines)) <= 100
+
+
+def test_the_groups_of_a_comparison_follow_one_another_on_slurm(tmp_path):
+    (example,) = re.findall(r"```sh\n(# SLURM.*?)```", (ROOT / "docs/workstation.md").read_text(encoding="utf-8"), re.S)
+    (tmp_path / "jobs.txt").write_text("start 0\nstart 1\n\nrow 0\n", encoding="utf-8")
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/sh\necho "$@" >> calls.txt\necho 7\n', encoding="utf-8")
+    sbatch.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "1"}
+    subprocess.run(["bash", "-euc", example], cwd=tmp_path, env=env, check=True, timeout=10)
+    first, second = (tmp_path / "calls.txt").read_text(encoding="utf-8").splitlines()
+    assert "--array=1-2" in first
+    assert "--dependency" not in first
+    assert "--dependency=afterok:7 --array=1-1" in second
+    assert (tmp_path / "jobs-2.txt").read_text(encoding="utf-8").strip() == "row 0"
+    assert second.endswith('"${SLURM_ARRAY_TASK_ID}p" jobs-2.txt)"')

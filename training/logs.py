@@ -20,7 +20,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import TrainingStopped, UsageError
-from ls_edge.evaluation.analysis import AnalysisOrders, analyze
 from ls_edge.evaluation.evaluate import evaluate
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.training.config import TrainConfig
@@ -37,9 +36,10 @@ Write = Callable[[dict[str, float], int], None]
 
 
 def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], seed: int) -> dict[str, float]:
-    """Return accuracies of images and labels by order and by blocks kept, and what blocks add by slot."""
-    model = TorchBlocks(view)
-    found = evaluate(model, [batch], EvaluationOrders.make(bands, CURVE_ORDERS, None, seed))
+    """Return accuracies of images and labels by order, by blocks kept, and if the model ended after each slot."""
+    model, (images, labels) = TorchBlocks(view), batch
+    orders = EvaluationOrders.make(bands, CURVE_ORDERS, None, seed)
+    found = evaluate(model, [batch], orders)
     values = {
         "order/trained": found.sequential.top1,
         "order/random_mean": found.arbitrary.top1_mean,
@@ -50,12 +50,13 @@ def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], 
     for keep, kept in found.kept.items():
         values[f"kept_{keep}/trained"] = kept.sequential
         values[f"kept_{keep}/random"] = kept.arbitrary
-    added = analyze(model, [batch], AnalysisOrders(bands, ("contribution",), CURVE_ORDERS, seed, "mean")).contribution
-    if added is not None:
-        for slot, column in enumerate(zip(*added.random, strict=True)):
-            known = [value for value in column if value is not None]
-            if known:
-                values[f"slot_{slot}/added"] = float(np.mean(known))
+    stem, right = model.stem(images), np.zeros(bands.num_blocks)
+    for order in orders.uniform():
+        tokens = stem
+        for slot, block in enumerate(order):
+            tokens = model.block(block, tokens, slot)
+            right[slot] += np.mean(model.head(tokens).argmax(1) == labels) / CURVE_ORDERS
+    values |= {f"slot_{slot}/random": float(share) for slot, share in enumerate(right)}
     return values
 
 

@@ -24,15 +24,12 @@ from ls_edge.core.hub import local_folder
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.analysis import KINDS, Analysis, AnalysisOrders, Rollout, parse_kinds
+from ls_edge.evaluation.analysis import KINDS, RUN_KINDS, Analysis, AnalysisOrders, parse_kinds
 from ls_edge.evaluation.analysis import analyze as measure
 from ls_edge.evaluation.analysis.measures import Pairs
 from ls_edge.evaluation.analysis.trace import TraceAnalysis, TraceCounts, read_lines
 from ls_edge.report.analysis import print_analysis
 from ls_edge.report.shown import Shown, svg_or_nothing
-
-ATTENTION = ("attention", "rollout")
-"""Kinds that need the weights of attention."""
 
 
 class AnalysisResult(Shown, Analysis, frozen=True):
@@ -78,22 +75,21 @@ def analyze(
     with open_model(local_folder(model), device, precision, threads, on_warning) as opened:
         plan = AnalysisOrders(bands_in_force(bands, opened.bands), kinds, orders, seed, pool, block)
         some = opened.images(images, limit)
-        looks, reason = _attention(opened, plan)
+        looks, reasons = _looks(opened, plan, on_progress)
 
         def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             for pixels, labels in opened.batches(some, batch_size):
                 for look in looks.values():
-                    look.add(pixels)
+                    look.add(pixels, labels)
                 yield pixels, labels
 
         found = measure(opened.blocks, batches(), plan, on_batch=lambda done: on_progress(done, len(some), "images"))
         chosen = {"what": list(kinds), "orders": orders, "pool": pool, "limit": limit, "seed": seed}
         more = {
-            "attention": looks["attention"].result() if "attention" in looks else None,
-            "rollout": _with_names(looks["rollout"].result(), some, opened.skipped) if "rollout" in looks else None,
+            **{kind: look.result() for kind, look in looks.items()},
             "pairs": _with_order_costs(found, opened),
             "skipped": len(opened.skipped),
-            "reasons": {**found.reasons, **({kind: reason for kind in ATTENTION if kind in kinds} if reason else {})},
+            "reasons": {**found.reasons, **reasons},
             "settings": {**opened.settings(some, plan.bands), **chosen, "batch_size": batch_size},
         }
     return AnalysisResult(**{**{name: getattr(found, name) for name in Analysis.__struct_fields__}, **more})
@@ -125,28 +121,17 @@ def _with_order_costs(found: Analysis, opened: OpenedModel) -> Pairs | None:
     return msgspec.structs.replace(found.pairs, inverted=[list(row) for row in costs.inverted])
 
 
-def _attention(opened: OpenedModel, plan: AnalysisOrders) -> tuple[dict[str, Any], str]:
-    """Return the measures of attention by kind, or the reason why there is none."""
-    asked = [kind for kind in ATTENTION if kind in plan.kinds]
-    if not asked:
-        return {}, ""
+def _looks(opened: OpenedModel, plan: AnalysisOrders, on_progress: OnProgress) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the measures of a run by kind, and the reason for each kind that there is none."""
+    asked = tuple(kind for kind in RUN_KINDS if kind in plan.kinds)
     if is_bundle(opened.folder):
-        return {}, "the engines of a bundle do not show their attention; analyze the run"
-    from ls_edge.training.models.attention import AttentionMeasure, RolloutMeasure
+        return {}, dict.fromkeys(asked, "an engine shows neither attention nor gradients; analyze the run")
+    if not asked:
+        return {}, {}
+    from ls_edge.training.analysis import Inspected, looks_of
     from ls_edge.training.models.torch_blocks import TorchBlocks
 
     assert isinstance(opened.blocks, TorchBlocks)
-    made: dict[str, Any] = {
-        "attention": AttentionMeasure(opened.blocks),
-        "rollout": RolloutMeasure(opened.blocks, plan.bands, plan.seed),
-    }
-    reason = made["attention"].reason
-    return ({}, reason) if reason else ({kind: made[kind] for kind in asked}, "")
-
-
-def _with_names(found: Rollout | None, images: ImageSet, skipped: Sequence[str]) -> Rollout | None:
-    """Return a rollout with the names of its images."""
-    if found is None:
-        return None
-    names = [image.name for image in images.images[: len(found.trained) + len(skipped)] if image.name not in skipped]
-    return msgspec.structs.replace(found, names=names[: len(found.trained)])
+    looks = looks_of(Inspected(opened.blocks, plan.bands, plan.seed, opened.image, on_progress), asked)
+    reasons = {kind: look.reason for kind, look in looks.items() if look.reason}
+    return {kind: look for kind, look in looks.items() if not look.reason}, reasons

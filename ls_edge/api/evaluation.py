@@ -76,14 +76,9 @@ def evaluate(
     for folder in model_folders(Path(model)):
         with open_model(folder, device, precision, threads, on_warning) as opened:
             inner, chosen = opened.blocks, bands_in_force(bands, opened.bands)
+            free = opened.bands if freedom else None
             plan = EvaluationOrders.make(
-                chosen,
-                orders,
-                keep,
-                seed,
-                arrangements=arrangements,
-                kendall=kendall,
-                freedom=opened.bands if freedom else None,
+                chosen, orders, keep, seed, arrangements=arrangements, kendall=kendall, freedom=free
             )
             if results:
                 check_alike(results[0], folder, plan)

@@ -67,8 +67,10 @@ def board_demo(
         cluster.take(planned)
         cluster.wait_settled(timeout=START_S)
         run_command(console, "push", "--bundle", folder, *keys, "--peers", planned)
+        ends_on_boards = any("stem" in parts for parts in document["placement"].values())
+        model = [] if ends_on_boards else ["--bundle", folder]
         for name, concurrency in (("run-alone", 1), ("run-many", document["concurrency"])):
-            words = ["run", "--peers", planned, "--bundle", folder, "--data", "digits", "--limit", limit, "--json"]
+            words = ["run", "--peers", planned, *model, "--data", "digits", "--limit", limit, "--json"]
             words += ["--policy", document["policy"] or "nearest", "--concurrency", concurrency, *keys]
             files.append(out / f"{name}.json")
             files[-1].write_text(run_command(console, *words), encoding="utf-8")

@@ -5,15 +5,23 @@ They are the two largest that fit 16 bits, so that they mean the same in message
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 STEM, HEAD = 65534, 65535
-ENDS = {STEM: "stem", HEAD: "head"}
+ENDS: dict[int, Literal["stem", "head"]] = {STEM: "stem", HEAD: "head"}
+ShownPart = int | Literal["stem", "head"]
+"""A part in a document: a block by its number, stem and head by name."""
 
 
 def part_name(part: int) -> str:
     """Return the name of a part in a bundle: ``stem``, ``block 3`` or ``head``."""
     return ENDS.get(part) or f"block {part}"
+
+
+def shown_parts(parts: Iterable[int]) -> tuple[ShownPart, ...]:
+    """Return parts as documents and logs show them: the stem first, the blocks in the given order, the head last."""
+    return tuple(ENDS.get(part, part) for part in sorted(parts, key=lambda part: (part == HEAD) - (part == STEM)))
 
 
 def has_ends(order: Sequence[int]) -> bool:

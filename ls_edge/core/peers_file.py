@@ -51,6 +51,7 @@ PublicKey = Annotated[
 ]
 Address = Annotated[str, Meta(pattern=_ADDRESS.pattern, description="tcp://host:port with a port from 1 to 65535")]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
+GpuBytes = Annotated[int, Meta(ge=2**20, le=2**50)]
 
 
 class Numbers(tuple[int, ...]):
@@ -73,21 +74,21 @@ class Numbers(tuple[int, ...]):
 
 
 class HeldParts(Numbers):
-    """Blocks, and stem and head by their numbers; in a file also ``"stem, 0-5"``, ``"6-11, head"`` or ``all``."""
+    """Blocks, and stem and head by their numbers; in a file by name, or ``all`` for everything."""
 
     @classmethod
     def parse(cls, value: Any) -> HeldParts:
         """Read the value of a file; raise ValueError for anything else."""
         if value == "all":
             return cls((*range(_ALL), STEM, HEAD))
-        words = [word.strip() for word in value.split(",")] if isinstance(value, str) else []
-        ends = [part for part, name in ENDS.items() if name in words]
-        rest = [word for word in words if word not in ENDS.values()]
+        words = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+        ends = [part for part, name in ENDS.items() if isinstance(words, list) and name in words]
         if not ends:
             return cls(super().parse(value))
+        rest = [word for word in words if word not in ENDS.values()]
         if len(ends) + len(rest) < len(words):
             raise ValueError("list stem and head once each")
-        return cls((*(super().parse(",".join(rest)) if rest else ()), *ends))
+        return cls((*(super().parse(",".join(rest) if isinstance(value, str) else rest) if rest else ()), *ends))
 
     def of_model(self, num_blocks: int) -> HeldParts:
         """Return the parts of a model of ``num_blocks`` blocks, which shortens ``all``."""
@@ -108,6 +109,8 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provider: str | None = None
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: Threads | None = None
+    gpu_mem_limit: GpuBytes | None = None
+    """Bytes of GPU memory for working memory of the engines of stem and head."""
     cpus: Numbers | None = None
     """Cores that run its stem and head, and nothing else of ls-edge."""
     may_push: bool = False
@@ -127,6 +130,8 @@ class PeerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provider: str | None = None
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: Threads | None = None
+    gpu_mem_limit: GpuBytes | None = None
+    """Bytes of GPU memory for working memory of all engines of the peer."""
     cpus: Numbers | None = None
     """Cores that run the engine, and nothing else of ls-edge."""
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1

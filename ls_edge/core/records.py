@@ -22,6 +22,7 @@ from msgspec import Meta
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.files import replacing
+from ls_edge.core.parts import shown_parts
 from ls_edge.core.peers_file import Name
 
 COUNT = 2**16
@@ -316,13 +317,13 @@ _LINE = (
 
 
 def _in_ms(value: Any) -> Any:
-    """Convert structs to dictionaries with durations in milliseconds."""
+    """Convert structs to dictionaries with durations in milliseconds, and with names of stem and head."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         return {
             f"{name[:-3]}_ms" if name.endswith("_us") else name: each / 1e3 if name.endswith("_us") else _in_ms(each)
             for name, each in fields.items()
-        }
+        } | ({"blocks": shown_parts(fields["blocks"])} if "blocks" in fields else {})
     return [_in_ms(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 

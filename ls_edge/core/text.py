@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from ls_edge.core.errors import printable
-from ls_edge.core.parts import ENDS, HEAD, STEM
+from ls_edge.core.parts import ENDS, HEAD, STEM, ShownPart
 
 NOTHING = "\N{EN DASH}"
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
@@ -21,16 +21,17 @@ def short_id(digest: str) -> str:
     return digest[:12]
 
 
-def format_ranges(numbers: Collection[int]) -> str:
-    """Return ``0-3, 7`` for 0, 1, 2, 3 and 7; stem and head are first and last, by name."""
+def format_ranges(numbers: Collection[ShownPart]) -> str:
+    """Return ``0-3, 7`` for 0, 1, 2, 3 and 7; stem and head, by number or name, are first and last."""
     runs: list[list[int]] = []
-    for number in sorted(set(numbers) - ENDS.keys()):
+    names = {ENDS.get(number, "") if isinstance(number, int) else number for number in numbers}
+    for number in sorted({number for number in numbers if isinstance(number, int)} - ENDS.keys()):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return ", ".join(["stem"] * (STEM in numbers) + texts + ["head"] * (HEAD in numbers))
+    return ", ".join(["stem"] * ("stem" in names) + texts + ["head"] * ("head" in names))
 
 
 def parse_ranges(text: str) -> tuple[int, ...]:

@@ -23,7 +23,14 @@ from ls_edge.engines.engine import Engine, signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, open_session
 from ls_edge.engines.opening import open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.profiling import engine_name, noise_images, time_chain
+from ls_edge.engines.profiling import (
+    engine_name,
+    noise_images,
+    resident_bytes,
+    taken_bytes,
+    time_chain,
+    time_visits,
+)
 
 if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageSet
@@ -57,6 +64,10 @@ class Bench(msgspec.Struct, frozen=True):
     stem_ms: Times
     head_ms: Times
     blocks_ms: list[Times]
+    visits_ms: dict[str, Times]
+    """Times of 1, 2 and all blocks in a row as a peer runs them, with one copy of the tokens in and one out."""
+    memory_bytes: int
+    """Growth of the process and of the GPU's memory in use by opening the parts."""
     chain_ms: Times
     monolith_ms: Times | None
     chain_over_monolith: float | None
@@ -77,7 +88,7 @@ def bench(
     kind: EngineKind = "auto",
     monolith: tuple[bytes | None, str] = (None, "it was not requested"),
 ) -> Bench:
-    """Time a bundle for about 1.5 times ``duration`` seconds, including single parts and default options.
+    """Time a bundle for about 1.75 times ``duration`` seconds, including single parts and default options.
 
     ``monolith`` is the ONNX file of the whole model and its origin, or None and the reason. Raises :class:`UsageError`
     for a batch or duration that is not positive, else as :meth:`Pipeline.open`.
@@ -85,9 +96,9 @@ def bench(
     if batch < 1 or not 0 < duration < float("inf"):
         raise UsageError(f"cannot time batch {batch} for {duration} seconds; give numbers above 0")
     threads = usable_threads(threads)
-    images = noise_images(bundle, batch)
+    images, resident = noise_images(bundle, batch), resident_bytes()
     with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind, max_batch=batch) as pipeline:
-        choice = pipeline.choice
+        choice, memory = pipeline.choice, taken_bytes(resident, pipeline.executor.workspace)
         if choice.kind == "tensorrt" and bundle.manifest.parts.whole is None:
             monolith = None, "TensorRT needs a whole.onnx in the bundle; export it with --whole"
         raw, origin = monolith
@@ -97,13 +108,12 @@ def bench(
             calls.append(lambda: whole.run({"images": images}))
         chain_s, *whole_s = _alternate(calls, duration)
         parts, _ = time_chain(pipeline, batch, duration / 4)
+        visits = time_visits(bundle, range(bundle.num_blocks), batch, duration / 4, pipeline.executor.run)
         if whole is not None:
             whole.close()
     default = None
     if raw is not None and choice.kind == "onnx":
-        session = open_session(raw, "whole", provider=pipeline.provider, threads=None, plain=True)
-        default = Times.of(_alternate([lambda: session.run(None, {"images": images})], duration / 4)[0])
-        del session
+        default = _time_default(raw, pipeline.provider, images, duration / 4)
     assert parts.stem_ms is not None
     assert parts.head_ms is not None
     manifest, chain_ms, whole_ms = bundle.manifest, Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
@@ -120,6 +130,8 @@ def bench(
         stem_ms=parts.stem_ms,
         blocks_ms=parts.blocks_ms,
         head_ms=parts.head_ms,
+        visits_ms=visits,
+        memory_bytes=memory,
         chain_ms=chain_ms,
         monolith_ms=whole_ms,
         chain_over_monolith=None if whole_ms is None else round(chain_ms.p50 / whole_ms.p50, 4),
@@ -127,6 +139,12 @@ def bench(
         monolith=None if raw is None else origin,
         monolith_reason=origin if raw is None else None,
     )
+
+
+def _time_default(model: bytes, provider: str, images: Any, duration: float) -> Times:
+    """Time a session that has ONNX Runtime's default options."""
+    session = open_session(model, "whole", provider=provider, threads=None, plain=True)
+    return Times.of(_alternate([lambda: session.run(None, {"images": images})], duration)[0])
 
 
 def chain_accuracy(

@@ -3,7 +3,8 @@
 During a *visit*, tokens are copied to the GPU, several engines run on them in sequence, and the result is copied back:
 :meth:`CudaWorkspace.visit` makes one copy in, one copy out and one synchronization, however many engines there are.
 Engines write to two buffers alternately. Host buffers are pinned, because only then are copies asynchronous and at the
-full speed of the bus.
+full speed of the bus. On an integrated GPU, which shares the memory of the host, the pinned buffers are mapped: engines
+read and write them in place, and nothing is copied to or from the GPU.
 
 Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
 """
@@ -11,6 +12,7 @@ Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -18,8 +20,8 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines.cuda_runtime import NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
-from ls_edge.engines.engine import Signature, signature_of
+from ls_edge.engines.cuda_runtime import MAPPED, NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
+from ls_edge.engines.engine import Signature, Tensor, signature_of
 
 ALIGNMENT = 256
 """Bytes: TensorRT asks for tensors that begin at a multiple of this."""
@@ -37,7 +39,7 @@ class DeviceEngine(Protocol):
 
 
 class CudaWorkspace:
-    """A stream, two buffers on the GPU, their pinned host copies, and scratch memory for kernels.
+    """A stream, two buffers on the GPU and in pinned host memory, and scratch memory for kernels.
 
     Used by one thread. Engines that share it hold it (:meth:`hold`) and let go of it; the last one frees everything.
     """
@@ -53,16 +55,17 @@ class CudaWorkspace:
         self._slot_rows = slot_rows
         self._slot_bytes = _aligned(max_batch * 8)
         tensors = [tensor for signature in signatures for tensor in (signature.inputs[0], signature.output)]
-        largest = max(int(np.prod(t.shape(max_batch))) * t.numpy_dtype.itemsize for t in tensors)
+        largest = max(math.prod(t.shape(max_batch)) * t.numpy_dtype.itemsize for t in tensors)
         self._buffer_bytes = self._slot_bytes * slot_rows + _aligned(largest)
-        self._device: list[int] = []
-        self._pinned = _Pinned(self.cuda), _Pinned(self.cuda)
+        self.is_integrated = self.cuda.is_integrated()
+        self._buffers = tuple(_Buffer(self.cuda, is_shared=self.is_integrated) for _ in range(2))
         self._scratch = 0
         self._scratch_bytes = 0
         self._holders = 0
         self.generation = 0
         """Number of times that scratch memory has moved, which makes captured graphs invalid."""
         self._stream: int | None = self.cuda.call("cudaStreamCreateWithFlags", NON_BLOCKING, doing="making a stream")
+        self._free_bytes = self._free_now()
 
     @classmethod
     def for_bundle(cls, bundle: Bundle, max_batch: int) -> CudaWorkspace:
@@ -89,13 +92,20 @@ class CudaWorkspace:
         stream, self._stream = self._stream, None
         # Errors do not matter here: the first one has been reported, and everything else still has to be freed.
         self.cuda.attempt("cudaStreamSynchronize", stream)
-        for address in (*self._device, self._scratch):
-            if address:
-                self.cuda.attempt("cudaFree", address)
-        self._device, self._scratch = [], 0
-        for pinned in self._pinned:
-            pinned.free()
+        if self._scratch:
+            self.cuda.attempt("cudaFree", self._scratch)
+            self._scratch = 0
+        for buffer in self._buffers:
+            buffer.free()
         self.cuda.attempt("cudaStreamDestroy", stream)
+
+    def taken_bytes(self) -> int:
+        """Return by how much the GPU's free memory has shrunk since this was made, that is before any engine opened."""
+        return max(0, self._free_bytes - self._free_now())
+
+    def _free_now(self) -> int:
+        free, _ = self.cuda.call("cudaMemGetInfo", doing="asking for free memory")
+        return int(free)
 
     def scratch(self, size: int) -> tuple[int, int]:
         """Address and bytes of memory that the kernels of one engine at a time may use; at least ``size`` bytes."""
@@ -114,97 +124,98 @@ class CudaWorkspace:
         """Wait for all that was queued."""
         self.cuda.call("cudaStreamSynchronize", self._stream, doing=doing)
 
-    def visit(self, engines: Sequence[DeviceEngine], array: np.ndarray, slots: np.ndarray | None = None) -> np.ndarray:
-        """Run engines in sequence on ``array``; return the output of the last one in a new array.
+    def visit(
+        self, engines: Sequence[DeviceEngine], rows: Sequence[np.ndarray], slots: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Run engines in sequence on batches that are joined; return the output of the last one in a new array.
 
         ``slots``, int64 ``[B]``, are those of the first engine; they grow by one with each engine. Batches above
         ``max_batch`` are split. Only memory is checked; raises :class:`EngineError` if an engine or CUDA fails.
         """
-        output = engines[-1].signature.output
-        result = np.empty(output.shape(len(array)), output.dtype)
-        for start in range(0, len(array), self.max_batch):
-            stop = min(start + self.max_batch, len(array))
-            self._visit(engines, array[start:stop], None if slots is None else slots[start:stop], result[start:stop])
+        output, size = engines[-1].signature.output, sum(map(len, rows))
+        result = np.empty(output.shape(size), output.dtype)
+        if size > self.max_batch:
+            rows = (np.concatenate(rows),)
+        for start in range(0, size, self.max_batch):
+            part = slice(start, start + self.max_batch)
+            given = rows if size <= self.max_batch else (rows[0][part],)
+            self._visit(engines, given, None if slots is None else slots[part], result[part])
         return result
 
     def _visit(
-        self, engines: Sequence[DeviceEngine], array: np.ndarray, slots: np.ndarray | None, result: np.ndarray
+        self,
+        engines: Sequence[DeviceEngine],
+        rows: Sequence[np.ndarray],
+        slots: np.ndarray | None,
+        result: np.ndarray,
     ) -> None:
-        batch = len(array)
+        batch = len(result)
         if slots is not None and len(engines) > self._slot_rows:
             raise EngineError(f"{len(engines)} engines in a row are more than the {self._slot_rows} that were planned")
-        self._make_buffers(engines)
+        for buffer in self._buffers:
+            buffer.make(self._buffer_bytes, f"making buffers for {_parts(engines)}")
         data = self._slot_bytes * self._slot_rows
-        given, returned = self._pinned
-        host = given.array
+        source, target = self._buffers
         if slots is not None:
-            rows = host[:data].view(np.int64).reshape(self._slot_rows, -1)[: len(engines), :batch]
-            rows[...] = slots + np.arange(len(rows), dtype=np.int64)[:, None]
-        host[data : data + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+            counts = source.array[:data].view(np.int64).reshape(self._slot_rows, -1)[: len(engines), :batch]
+            counts[...] = slots + np.arange(len(counts), dtype=np.int64)[:, None]
+        np.concatenate(rows, out=source.values(data, engines[0].signature.inputs[0], batch), casting="no")
         try:
-            self.cuda.call(
-                "cudaMemcpyAsync",
-                self._device[0],
-                given.address,
-                data + array.nbytes,
-                TO_DEVICE,
-                self._stream,
-                doing=f"copying to the GPU for {engines[0].part}",
-            )
-            at = 0
+            source.copy(TO_DEVICE, 0, data + sum(row.nbytes for row in rows), self.stream)
             for row, engine in enumerate(engines):
                 first, *others = engine.signature.inputs
-                addresses = {
-                    first.name: self._device[at] + data,
-                    engine.signature.output.name: self._device[1 - at] + data,
-                }
+                addresses = {first.name: source.device + data, engine.signature.output.name: target.device + data}
                 for other in others:
-                    addresses[other.name] = self._device[0] + row * self._slot_bytes
+                    addresses[other.name] = self._buffers[0].device + row * self._slot_bytes
                 engine.enqueue(batch, addresses)
-                at = 1 - at
-            self.cuda.call(
-                "cudaMemcpyAsync",
-                returned.address,
-                self._device[at] + data,
-                result.nbytes,
-                TO_HOST,
-                self._stream,
-                doing=f"copying from the GPU after {engines[-1].part}",
-            )
+                source, target = target, source
+            source.copy(TO_HOST, data, result.nbytes, self.stream)
         except BaseException:
             # The queued work uses these buffers; it has to end before they are filled again.
             self.cuda.attempt("cudaStreamSynchronize", self._stream)
             raise
         self.synchronize(f"running {_parts(engines)}")
-        result[...] = returned.array[: result.nbytes].view(result.dtype).reshape(result.shape)
-
-    def _make_buffers(self, engines: Sequence[DeviceEngine]) -> None:
-        """Allocate buffers for any tensor at the largest batch, behind the rows of slots; once."""
-        size = self._buffer_bytes
-        while len(self._device) < 2:
-            self._device.append(self.cuda.call("cudaMalloc", size, doing=f"making buffers for {_parts(engines)}"))
-        for pinned in self._pinned:
-            if not pinned.address:
-                pinned.grow(size)
+        result[...] = source.values(data, engines[-1].signature.output, batch)
 
 
-class _Pinned:
-    """Pinned host memory as an array of bytes."""
+class _Buffer:
+    """Pinned host memory and memory on the GPU, which are one where the GPU shares the memory of the host."""
 
-    def __init__(self, cuda: CudaRuntime) -> None:
-        self._cuda = cuda
-        self.address = 0
+    def __init__(self, cuda: CudaRuntime, *, is_shared: bool) -> None:
+        self._cuda, self._is_shared = cuda, is_shared
+        self._host = self.device = 0
+        """Addresses; 0 before :meth:`make`."""
         self.array = np.empty(0, np.uint8)
 
-    def grow(self, size: int) -> None:
-        self.address = self._cuda.call("cudaHostAlloc", size, 0, doing=f"making {size} bytes of pinned memory")
-        self.array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
+    def make(self, size: int, doing: str) -> None:
+        """Allocate the memory, once."""
+        if not self._host:
+            self._host = self._cuda.call("cudaHostAlloc", size, MAPPED if self._is_shared else 0, doing=doing)
+            self.array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._host))
+        if not self.device and self._is_shared:
+            self.device = self._cuda.call("cudaHostGetDevicePointer", self._host, 0, doing=doing)
+        elif not self.device:
+            self.device = self._cuda.call("cudaMalloc", size, doing=doing)
+
+    def values(self, start: int, tensor: Tensor, batch: int) -> np.ndarray:
+        """Return the tensor that starts at a byte of the host memory."""
+        stop = start + math.prod(tensor.shape(batch)) * tensor.numpy_dtype.itemsize
+        return self.array[start:stop].view(tensor.numpy_dtype).reshape(tensor.shape(batch))
+
+    def copy(self, kind: int, start: int, size: int, stream: int) -> None:
+        """Queue a copy of some bytes to or from the GPU, if it has memory of its own."""
+        if not self._is_shared:
+            ends = (self.device + start, self._host + start)[:: 1 if kind == TO_DEVICE else -1]
+            self._cuda.call("cudaMemcpyAsync", *ends, size, kind, stream, doing="copying to or from the GPU")
 
     def free(self) -> None:
-        address, self.address = self.address, 0
+        """Free the memory."""
+        host, device, self._host, self.device = self._host, self.device, 0, 0
         self.array = np.empty(0, np.uint8)
-        if address:
-            self._cuda.attempt("cudaFreeHost", address)
+        if device and not self._is_shared:
+            self._cuda.attempt("cudaFree", device)
+        if host:
+            self._cuda.attempt("cudaFreeHost", host)
 
 
 def _aligned(size: int) -> int:

@@ -41,6 +41,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaMalloc": (_Out(_POINTER), _SIZE),
     "cudaFree": (_POINTER,),
     "cudaHostAlloc": (_Out(_POINTER), _SIZE, ctypes.c_uint),
+    "cudaHostGetDevicePointer": (_Out(_POINTER), _POINTER, ctypes.c_uint),
     "cudaFreeHost": (_POINTER,),
     "cudaMemcpyAsync": (_POINTER, _POINTER, _SIZE, _ENUM, _POINTER),
     "cudaStreamCreateWithFlags": (_Out(_POINTER), ctypes.c_uint),
@@ -58,6 +59,8 @@ TO_DEVICE, TO_HOST = 1, 2
 """``cudaMemcpyKind``."""
 NON_BLOCKING = 1
 """``cudaStreamNonBlocking``."""
+MAPPED = 2
+"""``cudaHostAllocMapped``."""
 THREAD_LOCAL = 1
 """``cudaStreamCaptureModeThreadLocal``."""
 CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED = 75, 76, 18
@@ -110,21 +113,15 @@ class CudaRuntime:
                 arguments.append(next(inputs))
         return int(self._functions[name](*arguments)), outputs
 
+    def is_integrated(self) -> bool:
+        """Return whether the GPU shares the memory of the host, as on a Jetson."""
+        number = self.call("cudaGetDevice", doing="looking for a GPU")
+        return bool(self.call("cudaDeviceGetAttribute", INTEGRATED, number, doing="looking at the GPU"))
+
     def release_of(self, which: str) -> str:
         """Return the CUDA release of the ``Driver`` or the ``Runtime``, such as ``12.6``; ``0.0`` without a driver."""
         number = int(self.call(f"cuda{which}GetVersion", doing="asking for versions"))
         return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def free_bytes() -> tuple[int, bool] | None:
-    """Return the free memory of the GPU, and whether that is the host's, as on a Jetson; None without a GPU."""
-    try:
-        cuda = cuda_runtime()
-        number = cuda.call("cudaGetDevice", doing="looking for a GPU")
-        free, _ = cuda.call("cudaMemGetInfo", doing="asking for free memory")
-        return free, bool(cuda.call("cudaDeviceGetAttribute", INTEGRATED, number, doing="looking at the GPU"))
-    except EngineError:
-        return None
 
 
 @functools.cache

@@ -62,17 +62,20 @@ class Executor:
             found = self._bound.run(parts, rows, slots, seconds)
             if found is not None:
                 return found
-        joined = _joined(rows)
         if self.workspace is not None and seconds is None:
             engines = [self.engines[part] for part in parts]
-            first = _first_slots(parts, len(joined)) if slots is None else slots
+            first = _first_slots(parts, sum(map(len, rows))) if slots is None else slots
             try:
-                check_inputs(engines[0].part, engines[0].signature, _inputs(engines[0], joined, first))
+                start = 0
+                for row in rows:
+                    stop = start + len(row)
+                    check_inputs(engines[0].part, engines[0].signature, _inputs(engines[0], row, first[start:stop]))
+                    start = stop
                 on_device = [cast("DeviceEngine", engine) for engine in engines]
-                return self.workspace.visit(on_device, joined, first if self.needs_slot else None)
+                return self.workspace.visit(on_device, rows, first if self.needs_slot else None)
             except EngineError:
                 pass  # run them one at a time, to find out which one fails
-        return self.steps(parts, joined, slots, seconds)[-1]
+        return self.steps(parts, _joined(rows), slots, seconds)[-1]
 
     def steps(
         self,

@@ -35,6 +35,7 @@ from ls_edge.engines.providers import (
     switch_off_tf32,
     why_not,
 )
+from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 
 KEPT_QUEUED = 32
 """Pairs of batch size and buffers for which a binding to memory on the GPU is kept; each is some KB."""
@@ -121,14 +122,13 @@ class OnnxEngine:
         *,
         provider: str,
         threads: int,
-        precision: str = "fp32",
-        max_batch: int = 1,
+        options: EngineOptions = PLAIN,
         workspace: CudaWorkspace | None = None,
     ) -> None:
         """Open ``raw``; raise :class:`EngineError` that names the part if it or the provider does not load.
 
         With a ``workspace``, only for the CUDA provider, tokens stay on the GPU between engines that share it.
-        ``precision`` and ``max_batch`` are for providers that build engines.
+        ``options`` are for providers that build engines, and limit GPU memory.
         """
         self.part = part
         self.signature = signature
@@ -137,9 +137,8 @@ class OnnxEngine:
         stream = None if workspace is None else workspace.stream
         providers = providers_of(
             provider,
-            precision=precision,
+            options=options,
             signature=signature,
-            max_batch=max_batch,
             stream=stream,
             onnx_sha256=hashlib.sha256(raw).hexdigest() if provider == TENSORRT else "",
         )
@@ -169,7 +168,7 @@ class OnnxEngine:
         check_inputs(self.part, self.signature, inputs)
         session = self.session
         if self.workspace is not None:
-            return self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
+            return self.workspace.visit([self], (inputs[self.signature.inputs[0].name],), inputs.get("slot"))
         try:
             found: np.ndarray = session.run(None, inputs)[0]
         except Exception as error:

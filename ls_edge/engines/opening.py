@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, EngineError, UsageError
@@ -25,10 +25,25 @@ from ls_edge.engines.providers import CPU, CUDA, full_name
 from ls_edge.engines.tensorrt.build import BuiltPart, EngineOptions, build_part, this_device
 from ls_edge.engines.tensorrt.engine import open_tensorrt
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 log = logging.getLogger("ls_edge.engines")
 
 OnStep = Callable[[int, int, str], None]
 """Callback that receives the steps that are done, their total, and the next step."""
+
+
+class EngineSettings(TypedDict, total=False):
+    """Settings of engines that are opened together, with the names and defaults of ``peers.yaml``."""
+
+    kind: EngineKind
+    provider: str | None
+    threads: int | None
+    max_batch: int | None
+    """Largest batch of engines that are built."""
+    gpu_mem_limit: int | None
+    """Bytes of GPU memory for working memory of all engines."""
 
 
 @dataclass(frozen=True)
@@ -112,44 +127,37 @@ def open_engine(
     bundle: Bundle,
     part: str,
     *,
-    kind: EngineKind = "auto",
-    provider: str | None = None,
-    threads: int | None = None,
-    max_batch: int | None = None,
     on_step: OnStep = lambda _done, _total, _text: None,
+    **settings: Unpack[EngineSettings],
 ) -> Engine:
     """Open one part of a bundle, reading only its file; see :func:`open_parts`."""
-    found = open_parts(
-        bundle, [part], kind=kind, provider=provider, threads=threads, max_batch=max_batch, on_step=on_step
-    )
-    return found[part]
+    return open_parts(bundle, [part], on_step=on_step, **settings)[part]
 
 
 def open_parts(
     bundle: Bundle,
     names: Sequence[str],
     *,
-    kind: EngineKind = "auto",
-    provider: str | None = None,
-    threads: int | None = None,
-    max_batch: int | None = None,
     on_step: OnStep = lambda _done, _total, _text: None,
     on_choice: OnChoice = lambda _: None,
+    **settings: Unpack[EngineSettings],
 ) -> dict[str, Engine]:
     """Open several parts for one thread; blocks that share a file share an engine.
 
     If an engine that was not named does not open, the next choice is tried; ``on_choice`` is called with each.
-    ``max_batch`` is the largest batch of engines that are built. ``on_step`` is called before each engine is opened,
-    with the status of a build, and at the end. Raises :class:`EngineError` if the engine, its library or the provider
-    does not load, and :class:`ls_edge.core.errors.BundleError` if a file does not match the manifest.
+    ``on_step`` is called before each engine is opened, with the status of a build, and at the end. Raises
+    :class:`EngineError` if the engine, its library or the provider does not load, and
+    :class:`ls_edge.core.errors.BundleError` if a file does not match the manifest.
     """
-    threads = usable_threads(threads)
+    kind, provider = settings.get("kind", "auto"), settings.get("provider")
+    threads = usable_threads(settings.get("threads"))
+    options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
     failed: dict[str, str] = {}
     while True:
         choice = choose(bundle, kind, provider, names[0], failed)
         on_choice(choice)
         try:
-            return _open_with(choice, bundle, names, threads, max_batch, on_step)
+            return _open_with(choice, bundle, names, threads, options, on_step)
         except EngineError as error:
             which = "tensorrt" if choice.kind == "tensorrt" else choice.provider
             if kind == "tensorrt" or provider not in (None, "auto") or which == CPU:
@@ -163,16 +171,18 @@ def _open_with(
     bundle: Bundle,
     names: Sequence[str],
     threads: int,
-    max_batch: int | None,
+    options: EngineOptions,
     on_step: OnStep,
 ) -> dict[str, Engine]:
     """Open parts with the chosen engine; close those that are open if one does not open."""
-    options = EngineOptions.of(bundle, max_batch)
     workspace = _workspace(choice, bundle, options)
     if workspace is not None:
         workspace.hold()  # freed at the end if no engine opens
     engines: dict[str, Engine] = {}
     by_file: dict[str, Engine] = {}
+    num_engines = len({bundle.part(name).file for name in names})
+    # sessions of ONNX Runtime do not share working memory
+    share = replace(options, gpu_mem_limit=options.gpu_mem_limit and options.gpu_mem_limit // num_engines)
 
     def on_status(text: str) -> None:
         on_step(len(engines), len(names), text)
@@ -191,8 +201,7 @@ def _open_with(
                         signature,
                         provider=choice.provider,
                         threads=threads,
-                        precision=options.precision,
-                        max_batch=options.max_batch,
+                        options=share,
                         workspace=workspace,
                     )
             engines[name] = by_file[file]
@@ -211,18 +220,18 @@ def build_engines(
     bundle: Bundle,
     parts: Iterable[str],
     *,
-    kind: EngineKind = "auto",
-    provider: str | None = None,
-    max_batch: int | None = None,
     on_step: OnStep = lambda _done, _total, _text: None,
+    **settings: Unpack[EngineSettings],
 ) -> Iterator[BuiltPart]:
     """Build the engines that :func:`open_parts` would build, one at a time; none if it would choose ONNX Runtime.
 
     Raises :class:`EngineError` if an engine that was named cannot be built or kept; others are skipped with a warning.
     """
-    if kind == "onnx" or provider not in (None, "auto"):
+    kind = settings.get("kind", "auto")
+    if kind == "onnx" or settings.get("provider") not in (None, "auto"):
         return
-    names, options = list(parts), EngineOptions.of(bundle, max_batch)
+    names = list(parts)
+    options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
     try:
         _tensorrt_for(bundle)
         for done, name in enumerate(names):
@@ -252,12 +261,9 @@ def open_block_engines(
     bundle: Bundle,
     blocks: Iterable[int],
     *,
-    kind: EngineKind = "auto",
-    provider: str | None = None,
-    threads: int | None = None,
-    max_batch: int | None = None,
     on_step: OnStep = lambda _done, _total, _text: None,
     on_choice: OnChoice = lambda _: None,
+    **settings: Unpack[EngineSettings],
 ) -> dict[int, Engine]:
     """Open blocks, stem and head by their numbers (:mod:`ls_edge.core.parts`) as :func:`open_parts` does."""
     names = {number: part_name(number) for number in blocks}
@@ -266,16 +272,7 @@ def open_block_engines(
             raise BundleError(
                 f"{bundle.folder} has no block {block}; it has blocks 0 to {bundle.num_blocks - 1}, serve some of those"
             )
-    found = open_parts(
-        bundle,
-        list(names.values()),
-        kind=kind,
-        provider=provider,
-        threads=threads,
-        max_batch=max_batch,
-        on_step=on_step,
-        on_choice=on_choice,
-    )
+    found = open_parts(bundle, list(names.values()), on_step=on_step, on_choice=on_choice, **settings)
     return {number: found[name] for number, name in names.items()}
 
 

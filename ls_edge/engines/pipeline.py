@@ -9,6 +9,7 @@ One thread at a time uses a pipeline.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,10 +17,12 @@ from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import HEAD, STEM
-from ls_edge.core.peers_file import EngineKind
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor
-from ls_edge.engines.opening import EngineChoice, OnStep, open_parts
+from ls_edge.engines.opening import EngineChoice, EngineSettings, OnStep, open_parts
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Pipeline:
@@ -43,25 +46,13 @@ class Pipeline:
         cls,
         bundle: Bundle,
         *,
-        threads: int | None = None,
-        provider: str | None = None,
-        kind: EngineKind = "auto",
-        max_batch: int | None = None,
         on_step: OnStep = lambda _done, _total, _text: None,
+        **settings: Unpack[EngineSettings],
     ) -> Pipeline:
         """Open every part except ``whole``; arguments and errors are those of :func:`open_parts`."""
         names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
         choices: list[EngineChoice] = []
-        engines = open_parts(
-            bundle,
-            names,
-            kind=kind,
-            provider=provider,
-            threads=threads,
-            max_batch=max_batch,
-            on_step=on_step,
-            on_choice=choices.append,
-        )
+        engines = open_parts(bundle, names, on_step=on_step, on_choice=choices.append, **settings)
         stem, *blocks, head = (engines[name] for name in names)
         return cls(bundle, stem, blocks, head, choices[-1])
 

@@ -24,7 +24,7 @@ from ls_edge.core.peers_file import EngineKind, is_name
 from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
 from ls_edge.device.sensors import DeviceState, PowerMeter, PowerReading, Sensors, throttling
-from ls_edge.engines.cuda_runtime import free_bytes
+from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.opening import OnStep, usable_threads
@@ -69,14 +69,14 @@ def profile_bundle(
     before = device.sensors.state()
     on_step(0, steps, "idle")
     idle = _idle_power(device.sensors)
-    resident, on_gpu = _resident_bytes(), free_bytes()
+    resident = resident_bytes()
     loads = _Loads(bundle, steps, on_step)
     timed: dict[str, BatchTimes] = {}
     readings: list[PowerReading | None] = []
     with Pipeline.open(
         bundle, threads=threads, provider=provider, kind=kind, max_batch=sizes[-1], on_step=loads.step
     ) as pipeline:
-        taken = _taken(resident, on_gpu)
+        taken = taken_bytes(resident, pipeline.executor.workspace)
         for done, size in enumerate(sizes, opened):
             on_step(done, steps, f"batch {size}")
             timed[str(size)], reading = _time_batch(pipeline, size, duration, device.sensors)
@@ -110,8 +110,8 @@ def profile_blocks(
 ) -> DeviceProfile:
     """Time the open blocks of a peer for ``duration`` seconds at one image and at ``max_batch``.
 
-    ``call`` runs a function on the thread that uses the engines. Idle power is unknown, and so is the memory of engines
-    that are open already.
+    ``call`` runs a function on the thread that uses the engines. Idle power is unknown, and of the memory of engines
+    that are open already only that of the GPU is known.
     """
     engine = next(iter(executor.engines.values()))
     before = device.sensors.state()
@@ -132,7 +132,7 @@ def profile_blocks(
         threads=getattr(engine, "threads", 1),
         batch=timed,
         parts=[PartLoad(name, 0.0, False, size, None) for name, size in sizes.items()],
-        memory_bytes=sum(sizes.values()),
+        memory_bytes=max(sum(sizes.values()), taken_bytes(None, executor.workspace)),
         idle_watts=None,
         energy_mj_per_image=None,
     )
@@ -188,12 +188,12 @@ def _time_blocks(
     def visit(chosen: Sequence[int], given: np.ndarray) -> None:
         call(lambda: executor.run(chosen, given))
 
-    visits = _time_visits(bundle, blocks, size, duration / 4, visit)
+    visits = time_visits(bundle, blocks, size, duration / 4, visit)
     slowdown = _slowdown([sum(run) for run in runs])
     return BatchTimes(None, None, blocks_ms, None, len(runs), slowdown, None, None, visits)
 
 
-def _time_visits(
+def time_visits(
     bundle: Bundle,
     blocks: Sequence[int],
     size: int,
@@ -244,7 +244,7 @@ class _Loads:
         if status:
             self._built.add(name)
         else:
-            self._marks.append((text, time.perf_counter(), _resident_bytes()))
+            self._marks.append((text, time.perf_counter(), resident_bytes()))
 
     def of_parts(self) -> list[PartLoad]:
         """Return a row for each part; one that shares the engine of another part took nothing."""
@@ -323,7 +323,7 @@ def _time_batch(
     with PowerMeter(sensors) as meter:
         times, seconds = time_chain(pipeline, size, duration)
     power = meter.reading
-    visits = _time_visits(pipeline.bundle, range(pipeline.num_blocks), size, duration / 4, pipeline.executor.run)
+    visits = time_visits(pipeline.bundle, range(pipeline.num_blocks), size, duration / 4, pipeline.executor.run)
     times = msgspec.structs.replace(times, visits_ms=visits)
     if power is not None:
         energy = round(power.watts * 1e3 * seconds / (size * times.repeats), 4)
@@ -331,17 +331,15 @@ def _time_batch(
     return times, power
 
 
-def _taken(resident: int | None, on_gpu: tuple[int, bool] | None) -> int:
-    """Return the growth of this process since then, and of the GPU's memory, which may be the same memory."""
-    host = 0 if resident is None else max(0, (_resident_bytes() or 0) - resident)
-    now = free_bytes()
-    if on_gpu is None or now is None:
+def taken_bytes(resident: int | None, workspace: CudaWorkspace | None) -> int:
+    """Return the growth of this process since then, and of the GPU's memory in use, which may be the same memory."""
+    host = 0 if resident is None else max(0, (resident_bytes() or 0) - resident)
+    if workspace is None:
         return host
-    device = max(0, on_gpu[0] - now[0])
-    return max(host, device) if now[1] else host + device
+    return max(host, workspace.taken_bytes()) if workspace.is_integrated else host + workspace.taken_bytes()
 
 
-def _resident_bytes() -> int | None:
+def resident_bytes() -> int | None:
     """Return the resident memory of this process, or None without /proc."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ls_edge.engines.engine import Signature, first_line
+from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 from ls_edge.engines.tensorrt.cache import EngineCache, default_folder
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
@@ -47,30 +48,32 @@ def memory_of(provider: str) -> str:
 def providers_of(
     provider: str,
     *,
-    precision: str = "fp32",
+    options: EngineOptions = PLAIN,
     signature: Signature | None = None,
-    max_batch: int = 1,
     stream: int | None = None,
     onnx_sha256: str = "",
 ) -> list[tuple[str, dict[str, str]]]:
     """Return the providers of a session with their options: ``provider``, its fallbacks for single nodes, and the CPU.
 
-    ``signature`` and ``max_batch`` determine TensorRT's batch profile; ``stream`` is the CUDA stream that all sessions
-    of a thread share. TensorRT keeps built engines only for a file with a digest (``onnx_sha256``). Raises
-    :class:`ls_edge.core.errors.EngineError` if the folder of built engines cannot be used.
+    ``signature`` and ``options`` determine TensorRT's batch profile and the memory of this session, which has an arena
+    of its own; ``stream`` is the CUDA stream that all sessions of a thread share. TensorRT keeps built engines only for
+    a file with a digest (``onnx_sha256``). Raises :class:`ls_edge.core.errors.EngineError` if the folder of built
+    engines cannot be used.
     """
     # the arena would otherwise grow by doubling, which a board whose memory is shared cannot afford
     cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
     if stream is not None:
         cuda["user_compute_stream"] = str(stream)
+    if options.gpu_mem_limit is not None:
+        cuda["gpu_mem_limit"] = str(options.gpu_mem_limit)
     if provider == CPU:
         return [(CPU, {})]
     if provider == CUDA:
         return [(CUDA, cuda), (CPU, {})]
     if provider == TENSORRT:
         # nodes that TensorRT does not take run on CUDA, not on the CPU
-        return [(TENSORRT, _tensorrt(precision, signature, max_batch, onnx_sha256)), (CUDA, cuda), (CPU, {})]
-    if provider == "OpenVINOExecutionProvider" and precision == "fp32":
+        return [(TENSORRT, _tensorrt(options, signature, onnx_sha256)), (CUDA, cuda), (CPU, {})]
+    if provider == "OpenVINOExecutionProvider" and options.precision == "fp32":
         return [(provider, {"precision": "FP32"}), (CPU, {})]
     return [(provider, {}), (CPU, {})]
 
@@ -107,7 +110,7 @@ def why_not(ort: Any, provider: str) -> str:
     return ""
 
 
-def _tensorrt(precision: str, signature: Signature | None, max_batch: int, onnx_sha256: str) -> dict[str, str]:
+def _tensorrt(wanted: EngineOptions, signature: Signature | None, onnx_sha256: str) -> dict[str, str]:
     """Return the options of ONNX Runtime's TensorRT provider, which takes no other truth values than these words.
 
     It names a cached engine after the graph, not after its weights (ONNX Runtime's issue 6455), so blocks that differ
@@ -119,13 +122,15 @@ def _tensorrt(precision: str, signature: Signature | None, max_batch: int, onnx_
         "trt_engine_cache_path": str(folder),
         "trt_timing_cache_enable": "True",
         "trt_timing_cache_path": str(folder),
-        "trt_fp16_enable": str(precision == "fp16"),
-        "trt_int8_enable": str(precision == "int8"),
+        "trt_fp16_enable": str(wanted.precision == "fp16"),
+        "trt_int8_enable": str(wanted.precision == "int8"),
     }
     if onnx_sha256:
         options["trt_engine_cache_prefix"] = onnx_sha256
+    if wanted.gpu_mem_limit is not None:
+        options["trt_max_workspace_size"] = str(wanted.gpu_mem_limit)
     if signature is not None:
-        for which, batch in (("min", 1), ("opt", 1), ("max", max_batch)):
+        for which, batch in (("min", 1), ("opt", 1), ("max", wanted.max_batch)):
             shapes = (f"{t.name}:{'x'.join(map(str, t.shape(batch)))}" for t in signature.inputs)
             options[f"trt_profile_{which}_shapes"] = ",".join(shapes)
     return options

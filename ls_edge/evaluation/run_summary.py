@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ls_edge.core.parts import ShownPart, shown_parts
 from ls_edge.core.records import (
     AuditSummary,
     PeerContext,
@@ -69,7 +70,7 @@ class Hops(msgspec.Struct, frozen=True):
 class PeerSummary(msgspec.Struct, frozen=True):
     """Part of one peer in a run."""
 
-    blocks: tuple[int, ...]
+    blocks: tuple[ShownPart, ...]
     requests: int
     busy: float
     """Fraction of the time from the first submission to the last answer or error that its engine worked for answers."""
@@ -264,7 +265,7 @@ def _peers(
     for name in dict.fromkeys([*context.peers, *sorted(requests | state.keys())]):
         known = context.peers.get(name, unknown)
         result[name] = PeerSummary(
-            blocks=known.blocks or tuple(sorted(blocks[name])),
+            blocks=shown_parts(known.blocks or sorted(blocks[name])),
             requests=requests[name],
             busy=min(1.0, engine_us[name] / span_us) if span_us > 0 else 0.0,
             state=known.state if known.state != PeerState.UNKNOWN else state.get(name, PeerState.UNKNOWN),

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ls_edge.core.parts import ShownPart
 from ls_edge.evaluation.run_summary import MOST_REASONS, Floats, Quantiles, Skips, quantiles
 
 SCHEMA = 1
@@ -48,7 +49,7 @@ class SimulationContext(msgspec.Struct, frozen=True):
     concurrency: int
     rate: float | None
     """Submitted images per second; null for a closed loop."""
-    placement: dict[str, tuple[int, ...]]
+    placement: dict[str, tuple[ShownPart, ...]]
     churn: str | None
     max_skips: int
     budget_ms: float

@@ -37,7 +37,8 @@ from ls_edge.core.text import (
     show_ms,
     show_percent,
 )
-from ls_edge.evaluation.analysis import Analysis
+from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
+from ls_edge.evaluation.analysis.inside import Picture
 from ls_edge.evaluation.analysis.trace import TraceAnalysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
@@ -52,7 +53,7 @@ from ls_edge.report.analysis import (
     trace_findings,
     verdict,
 )
-from ls_edge.report.mistakes import confusions, map_picture, pictures_of, wrong_images
+from ls_edge.report.mistakes import confusions, pictures_of, wrong_images
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
 from ls_edge.report.theme import STAGES, STYLE
 from ls_edge.version import __version__
@@ -126,7 +127,7 @@ def write_side_by_side(
     write_output(path, _render("side_by_side.html.j2", scripts=[], title="Side by side", **tables))
 
 
-SECTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
+SECTIONS: dict[str, tuple[Callable[[Any], Any] | None, str]] = {
     "importance": (
         charts.importance_chart,
         "Increase of the loss, in nats, without a block, and with the block at the other end of its band.",
@@ -169,24 +170,65 @@ SECTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "Difference between both orders of two blocks, from the tokens before the earlier one, over what both add: 0 "
         "for a pair that commutes.",
     ),
+    "parts": (
+        charts.parts_chart,
+        "Accuracy in trained order without a part of one block, and of all blocks: norms as identity, the layer of a "
+        "residual branch as zero, and only what the block adds passed on (residual). The dashed line is the accuracy "
+        "with all parts.",
+    ),
     "attention": (
         charts.attention_chart,
         "Mean distance, in patches, between patches that attend to each other, for each head in trained order.",
     ),
     "rollout": (
-        lambda _: None,
+        None,
         "Attention averaged over heads, plus the identity, multiplied through the blocks: an image, the patches that "
         "reach its answer in trained order, and in a random order; white is most.",
+    ),
+    "class_attention": (
+        None,
+        "Attention of the class token to the patches: an image, and maps in trained and in random order of the patch "
+        "blocks, one row for each layer and one column for each head; white is most.",
+    ),
+    "saliency": (
+        None,
+        "Gradient of the answer's logit by pixel, the largest of its colors: an image, its map in trained order, and "
+        "the map of the same class in a random order.",
+    ),
+    "positions": (
+        charts.positions_chart,
+        "Cosine similarity of the position embeddings of patches, by their distance, and for some patches with all "
+        "others.",
+    ),
+    "filters": (
+        charts.filters_chart,
+        "Principal components of the filters of the patch embedding, the largest variance first; gray is 0.",
+    ),
+    "layer_scale": (
+        charts.layer_scale_chart,
+        "Mean magnitude of LayerScale, the learned factor of each residual branch, by depth.",
+    ),
+    "mixing": (
+        charts.mixing_chart,
+        "Weights by which a block mixes tokens: a tile has the weights of one output over the patches, gray is 0. The "
+        "chart has their distance from their center.",
+    ),
+    "excite": (
+        None,
+        "Images that gradient ascent makes from noise for the channel that varies most in what a block adds, with blur "
+        "and shifts against noise.",
+    ),
+    "inversion": (
+        charts.inversion_chart,
+        "Images that gradient descent makes from noise until their tokens after a block are those of an image: the "
+        "less of it returns, the more the blocks have thrown away. Distances are relative to the norm of the tokens.",
     ),
 }
 """Charts of each kind of analysis, and what they show."""
 
 
-def write_analysis(
-    path: str | Path, analyses: Sequence[Analysis], images: Iterable[ImageRef] = (), *, title: str = "Blocks of a model"
-) -> None:
-    """Write a page with the analysis of a model, or of several side by side, with pictures of ``images``."""
-    images = list(images)
+def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str = "Blocks of a model") -> None:
+    """Write a page with the analysis of a model, or of several side by side."""
     names = distinct_names([found.settings["of"] for found in analyses]) if len(analyses) > 1 else [""]
     models = [
         {
@@ -196,39 +238,27 @@ def write_analysis(
             "empty_cells": empty_cells(found),
             "blocks": block_table(found),
             "agreement": agreement_rows(found),
-            "rollouts": _rollouts(found, images),
             "found": found,
         }
         for name, found in zip(names, analyses, strict=True)
     ]
-    sections = [(kind, why, [_part(found, kind, draw) for found in analyses]) for kind, (draw, why) in SECTIONS.items()]
-    text = _render("analysis.html.j2", title=title, models=models, sections=sections, headings=AGREEMENT)
+    sections, absent = [], {}
+    for kind, (draw, why) in SECTIONS.items():
+        if any(getattr(found, kind) is not None for found in analyses):
+            sections.append((kind, why, [_part(found, kind, draw) for found in analyses]))
+        elif any(found.reasons.get(kind) != NOT_ASKED for found in analyses):
+            absent[kind] = finding(analyses[0], kind)
+    text = _render("analysis.html.j2", title=title, models=models, sections=sections, absent=absent, headings=AGREEMENT)
     write_output(path, text)
 
 
-def _rollouts(found: Analysis, images: Iterable[ImageRef]) -> list[tuple[str, str]]:
-    """Return the name and the picture of each image with a rollout, and of its maps."""
-    if found.rollout is None:
-        return []
-    one = found.rollout
-    pictures = pictures_of(dict.fromkeys(one.names), images)
-    rows = zip(one.names, one.trained, one.random, strict=False)
-    return [
-        (text, source)
-        for name, trained, random in rows
-        if name in pictures
-        for text, source in (
-            (name, pictures[name]),
-            ("trained order", map_picture(trained, one.grid)),
-            ("random order", map_picture(random, one.grid)),
-        )
-    ]
-
-
-def _part(found: Analysis, kind: str, draw: Callable[[Any], Any]) -> tuple[str, list[charts.Chart]]:
+def _part(
+    found: Analysis, kind: str, draw: Callable[[Any], Any] | None
+) -> tuple[str, list[charts.Chart], list[Picture]]:
     measured = getattr(found, kind)
-    drawn = None if measured is None else draw(measured)
-    return finding(found, kind), drawn if isinstance(drawn, list) else [drawn] if drawn is not None else []
+    drawn = None if measured is None or draw is None else draw(measured)
+    shown = drawn if isinstance(drawn, list) else [drawn] if drawn is not None else []
+    return finding(found, kind), shown, getattr(measured, "pictures", [])
 
 
 def write_trace_analysis(

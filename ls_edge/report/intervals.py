@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ls_edge.core.parts import ENDS, STEM
 from ls_edge.core.records import NO_GAIN, RequestRecord, TrackSpan, Visit
 
 _Part = tuple[str, int | None, float]
@@ -136,7 +137,8 @@ def _lay(parts: Sequence[_Part], start: float, holder: str, row: int = 0, critic
 
 
 def _engine(blocks: Sequence[int], duration: float) -> list[_Part]:
-    return [("engine", block, duration / len(blocks)) for block in blocks]
+    each = duration / len(blocks) if blocks else 0.0
+    return [(ENDS[part], None, each) if part in ENDS else ("engine", part, each) for part in blocks]
 
 
 def _own_parts(visit: Visit) -> list[_Part]:
@@ -229,6 +231,7 @@ def _fill(gaps: Sequence[_Gap], visit: Visit) -> Iterator[list[_Part]]:
 def _between(record: RequestRecord, visit: Visit) -> list[list[int]]:
     """Return the blocks that the joiner ran outside of its tracks: before each wave, and after the last one."""
     place = {block: n for n, wave in enumerate(record.waves or ()) for track in wave for block, _ in track}
+    place[STEM] = -1
     waves = [[block for track in wave for block in track.blocks] for wave in _waves_of(visit)]
     joined = {block for wave in waves for block in wave}
     numbers = [min((place.get(block, -1) for block in wave), default=-1) for wave in waves]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from ls_edge.core.errors import DataError
 from ls_edge.core.records import RequestRecord
@@ -98,22 +94,11 @@ def wrong_images(records: Iterable[RequestRecord], images: Iterable[ImageRef]) -
 def pictures_of(names: Collection[str], images: Iterable[ImageRef]) -> dict[str, str]:
     """Return small pictures of the named images as data URIs, without those that cannot be read."""
     from ls_edge.data.decoding import thumbnail  # Pillow, which most reports do not need
+    from ls_edge.data.pictures import data_uri
 
     readers = {image.name: image.read for image in images if image.name in names}
     found = {}
     for name in names:
         with contextlib.suppress(DataError, KeyError):
-            encoded = base64.b64encode(thumbnail(readers[name]())).decode()
-            found[name] = f"data:image/png;base64,{encoded}"
+            found[name] = data_uri(thumbnail(readers[name]()))
     return found
-
-
-def map_picture(values: Sequence[float], grid: tuple[int, int], side: int = 96) -> str:
-    """Return a map over patches as a data URI, from black (0) to white (its largest value)."""
-    from PIL import Image
-
-    shares = np.reshape(values, grid) / max(*values, np.finfo(np.float64).tiny)
-    picture = Image.fromarray((255 * shares).astype(np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
-    encoded = io.BytesIO()
-    picture.save(encoded, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(encoded.getvalue()).decode()}"

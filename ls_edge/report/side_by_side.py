@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.parts import ShownPart
 from ls_edge.core.text import distinct_names, format_ranges
 from ls_edge.evaluation.evaluate import Evaluation
 
@@ -33,7 +34,7 @@ class ComparedDocument(msgspec.Struct, frozen=True):
     throughput: float | None = None
     energy_mj: float | None = None
     at_once: int | None = None
-    placement: dict[str, tuple[int, ...]] | None = None
+    placement: dict[str, tuple[ShownPart, ...]] | None = None
     """Blocks of each peer of a plan or run; None if unknown."""
 
 
@@ -110,7 +111,7 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     return SideBySide(rows, pairs, apart, compared)
 
 
-def _difference(planned: Mapping[str, Sequence[int]], run: Mapping[str, Sequence[int]]) -> str:
+def _difference(planned: Mapping[str, Sequence[ShownPart]], run: Mapping[str, Sequence[ShownPart]]) -> str:
     """Return why a run was not one of the planned placement, or an empty string."""
     for name in sorted({*planned, *run}):
         if name not in run:

@@ -125,7 +125,7 @@ class RunData:
     @cached_property
     def num_blocks(self) -> int:
         """Number of blocks of the model, as far as the run shows."""
-        seen = {block for peer in self.summary.peers.values() for block in peer.blocks}
+        seen = {block for peer in self.summary.peers.values() for block in peer.blocks if isinstance(block, int)}
         for record in self.records:
             seen.update(record.skipped)
             seen.update(block for block, _ in record.steps)

@@ -17,10 +17,8 @@ from ls_edge.runtime.clients.session import Client, Session
 from ls_edge.runtime.protocol.messages import MAX_CHUNK, MAX_MANIFEST, Chunk, Want
 from ls_edge.runtime.transport.keys import KeyPair
 
-WITHIN_S = 10.0
-"""Seconds until a peer has to have sent its manifest."""
-_ASK_AGAIN_S = 1.0
-"""Seconds after which a peer is asked again, and the second one is not waited for any more."""
+WITHIN_S = 5.0
+"""Seconds for a manifest, besides those of its bytes on the slowest link: as long as a run waits for holders."""
 _STEP_S = 0.05
 
 
@@ -44,19 +42,21 @@ def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> tuple[Bun
     with Client(peers, keys, owner, "observer") as client:
         began = time.monotonic()
         first_at = float("inf")
+        patience = peers.heartbeat.silence_ms(MAX_CHUNK) / 1e3  # a peer that is silent for longer counts as lost
         while True:
             for name, message in client.step(_STEP_S):
                 if isinstance(message, Chunk) and name in fetches:
                     _take(fetches[name], name, message)
             now = time.monotonic()
             for name, session in client.sessions.items():
-                _ask(client, name, session, fetches, now)
+                _ask(client, name, session, fetches, now - patience)
             found = {name: one.bundle for name, one in fetches.items() if one.bundle is not None}
             first_at = min(first_at, now) if found else first_at
             is_alone = all(one.is_hopeless(began) for name, one in client.sessions.items() if name not in found)
-            if len(found) >= 2 or (found and (is_alone or now > first_at + _ASK_AGAIN_S)):
+            if len(found) >= 2 or (found and (is_alone or now > first_at + patience)):
                 return _agreed(found)
-            if now > began + WITHIN_S or (not found and is_alone):
+            came_s = peers.heartbeat.transfer_s(sum(len(one.raw) for one in fetches.values()))
+            if now > began + WITHIN_S + came_s or (not found and is_alone):
                 whys = [f"{name}: {_why(name, session, fetches)}" for name, session in client.sessions.items()]
                 raise LinkError(
                     f"no peer of {peers.path} has sent the manifest of its model ({'; '.join(whys)}); start a peer, or "
@@ -64,16 +64,16 @@ def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> tuple[Bun
                 )
 
 
-def _ask(client: Client, name: str, session: Session, fetches: dict[str, _Fetch], now: float) -> None:
-    """Ask a peer for the next bytes of its manifest, if it is time."""
+def _ask(client: Client, name: str, session: Session, fetches: dict[str, _Fetch], before: float) -> None:
+    """Ask a peer for the next bytes of its manifest, unless it was asked after ``before``."""
     welcome = session.welcome
     if not session.up or welcome is None or len(welcome.bundle_id) != 64:
         return
     if name not in fetches or fetches[name].session is not session:
         fetches[name] = _Fetch(session)
     fetch = fetches[name]
-    if fetch.bundle is None and not fetch.fault and now >= fetch.asked_at + _ASK_AGAIN_S:
-        fetch.asked_at = now
+    if fetch.bundle is None and not fetch.fault and fetch.asked_at <= before:
+        fetch.asked_at = time.monotonic()
         client.send(name, Want(bytes.fromhex(welcome.bundle_id), len(fetch.raw), MAX_CHUNK))
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerState
+from ls_edge.core.text import name_blocks
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Findings, Hello, State, Stored, Welcome
 from ls_edge.runtime.transport.admission import new_alias
@@ -99,7 +100,7 @@ class Session:
         if not welcome.model_id:
             return PeerState.COLD, note or "it has no bundle; send it one with 'ls-edge push'"
         if set(welcome.blocks) - set(peer.blocks):
-            why = f"it serves blocks {list(welcome.blocks)}, peers.yaml gives it {list(peer.blocks)}"
+            why = f"it serves {name_blocks(welcome.blocks)}, peers.yaml gives it {name_blocks(peer.blocks)}"
             return PeerState.REFUSED, why
         if not state.warm:
             return PeerState.COLD, "it is loading its engines" + (f"; {note}" if note else "")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ls_edge.core.errors import LinkError
+from ls_edge.core.parts import ShownPart, shown_parts
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerState
 from ls_edge.runtime.clients.session import Client, Session, source_name
@@ -37,7 +38,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
     state: PeerState
     bundle_id: str | None
     model_id: str | None
-    blocks: tuple[int, ...]
+    blocks: tuple[ShownPart, ...]
     """Blocks that it announces; those of the file if it announced none yet."""
     warm: bool
     queue: int | None
@@ -134,7 +135,7 @@ class Observer(Client):
             state=judged,
             bundle_id=welcome.bundle_id if welcome is not None else None,
             model_id=welcome.model_id if welcome is not None else None,
-            blocks=welcome.blocks if welcome is not None else session.peer.blocks.numbered,
+            blocks=shown_parts(session.peer.blocks.numbered if welcome is None else welcome.blocks),
             warm=state is not None and state.warm,
             queue=state.queue if state is not None else None,
             credits=state.credits if state is not None else None,

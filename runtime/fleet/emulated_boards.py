@@ -20,6 +20,7 @@ import numpy as np
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.logs import set_up
+from ls_edge.core.parts import ENDS
 from ls_edge.core.validation import unknown_name
 from ls_edge.device.profile import BatchTimes, DeviceProfile, Times, load_profile
 from ls_edge.engines.engine import Engine
@@ -103,9 +104,12 @@ class PacedPeer(Peer):
     block_ms = 0.0
 
     def open_engines(self) -> Mapping[int, Engine]:
-        """Open the engines, paced from the first call on: a peer warms up by it and announces its speed."""
-        pacer = Pacer()
-        return {b: PacedEngine(engine, pacer, self.block_ms) for b, engine in super().open_engines().items()}
+        """Open the engines, paced from the first call on: a peer warms up by it and announces its speed.
+
+        Stem and head are not: their time is in that of the blocks.
+        """
+        pacer, opened = Pacer(), super().open_engines()
+        return {b: e if b in ENDS else PacedEngine(e, pacer, self.block_ms) for b, e in opened.items()}
 
 
 class BoardCluster(LocalCluster):

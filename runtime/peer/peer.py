@@ -238,6 +238,7 @@ class Peer:
             provider=self.entry.provider,
             threads=settings.threads or self.entry.threads,
             max_batch=self.entry.max_batch,
+            gpu_mem_limit=self.entry.gpu_mem_limit,
             on_step=self._on_step,
             on_choice=self._on_choice,
         )
@@ -250,6 +251,7 @@ class Peer:
             kind=self._setup.settings.engine or self.entry.engine,
             provider=self.entry.provider,
             max_batch=self.entry.max_batch,
+            gpu_mem_limit=self.entry.gpu_mem_limit,
             on_step=on_step,
         )
 

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
 from ls_edge.core.errors import EngineError, LsEdgeError
 from ls_edge.core.order_costs import read_order_costs
-from ls_edge.core.parts import STEM
+from ls_edge.core.parts import STEM, shown_parts
 from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.counts import PeerSnapshot
@@ -262,7 +262,7 @@ class Service:
     def _loop(self) -> Iterator[None]:
         """Serve, a turn at a time; yield where the thread of the loop may run short engine calls."""
         name, threads, engine = self._greeting.name, self._threads, self.machine.rules.engine
-        extra = {"peer": name, "address": self._setup.entry.bind, "blocks": list(self._greeting.blocks)}
+        extra = {"peer": name, "address": self._setup.entry.bind, "blocks": list(shown_parts(self._greeting.blocks))}
         log.info("listening", extra=extra)
         if self.bundle is not None:
             threads.submit(self._engine.load)

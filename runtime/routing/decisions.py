@@ -121,9 +121,11 @@ class Decisions:
     def reachable(self, request: HeldRequest) -> list[Neighbour]:
         """Return the peers that may be handed a request: those of the bundle that it demands, if any.
 
-        Stem and head are known only to those of a newer version.
+        Stem and head are known only to those of a newer version. A source that names a peer hands it to that one.
         """
         candidates, demanded = self._neighbours.candidates(), request.bundle_id
+        if request.upstream is None and request.itinerary.hand_to:
+            candidates = [n for n in candidates if n.name == request.itinerary.hand_to]
         if has_ends(request.itinerary.remaining):
             candidates = [n for n in candidates if n.hello.minor >= MINOR_OF_ENDS]
         return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates

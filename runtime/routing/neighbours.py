@@ -292,6 +292,10 @@ class Neighbours:
         """Return whether a neighbour says that it has a link to a process."""
         return any(n.state and name in n.state.reaches for n in self.by_name.values())
 
+    def needs_relay(self, name: str) -> bool:
+        """Return whether others may have to bring home what a process has."""
+        return name not in self.by_name or self.leads_beyond(self.by_name[name])
+
     def leads_beyond(self, n: Neighbour) -> bool:
         """Return whether a neighbour is linked to a peer that this process is not. Names of sources are aliases."""
         known = self.by_name

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import UNSET
 
 from ls_edge.core.parts import STEM
-from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,
@@ -28,8 +27,6 @@ from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.claims import own_requests
 from ls_edge.runtime.routing.events import (
     Arrived,
-    Decode,
-    Decoded,
     Drain,
     NeighbourDown,
     NeighbourUp,
@@ -82,21 +79,16 @@ class PeerRules:
         self.engine = engine
         self.announcer = StateAnnouncer(machine, self)
         self.joins = WaveJoiner(machine, custody, decisions)
-        self.work = EngineWork(machine, custody, decisions, engine, self.joins, self.announcer.urgent)
         self.tombstones = Tombstones(machine.limits.tombstones)
         self.orphans = Orphans(machine.neighbours)
-        self.way_home = WayHome(machine, custody, decisions)
+        self.way_home = way_home = WayHome(machine, custody, decisions)
+        self.work = EngineWork(machine, custody, decisions, engine, self.joins, self.announcer.urgent, way_home.begin)
         self.warm = False
         self._credits = Credits(machine.limits, machine.custody.occupancy)
         self._drain_until = INFINITY
         """Half of the drain, after which the engine begins nothing; infinity until it begins."""
         self._arrivals = itertools.count()
-        machine.handlers |= {
-            Warm: self._on_warm,
-            Drain: self._on_drain,
-            Cancel: self._on_cancel,
-            Decoded: self._on_decoded,
-        }
+        machine.handlers |= {Warm: self._on_warm, Drain: self._on_drain, Cancel: self._on_cancel}
         machine.follow(NeighbourDown, lambda event: self._credits.forget(event.name))
         machine.follow(NeighbourDown, lambda event: self.announcer.lost(event.name))
         machine.follow(NeighbourUp, lambda event: self.announcer.forget(event.hello.name))
@@ -232,7 +224,7 @@ class PeerRules:
         elif itinerary.hand_to not in ("", name):
             self._hand_over(request)
         elif itinerary.remaining[:1] == (STEM,) and not request.is_decoded and STEM in self._usable_blocks:
-            self._decode(request)
+            self.work.decode(request)
         elif self.draining or not policy_of(itinerary.policy).runs_in_waves:
             return False
         else:
@@ -249,29 +241,6 @@ class PeerRules:
             self.machine.custody.offer(request, itinerary.hand_to, passed)
         else:
             self.cannot_continue(request, ReturnReason.UNREACHABLE)
-
-    def _decode(self, request: HeldRequest) -> None:
-        """Wait for the pixels of an image, which another thread decodes."""
-        machine = self.machine
-        if request.is_decoded is None:
-            request.is_decoded = False
-            machine.instructions.append(Decode(request.transfer, request.tokens))
-        machine.decisions.send_progress([request])
-        machine.custody.wait_for(request, (), machine.now + machine.limits.look_again)
-
-    def _on_decoded(self, event: Decoded) -> None:
-        request = self.machine.held.get(event.transfer)
-        if request is None or request.returning:
-            return
-        if request.stage is not Stage.WAITING:  # it was handed on meanwhile
-            request.is_decoded = None
-            return
-        request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
-        request.codec_us += event.us
-        if event.why:
-            self.way_home.begin(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
-        else:
-            self.machine.custody.waiting.ready.append(request)
 
     def way_out(self, request: HeldRequest) -> str:
         """Return the latest holder of the tokens that is linked and leads beyond the neighbours.

@@ -153,7 +153,7 @@ class SourceRules:
             self._pass_over(copy, sender)
             if copy.downstream == sender:
                 machine.reroute(copy, f"{sender} gave back what cannot be")
-        elif is_former_holder(copy, sender, needs_relay=self._needs_relay(request.trail.holder)):
+        elif is_former_holder(copy, sender, needs_relay=machine.neighbours.needs_relay(request.trail.holder)):
             if not run.itinerary.remaining:
                 self.duplicates[request.number] += 1
         elif STEM in run.itinerary.remaining and run.returning.startswith(ReturnReason.NO_IMAGE):
@@ -202,11 +202,6 @@ class SourceRules:
         machine.custody.end(old, f"{sender} brought it back")
         machine.custody.hold(request.copy, f"from {sender}: {run.returning}")
         machine.custody.waiting.ready.append(request.copy)
-
-    def _needs_relay(self, holder: str) -> bool:
-        """Return whether others may have to bring home what a process has."""
-        neighbours = self.machine.neighbours
-        return holder not in neighbours.by_name or neighbours.leads_beyond(neighbours.by_name[holder])
 
     def _reject(self, sender: str, why: str, copy: HeldRequest | None = None) -> None:
         count = self.rejected[sender].count if sender in self.rejected else 0

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, printable
+from ls_edge.core.parts import shown_parts
 from ls_edge.runtime.serve import inference_protocol as v2
 from ls_edge.runtime.serve.access import Access
 from ls_edge.runtime.serve.live_page import LivePage, until_gone
@@ -45,6 +46,8 @@ MAX_PARAMETERS = 16
 """Limit of parameters in a query, and of fields in a form."""
 _IN_MEMORY = 512 << 10
 """Bytes of a body that are kept in memory; the rest is kept on disk until its image has a place."""
+_QUICK_JSON = 16 << 10
+"""Bytes of JSON that are parsed at once, in 0.06 ms; a change of threads takes 0.2 ms, and 1 ms under load."""
 _PAUSE_S = 0.5
 """Pause of a client that sends too much after which it gets its response, in seconds."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
@@ -203,10 +206,11 @@ class Application:
         with body, self._service.place() as source:
             body.seek(0)
             try:
-                content = body.read()
-                asked, binary = await asyncio.to_thread(
-                    v2.parse_request, content, None if length is None else int(length)
-                )
+                content, json_length = body.read(), None if length is None else int(length)
+                if (len(content) if json_length is None else json_length) <= _QUICK_JSON:
+                    asked, binary = v2.parse_request(content, json_length)
+                else:
+                    asked, binary = await asyncio.to_thread(v2.parse_request, content, json_length)
                 v2.check_outputs(asked)
             except DataError as error:
                 raise HTTPException(400, str(error)) from None
@@ -247,7 +251,7 @@ class Application:
     async def _ready(self, _request: Request) -> Response:
         ready = self._service.is_ready
         missing = self._service.source.snapshot.missing_blocks
-        return _json({"ready": ready, "missing_blocks": missing}, 200 if ready else 503)
+        return _json({"ready": ready, "missing_blocks": shown_parts(missing)}, 200 if ready else 503)
 
     async def _status(self, _request: Request) -> Response:
         return _json(self._service.status())
@@ -421,4 +425,4 @@ def _is_budget(text: str, most_ms: float) -> bool:
 
 
 def _not_ready(service: Service) -> str:
-    return f"blocks without a holder: {', '.join(map(str, service.source.snapshot.missing_blocks))}"
+    return f"blocks without a holder: {', '.join(map(str, shown_parts(service.source.snapshot.missing_blocks)))}"

@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 from pathlib import Path
+from typing import Any
 
 import h11
 import uvicorn
@@ -112,6 +113,32 @@ class HttpServer:
         await self._server.serve(sockets=[self._listener])
 
 
+class _OneWrite:
+    """Transport that sends what is written in a turn of the loop at once: a client wakes up once for a response."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        if parts:
+            self._transport.write(b"".join(parts))
+
+
 class _Connection(H11Protocol):
     """uvicorn's connection, which is closed unless it delivers whole requests in time.
 
@@ -120,9 +147,9 @@ class _Connection(H11Protocol):
 
     _late: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Take a connection; close it if there are too many."""
-        super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn has it
+        super().connection_made(_OneWrite(transport, self.loop))  # type: ignore[arg-type]
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self.transport.abort()
         else:

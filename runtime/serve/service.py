@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from ls_edge.core.errors import (
     SourceClosed,
     UsageError,
 )
+from ls_edge.core.parts import shown_parts
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
@@ -41,7 +42,7 @@ OVER_BUDGET_S = 2.0
 RETRY_AFTER = {"Retry-After": "1"}
 _TOO_LATE = "the budget ended before the image was decoded; give it more time"
 _POLL_S = 0.01
-"""Interval of checks for holders of missing blocks, in seconds."""
+"""Interval of checks for the end of requests, in seconds."""
 _STATUS_OF: dict[type[RequestError], int] = {
     Overloaded: 503,
     SourceClosed: 503,
@@ -90,7 +91,7 @@ class Service:
             name: {
                 "state": view.state.value,
                 "bundle_id": view.bundle_id or None,
-                "blocks": view.blocks,
+                "blocks": shown_parts(view.blocks),
                 "warm": view.warm,
                 "credits": view.credits,
                 "queue": view.queue,
@@ -111,7 +112,7 @@ class Service:
             "concurrency": source.settings.max_inflight,
             "budget_ms": source.settings.budget_ms,
             "in_flight": source.counts.in_flight,
-            "missing_blocks": snapshot.missing_blocks,
+            "missing_blocks": shown_parts(snapshot.missing_blocks),
             "peers": peers,
         }
 
@@ -174,34 +175,41 @@ class Service:
 
                 return decode(wait_turn)
 
-        try:
-            try:
-                loop = asyncio.get_running_loop()
-                images = await asyncio.wait_for(loop.run_in_executor(self._decoders, decode_in_turn), budget_ms / 1e3)
-            except asyncio.TimeoutError:
-                raise BudgetExceeded(_TOO_LATE) from None
-            await self._wait_answerable(source, min(end, time.monotonic() + self._holder_wait_s))
+        def submit() -> list[Future[Answer]]:
+            images = decode_in_turn()
+            missing = source.wait_ready(min(self._holder_wait_s, end - time.monotonic()), may_miss=source.max_skips)
+            if not source.may_skip(missing):
+                raise HTTPException(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)
             left_s = end - time.monotonic()
             if left_s <= 0:
                 raise BudgetExceeded(_TOO_LATE)
-            futures = [source.submit(image, name="the body", budget_ms=left_s * 1e3) for image in images]
+            return [source.submit(image, name="the body", budget_ms=left_s * 1e3) for image in images]
+
+        # Submitting on the decoder's thread saves a change of threads.
+        submitting = asyncio.get_running_loop().run_in_executor(self._decoders, submit)
+        try:
+            try:
+                # A little longer than the thread waits for holders, so that its error says what is missing.
+                futures = await asyncio.wait_for(asyncio.shield(submitting), budget_ms / 1e3 + _POLL_S)
+            except asyncio.TimeoutError:
+                raise BudgetExceeded(_TOO_LATE) from None
             try:
                 return await asyncio.wait_for(
-                    asyncio.gather(*map(asyncio.wrap_future, futures)), left_s + OVER_BUDGET_S
+                    asyncio.gather(*map(asyncio.wrap_future, futures)), end - time.monotonic() + OVER_BUDGET_S
                 )
             except asyncio.TimeoutError:
                 raise BudgetExceeded("the budget ended before there was an answer; give it more time") from None
-            finally:
-                for future in futures:
-                    future.cancel()
         except (DataError, UsageError) as error:
             raise HTTPException(400, str(error)) from None
         except RequestError as error:
             status = _STATUS_OF.get(type(error), 500)
             raise HTTPException(status, str(error), RETRY_AFTER if status == 503 else None) from None
+        finally:
+            submitting.add_done_callback(_cancel)
 
-    async def _wait_answerable(self, source: Source, end: float) -> None:
-        while not source.may_skip(missing := source.snapshot.missing_blocks):
-            if time.monotonic() >= end:
-                raise HTTPException(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)
-            await asyncio.sleep(_POLL_S)
+
+def _cancel(submitting: asyncio.Future[list[Future[Answer]]]) -> None:
+    """Cancel what was submitted and is not answered."""
+    if not submitting.cancelled() and submitting.exception() is None:
+        for future in submitting.result():
+            future.cancel()

@@ -1,4 +1,4 @@
-"""An audit: a share of a source's answers is computed a second time here, to detect peers that return wrong tokens.
+"""An audit: a share of a source's answers is computed a second time, to detect peers that return wrong tokens.
 
 The audited answers are drawn from secret random numbers after they returned, so peers cannot predict them. The second
 computation takes the image's stem tokens through the recorded arrangement with the bundle's own block files, and its
@@ -10,6 +10,10 @@ the challenge is wrong, all holders of the answer are suspects and counted as on
 A thread of the lowest priority does this. Answers never wait for it: where too many audits wait, the next is dropped
 and counted. A peer can distinguish a challenge from other requests, since its hops go through the source. If it is
 honest in those alone, it stays one of several, but its name returns with each further mismatch.
+
+A source without a bundle computes nothing. It sends the image once more, to a trusted peer that holds everything, which
+repeats the answer's order alone (:class:`PeerAuditor`). No other peer learns which answers are audited; where logits
+differ, all holders but the auditor are suspects.
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from ls_edge.core.arrangement import apply
-from ls_edge.core.bundle import Bundle
+from ls_edge.core.bundle import Bundle, Manifest
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.engines.pipeline import Pipeline, relative_error
@@ -60,8 +65,8 @@ class Audit:
     """An answer that is to be computed again in this process."""
 
     request: int
-    stem_tokens: np.ndarray
-    """``[1, N, D]``."""
+    sent: Any
+    """What the source sent: stem tokens ``[1, N, D]``, or an encoded image."""
     itinerary: Itinerary
     logits: np.ndarray
     """``[C]``, of the answer."""
@@ -83,6 +88,7 @@ class Challenge:
     on_end: Callable[[Challenge], None]
     """Called on the source thread."""
     returns: list[Returned] = field(default_factory=list)
+    end: Complete | Fail | None = None
 
 
 class Challenges:
@@ -100,13 +106,13 @@ class Challenges:
         self._node.wake()
 
     def start(self) -> None:
-        """Send the stem tokens of the answers to challenge once more."""
+        """Send the stem tokens, or images, of the answers to challenge once more."""
         while self._wanted:
             challenge, number = self._wanted.popleft(), next(self._numbers)
             self._open[number] = challenge
             itinerary = self._itineraries.challenge(challenge.audit.itinerary)
             deadline = time.monotonic() + self._budget_s
-            self._node.feed(Submit(number, itinerary, challenge.audit.stem_tokens, deadline, watch_returns=True))
+            self._node.feed(Submit(number, itinerary, challenge.audit.sent, deadline, watch_returns=True))
 
     def execute(self, instruction: Complete | Fail | Returned) -> bool:
         """Note a return or the end of a challenge; return False if the instruction concerns no challenge."""
@@ -117,6 +123,7 @@ class Challenges:
             challenge.returns.append(instruction)
         else:
             del self._open[instruction.request]
+            challenge.end = instruction
             challenge.on_end(challenge)
         return True
 
@@ -124,7 +131,9 @@ class Challenges:
 class Auditor:
     """Draws answers, computes them again and keeps count; for one source, whose thread calls :meth:`offer`."""
 
-    def __init__(self, share: float, recomputation: Recomputation, challenge: Callable[[Challenge], None]) -> None:
+    def __init__(
+        self, share: float, recomputation: Recomputation | None, challenge: Callable[[Challenge], None]
+    ) -> None:
         """``challenge`` starts a challenge; it is called on the auditor's thread."""
         self._recomputation = recomputation
         self._challenge = challenge
@@ -155,7 +164,7 @@ class Auditor:
 
     def close(self) -> None:
         """Stop after the block that runs; what waits is dropped."""
-        if self._worker.close():
+        if self._worker.close() and self._recomputation is not None:
             self._recomputation.close()
         dropped = len(self._worker)
         self._add(dropped=dropped, waiting=-dropped)
@@ -178,23 +187,31 @@ class Auditor:
             self._add(dropped=1, waiting=-1)
 
     def _check(self, audit: Audit) -> None:
-        difference, matches = self._recomputation.compare(audit.stem_tokens, audit.itinerary, audit.logits)
-        if matches:
-            self._add(audited=1, matched=1, waiting=-1)
+        assert self._recomputation is not None
+        difference, matches = self._recomputation.compare(audit.sent, audit.itinerary, audit.logits)
+        if self._count(audit, difference, matches=matches):
             return
-        self._add(audited=1, mismatched=1)
-        why = f"logits differ by {difference:.2g}, holders {', '.join(audit.holders)}"
-        log.warning("an audit does not match", extra={"request": audit.request, "why": why})
         if self._num_challenges < MAX_CHALLENGES:
             self._num_challenges += 1
             self._challenge(Challenge(audit, difference, lambda ended: self._submit(partial(self._judge, ended))))
         else:
             self._name(audit.holders, difference)
 
+    def _count(self, audit: Audit, difference: float, *, matches: bool) -> bool:
+        """Count an audit, and return whether it matches."""
+        if matches:
+            self._add(audited=1, matched=1, waiting=-1)
+        else:
+            self._add(audited=1, mismatched=1)
+            why = f"logits differ by {difference:.2g}, holders {', '.join(audit.holders)}"
+            log.warning("an audit does not match", extra={"request": audit.request, "why": why})
+        return matches
+
     def _judge(self, challenge: Challenge) -> None:
         """Name the process whose hop of the challenge is wrong, or all holders of the answer."""
         self._num_challenges -= 1
-        found = self._recomputation.first_wrong(challenge.audit.stem_tokens, challenge.returns)
+        assert self._recomputation is not None
+        found = self._recomputation.first_wrong(challenge.audit.sent, challenge.returns)
         self._name(*(found or (challenge.audit.holders, challenge.difference)))
 
     def _name(self, holders: Sequence[str], difference: float) -> None:
@@ -221,11 +238,52 @@ class Auditor:
             self._change.notify_all()
 
 
+class PeerAuditor(Auditor):
+    """Lets a trusted peer repeat the drawn answers, for a source without a bundle."""
+
+    def __init__(
+        self,
+        share: float,
+        challenge: Callable[[Challenge], None],
+        peer: str,
+        tolerance: Callable[[Sequence[str]], float],
+    ) -> None:
+        """``tolerance`` returns the largest difference of logits that counts as equal, by their holders."""
+        super().__init__(share, None, challenge)
+        self._peer, self._tolerance = peer, tolerance
+
+    def _check(self, audit: Audit) -> None:
+        self._challenge(Challenge(audit, 0.0, lambda ended: self._submit(partial(self._compare, ended))))
+
+    def _compare(self, challenge: Challenge) -> None:
+        """Compare an answer with the auditor's; without one, or if others had a part in it, drop the audit."""
+        audit, end = challenge.audit, challenge.end
+        if not isinstance(end, Complete) or {*itinerary_holders(end.itinerary), *end.seen_holders} != {self._peer}:
+            self._add(dropped=1, waiting=-1)
+            return
+        difference = relative_error(audit.logits, end.tokens[0])
+        if not self._count(audit, difference, matches=difference <= self._tolerance(audit.holders)):
+            self._name([name for name in audit.holders if name != self._peer] or [self._peer], difference)
+
+
+def tolerance_of(
+    manifest: Manifest, codecs: Mapping[str, str], bundle_of: Callable[[str], str], holders: Sequence[str]
+) -> float:
+    """Largest difference that counts as equal: by codecs and precision, or the loosest where they are unknown.
+
+    ``codecs`` has the codec of tokens to each peer, ``bundle_of`` returns the id of the bundle that it serves.
+    """
+    least = _PRECISION_TOLERANCE.get(manifest.precision, _LOOSEST)
+    if any(name not in codecs or bundle_of(name) != manifest.bundle_id for name in holders):
+        return _LOOSEST
+    return max([least, *(REPLAY_TOLERANCE.get(codecs[name], _LOOSEST) for name in holders)])
+
+
 class Recomputation:
     """The blocks and the head of a bundle in this process, to check tokens of peers; used by one thread."""
 
     def __init__(self, bundle: Bundle, codecs: Mapping[str, str], bundle_of: Callable[[str], str]) -> None:
-        """``codecs`` has the codec of tokens to each peer, ``bundle_of`` returns the id of the bundle that it serves.
+        """``codecs`` and ``bundle_of`` are those of :func:`tolerance_of`.
 
         Raise :class:`UsageError` if block files, which a source does not need otherwise, are not in the bundle.
         """
@@ -237,7 +295,7 @@ class Recomputation:
             )
         self._bundle = bundle
         self._codecs = codecs
-        self._bundle_of = bundle_of
+        self._tolerance = partial(tolerance_of, bundle.manifest, codecs, bundle_of)
         self._opened: Pipeline | None = None
 
     def close(self) -> None:
@@ -282,11 +340,3 @@ class Recomputation:
         """Return tokens after their way to a peer, whose codec rounds them."""
         codec, spec = self._codecs.get(name, "raw"), self._bundle.manifest.tokens
         return decode(codec, bytes(encode(codec, tokens)), spec.count, spec.dim)
-
-    def _tolerance(self, holders: Sequence[str]) -> float:
-        """Largest difference that counts as equal: by codecs and precision, or the loosest where they are unknown."""
-        manifest = self._bundle.manifest
-        least = _PRECISION_TOLERANCE.get(manifest.precision, _LOOSEST)
-        if any(name not in self._codecs or self._bundle_of(name) != manifest.bundle_id for name in holders):
-            return _LOOSEST
-        return max([least, *(REPLAY_TOLERANCE.get(self._codecs[name], _LOOSEST) for name in holders)])

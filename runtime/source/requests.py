@@ -158,21 +158,21 @@ class Requests:
         else:
             inflight.state = RequestState.ROUTED
             self._deadlines.remove(inflight.request)
-            if self._auditor is not None and isinstance(result.output, np.ndarray):
-                inflight.stem_tokens = result.output
+            if self._auditor is not None:
+                inflight.sent = result.output
             itinerary = self._itineraries.of(inflight.request)
             self._node.feed(Submit(inflight.request, itinerary, result.output, inflight.deadline))
 
     def _answer(self, inflight: InFlightRequest, logits: np.ndarray, head_us: int) -> None:
-        answered, stem_tokens = inflight.answered, inflight.stem_tokens
+        answered, sent = inflight.answered, inflight.sent
         record = inflight.record(answered, logits=logits, head_us=head_us)
         self._forget(inflight)
         if not inflight.future.set_running_or_notify_cancel():
             self.counts.cancelled += 1
             return
         self.counts.add_answer(record)
-        if self._auditor is not None and answered is not None and stem_tokens is not None:
-            self._auditor.offer(Audit(inflight.request, stem_tokens, answered.itinerary, logits, answered.seen_holders))
+        if self._auditor is not None and answered is not None:
+            self._auditor.offer(Audit(inflight.request, sent, answered.itinerary, logits, answered.seen_holders))
         assert record.prediction is not None
         inflight.future.set_result(Answer(inflight.request, logits, record.prediction, self._classes, record))
 
@@ -191,7 +191,7 @@ class Requests:
         self._open.pop(inflight.request, None)
         self._deadlines.remove(inflight.request)
         self.line.leave(inflight)
-        inflight.image = inflight.stem_tokens = inflight.answered = None  # users may keep its future
+        inflight.image = inflight.sent = inflight.answered = None  # users may keep its future
 
 
 class WaitingLine:

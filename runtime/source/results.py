@@ -101,8 +101,8 @@ class InFlightRequest:
     """A job of it waits for the engines of this process or runs; it cannot be interrupted."""
     begun: bool = False
     stem_us: int = 0
-    stem_tokens: np.ndarray | None = None
-    """Kept where answers are audited."""
+    sent: np.ndarray | EncodedImage | None = None
+    """Stem tokens, or the image; kept where answers are audited."""
     answered: Complete | None = None
     """Result of routing: the input of the head."""
 

@@ -57,7 +57,9 @@ class Settings:
     on_straggler: Literal["later", "skip"] = "later"
     """Run blocks of a track that does not come back later, or leave them out as far as ``max_skips`` allows."""
     audit: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Fraction of the answers to recompute in this process; see :mod:`ls_edge.runtime.source.audit`."""
+    """Fraction of the answers to recompute; see :mod:`ls_edge.runtime.source.audit`."""
+    auditor: str = ""
+    """Peer that recomputes them for a source without a bundle: it is trusted, and holds everything."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -67,6 +69,11 @@ class Settings:
             raise UsageError(
                 f"policy {self.policy} needs peers that reach one another, not every hop through the source; use "
                 "fastest, or leave --via source out"
+            )
+        if self.auditor and (not self.audit or POLICIES[self.policy].runs_in_waves):
+            raise UsageError(
+                f"auditor {self.auditor!r} recomputes a share of answers in one order; set audit, and another policy "
+                "than parallel"
             )
 
     @classmethod
@@ -115,7 +122,7 @@ class Itineraries:
 
     def __init__(self, alias: str, settings: Settings, bundle: Bundle, *, is_thin: bool = False) -> None:
         """``alias`` is the name by which peers know the source; ``is_thin`` where they run stem and head too."""
-        self._is_thin = is_thin
+        self._is_thin, self._auditor = is_thin, settings.auditor
         self._policy, self._seed, self._bands = POLICIES[settings.policy], settings.seed, bundle.bands
         self._template = Itinerary(
             alias,
@@ -134,8 +141,23 @@ class Itineraries:
         return msgspec.structs.replace(self._template, remaining=(STEM, *order, HEAD) if self._is_thin else order)
 
     def challenge(self, answer: Itinerary) -> Itinerary:
-        """Return the itinerary of a challenge of an answer."""
+        """Return the itinerary of a challenge of an answer, or of its audit by a peer."""
+        if self._is_thin:
+            return _repeated(self._template, answer, self._auditor)
         return challenge_itinerary(self._template, answer, self._bands)
+
+
+def _repeated(asked: Itinerary, answer: Itinerary, holder: str) -> Itinerary:
+    """Return the itinerary in which one peer repeats an answer, its order and skipped blocks included."""
+    return msgspec.structs.replace(
+        asked,
+        policy="sequential",
+        remaining=tuple(part for wave in answer.waves for track in wave for part, _ in track),
+        skipped=answer.skipped,
+        max_skips=len(answer.skipped),
+        via_source=False,
+        hand_to=holder,
+    )
 
 
 def challenge_itinerary(asked: Itinerary, answer: Itinerary, bands: Bands) -> Itinerary:

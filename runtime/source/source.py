@@ -76,8 +76,11 @@ class Source:
         self.witnesses: tuple[str, ...] = ()
         """Without a bundle: the peers that sent the manifest. Two agree on it; a single one is believed."""
         if bundle is None:
-            if self.settings.audit:
-                raise UsageError("an audit computes answers again, which needs the bundle; give it, or leave audit out")
+            if self.settings.audit and not self.settings.auditor:
+                raise UsageError(
+                    "an audit computes answers again, which needs the bundle; give it, or name a trusted peer that has "
+                    "everything as auditor, or leave audit out"
+                )
             bundle, self.witnesses = fetch_model(peers, keys, self.name)
             self.preprocess = self._read = encode_image
         else:
@@ -87,6 +90,7 @@ class Source:
         self.bundle = bundle
         """Its manifest alone, if it comes from the peers."""
         self.peers = peers = peers.of_model(bundle.num_blocks)
+        self._check_auditor()
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._thread = SourceThread(
             self.name,
@@ -143,6 +147,15 @@ class Source:
         )
         source._secret_key = secret_key
         return source
+
+    def _check_auditor(self) -> None:
+        name = self.settings.auditor
+        if name and not self.witnesses:
+            raise UsageError(f"auditor {name!r}: this source has the bundle and audits itself; leave auditor out")
+        if name and len(self.peers.peer(name).blocks) < self.bundle.num_blocks + len(ENDS):
+            raise UsageError(
+                f"auditor {name!r} does not hold everything in {self.peers.path}; name a peer with all blocks"
+            )
 
     def __enter__(self) -> Source:
         return self

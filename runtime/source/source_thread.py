@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 
@@ -31,7 +31,7 @@ from ls_edge.runtime.routing.events import Complete, Fail, Instruction, Returned
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_rules import source_machine
-from ls_edge.runtime.source.audit import Auditor, Challenges, Recomputation
+from ls_edge.runtime.source.audit import Auditor, Challenge, Challenges, PeerAuditor, Recomputation, tolerance_of
 from ls_edge.runtime.source.peer_monitor import PeerEvents, PeerMonitor
 from ls_edge.runtime.source.remote_ends import RemoteEnds
 from ls_edge.runtime.source.requests import Requests
@@ -79,7 +79,7 @@ class SourceThread:
         bundle_of = (lambda _name: manifest.bundle_id) if strict_bundle else self._bundle_of
         self._codecs = {peer.name: peer.codec for peer in peers.peers}
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
-        recomputation = Recomputation(bundle, self._codecs, bundle_of) if settings.audit else None
+        recomputation = Recomputation(bundle, self._codecs, bundle_of) if settings.audit and not is_thin else None
         self.cores = EngineCores.of(peers, peers.source(name))
         with self.cores.on_engine():  # where the threads of the engines stay
             entry = peers.source(name) or SourceEntry(name)
@@ -101,8 +101,8 @@ class SourceThread:
             self.monitor = PeerMonitor(peers, needed, machine, self._node, events)
             self._node.call_with_notes(self.monitor.on_note)
             self._challenges = Challenges(self._node, itineraries, settings.budget_ms / 1e3)
-            request = self._challenges.request
-            self.auditor = None if recomputation is None else Auditor(settings.audit, recomputation, request)
+            tolerance = partial(tolerance_of, manifest, self._codecs, bundle_of)
+            self.auditor = _auditor_of(settings, recomputation, self._challenges.request, tolerance)
             self._threads: LoopThreads[PartResult] = LoopThreads(
                 self._loop(), self._node.wake, names=("source", "stem and head"), cores=self.cores
             )
@@ -186,6 +186,19 @@ class SourceThread:
             raise TypeError(f"a source does not execute {instruction!r}")
         if not self._challenges.execute(instruction) and not isinstance(instruction, Returned):
             self.requests.execute(instruction)
+
+
+def _auditor_of(
+    settings: Settings,
+    recomputation: Recomputation | None,
+    challenge: Callable[[Challenge], None],
+    tolerance: Callable[[Sequence[str]], float],
+) -> Auditor | None:
+    if not settings.audit:
+        return None
+    if recomputation is None:
+        return PeerAuditor(settings.audit, challenge, settings.auditor, tolerance)
+    return Auditor(settings.audit, recomputation, challenge)
 
 
 def _cancel(requests: Requests, request: int, future: Future[Answer]) -> None:

@@ -34,6 +34,7 @@ class StemAndHead:
             kind=settings.engine or entry.engine,
             provider=provider,
             threads=self.threads,
+            gpu_mem_limit=entry.gpu_mem_limit,
             on_choice=self._on_choice,
         )
         self._executor = Executor({part: engines[name] for part, name in ENDS.items()})

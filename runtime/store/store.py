@@ -146,8 +146,11 @@ class Store:
         if not _is_file(self._files / manifest, manifest):
             raise BundleError(f"the manifest {self._files / manifest} is missing or damaged; push the bundle again")
         opened = Bundle.open(self._files, manifest).manifest
-        blocks = tuple(msgspec.structs.replace(part, file=part.sha256) for part in opened.parts.blocks)
-        parts = msgspec.structs.replace(opened.parts, blocks=blocks)
+        stem, head, *blocks = (
+            msgspec.structs.replace(part, file=part.sha256)
+            for part in (opened.parts.stem, opened.parts.head, *opened.parts.blocks)
+        )
+        parts = msgspec.structs.replace(opened.parts, stem=stem, head=head, blocks=tuple(blocks))
         return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
 
     def shown_id(self, manifest: str) -> str:

@@ -1,6 +1,6 @@
 """Replay every answer of a trace in one process and compare the logits; every peer that is named must have had a part.
 
-    python tests/arm64/replay.py BUNDLE TRACE PEER PEER
+    python -m tests.arm64.replay BUNDLE TRACE PEER PEER
 
 Images are those of ``digits``; the tolerance is that of the whole system for float32, 1e-4 of the largest logit.
 """

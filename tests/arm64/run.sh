@@ -88,5 +88,5 @@ rm -f "$work/trace.jsonl"
     || { tail -n 5 "$work/here.log" "$work/arm64.log"; exit 1; }
 
 echo "== replayed in one process on this machine"
-"$python" tests/arm64/replay.py "$work/bundle" "$work/trace.jsonl" here arm64
+"$python" -m tests.arm64.replay "$work/bundle" "$work/trace.jsonl" here arm64
 echo "arm64: passed"

@@ -29,7 +29,7 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from .serving import PLACEMENT
 
 
-def _hear_ctrl_c():
+def hear_ctrl_c():
     """What a terminal's child does; a test runner in the background hands down that Ctrl-C is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -46,7 +46,7 @@ class Commands:
         out, err = process.communicate(timeout=options.get("timeout", 60))
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def start(self, *arguments, before=(), prepare=_hear_ctrl_c, **options):
+    def start(self, *arguments, before=(), prepare=hear_ctrl_c, **options):
         """Start a command; ``before`` are words ahead of it, such as those of a wrapper."""
         options.pop("timeout", None)
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}

@@ -6,7 +6,7 @@ import sys
 import msgspec
 import pytest
 
-from ls_edge.evaluation.analysis import KINDS, Analysis
+from ls_edge.evaluation.analysis import KINDS, RUN_KINDS, Analysis
 from ls_edge.report.analysis import empty_cells, verdict
 
 FEW = ("--data", "digits", "--limit", 24, "--orders", 4, "--threads", 1)
@@ -22,6 +22,13 @@ def both(tiny_bundle):
 def without_umap(monkeypatch):
     """UMAP compiles for half a minute; ``test_analysis_slots.py`` runs it."""
     monkeypatch.setitem(sys.modules, "umap", None)
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """``tests/training/test_inside.py`` takes as many as the command."""
+    monkeypatch.setattr("ls_edge.training.analysis.gradients.EXCITATION_STEPS", 4)
+    monkeypatch.setattr("ls_edge.training.analysis.gradients.INVERSION_STEPS", 4)
 
 
 def document(command, *arguments):
@@ -41,12 +48,13 @@ def numbers(value):
 
 def test_a_run_and_its_bundle_give_the_same_figures(command, both):
     run, bundle = (document(command, path, *FEW) for path in both)
-    assert set(run["reasons"]) <= {"probe", "umap"}  # 24 images are too few
-    assert set(bundle["reasons"]) - set(run["reasons"]) == {"attention", "rollout"}
+    lacks = {"class_attention", "mixing"}
+    assert set(run["reasons"]) - {"probe", "umap"} == lacks  # 24 images are too few
+    assert set(bundle["reasons"]) - set(run["reasons"]) == set(RUN_KINDS) - lacks
     assert bundle["attention"] is None
     assert len(run["attention"]["distance"]) == 6
     assert run["rollout"]["images"] == 24
-    assert len(run["rollout"]["names"]) == len(run["rollout"]["trained"]) == 8
+    assert len(run["rollout"]["trained"]) == 4
     for kind in ("importance", "contribution", "similarity", "agreement", "slots", "pairs"):
         assert len(numbers(run[kind])) > 5
         assert numbers(bundle[kind]) == pytest.approx(numbers(run[kind]), rel=1e-4, abs=1e-4)
@@ -69,7 +77,7 @@ def test_the_document(command, both, tmp_path):
 def test_what_was_asked_for(command, both):
     found = document(command, both[1], *FEW, "--what", "attention,agreement", "--bands", "0/1-4/5")
     assert found["agreement"] is not None
-    assert "do not show their attention" in found["reasons"].pop("attention")
+    assert "shows neither attention nor gradients" in found["reasons"].pop("attention")
     assert found["reasons"] == dict.fromkeys(set(KINDS) - {"agreement", "attention"}, "not asked for")
     assert found["settings"]["bands"] == [[0], [1, 2, 3, 4], [5]]
 
@@ -111,10 +119,10 @@ def test_the_table(command, both):
     assert [line.split()[0] for line in lines[4:10]] == list("012345")
     assert "answers in random order, compared with trained order:" in lines
     assert "pairs: Blocks " in out
-    assert "attention: none" not in err
+    assert "\nattention: none" not in err
     code, out, err = command("analyze", both[1], *FEW, "--what", "contribution,attention")
     assert code == 0
-    assert "attention: none, the engines of a bundle" in err
+    assert "attention: none, an engine shows neither" in err
     assert "loss" not in out
 
 
@@ -124,15 +132,17 @@ def test_the_report(command, both, tmp_path):
     code, _, err = command("analyze", both[0], *FEW, "--report", path)
     assert code == 0, err
     page = path.read_text()
-    assert page.count("data-chart=") == 8
-    assert page.count('<img src="data:image/png;base64,') == 24  # 8 images, each with two maps
+    assert page.count("data-chart=") == 13
+    maps = 2 * 4 * 3  # rollout and saliency: four images, each with two maps
+    assert page.count('<img src="data:image/png;base64,') == maps + 1 + 2 + 4 + 2 * (1 + 4)
+    assert "VisionTransformer has no class-attention layers" in page
     assert "vegaEmbed(" in page
     code, _, err = command("analyze", both[1], *FEW, "--report", path, "--what", "importance,attention")
     assert code == 0, err
     page = path.read_text()
     assert page.count("data-chart=") == 1
-    assert "None: not asked for." in page
-    assert "None: the engines of a bundle do not show their attention" in page
+    assert "not asked for" not in page
+    assert "None: an engine shows neither attention nor gradients" in page
 
 
 def test_blocks_that_share_their_weights(command, shared_bundle):

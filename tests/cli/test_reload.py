@@ -109,9 +109,10 @@ def test_what_a_source_cannot_take_over_changes_nothing(write_peers, tmp_path, t
 
 
 TERMINAL = """
-import os, pty, sys
+import os, pty, signal, sys
 process, terminal = pty.fork()
 if not process:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and processes inherit that
     os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 2)
     os.execv(sys.argv[2], sys.argv[2:])
 print(process, flush=True)

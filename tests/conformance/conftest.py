@@ -32,8 +32,8 @@ class MixedPeers(LocalCluster):
     def __init__(self, folder, bundle, placement, *, node, javascript, **named):
         self._node, self._javascript = node, javascript
         super().__init__(folder, bundle, placement, **named)
-        self._json = self.folder / "peers.json"
-        self._json.write_text(json.dumps(yaml.safe_load(self.path.read_text())), encoding="utf-8")
+        self.json = self.folder / "peers.json"
+        self.json.write_text(json.dumps(yaml.safe_load(self.path.read_text())), encoding="utf-8")
 
     def start(self, *names):
         for name in names:
@@ -42,7 +42,8 @@ class MixedPeers(LocalCluster):
                 continue
             self._close_input(name)
             self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
-            command = [self._node, str(HERE / "minimal_peer.mjs"), str(self._json), name, str(self.bundles[name])]
+            command = [self._node, HERE / "minimal_peer.mjs", self.json, name, self.bundles[name]]
+            command += filter(None, [self.secret_key(name)])
             with self.log_path(name).open("ab") as log:
                 self.processes[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 

@@ -1,11 +1,12 @@
-// A minimal peer, written from runtime/PROTOCOL.md ("Minimal peer"): it serves blocks, without keys, joins or relays.
+// A minimal peer, written from runtime/protocol/PROTOCOL.md ("Minimal peer"): it serves blocks, without joins or relays.
 //
-//     node minimal_peer.mjs PEERS NAME BUNDLE
+//     node minimal_peer.mjs PEERS NAME BUNDLE [SECRET_KEY]
 //
-// PEERS is a peers.yaml that is also JSON. A line of JSON says that it listens, is warm, or has left and what it did; SIGTERM drains.
+// PEERS is a peers.yaml that is also JSON. With keys in it, SECRET_KEY is the file of the peer's own. A line of JSON says that it listens, is warm, or has left and what it did; SIGTERM drains.
 import { createHash, randomBytes } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { keyPair, z85 } from "./curve.mjs";
 import { openBlock } from "./onnx.mjs";
 import { Malformed, decode, decodeTokens, encode, encodeTokens, steps } from "./wire.mjs";
 import { listen } from "./zmtp.mjs";
@@ -19,7 +20,7 @@ const LEAVE_MS = 4700;
 const COMPLAINTS_A_SECOND = 10;
 const MOST_CANCELLED = 10_000;
 
-const [peersPath, ownName, bundlePath] = process.argv.slice(2);
+const [peersPath, ownName, bundlePath, keyPath] = process.argv.slice(2);
 const file = JSON.parse(readFileSync(peersPath, "utf-8"));
 const manifest = JSON.parse(readFileSync(join(bundlePath, "manifest.json"), "utf-8"));
 const blocksOf = new Map(file.peers.map((peer) => [peer.name, new Set(peer.blocks)]));
@@ -144,6 +145,8 @@ function meet(link, said) {
 }
 
 function reasonToRefuse(link, { name, role, blocks, model_id: model }) {
+  const owner = link.curve?.name;
+  if (owner !== undefined && name !== owner && (role === "peer" || name.replace(/\.[0-9a-f]{8}$/, "") !== owner)) return `hello from ${name} with the key of ${owner}`;
   if (name === ownName || !["peer", "source", "observer"].includes(role)) return `hello from ${name}: not a process of ours`;
   if (role === "peer" && !blocksOf.has(name)) return `peer ${name} is not in peers.yaml`;
   if (role !== "peer" && blocksOf.has(name)) return `${role} ${name} has the name of a peer`;
@@ -403,10 +406,14 @@ async function load() {
 const heartbeat = { interval_ms: 100, timeout_ms: 1000, slowest_mbit: 1.0, ...file.heartbeat };
 const silenceMs = heartbeat.timeout_ms + Math.ceil((4 * count * dim * 8e-3) / heartbeat.slowest_mbit);
 const settings = { maxFrame: Math.max(65536, 4 * count * dim), silenceMs };
-const listener = listen(own.bind ?? own.address, settings, (link) => {
+const named = [...file.peers, ...(file.sources ?? [])].filter((one) => one.public_key);
+const nameOf = (key) => named.find((one) => z85(one.public_key).equals(key))?.name;
+const onLink = (link) => {
   link.on("message", (frames) => receive(link, frames));
   link.on("end", () => ended(link));
-});
+};
+const keys = keyPath && keyPair(readFileSync(keyPath, "utf-8"));
+const listener = listen(own.bind ?? own.address, settings, onLink, keys, nameOf);
 listener.server.on("listening", () => {
   console.log(JSON.stringify({ event: "listening" }));
   load();

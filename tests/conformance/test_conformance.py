@@ -1,6 +1,6 @@
 """A second implementation, written in JavaScript from PROTOCOL.md alone, beside real peers and a real source.
 
-It needs ``node`` and nothing else: ZMTP, MessagePack and the few ONNX operators of the bundle are its own.
+It needs ``node`` and nothing else: ZMTP with CURVE, MessagePack and the few ONNX operators of the bundle are its own.
 """
 
 import contextlib
@@ -15,9 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
+from PIL import Image
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.engines.pipeline import Pipeline
+from ls_edge.core.parts import HEAD, STEM
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
@@ -40,6 +43,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source.source import Source
+from ls_edge.runtime.transport.keys import load_secret
 
 HERE = Path(__file__).parent
 VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="utf-8"))
@@ -125,11 +129,13 @@ def test_answers_stay_within_the_bands(mixed, banded_bundle, images, assert_repl
         assert peers.left("js")["complaints"] == 0
 
 
-def test_two_of_them_answer_without_any_other_peer(mixed, tiny_bundle, images, assert_replays):
-    with mixed({"js-0": [0, 2, 4], "js-1": [1, 3, 5]}, "js-0", "js-1", each={"codec": "fp16"}) as peers:
+@pytest.mark.parametrize("keys", [False, True], ids=["plain", "CURVE"])
+def test_two_of_them_answer_without_any_other_peer(mixed, tiny_bundle, images, assert_replays, keys):
+    placement, named = {"js-0": [0, 2, 4], "js-1": [1, 3, 5]}, {"keys": keys, "sources": ["laptop"]}
+    with mixed(placement, "js-0", "js-1", each={"codec": "fp16"}, **named) as peers:
         peers.wait_warm()
-        pictures = images(4)
-        with Source.open(peers.path, tiny_bundle, policy="sequential", budget_ms=30_000) as source:
+        pictures, key = images(4), peers.secret_key("laptop")
+        with Source.open(peers.path, tiny_bundle, policy="sequential", budget_ms=30_000, secret_key=key) as source:
             assert source.wait_ready(30) == ()
             answers = [future.result(40) for future in [source.submit(picture) for picture in pictures]]
         order = tuple((block, f"js-{block % 2}") for block in range(BLOCKS))
@@ -176,15 +182,96 @@ def test_it_drains(mixed, tiny_bundle, images, assert_replays):
         assert left["home"] == left["accepted"] > 0
 
 
+def test_a_key_that_is_not_in_the_file_gets_no_answer(mixed):
+    with mixed({"js": range(BLOCKS)}, "js", keys=True, sources=["laptop"]) as peers, zmq.Context() as context:
+        peers.wait_warm()
+        known = load_secret(peers.secret_key("laptop"))
+        hello = Hello("laptop", "observer", 7, 0, "", "")
+        for pair, is_greeted in ((zmq.curve_keypair(), False), ((known.public, known.secret), True)):
+            keys = {
+                zmq.CURVE_PUBLICKEY: pair[0],
+                zmq.CURVE_SECRETKEY: pair[1],
+                zmq.CURVE_SERVERKEY: peers.file.peer("js").public_key.encode(),
+            }
+            one = Caller(context, peers.address("js"), hello, keys)
+            one.send(hello)
+            assert bool(one.socket.poll(500)) is is_greeted
+            one.socket.close(0)
+
+
+# A source that has no model.
+
+
+@pytest.fixture
+def ask(node):
+    """Start the source in JavaScript with images."""
+
+    def start(peers, *paths):
+        command = [node, HERE / "minimal_source.mjs", peers.json, "laptop", peers.secret_key("laptop") or "-", *paths]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    return start
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Write JPEG files."""
+
+    def write(count):
+        paths = [tmp_path / f"{index}.jpg" for index in range(count)]
+        for index, path in enumerate(paths):
+            Image.effect_noise((40, 30), 20 + index).convert("RGB").save(path)
+        return paths
+
+    return write
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["plain", "CURVE"])
+def test_a_source_without_a_model_gets_the_logits_of_its_images(mixed, tiny_bundle, ask, photos, tmp_path, keys):
+    (broken := tmp_path / "broken.jpg").write_bytes(b"no picture")
+    paths, bundle = photos(4), Bundle.open(tiny_bundle)
+    with mixed({"a": "stem, 0-2", "b": "3-5, head"}, keys=keys, sources=["laptop"]) as peers:
+        peers.wait_warm()
+        with ask(peers, *paths, broken) as source:
+            said, _ = source.communicate(timeout=40)
+        log = peers.log_path("a").read_text()
+    assert source.returncode == 1
+    lines = {line["image"]: line for line in map(json.loads, said.splitlines())}
+    assert lines.pop(str(broken))["error"].startswith("no image: ")
+    order = [[STEM, "a"], [0, "a"], [1, "a"], [2, "a"], [3, "b"], [4, "b"], [5, "b"], [HEAD, "b"]]
+    preprocess = Preprocessor(bundle.manifest.image)
+    with Pipeline.open(bundle, threads=1) as pipeline:
+        for path in paths:
+            logits = pipeline.forward(preprocess(path.read_bytes())[None])[0]
+            line = lines.pop(str(path))
+            assert line["steps"] == order
+            assert relative_error(np.float32(line["logits"]), logits) < 1e-4
+    assert not lines
+    assert "dropped" not in log
+
+
+def test_images_of_a_source_without_a_model_live_through_the_death_of_a_peer(mixed, ask, photos):
+    with mixed({"a": "stem, 0-2", "b": "3-5, head", "c": "3-5, head"}) as peers:
+        peers.wait_warm()
+        with ask(peers, *photos(60)) as source:
+            first = source.stdout.readline()
+            peers.kill(json.loads(first)["steps"][-1][1])
+            rest = source.stdout.read()
+        assert source.returncode == 0
+        assert len({json.loads(line)["image"] for line in (first + rest).splitlines()}) == 60
+
+
 # By hand.
 
 
 class Caller:
     """A process that a test plays: it dials one peer."""
 
-    def __init__(self, context, address, hello):
+    def __init__(self, context, address, hello, options=None):
         self.hello = hello
         self.socket = context.socket(zmq.DEALER)
+        for option, value in (options or {}).items():
+            self.socket.set(option, value)
         self.socket.linger = 0
         self.socket.connect("tcp://{}:{}".format(*address))
         self.heard = []

@@ -1,17 +1,24 @@
-// A listener for ZMTP 3.1 with the mechanism NULL, as PROTOCOL.md, "ZMTP without libzmq", describes it.
+// ZMTP 3.1 with the mechanisms NULL and CURVE, as PROTOCOL.md, "ZMTP without libzmq", describes it.
 import { EventEmitter } from "node:events";
-import { createServer } from "node:net";
+import { connect, createServer } from "node:net";
+import { CurveClient, CurveServer } from "./curve.mjs";
 
-const GREETING = Buffer.alloc(64);
-GREETING.set([0xff], 0);
-GREETING.set([0x7f, 3, 1], 9);
-GREETING.write("NULL", 12, "latin1");
 const MORE = 1;
 const LONG = 2;
 const COMMAND = 4;
 const HANDSHAKE_MS = 2000;
+const CURVE_MORE = 64; // bytes by which a frame is longer in its box
 const MOST_FRAMES = 3; // more are malformed in any case; they are counted and not kept
 const MOST_UNSENT = 64 << 20;
+
+function greeting(mechanism, listens) {
+  const bytes = Buffer.alloc(64);
+  bytes.set([0xff], 0);
+  bytes.set([0x7f, 3, 1], 9);
+  bytes.write(mechanism, 12, "latin1");
+  bytes[32] = mechanism === "CURVE" && listens ? 1 : 0;
+  return bytes;
+}
 
 function property(name, value) {
   const body = Buffer.alloc(5 + name.length + value.length);
@@ -35,12 +42,15 @@ function framed(flags, body) {
   return [head, body];
 }
 
-// One connection; emits "message" with its frames, and "end".
+// One connection; emits "ready", "message" with its frames, and "end". `curve` is its side of CURVE, null for NULL.
 class Connection extends EventEmitter {
-  constructor(socket, { maxFrame, silenceMs }) {
+  constructor(socket, { maxFrame, silenceMs }, type, curve) {
     super();
     this.socket = socket;
-    this.maxFrame = maxFrame;
+    this.type = type;
+    this.curve = curve;
+    this.mechanism = curve ? "CURVE" : "NULL";
+    this.maxFrame = maxFrame + (curve ? CURVE_MORE : 0);
     this.silenceMs = silenceMs;
     this.ttlMs = Infinity;
     this.chunks = [];
@@ -58,17 +68,22 @@ class Connection extends EventEmitter {
       this.emit("end");
     });
     this.handshake = setTimeout(() => socket.destroy(), HANDSHAKE_MS);
-    socket.write(GREETING);
+    socket.write(greeting(this.mechanism, type === "ROUTER"));
   }
 
   send(frames) {
     if (!this.ready || this.socket.destroyed || this.socket.writableLength > MOST_UNSENT) return false;
-    frames.forEach((frame, i) => framed(i + 1 < frames.length ? MORE : 0, frame).forEach((part) => this.socket.write(part)));
+    frames.forEach((frame, i) => this.#frame(i + 1 < frames.length ? MORE : 0, frame));
     return true;
   }
 
   end() {
     this.socket.end();
+  }
+
+  #frame(flags, body) {
+    const parts = this.ready && this.curve ? framed(0, this.curve.seal(flags, body)) : framed(flags, body);
+    parts.forEach((part) => this.socket.write(part));
   }
 
   // Called now and then: who is silent for too long is asked, and then gone.
@@ -118,9 +133,10 @@ class Connection extends EventEmitter {
       const greeting = this.#peek(64, { take: true });
       if (!greeting) return false;
       const mechanism = greeting.subarray(12, 32).toString("latin1").replace(/\0+$/, "");
-      if (greeting[10] < 3 || mechanism !== "NULL") return this.socket.destroy();
+      if (greeting[10] < 3 || mechanism !== this.mechanism) return this.socket.destroy();
       this.greeted = true;
-      this.#command("READY", property("Socket-Type", "ROUTER"));
+      const first = this.curve ? this.curve.begin() : ["READY", metadata(this.type)];
+      if (first) this.#command(...first);
       return true;
     }
     const flags = this.#peek(1);
@@ -130,9 +146,16 @@ class Connection extends EventEmitter {
     const size = flags[0] & LONG ? Number(head.readBigUInt64BE(1)) : head[1];
     if (size > this.maxFrame || flags[0] & ~7 || (flags[0] & COMMAND && flags[0] & MORE)) return this.socket.destroy();
     if (this.length < head.length + size) return false;
-    const kind = flags[0];
+    let kind = flags[0];
     this.#peek(head.length, { take: true });
-    const body = size ? this.#peek(size, { take: true }) : Buffer.alloc(0);
+    let body = size ? this.#peek(size, { take: true }) : Buffer.alloc(0);
+    if (this.ready && this.curve) {
+      try {
+        ({ flags: kind, body } = this.curve.open(body));
+      } catch {
+        return this.socket.destroy();
+      }
+    }
     if (kind & COMMAND) this.#onCommand(body);
     else if (!this.ready) this.socket.destroy();
     else {
@@ -147,10 +170,16 @@ class Connection extends EventEmitter {
     if (body.length < 1 || body.length < 1 + body[0]) return this.socket.destroy();
     const name = body.subarray(1, 1 + body[0]).toString("latin1");
     const data = body.subarray(1 + body[0]);
-    if (name === "READY") {
-      if (!this.ready) clearTimeout(this.handshake);
-      this.ready = true;
-    } else if (name === "ERROR") this.socket.destroy();
+    if (!this.ready && this.curve) {
+      try {
+        const reply = this.curve.onCommand(name, data);
+        if (reply) this.#command(...reply);
+        if (this.curve.ready) this.#onReady();
+      } catch {
+        this.socket.destroy();
+      }
+    } else if (name === "READY") this.#onReady();
+    else if (name === "ERROR") this.socket.destroy();
     else if (name === "PING" && data.length >= 2) {
       if (data.readUInt16BE(0)) this.ttlMs = 100 * data.readUInt16BE(0);
       this.#command("PONG", data.subarray(2, 18));
@@ -158,23 +187,47 @@ class Connection extends EventEmitter {
     return undefined;
   }
 
+  #onReady() {
+    if (this.ready) return;
+    clearTimeout(this.handshake);
+    this.ready = true;
+    this.emit("ready");
+  }
+
   #command(name, data) {
-    framed(COMMAND, command(name, data)).forEach((part) => this.socket.write(part));
+    this.#frame(COMMAND, command(name, data));
   }
 }
 
-// Listen at tcp://host:port; `onConnection` gets every connection before it has greeted.
-export function listen(address, settings, onConnection) {
+const metadata = (type) => property("Socket-Type", type);
+
+function endpoint(address) {
   const [, host, port] = /^tcp:\/\/\[?([^\]]+)\]?:(\d+)$/.exec(address);
+  return { host, port: Number(port) };
+}
+
+// Dial tcp://host:port, with `keys` and the peer's public key where there are keys.
+export function dial(address, settings, keys, peerKey) {
+  const curve = keys ? new CurveClient(keys, peerKey, metadata("DEALER")) : null;
+  const connection = new Connection(connect(endpoint(address)), settings, "DEALER", curve);
+  const timer = setInterval(() => connection.watch(), 100);
+  connection.on("end", () => clearInterval(timer));
+  return connection;
+}
+
+// Listen at tcp://host:port; `onConnection` gets every connection before it has greeted. With `keys`, `admit` names who has a key.
+export function listen(address, settings, onConnection, keys, admit) {
+  const { host, port } = endpoint(address);
   const connections = new Set();
   const server = createServer((socket) => {
-    const connection = new Connection(socket, settings);
+    const curve = keys ? new CurveServer(keys, admit, metadata("ROUTER")) : null;
+    const connection = new Connection(socket, settings, "ROUTER", curve);
     connections.add(connection);
     connection.on("end", () => connections.delete(connection));
     onConnection(connection);
   });
   const timer = setInterval(() => connections.forEach((connection) => connection.watch()), 100);
-  server.listen(Number(port), host);
+  server.listen(port, host);
   return {
     server,
     close() {

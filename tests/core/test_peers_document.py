@@ -22,7 +22,7 @@ SECTIONS = {
 }
 NONE = {
     "provider": "the best that is there", "threads": "the engine's choice",
-    "public_key": "none", "A source: threads": "one", "cpus": "all cores",
+    "public_key": "none", "gpu_mem_limit": "none", "A source: threads": "one", "cpus": "all cores",
     "interval_ms": "a quarter of `timeout_ms`, at most 250",
 }  # fmt: skip
 BY_OTHERS = {"bind": "the `address`", "credits": "four times `max_batch`, at least 16"}
@@ -119,6 +119,7 @@ def test_bounds_are_those_of_the_code(tmp_path):
         ("A peer", key, least - 1)
         for key, least in [("threads", 1), ("max_batch", 1), ("credits", 1), ("batch_wait_ms", 0)]
     ]
+    refused += [("A peer", "gpu_mem_limit", 2**20 - 1), ("A source", "gpu_mem_limit", "2 GB")]
     refused += [("A source", "threads", 0), ("A source", "threads", 1025), ("A source", "engine", "paper")]
     refused += [
         ("Heartbeat", "interval_ms", 4), ("Heartbeat", "timeout_ms", 199), ("Heartbeat", "timeout_ms", 600_001),

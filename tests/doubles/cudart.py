@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 cudaStreamNonBlocking = 1
-cudaHostAllocDefault = 0
+cudaHostAllocMapped = 2
 _FREED = 0xDD
 _FRESH = 0xCD
 
@@ -60,6 +60,7 @@ class Allocation:
     size: int
     bytes: np.ndarray
     freed: bool = False
+    mapped: bool = False
 
 
 @dataclass(eq=False)
@@ -116,7 +117,7 @@ class Device:
 
     def left(self):
         """Allocations that were not freed."""
-        alive = [f"{a.kind} memory of {a.size} bytes" for a in self.allocations if not a.freed]
+        alive = [f"{a.kind} memory of {a.size} bytes" for a in self.allocations if not a.freed and a.kind != "mapped"]
         handles = (("stream", self.streams), ("graph", self.graphs), ("executable graph", self.execs))
         return alive + [f"{what} {number}" for what, table in handles for number in table]
 
@@ -137,9 +138,20 @@ class Device:
             memory = room[skip : skip + size]
             address = memory.ctypes.data
         memory.fill(_FRESH)
-        made = Allocation(kind, address, size, memory)
-        place = bisect.bisect(self._addresses, address)
-        self._addresses.insert(place, address)
+        return self._add(Allocation(kind, address, size, memory))
+
+    def map(self, address):
+        """The address on the GPU of pinned memory that was allocated for that: another one than on the host."""
+        found = [a for a in self.allocations if a.address == address and a.kind == "pinned" and not a.freed]
+        if not found or not found[0].mapped:
+            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} is no mapped memory")
+        made = self._add(Allocation("mapped", self._next_device, found[0].size, found[0].bytes))
+        self._next_device += -(-made.size // 512) * 512 + 4096
+        return made.address
+
+    def _add(self, made):
+        place = bisect.bisect(self._addresses, made.address)
+        self._addresses.insert(place, made.address)
         self.allocations.insert(place, made)
         return made
 
@@ -151,7 +163,8 @@ class Device:
             raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} was freed already")
         if any(stream.queue for stream in self.streams.values()):
             self.misuse.append(f"{kind} memory was freed while work was queued")
-        found[0].freed = True
+        for allocation in self.allocations:
+            allocation.freed |= allocation.bytes is found[0].bytes
         found[0].bytes.fill(_FREED)
 
     def span(self, kind, address, size):
@@ -160,7 +173,7 @@ class Device:
         found = self.allocations[place] if place >= 0 else None
         if found is None or address >= found.address + found.size:
             raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is no {kind} memory")
-        if found.kind != kind:
+        if found.kind not in (kind, "mapped" if kind == "device" else kind):
             raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is {found.kind} memory, not {kind}")
         if found.freed:
             raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} was freed")
@@ -225,7 +238,7 @@ def _call(name, body):
 
 
 _GIVING = {
-    "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags", "cudaStreamEndCapture",
+    "cudaMalloc", "cudaHostAlloc", "cudaHostGetDevicePointer", "cudaStreamCreateWithFlags", "cudaStreamEndCapture",
     "cudaGraphInstantiateWithFlags", "cudaGetDevice", "cudaGetDeviceCount", "cudaGetDeviceProperties",
     "cudaDeviceGetAttribute", "cudaDriverGetVersion", "cudaRuntimeGetVersion", "cudaMemGetInfo",
 }  # fmt: skip
@@ -236,7 +249,16 @@ def cudaMalloc(size):
 
 
 def cudaHostAlloc(size, flags):
-    return _call("cudaHostAlloc", lambda: DEVICE.allocate("pinned", size).address)
+    def body():
+        made = DEVICE.allocate("pinned", size)
+        made.mapped = bool(flags & cudaHostAllocMapped)
+        return made.address
+
+    return _call("cudaHostAlloc", body)
+
+
+def cudaHostGetDevicePointer(pHost, flags):
+    return _call("cudaHostGetDevicePointer", lambda: DEVICE.map(pHost))
 
 
 def cudaFree(devPtr):

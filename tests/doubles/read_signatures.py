@@ -40,13 +40,13 @@ IExecutionContext.set_optimization_profile_async nptype
 """.split()
 CUDA = """
 cudaGetErrorString cudaGetDeviceCount cudaGetDevice cudaGetDeviceProperties cudaDeviceGetAttribute
-cudaDriverGetVersion cudaRuntimeGetVersion cudaMemGetInfo cudaMalloc cudaFree cudaHostAlloc cudaFreeHost
-cudaMemcpyAsync cudaStreamCreateWithFlags cudaStreamDestroy cudaStreamSynchronize cudaStreamBeginCapture
+cudaDriverGetVersion cudaRuntimeGetVersion cudaMemGetInfo cudaMalloc cudaFree cudaHostAlloc cudaHostGetDevicePointer
+cudaFreeHost cudaMemcpyAsync cudaStreamCreateWithFlags cudaStreamDestroy cudaStreamSynchronize cudaStreamBeginCapture
 cudaStreamEndCapture cudaGraphInstantiateWithFlags cudaGraphLaunch cudaGraphExecDestroy cudaGraphDestroy
 """.split()
 VALUES = """
 cudaMemcpyHostToDevice cudaMemcpyDeviceToHost cudaErrorInsufficientDriver cudaStreamCaptureModeThreadLocal
-cudaDevAttrComputeCapabilityMajor cudaDevAttrComputeCapabilityMinor cudaDevAttrIntegrated
+cudaDevAttrComputeCapabilityMajor cudaDevAttrComputeCapabilityMinor cudaDevAttrIntegrated cudaHostAllocMapped
 """.split()
 
 _PROGRAM = """
@@ -102,8 +102,8 @@ def _of_headers(folder: Path) -> dict[str, object]:
         match = re.search(rf"(const char\*|cudaError_t) CUDARTAPI {name}\([^;]*\)(?=;)", headers["cuda_runtime_api.h"])
         found[name] = [match[0].replace("CUDARTAPI ", "")] if match else []
     for name in VALUES:
-        match = re.search(rf"\b{name}\s*=\s*(\d+)", headers["driver_types.h"])
-        found[name] = [match[1]] if match else []
+        match = re.search(rf"\b{name}\s*=?\s*(0x[0-9a-f]+|\d+)", headers["driver_types.h"])
+        found[name] = [str(int(match[1], 0))] if match else []
     return found
 
 

@@ -43,10 +43,12 @@ def gpu(doubles):
     return sys.modules["cudart"].DEVICE
 
 
-@pytest.fixture(params=["late", "at once"])
+@pytest.fixture(params=["late", "early", "integrated"])
 def any_gpu(gpu, request):
-    """A double whose queued work runs late, when it is waited for, or early."""
-    gpu.eager = request.param == "at once"
+    """A double whose queued work runs late, when it is waited for, or early; or one that shares the host's memory."""
+    gpu.eager = request.param == "early"
+    gpu.integrated = int(request.param == "integrated")
+    gpu.copies = 1 - gpu.integrated
     return gpu
 
 

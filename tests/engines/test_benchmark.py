@@ -1,6 +1,7 @@
 """The document of ``ls-edge bench``: its keys with and without a monolith, and the turns of the calls."""
 
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import msgspec
@@ -40,6 +41,19 @@ def test_with_a_monolith(bundle, whole):
         found["chain_ms"]["p50"] / found["monolith_ms"]["p50"], abs=1e-3
     )
     assert found["repeats"] >= 3
+
+
+@pytest.mark.parametrize("integrated", [0, 1])
+def test_visits_and_the_memory_of_the_gpu(bundle, gpu, integrated):
+    gpu.integrated = integrated
+    before = Counter(gpu.counts)
+    found = bench(bundle, batch=2, duration=0.02, kind="tensorrt")
+    assert list(found.visits_ms) == ["1", "2", "6"]
+    assert found.memory_bytes > 0
+    counts = gpu.counts - before
+    # besides the chain and its parts, each visit copied once in and once out
+    assert counts["cudaMemcpyHostToDevice"] == counts["cudaMemcpyDeviceToHost"]
+    assert (counts["cudaMemcpyHostToDevice"] == 0) == bool(integrated)
 
 
 def test_without_one_the_reason_is_said(bundle):

@@ -29,6 +29,7 @@ def test_functions_and_numbers_are_those_of_cudas_headers(gpu, version):
         "cudaMemcpyHostToDevice": module.TO_DEVICE,
         "cudaMemcpyDeviceToHost": module.TO_HOST,
         "cudaErrorInsufficientDriver": module.DRIVER_TOO_OLD,
+        "cudaHostAllocMapped": module.MAPPED,
         "cudaStreamCaptureModeThreadLocal": module.THREAD_LOCAL,
         "cudaDevAttrComputeCapabilityMajor": module.CAPABILITY_MAJOR,
         "cudaDevAttrComputeCapabilityMinor": module.CAPABILITY_MINOR,

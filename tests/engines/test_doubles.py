@@ -75,7 +75,7 @@ def test_one_visit_of_eight_blocks_makes_two_copies_and_one_synchronisation(runn
     order = (3, 0, 5, 1, 2, 4, 0, 3)
     result, counts = counted(any_gpu, lambda: runner.run(order, tokens()))
     close(result, expected(exact, order, tokens()))
-    assert {name: counts[name] for name in (*COPIES, "synchronize")} == {COPIES[0]: 1, COPIES[1]: 1, "synchronize": 1}
+    assert [counts[name] for name in (*COPIES, "synchronize")] == [any_gpu.copies, any_gpu.copies, 1]
     assert counts["graph"] == 8  # and no kernel is launched separately
     assert counts["execute"] == 0
 
@@ -126,7 +126,7 @@ def test_a_pipeline_on_the_gpu_is_the_pipeline_on_the_cpu(bundle, any_gpu, exact
         for order in (ORDER, (5, 2), ()):
             logits, counts = counted(any_gpu, lambda order=order: pipeline.forward(images, order))
             close(logits, exact.forward(images, order))
-            assert (counts[COPIES[0]], counts[COPIES[1]]) == (1, 1)
+            assert (counts[COPIES[0]], counts[COPIES[1]]) == (any_gpu.copies,) * 2
         close(pipeline.profile(images)[0], exact.forward(images))
 
 
@@ -183,6 +183,34 @@ def test_no_memory_is_one_clear_line_and_nothing_is_left(bundle, gpu):
         engine.close()
     gpu.memory = 1 << 30
     assert gpu.left() == []
+
+
+def test_an_integrated_gpu_reads_and_writes_the_memory_of_the_host_in_place(bundle, gpu, exact, monkeypatch):
+    """Each batch of a call is copied once, into the memory that the first engine reads."""
+    gpu.integrated = 1
+    engines = open_block_engines(bundle, ORDER, kind="tensorrt")
+    runner = Executor(engines)
+    rows = [tokens(1, seed) for seed in range(3)]
+    joins = []
+    concatenate = np.concatenate
+
+    def joined(arrays, **given):
+        joins.append(given.get("out"))
+        return concatenate(arrays, **given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "concatenate", joined)
+        ours = runner.run((0, 1), rows)
+    close(ours, expected(exact, (0, 1), np.concatenate(rows)))
+    pinned = [a for a in gpu.allocations if a.kind == "pinned"]
+    assert [any(np.shares_memory(join, a.bytes) for a in pinned) for join in joins] == [True]
+    assert all(a.mapped for a in pinned)
+    assert {a.kind for a in gpu.allocations if np.shares_memory(a.bytes, pinned[0].bytes)} == {"pinned", "mapped"}
+    device = [a.size for a in gpu.allocations if a.kind == "device"]
+    assert device == [runner.workspace.scratch(0)[1]]  # memory for kernels, none for tokens
+    with pytest.raises(PartFailed, match="tokens is float64"):
+        runner.run((0, 1), [tokens(1), tokens(1).astype(np.float64)])
+    runner.close()
 
 
 def test_an_illegal_access_is_an_error_and_everything_can_be_closed(bundle, gpu):
@@ -281,6 +309,19 @@ def test_contexts_are_made_when_they_are_needed(runner, any_gpu):
     assert contexts() == [2, 2, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+def test_single_images_and_batches_run_in_the_profile_that_is_tuned_for_them(bundle, any_gpu, graphs):
+    engine = open_engine(bundle, "block 0", kind="tensorrt", max_batch=16)
+    if not graphs:
+        engine.drop_graphs("not here")
+    assert [p["tokens"][1][0] for p in engine._engine._header["profiles"]] == [1, 16]
+    for batch, profile in ((1, 0), (2, 1), (9, 1), (16, 1), (1, 0)):
+        engine.run({"tokens": tokens(batch)})
+        assert any_gpu.profile == profile, batch
+    assert engine._engine._contexts == (3 if graphs else 2)
+    engine.close()
+
+
 def test_tensorrt_does_not_read_weights_from_another_file(bundle, gpu, monkeypatch):
     model = onnx.load_model_from_string(bundle.read("block 0"))
     tensor = next(tensor for tensor in model.graph.initializer if tensor.raw_data)
@@ -296,6 +337,13 @@ def test_a_tensorrt_of_another_version_is_refused_in_one_line(bundle, gpu, doubl
     monkeypatch.setattr(doubles, "__version__", version)
     with pytest.raises(EngineError, match=rf"^tensorrt is version {version}, this ls-edge supports 10.3 to 11; update"):
         open_block_engines(bundle, ORDER, kind="tensorrt")
+
+
+@pytest.mark.parametrize(("limit", "workspace"), [(None, 1 << 30), (1 << 33, 1 << 30), (1 << 25, 1 << 25)])
+def test_kernels_of_tensorrt_get_at_most_the_limit_of_the_peer(bundle, gpu, limit, workspace):
+    engine = open_engine(bundle, "block 0", kind="tensorrt", gpu_mem_limit=limit)
+    assert engine._engine._header["workspace"] == workspace
+    engine.close()
 
 
 def test_without_onnx_runtime_the_reason_against_tensorrt_stays(bundle, gpu, monkeypatch):
@@ -314,10 +362,12 @@ def test_without_onnx_runtime_the_reason_against_tensorrt_stays(bundle, gpu, mon
 
 WAIT = 'self.synchronize(f"running {_parts(engines)}")'
 FREE = 'self.cuda.attempt("cudaFree", self._scratch)'
-NEW = "self._new_context()"
-ONE = f"found = self._graphs[key] = _Graph({NEW},"
-SHARED = f"self._context = self._context or {NEW}\n            {ONE.replace(NEW, 'self._context')}"
-READ = "result[...] = returned.array[: result.nbytes].view(result.dtype).reshape(result.shape)"
+NEW = "self._new_context(batch)"
+ONE = f"found = self._graphs[key] = {NEW}"
+SHARED = ONE.replace(NEW, f"_Context((next(iter(self._graphs.values()), None) or {NEW}).context, 0)")
+PROFILE = "set_optimization_profile_async(profile_of(batch), self.workspace.stream)"
+SHARE = 'self._cuda.call("cudaHostGetDevicePointer", self._host, 0, doing=doing)'
+READ = "result[...] = source.values(data, engines[-1].signature.output, batch)"
 
 
 @pytest.mark.parametrize(
@@ -325,18 +375,19 @@ READ = "result[...] = returned.array[: result.nbytes].view(result.dtype).reshape
     [
         ("no synchronisation", WAIT, "pass"),
         ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
-        ("writes where it reads", "self._device[1 - at] + data", "self._device[at] + data"),
-        ("buffers for too few images", "size, doing=f\"making buffers", "size // 4, doing=f\"making buffers"),
-        ("an address of the host", "first.name: self._device[at] + data", "first.name: given.address + data"),
-        ("an address of the other buffer", "first.name: self._device[at]", "first.name: self._device[0]"),
+        ("writes where it reads", "target.device + data", "source.device + data"),
+        ("buffers for too few images", "size, doing=doing)\n\n", "size // 4, doing=doing)\n\n"),
+        ("an address of the host", "first.name: source.device + data", "first.name: source._host + data"),
+        ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
         ("frees scratch memory too early", WAIT, f"{FREE}; self._scratch = 0; {WAIT}"),
-        ("pinned memory is left", "pinned.free()\n", "pass\n"),
+        ("pinned memory is left", 'self._cuda.attempt("cudaFreeHost", host)', "pass"),
         ("the stream is left", 'self.cuda.attempt("cudaStreamDestroy", stream)', "pass"),
-        ("memory on the GPU is left", "for address in (*self._device, self._scratch):", "for address in self._device:"),
+        ("memory on the GPU is left", 'self._cuda.attempt("cudaFree", device)', "pass"),
+        ("scratch memory is left", FREE, "pass"),
         ("scratch memory is too small", "_aligned(max(size, 1))", "_aligned(max(size // 4, 1))"),
-        ("pageable memory", "given.address,", "array.ctypes.data,"),
-        ("copies in the wrong direction", "TO_DEVICE,", "TO_HOST,"),
-        ("copies too few bytes", "data + array.nbytes,", "data + array.nbytes // 2,"),
+        ("pageable memory", "self._host + start)", "self.array.copy().ctypes.data + start)"),
+        ("copies in the wrong direction", "copy(TO_DEVICE,", "copy(TO_HOST,"),
+        ("copies too few bytes", "data + sum(row", "data + sum(row[:0]"),
         ("copies too many bytes back", "result.nbytes,", "result.nbytes * 1000,"),
     ],
 )  # fmt: skip
@@ -349,8 +400,25 @@ def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what
 @pytest.mark.parametrize(
     ("what", "old", "new"),
     [
-        ("no profile", "if not context.set_optimization_profile_async(0, self.workspace.stream):", "if False:"),
-        ("no activation memory", "self._give_scratch(context)\n        return context", "return context"),
+        ("no synchronisation", WAIT, "pass"),
+        ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
+        ("memory that is not mapped", "MAPPED if self._is_shared else 0", "0"),
+        ("the address of the host", SHARE, "self._host"),
+        ("memory that nothing is copied to", SHARE, 'self._cuda.call("cudaMalloc", size, doing=doing)'),
+        ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
+    ],
+)  # fmt: skip
+def test_broken_sharing_of_memory_is_found(bundle, gpu, exact, monkeypatch, what, old, new):
+    gpu.integrated = 1
+    test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what, old, new)
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new"),
+    [
+        ("no profile", f"if not context.{PROFILE}:", "if False:"),
+        ("the other profile", PROFILE, PROFILE.replace("profile_of(batch)", "1 - profile_of(batch)")),
+        ("no activation memory", "self._give_scratch(context)\n        return _Context", "return _Context"),
         ("no shape", "if not context.set_input_shape(tensor.name, tensor.shape(batch)):", "if False:"),
         ("no address", "if not context.set_tensor_address(name, address):", "if False:"),
         ("one context for all graphs", ONE, SHARED),

@@ -10,9 +10,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.device.profile import load_profile
 from ls_edge.device.sensors import Sensors
-from ls_edge.engines.cuda_runtime import free_bytes
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.profiling import Device, _taken, profile_bundle
+from ls_edge.engines.profiling import Device, profile_blocks, profile_bundle, taken_bytes
 
 
 @pytest.fixture(scope="module")
@@ -91,18 +90,24 @@ def test_a_visit_of_all_blocks_copies_once_in_and_once_out(bundle, gpu):
 def test_memory_of_the_gpu_counts(bundle, tmp_path, gpu, integrated, monkeypatch):
     """The double has a GPU of 1 GiB; an integrated one has the host's memory, which counts once."""
     gpu.integrated = integrated
-    monkeypatch.setattr("ls_edge.engines.profiling._resident_bytes", lambda: 0)
-    found = profile_bundle(bundle, Device("orin-0", Sensors(tmp_path)), duration=0.02, kind="tensorrt")
+    monkeypatch.setattr("ls_edge.engines.profiling.resident_bytes", lambda: 0)
+    device = Device("orin-0", Sensors(tmp_path))
+    found = profile_bundle(bundle, device, duration=0.02, kind="tensorrt")
     files = sum(part.file_bytes for part in found.parts)
     assert found.provider.startswith("TensorRT")
     assert found.memory_bytes >= files
-    before = free_bytes()
-    assert before == (gpu.memory, bool(integrated))
-    held = gpu.allocate("device", 10 * files)
-    assert _taken(0, before) == 10 * files
-    monkeypatch.setattr("ls_edge.engines.profiling._resident_bytes", lambda: 10 * files)
-    assert _taken(0, before) == (10 * files if integrated else 20 * files)
-    gpu.allocations.remove(held)
+    with Pipeline.open(bundle, kind="tensorrt") as pipeline:
+        workspace, opened = pipeline.executor.workspace, pipeline.executor.workspace.taken_bytes()
+        assert opened > 0  # the memory of the kernels
+        address = gpu.allocate("device", 10 * files).address
+        assert taken_bytes(0, workspace) == opened + 10 * files
+        measured = profile_blocks(
+            bundle, pipeline.executor, device, max_batch=1, duration=0.02, call=lambda function: function()
+        )
+        assert measured.memory_bytes == workspace.taken_bytes() > 10 * files
+        monkeypatch.setattr("ls_edge.engines.profiling.resident_bytes", lambda: 10 * files)
+        assert taken_bytes(0, workspace) == workspace.taken_bytes() + (0 if integrated else 10 * files)
+        gpu.free("device", address)
 
 
 def test_a_profile_survives_its_file(bundle, tmp_path):

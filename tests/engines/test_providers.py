@@ -25,6 +25,7 @@ from ls_edge.engines.onnxruntime import open_session
 from ls_edge.engines.opening import announce, choose, open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CPU, CUDA, TENSORRT, memory_of, providers_of, why_not
+from ls_edge.engines.tensorrt.build import EngineOptions
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 ORDER = (0, 1, 2, 3, 4, 5)
@@ -55,20 +56,21 @@ def close(ours, theirs):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_no_provider_rounds_float32(precision):
-    assert dict(providers_of(CUDA, precision=precision))[CUDA]["use_tf32"] == "0"
-    behind = providers_of(TENSORRT, precision=precision)
+    options = EngineOptions(precision)
+    assert dict(providers_of(CUDA, options=options))[CUDA]["use_tf32"] == "0"
+    behind = providers_of(TENSORRT, options=options)
     assert [name for name, _ in behind] == [TENSORRT, CUDA, CPU]  # nodes that TensorRT rejects run on CUDA
     assert dict(behind)[CUDA]["use_tf32"] == "0"
     assert dict(behind)[TENSORRT]["trt_fp16_enable"] == str(precision == "fp16")
     assert dict(behind)[TENSORRT]["trt_int8_enable"] == str(precision == "int8")
-    openvino = dict(providers_of("OpenVINOExecutionProvider", precision=precision))["OpenVINOExecutionProvider"]
+    openvino = dict(providers_of("OpenVINOExecutionProvider", options=options))["OpenVINOExecutionProvider"]
     assert openvino == ({"precision": "FP32"} if precision == "fp32" else {})
 
 
 def test_onnx_runtimes_tensorrt_has_an_engine_cache_and_a_batch_profile(bundle, monkeypatch, tmp_path):
     monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
     signature = signature_of(bundle.manifest, "block 0")
-    options = dict(providers_of(TENSORRT, signature=signature, max_batch=8, onnx_sha256="ab" * 32))[TENSORRT]
+    options = dict(providers_of(TENSORRT, signature=signature, onnx_sha256="ab" * 32))[TENSORRT]
     assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "True"
     assert options["trt_engine_cache_prefix"] == "ab" * 32
     folder = tmp_path / "onnxruntime-tensorrt"
@@ -92,6 +94,18 @@ def test_blocks_with_the_same_names_do_not_share_a_cached_engine(bundle, ort, tm
     assert len(ort.engines) == 2
 
 
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_the_sessions_of_a_peer_divide_its_gpu_memory(bundle, ort, tmp_path, monkeypatch, provider):
+    monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
+    for limit, share in ((3 << 20, str(1 << 20)), (None, None)):
+        ort.opened.clear()
+        for engine in open_block_engines(bundle, (0, 1, 2), provider=provider, gpu_mem_limit=limit).values():
+            engine.close()
+        assert {dict(options)[CUDA].get("gpu_mem_limit") for options in ort.opened} == {share}
+        workspaces = {dict(options).get(TENSORRT, {}).get("trt_max_workspace_size") for options in ort.opened}
+        assert workspaces == ({share} if provider == "tensorrt" else {None})
+
+
 def test_the_recorded_options_are_those_of_the_installed_wheel(doubles):
     """Only where onnxruntime-gpu is installed; elsewhere the record of its messages counts."""
     recorded = json.loads((DOUBLES / "provider_options.json").read_text())["options"]
@@ -101,7 +115,8 @@ def test_the_recorded_options_are_those_of_the_installed_wheel(doubles):
         pytest.skip("onnxruntime-gpu is not installed")
     binary = next(file for file in files if "onnxruntime_pybind11_state" in file.name).locate().read_bytes()
     found = importlib.import_module("read_provider_options").options_in(binary)
-    used = dict(providers_of(TENSORRT, onnx_sha256="0"))[TENSORRT]
+    used = dict(providers_of(TENSORRT, onnx_sha256="0", options=EngineOptions(gpu_mem_limit=1 << 20)))[TENSORRT]
+    assert b'CUDA execution provider option "gpu_mem_limit"' in binary
     assert {key: found[key] for key in used} == {key: recorded[key] for key in used}
 
 
@@ -126,7 +141,7 @@ def test_one_visit_on_cuda_makes_two_copies_and_one_synchronisation(bundle, ort,
             close(ours, theirs)
             turns = -(-batch // 8)
             names = ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost", "synchronize")
-            assert [counts[name] for name in names] == [turns] * 3
+            assert [counts[name] for name in names] == [turns * any_gpu.copies] * 2 + [turns]
         assert len({options[0][1]["user_compute_stream"] for options in ort.opened if options[0][0] == CUDA}) == 1
         assert ort.preloaded == 1
         assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"

@@ -17,8 +17,14 @@ from ls_edge.engines.tensorrt.build import EngineOptions, key_of
 from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, default_folder
 
 KEY = EngineKey(
-    onnx_sha256="ab" * 32, tensorrt="10.3.0", gpu="Orin", capability="8.7", profile=(1, 1, 8), flags=("strongly typed",)
-)  # fmt: skip
+    onnx_sha256="ab" * 32,
+    tensorrt="10.3.0",
+    gpu="Orin",
+    capability="8.7",
+    profiles=((1, 1, 1), (2, 8, 8)),
+    workspace=1 << 30,
+    flags=("strongly typed",),
+)
 
 
 @pytest.fixture
@@ -57,7 +63,8 @@ def test_an_engine_is_built_once_and_the_timing_is_shared(cache):
     [
         ({"tensorrt": "10.7.0"}, "TensorRT was 10.3.0, is 10.7.0"),
         ({"gpu": "Thor", "capability": "11.0"}, "the GPU was Orin, is Thor, the compute capability was 8.7, is 11.0"),
-        ({"profile": (1, 1, 4)}, "the batch profile was (1, 1, 8), is (1, 1, 4)"),
+        ({"profiles": ((1, 1, 8),)}, "the batch profiles was ((1, 1, 1), (2, 8, 8)), is ((1, 1, 8),)"),
+        ({"workspace": 1 << 20}, "the workspace was 1073741824, is 1048576"),
         ({"flags": ()}, "the build flags was ('strongly typed',), is ()"),
         ({"system": "Linux riscv64"}, "is Linux riscv64"),
     ],

@@ -98,7 +98,8 @@ class FaultyEngine(PacedEngine):
         while self._control.read().hang:
             time.sleep(0.005)
         if faults.lie and self._random.random() < faults.lie:
-            result[...] = inputs["tokens"]
+            tokens = inputs.get("tokens", result[:0])
+            result[...] = tokens if tokens.shape == result.shape else result[..., ::-1].copy()
         if faults.not_finite and self._random.random() < faults.not_finite:
             result.flat[0] = np.nan
         return result

@@ -90,6 +90,8 @@ class Liar(Machine[PeerRules]):
         )
         self.hello = hello
         self.tokens = tokens
+        self.logits: Any = None
+        """What it sends as results of the head, ``[1, C]``."""
         self.all_blocks = tuple(range(num_blocks))
         self.lie = lie
         self.given: list[Arrived] = []

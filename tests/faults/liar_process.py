@@ -45,6 +45,7 @@ def start_node(peers: PeersFile, bundle: Bundle, name: str, lie: Lie, key: Path 
         called, blocks, bundle.num_blocks, lie, hello, np.zeros(shape, np.float32), seed=seed,
         bands=bundle.bands,
     )  # fmt: skip
+    liar.logits = np.arange(len(manifest.classes), dtype=np.float32)[None]
     keys = None if key is None else load_secret(key)
     node = Node(
         NodeSettings(called, lie.role, peers, manifest, keys),
@@ -67,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--counts", type=Path, help="file for its counts, as JSON")
     given = parser.parse_args(arguments)
-    peers, bundle, lie = load_peers(given.peers), Bundle.open(given.bundle), LIES[given.lie]
+    bundle, lie = Bundle.open(given.bundle), LIES[given.lie]
+    peers = load_peers(given.peers).of_model(bundle.num_blocks)
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.records import MICROSECONDS
+from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
     Accept,
@@ -147,21 +148,28 @@ def _ran_all(liar: Liar, event: Arrived, tokens: Any, by: str = "") -> Sends:
 
 def _other(event: Arrived) -> Any:
     """Other tokens than those that came; a constant added to them would be nothing to a layer norm."""
+    if isinstance(event.tokens, EncodedImage):
+        return EncodedImage(b"another image")
     return np.ascontiguousarray(event.tokens[..., ::-1])
 
 
+def _results(liar: Liar, event: Arrived) -> Any:
+    """Wrong results of what remains: logits where peers run the head."""
+    return liar.logits.copy() if event.run.itinerary.has_stem else _other(event)
+
+
 def _not_finite(liar: Liar, event: Arrived) -> Sends:
-    tokens = np.array(event.tokens, copy=True)
-    tokens.flat[0] = np.nan
-    return _ran_all(liar, event, tokens)
+    results = _results(liar, event)
+    results.flat[0] = np.nan
+    return _ran_all(liar, event, results)
 
 
 def _wrong(liar: Liar, event: Arrived) -> Sends:
-    return _ran_all(liar, event, _other(event))
+    return _ran_all(liar, event, _results(liar, event))
 
 
 def _wrong_by_others(liar: Liar, event: Arrived) -> Sends:
-    return _ran_all(liar, event, _other(event), liar.others("peer")[0])
+    return _ran_all(liar, event, _results(liar, event), liar.others("peer")[0])
 
 
 def _unchanged_but_wrong(liar: Liar, event: Arrived) -> Sends:

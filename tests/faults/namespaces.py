@@ -153,7 +153,7 @@ class NamespaceCluster(LocalCluster):
         net: Net,
         folder: str | Path,
         bundle: str | Path,
-        placement: Mapping[str, Sequence[int]],
+        placement: Mapping[str, Sequence[int] | str],
         *,
         tcp_port: int = 5555,
         source: str = "laptop",
@@ -175,11 +175,11 @@ class NamespaceCluster(LocalCluster):
             raise
         return self
 
-    def entries(self, placement: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    def entries(self, placement: Mapping[str, Sequence[int] | str]) -> list[dict[str, Any]]:
         """Return the peers of the file with the addresses of their namespaces."""
         return [
-            {"name": name, "address": f"tcp://{self.net.address(name)}:{self._port}", "blocks": list(blocks)}
-            for name, blocks in placement.items()
+            {**entry, "address": f"tcp://{self.net.address(entry['name'])}:{self._port}"}
+            for entry in super().entries(placement)
         ]
 
     def command(self, name: str, *arguments: object) -> list[str]:

@@ -11,7 +11,8 @@ import pytest
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, AttentionStatistics, analyze
+from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, analyze
+from ls_edge.evaluation.analysis.inside import AttentionStatistics
 from ls_edge.evaluation.simulation_summary import SimulationContext, SiteOutcome, summarise_simulation
 from ls_edge.report.html import write_analysis, write_comparison, write_report, write_simulation
 from tests.browser import Browser, needs_browser

@@ -12,9 +12,11 @@ import pytest
 import zmq
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.engines.pipeline import Pipeline
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
+from ls_edge.runtime.source.remote_ends import encode_image
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.handshake import MAX_SOURCES_OF_ONE_KEY
 from ls_edge.runtime.transport.keys import load_secret
@@ -35,11 +37,10 @@ WAITS = {"silent", "mute", "slow", "progress", "growth", "releases", "hellos", "
 
 @pytest.fixture(scope="module")
 def peers(tiny_bundle, tmp_path_factory):
-    """Two honest peers with every block, in processes of their own; a member and a source that may be captured."""
-    blocks = range(Bundle.open(tiny_bundle).num_blocks)
+    """Two honest peers with everything, in processes of their own; a member and a source that may be captured."""
     with FaultyCluster(
-        tmp_path_factory.mktemp("members"), tiny_bundle, dict.fromkeys(HONEST, blocks),
-        members={LIAR: blocks}, sources=(LAPTOP, THIEF), keys=True,
+        tmp_path_factory.mktemp("members"), tiny_bundle, dict.fromkeys(HONEST, "all"),
+        members={LIAR: "all"}, sources=(LAPTOP, THIEF), keys=True,
     ) as local:  # fmt: skip
         local.wait_warm(*HONEST)
         yield local
@@ -107,6 +108,49 @@ def test_all_is_answered_and_right_whatever_a_member_does(
             wait_until(lambda: counts().received > 0, what="work for the liar")
         peers.stop_liar(THIEF if LIES[lie].role == "source" else LIAR)
         wait_until(lambda: credits_of(source) == [CREDITS, CREDITS], 15.0, "all credits to be free again")
+
+
+def thin_answers(source, bundle, count):
+    """Answers to pixels that are sent as they are, and the relative errors of their logits."""
+    preprocess, rng = Preprocessor(Bundle.open(bundle).manifest.image), np.random.default_rng(5)
+    pixels = [rng.integers(0, 256, (20, 24, 3), np.uint8) for _ in range(count)]
+    answers = answers_of(source, pixels, count)
+    with Pipeline.open(Bundle.open(bundle), threads=1) as pipeline:
+        rights = [
+            pipeline.forward(preprocess(encode_image(one).content)[None], answer.arrangement)[0]
+            for one, answer in zip(pixels, answers, strict=True)
+        ]
+    return answers, [relative_error(a.logits, right) for a, right in zip(answers, rights, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "lie", ["silent", "unreachable", "credit", "poisons", "skips", "waves", "bounces", "nan", "forges", "former"]
+)
+def test_images_are_answered_and_right_whatever_a_holder_of_stem_and_head_does(
+    lie, peers, lying, tiny_bundle, wait_until
+):
+    counts = lying(lie)
+    with open_source(peers, None) as source:
+        wait_until(lambda: {*HONEST, LIAR} <= linked(source), what="all peers")
+        answers, errors = thin_answers(source, tiny_bundle, 12)
+        assert max(errors) < 1e-4
+        assert not any(answer.degraded for answer in answers)
+        wait_until(lambda: counts().received > 0, what="work for the liar")
+        peers.stop_liar(LIAR)
+        wait_until(lambda: credits_of(source) == [CREDITS, CREDITS], 15.0, "all credits to be free again")
+
+
+@pytest.mark.parametrize("lie", ["wrong", "blames"])
+def test_an_audit_by_a_trusted_peer_names_a_liar_with_stem_and_head(lie, peers, lying, tiny_bundle, wait_until):
+    lying(lie)
+    with open_source(peers, None, audit=1.0, auditor="anna") as source:
+        wait_until(lambda: {*HONEST, LIAR} <= linked(source), what="all peers")
+        _, errors = thin_answers(source, tiny_bundle, 12)
+        found = source.finish_audits(20)
+    wrong = sum(error > 1e-3 for error in errors)
+    assert (found.mismatched, found.matched, found.dropped) == (wrong, 12 - wrong, 0)
+    assert found.suspects[LIAR].named + found.suspects[LIAR].one_of == wrong > 0
+    assert found.suspects[LIAR].named > 0
 
 
 def test_who_is_rejected_all_the_time_fills_no_log(peers, lying, tiny_bundle, wait_until, caplog):

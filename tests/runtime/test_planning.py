@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 from ls_edge.core.errors import UsageError
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.fleet.planning.figures import Figures, figures_of, throughput_of
 from ls_edge.runtime.fleet.planning.planner import plan_placement
-from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, PlannedDevice, PlanningProblem, visit_times, zones_of
+from ls_edge.runtime.fleet.planning.problem import (
+    OBJECTIVES,
+    PlannedDevice,
+    PlanningProblem,
+    visit_times,
+    with_ends,
+    zones_of,
+)
 from ls_edge.runtime.fleet.planning.scoring import best_policy, simulate_placement
 
 
@@ -162,6 +170,38 @@ def test_the_formula_for_throughput_agrees_with_the_simulation(beyond_ms, max_ba
     assert free > 1.08 * simulated
 
 
+@pytest.mark.parametrize("shape", ["chain", "copies", "two of each"])
+def test_the_formulas_agree_with_the_simulation_where_devices_run_stem_and_head(shape):
+    """Images and logits take a tenth and none of the links' time; the tokens' is what a chain waits for."""
+    devices = tuple(
+        PlannedDevice(f"d{i}", 2.0, 8, stem_ms=1.0, head_ms=0.5, visit_ms=2.0, wire_ms=1.0, room_with_ends=8)
+        for i in range(4)
+    )
+    problem = PlanningProblem(devices, 8, source_ms=5.0, source_visit_ms=2.0, source_wire_ms=1.0, image_share=0.1)
+    halves = {
+        f"d{i}": tuple(range(4)) if i % 2 else tuple(range(4, 8)) for i in range(4 if shape == "two of each" else 2)
+    }
+    blocks = dict.fromkeys(("d0", "d1"), tuple(range(8))) if shape == "copies" else halves
+    placement = with_ends(problem, blocks)
+    figures, simulated = figures_of(problem, placement), simulate_placement(problem, placement, "nearest")
+    assert figures.latency_ms == pytest.approx(1.5 + 8 * 2 + 2 + (2 if shape == "copies" else 4) - 0.9 - 1.0)
+    assert simulated.latency_ms == pytest.approx(figures.latency_ms, rel=0.05)
+    assert simulated.throughput == pytest.approx(figures.throughput, rel=0.1)
+    at_source = simulate_placement(problem, blocks, "nearest")
+    assert at_source.latency_ms == pytest.approx(simulated.latency_ms + 5.0 - 1.5 + 0.9 + 1.0, rel=0.05)
+    assert at_source.throughput <= 1e3 / 5.0
+
+
+def test_ends_are_held_where_bands_begin_and_end_and_memory_is_left():
+    devices = tuple(
+        PlannedDevice(name, 1.0, 4, stem_ms=0.5, room_with_ends=room) for name, room in (("a", 3), ("b", 4))
+    )
+    free, banded = PlanningProblem(devices, 4), PlanningProblem(devices, 4, bands=((0, 1), (2, 3)))
+    assert with_ends(free, {"a": (0, 1), "b": (2, 3)}) == {"a": (0, 1, STEM, HEAD), "b": (2, 3, STEM, HEAD)}
+    assert with_ends(banded, {"a": (0, 1), "b": (2, 3)}) == {"a": (0, 1, STEM), "b": (2, 3, HEAD)}
+    assert with_ends(free, {"a": (0, 1, 2, 3), "b": ()}) is None
+
+
 def check(problem, placement, replicas):
     """Each block has so many holders, in different zones, and no device holds more than fits."""
     zone_of = {problem.devices[i].name: zone for zone, members in zones_of(problem.devices).items() for i in members}
@@ -230,7 +270,7 @@ def test_bands_take_neighbours_and_cost_a_visit_where_they_are_scattered():
 def test_one_device_alone_is_compared():
     """It gets its tokens from the same source, by the same link, as devices that share the blocks."""
     fast = PlannedDevice("fast", 1.0, 8, stem_ms=0.5, head_ms=0.5, visit_ms=5.0, watts=10.0, loss=0.1)
-    small = PlannedDevice("small", 0.1, 2, visit_ms=5.0, watts=1.0, whole=False)
+    small = PlannedDevice("small", 0.1, 2, visit_ms=5.0, watts=1.0)
     problem = PlanningProblem((fast, small), 8, source_ms=1.0, source_mj=3.0)
     planned = plan_placement(problem, "latency")
     figures = planned.single.figures
@@ -244,10 +284,23 @@ def test_one_device_alone_is_compared():
 
 def test_independent_copies_are_compared():
     """Stem and head on each device, JPEGs of a tenth of the tokens over the same links, the same overhead of calls."""
-    kinds = {"stem_ms": 0.5, "head_ms": 0.5, "visit_ms": 5.0, "runtime_ms": 1.0, "wire_ms": 1.0, "loss": 0.1}
+    kinds = {
+        "stem_ms": 0.5,
+        "head_ms": 0.5,
+        "visit_ms": 5.0,
+        "runtime_ms": 1.0,
+        "wire_ms": 1.0,
+        "loss": 0.1,
+        "room_with_ends": 8,
+    }
     devices = (PlannedDevice("a", 1.0, 8, watts=10.0, **kinds), PlannedDevice("b", 3.0, 8, watts=2.0, **kinds))
     problem = PlanningProblem(devices, 8, source_ms=1.0, source_visit_ms=2.0, source_wire_ms=1.0, image_share=0.1)
-    copies = plan_placement(problem, "throughput").copies.figures
+    planned = plan_placement(problem, "throughput")
+    assert planned.copies.placement == dict.fromkeys("ab", (*range(8), STEM, HEAD))
+    alike = tuple(dataclasses.replace(devices[0], name=name) for name in "ab")
+    busy = plan_placement(dataclasses.replace(problem, devices=alike, source_ms=20.0), "throughput")
+    assert (busy.best.placement, busy.is_exact) == (planned.copies.placement, False)
+    copies = planned.copies.figures
     assert copies.throughput == pytest.approx(1e3 / 9 + 1e3 / 25)
     assert copies.latency_ms == pytest.approx((2.0 + 4.0 - 2.0) + 0.1 + 1.0 + 9.0)
     assert copies.energy_mj == pytest.approx((10.0 * 1e3 + 2.0 * 1e3) / (1e3 / 9 + 1e3 / 25))

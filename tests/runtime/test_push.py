@@ -15,6 +15,7 @@ from ls_edge.runtime.clients.push import Pusher, PushError
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret
+from tests.data import bombs
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
@@ -118,6 +119,15 @@ def test_peers_begin_empty_get_their_parts_and_answer(fleet, tiny_bundle, images
         again = push(peers, tiny_bundle)
         assert {one.state for one in again.values()} == {"active"}
         assert sum(one.sent_bytes for one in again.values()) == 0
+
+
+def test_stem_and_head_are_pushed_as_blocks_are(fleet, tiny_bundle):
+    with fleet({"a": "stem, 0-2", "b": "3-5, head"}) as peers:
+        found = push(peers, tiny_bundle)
+        assert {one.state for one in found.values()} == {"active"}
+        with Source.open(peers.path, secret_key=peers.secret_key("laptop")) as source:
+            assert source.wait_ready(30.0) == ()
+            assert not source.submit(bombs.flat(40, "JPEG")).result(30).degraded
 
 
 def test_under_load_and_with_a_peer_killed_in_the_middle_nothing_is_lost(

@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import load_peers
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
@@ -212,10 +214,17 @@ def test_only_peers_that_have_stem_and_head_are_enough(peers, tiny_bundle):
         assert source.wait_ready() == ()
 
 
-def test_what_a_source_without_a_bundle_cannot_do(peers, write_peers):
+def test_what_a_source_without_a_bundle_cannot_do(peers, write_peers, tiny_bundle):
     path = peers({"a": "all"})
-    with pytest.raises(UsageError, match="an audit computes answers again, which needs the bundle"):
-        Source.open(path, audit=0.5)
+    for settings, why in (
+        ({"audit": 0.5}, "an audit computes answers again, which needs the bundle; give it, or name a trusted peer"),
+        ({"auditor": "a"}, "set audit"),
+        ({"audit": 0.5, "auditor": "a", "policy": "parallel"}, "another policy than parallel"),
+        ({"audit": 0.5, "auditor": "nobody"}, "nobody"),
+        ({"audit": 0.5, "auditor": "a", "bundle": tiny_bundle}, "this source has the bundle and audits itself"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            Source.open(path, **settings)
     with Source.open(path) as source:
         assert source.witnesses == ("a",)
         with pytest.raises(UsageError, match="neither a file nor pixels uint8"):
@@ -284,6 +293,53 @@ def test_a_stem_or_head_that_returns_nan_is_gone_around(processes, expected, lia
         for seed in range(6):
             answer = source.submit(photo(seed)).result(20)
             assert relative_error(answer.logits, expected(photo(seed), answer.arrangement)) < 1e-4
+
+
+@pytest.mark.parametrize("liar", ["a", "c"])
+def test_a_trusted_peer_audits_a_lying_stem_and_a_lying_head(processes, expected, liar):
+    processes.set_faults(liar, Faults(lie=0.5))
+    settings = {"audit": 1.0, "auditor": "b", "policy": "random", "budget_ms": 20_000}
+    with Source.open(processes.path, **settings) as source:
+        assert source.wait_ready() == ()
+        wrong = []
+        for first in range(0, 48, 6):
+            futures = [source.submit(photo(seed)) for seed in range(first, first + 6)]
+            for seed, future in enumerate(futures, first):
+                answer = future.result(20)
+                if relative_error(answer.logits, expected(photo(seed), answer.arrangement)) > 1e-3:
+                    wrong.append({visit.holder for visit in answer.record.visits} - {"b"})
+            found = source.finish_audits(20)
+        assert wrong
+        assert all(liar in holders for holders in wrong)
+        assert (found.audited, found.mismatched, found.dropped) == (48, len(wrong), 0)
+        assert found.suspects.keys() == set().union(*wrong)
+        assert found.suspects[liar].named + found.suspects[liar].one_of == len(wrong)
+
+
+def test_bombs_take_no_memory_of_a_peer_and_hold_up_nobody(tiny_bundle, tmp_path):
+    def peak(local):
+        status = Path(f"/proc/{local.processes['a'].pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+    encoded = {name: make() for name, (make, _) in bombs.BOMBS.items()}
+    sent = {name: one for name, one in encoded.items() if len(one) <= MAX_IMAGE}
+    assert len(sent) >= 10
+    with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": "all"}) as local:
+        local.wait_warm()
+        with Source.open(local.path) as source:
+            assert source.wait_ready(30.0) == ()
+            source.submit(photo(size=(1000, 1000))).result(20)
+            before = peak(local)
+            futures = [source.submit(one, name=name) for name, one in sent.items() for _ in range(3)]
+            others = [source.submit(photo(seed)) for seed in range(6)]
+            for future in futures:
+                with pytest.raises(ImageRejected) as error:
+                    future.result(30)
+                assert error.value.record.attempts == 1
+            assert all(not future.result(30).degraded for future in others)
+            assert peak(local) - before < 64 << 20
+            assert source.counts.failed["ImageRejected"] == 3 * len(sent)
+            assert [event for event in source.events if event.state == "lost"] == []
 
 
 def test_nothing_is_left_of_a_source_that_is_killed_between_image_and_answer(peers, tiny_bundle, wait_until, tmp_path):

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.training.models.attention import AttentionMeasure
-from ls_edge.training.models.small_models import build
+from ls_edge.core.bands import Bands
+from ls_edge.training.analysis.attention import AttentionMeasure
+from ls_edge.training.analysis.inspected import Inspected
+from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
 
@@ -14,11 +16,15 @@ def images_for(model, count, seed=0):
     return np.random.default_rng(seed).standard_normal((count, 3, height, width)).astype(np.float32)
 
 
+def inspected(model):
+    return Inspected(model, Bands(model.num_blocks), 0, image_spec_of(model.view))
+
+
 def measured(model, *batches):
-    measure = AttentionMeasure(model)
+    measure = AttentionMeasure(inspected(model))
     assert measure.reason == ""
     for batch in batches:
-        measure.add(batch)
+        measure.add(batch, None)
     return measure.result()
 
 
@@ -97,9 +103,9 @@ def test_families_with_rotary_positions_and_biases(name, arguments, prefix):
     ],
 )
 def test_families_without_plain_attention_have_a_reason(name, arguments, why):
-    measure = AttentionMeasure(TorchBlocks(build(name, arguments, kept=[0, 1])))
+    measure = AttentionMeasure(inspected(TorchBlocks(build(name, arguments, kept=[0, 1]))))
     assert why in measure.reason
-    measure.add(np.zeros((1, 3, 32, 32), np.float32))
+    measure.add(np.zeros((1, 3, 32, 32), np.float32), None)
     assert measure.result() is None
 
 

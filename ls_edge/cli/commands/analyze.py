@@ -59,12 +59,16 @@ def command(
     importance: accuracy and loss without each block, and with it at the other end of its band. contribution: norm of
     what a block adds, relative to its input, by slot. similarity: of the tokens after each step (linear CKA), and of
     what a block adds in trained and random order. agreement: how often random orders, and fewer blocks, give the class
-    of the trained order. attention: its distance and entropy, and rollout: which patches it reaches, in trained and
-    random order, for a run whose family has plain attention.
+    of the trained order.
 
     slots: accuracy by slot of each block. norms: of what a block adds, by slot. probe: how well a linear classifier
     reads the slot from a block's output. umap: maps of outputs by slot and block. probe and umap need the extra
     analyze. pairs: blocks that commute, next to the order costs of a bundle.
+
+    Of a run: parts: accuracy without norms, attention or mixing, MLP, and residual path. attention, rollout,
+    class_attention: where attention goes. saliency: pixels on which the answer depends. positions, filters,
+    layer_scale, mixing: weights. excite: images that raise a channel of a block. inversion: images made from a block's
+    output. Those that the family lacks are left out, with the reason.
 
     Blocks are reordered within the bands of the model.
 
@@ -100,7 +104,7 @@ def command(
     if report is not None:
         from ls_edge.report.html import write_analysis
 
-        write_analysis(report, analyses, images.images)
+        write_analysis(report, analyses)
 
 
 def _analyze_trace(path: Path, images: ImageSet, report: Path | None, *, as_json: bool) -> None:

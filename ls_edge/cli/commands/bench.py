@@ -43,7 +43,8 @@ def command(
 ) -> None:
     """Time the engines of a bundle on this device.
 
-    Times stem, blocks, and head of the folder BUNDLE, the chain of them, and the whole model in one engine.
+    Times stem, blocks, and head of the folder BUNDLE, the chain of them, the whole model in one engine, and visits of
+    1, 2 and all blocks as a peer runs them.
     """
     opened = Bundle.open(bundle)
     m, images = opened.manifest, None
@@ -79,11 +80,13 @@ def _print(result: Bench) -> None:
         "chain": result.chain_ms,
         "monolith": result.monolith_ms,
         "monolith, default options": result.monolith_default_ms,
+        **{f"visit of {counted(int(count), 'block')}": times for count, times in result.visits_ms.items()},
     }
     print_times(f"{result.model}, {result.precision}, batch {result.batch}", result, wholes, console)
     console.print(
         f"{result.engine}, {result.provider}, {counted(result.threads, 'thread')}, {counted(result.repeats, 'run')}"
     )
+    console.print(f"memory {result.memory_bytes / 2**20:.0f} MiB")
     if result.chain_over_monolith is not None:
         console.print(f"chain / monolith: {result.chain_over_monolith:.3f} (monolith: {result.monolith})")
     else:

@@ -35,7 +35,7 @@ from ls_edge.runtime.store.store import Store
 @options.text("--blocks", "Blocks to build, such as 0-3,7.  [default: all, stem, and head]", "RANGES")
 @options.choice("--engine", ["tensorrt"], "Engine to build.", default="tensorrt")
 @options.count("--max-batch", "Largest max_batch of a peer, rounded up to 8, 16, 32, ...", most=1024)
-@options.path("--peers", "peers.yaml with the blocks and max_batch of the peer --name.")
+@options.path("--peers", "peers.yaml with the blocks, max_batch and gpu_mem_limit of the peer --name.")
 @options.text("--name", "Name of this device in --peers.", "NAME")
 @options.path("--store", "Store of that peer to fill with the bundle, as 'ls-edge push' does.", metavar="DIR")
 @options.JSON
@@ -71,10 +71,12 @@ def command(
     chosen: Sequence[int] = range(opened.num_blocks)
     kind: EngineKind = engine
     provider: str | None = None
+    gpu_mem_limit: int | None = None
     if peers is not None and name is not None:
         file = load_peers(peers)
         entry = file.of_model(opened.num_blocks).peer(name)
         ends, chosen, max_batch = (), entry.blocks, max_batch or entry.max_batch
+        gpu_mem_limit = entry.gpu_mem_limit
         if store is not None:
             kind, provider = entry.engine, entry.provider
     elif blocks is not None:
@@ -89,7 +91,9 @@ def command(
         place = stack.enter_context(contextlib.closing(Store(store, chosen))) if store is not None else None
         manifest = "" if place is None else place.fill(opened)
         parts = [*ends[:1], *map(part_name, chosen), *ends[1:]]
-        built = list(build_engines(opened, parts, kind=kind, provider=provider, max_batch=max_batch))
+        built = list(
+            build_engines(opened, parts, kind=kind, provider=provider, max_batch=max_batch, gpu_mem_limit=gpu_mem_limit)
+        )
         if place is not None:
             place.switch(manifest)
     on = f"{this_device()}" if built else None

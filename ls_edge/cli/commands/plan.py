@@ -74,8 +74,9 @@ def command(
 ) -> None:
     """Assign blocks to devices, and tell whether that pays off.
 
-    Assigns blocks by the measured speed of the devices and their links, and compares the result with the best device
-    alone, independent copies of the whole model, round robin, equal parts, and a pipeline in trained order. The first
+    Assigns blocks, and stem and head where that is better than at the source, by the measured speed of the devices and
+    their links. Compares the result with the best device alone, independent copies of the whole model, round robin,
+    equal parts, and a pipeline in trained order. The first
     line says which of one device, copies and distribution is best, and by how much.
     """
     if peers is not None and out is None:
@@ -200,7 +201,8 @@ def _print(document: PlanDocument) -> None:
         table.add_row(f"{name.replace('_', ' ')}{device}", *_cells(expected))
     print_table(table, console)
     if document.policy is not None:
-        console.print(f"run it with --policy {document.policy} --concurrency {document.concurrency}")
+        where = ", and without --bundle" if any("stem" in parts for parts in document.placement.values()) else ""
+        console.print(f"run it with --policy {document.policy} --concurrency {document.concurrency}{where}")
     if document.chosen != "plan":
         console.print(f"the placement is that of the baseline {document.chosen.replace('_', ' ')}")
     proof = "no placement is better by the formulas" if document.solver == "exact" else "not proven to be the best"

@@ -73,11 +73,12 @@ MAX_REMARKS = 10
 @options.choice("--via", ["peers", "source"], "Route of a hop.", default="peers")
 @options.number(
     "--audit",
-    "Fraction of answers to recompute locally, to find peers that return wrong results.",
+    "Fraction of answers to recompute, to find peers with wrong results.",
     "SHARE",
     most=1,
     default=0.0,
 )
+@options.text("--auditor", "Trusted peer that recomputes them for a source without --bundle.", "PEER", default="")
 @options.wait("Time for each block to get a warm holder before the first image.")
 @options.METRICS
 @options.JSON

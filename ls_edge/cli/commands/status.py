@@ -16,7 +16,7 @@ from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import printable
-from ls_edge.core.parts import ENDS
+from ls_edge.core.parts import ENDS, ShownPart, shown_parts
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
 from ls_edge.core.text import counted, engine_name, format_ranges, name_blocks, short_id
@@ -138,12 +138,12 @@ def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
     return table
 
 
-def _count(held: Iterable[Collection[int]]) -> int:
+def _count(held: Iterable[Collection[ShownPart]]) -> int:
     """Return the number of blocks up to the last one that is held."""
-    return 1 + max((part for parts in held for part in parts if part not in ENDS), default=-1)
+    return 1 + max((part for parts in held for part in parts if isinstance(part, int) and part not in ENDS), default=-1)
 
 
-def _holders(blocks_of: Mapping[str, Collection[int]], count: int) -> dict[int, list[str]]:
+def _holders(blocks_of: Mapping[str, Collection[ShownPart]], count: int) -> dict[int, list[str]]:
     return {block: [name for name, held in blocks_of.items() if block in held] for block in range(count)}
 
 
@@ -163,7 +163,7 @@ def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
     holders = _holders({peer.name: peer.blocks for peer in file.peers}, count)
     if as_json:
         document: dict[str, Any] = {
-            "peers": {peer.name: {"address": peer.address, "blocks": peer.blocks} for peer in file.peers},
+            "peers": {peer.name: {"address": peer.address, "blocks": shown_parts(peer.blocks)} for peer in file.peers},
             "sources": [source.name for source in file.sources],
             "keys": file.uses_keys,
             "insecure": file.insecure,

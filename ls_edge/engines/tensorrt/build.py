@@ -1,9 +1,9 @@
 """Build a TensorRT engine from an ONNX part, on the device that will run it.
 
 For TensorRT 10.3, which JetPack 6 has, to 11. The network is strongly typed: which numbers are half, int8 or float is
-written in the ONNX file (``export --precision``). One dynamic batch profile; for float32 files TF32 is switched off,
-since answers must be the same on every device. Identical blocks share TensorRT's timing cache, so the first takes long
-and the others seconds.
+written in the ONNX file (``export --precision``). One profile for single images and one tuned for the largest batch;
+for float32 files TF32 is switched off, since answers must be the same on every device. Identical blocks share
+TensorRT's timing cache, so the first takes long and the others seconds.
 
 Not run on hardware yet: names and signatures are checked against the published Python bindings of TensorRT 10.3, 10.16,
 11.0 and 11.4, and the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
@@ -30,11 +30,11 @@ log = logging.getLogger("ls_edge.engines")
 
 LEAST_MAX_BATCH = 8
 """An engine takes batches up to this at least: one that was built without knowing ``max_batch`` then serves all up to
-it. Kernels are chosen for one image, so only the memory for activations grows."""
+it."""
 PROGRESS_EVERY_S = 5.0
 """Shortest time between two lines about one build."""
 WORKSPACE = 1 << 30
-"""Bytes that kernels may use while they run."""
+"""Bytes that kernels may use while they run, if ``gpu_mem_limit`` is not less."""
 
 
 @dataclass(frozen=True)
@@ -83,22 +83,28 @@ def this_device() -> Device:
 class EngineOptions:
     """All that decides about an engine besides file and device; ``build`` and ``peer`` make it by :meth:`of`."""
 
-    precision: str
+    precision: str = "fp32"
     """Precision of the bundle: ``fp32``, ``fp16`` or ``int8``."""
-    max_batch: int
+    max_batch: int = LEAST_MAX_BATCH
+    gpu_mem_limit: int | None = None
+    """Bytes of GPU memory for working memory of all engines that are opened together."""
 
     @classmethod
-    def of(cls, bundle: Bundle, max_batch: int | None = None) -> EngineOptions:
+    def of(cls, bundle: Bundle, max_batch: int | None = None, gpu_mem_limit: int | None = None) -> EngineOptions:
         """Return the options for batches up to ``max_batch``, rounded up to 8, 16, 32 ..., so that few serve all."""
         largest = LEAST_MAX_BATCH
         while largest < (max_batch or 1):
             largest *= 2
-        return cls(bundle.manifest.precision, largest)
+        return cls(bundle.manifest.precision, largest, gpu_mem_limit)
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Options of the builder besides the file."""
         return ("strongly typed", *(("no tf32",) if self.precision == "fp32" else ()))
+
+
+PLAIN = EngineOptions()
+"""Options of a float32 part without limits."""
 
 
 def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKey:
@@ -108,9 +114,15 @@ def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKe
         tensorrt=device.tensorrt,
         gpu=device.gpu,
         capability=device.capability,
-        profile=(1, 1, options.max_batch),
+        profiles=((1, 1, 1), (2, options.max_batch, options.max_batch)),
+        workspace=min(WORKSPACE, options.gpu_mem_limit or WORKSPACE),
         flags=options.flags,
     )
+
+
+def profile_of(batch: int) -> int:
+    """Return the number of the profile of :func:`key_of` for a batch size."""
+    return int(batch > 1)
 
 
 @dataclass(frozen=True)
@@ -227,15 +239,16 @@ def build(
             f"use --engine onnx{hint}"
         )
     config = builder.create_builder_config()
-    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, WORKSPACE)
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, key.workspace)
     if "no tf32" in key.flags:
         config.clear_flag(trt.BuilderFlag.TF32)
-    profile = builder.create_optimization_profile()
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        rest = tuple(tensor.shape)[1:]
-        profile.set_shape(tensor.name, *((batch, *rest) for batch in key.profile))
-    config.add_optimization_profile(profile)
+    for batches in key.profiles:
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            rest = tuple(tensor.shape)[1:]
+            profile.set_shape(tensor.name, *((batch, *rest) for batch in batches))
+        config.add_optimization_profile(profile)
     config.progress_monitor = _progress_monitor(trt, report)
     cache = config.create_timing_cache(timing)
     config.set_timing_cache(cache, False)
@@ -243,6 +256,6 @@ def build(
     if plan is None:
         raise EngineError(
             f"{part}: TensorRT {trt.__version__} could not build an engine for {key.gpu} "
-            f"({logger.last or 'it gave no reason'}); use --engine onnx, or a smaller max_batch"
+            f"({logger.last or 'it gave no reason'}); use --engine onnx, a smaller max_batch, or a larger gpu_mem_limit"
         )
     return bytes(plan), bytes(config.get_timing_cache().serialize())

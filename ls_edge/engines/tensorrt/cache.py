@@ -41,8 +41,10 @@ class EngineKey(msgspec.Struct, frozen=True):
     tensorrt: str
     gpu: str
     capability: str
-    profile: tuple[int, int, int]
+    profiles: tuple[tuple[int, int, int], ...]
     """Batch: least, best, largest."""
+    workspace: int
+    """Bytes that kernels may use."""
     flags: tuple[str, ...]
     """Other options of the builder."""
     system: str = f"{platform.system()} {platform.machine()}"
@@ -62,7 +64,8 @@ _WORDS = {
     "gpu": "the GPU",
     "capability": "the compute capability",
     "system": "the system",
-    "profile": "the batch profile",
+    "profiles": "the batch profiles",
+    "workspace": "the workspace",
     "flags": "the build flags",
 }
 _POLL_S = 0.1

@@ -2,7 +2,8 @@
 
 An engine comes from this user's cache or is built now (:func:`open_tensorrt`). Engines of one thread share a
 :class:`~ls_edge.engines.cuda_memory.CudaWorkspace`: stream, buffers, and memory for activations, which one engine at a
-time uses. For batches of one image and of the largest size, a run becomes a CUDA graph when it is queued for the second
+time uses. Single images and batches have a profile, and contexts, of their own. For one image and for the largest
+batch, a run becomes a CUDA graph when it is queued for the second
 time, which costs one call instead of one per kernel; if CUDA refuses, it runs without (:attr:`TensorRTEngine.no_graphs`
 has the reason). Larger batches are split. One thread at a time.
 
@@ -28,6 +29,7 @@ from ls_edge.engines.tensorrt.build import (
     Device,
     EngineOptions,
     build_part,
+    profile_of,
     tensorrt_logger,
     tensorrt_module,
     this_device,
@@ -41,14 +43,14 @@ _Key = tuple[int, ...]
 
 
 @dataclass
-class _Graph:
-    """A context that only ever runs at one batch size between the same addresses, and its graph."""
+class _Context:
+    """An execution context, and its graph if it only ever runs at one batch size between the same addresses."""
 
     context: Any
     generation: int
     """Generation of the workspace when the context was created."""
     graph: Any = None
-    """``cudaGraphExec_t``; None until the second run."""
+    """``cudaGraphExec_t``; None until the second run, and without graphs."""
 
 
 class TensorRTEngine:
@@ -72,10 +74,9 @@ class TensorRTEngine:
             raise EngineError(f"the engine of {part} does not load in {device}; it is of another device or version")
         self._check_signature()
         workspace.hold()
-        self._graphs: dict[_Key, _Graph] = {}
-        self._context: Any = None
-        """Context of runs without a graph, made by the first one: each context takes memory of its own."""
-        self._generation = 0
+        self._graphs: dict[_Key, _Context] = {}
+        self._contexts: dict[int, _Context] = {}
+        """Contexts of runs without a graph by profile, made by the first one: each takes memory of its own."""
         try:
             self._scratch_bytes = int(self._engine.device_memory_size_v2)
             workspace.scratch(self._scratch_bytes)  # all engines are opened before one runs, so this is made once
@@ -86,7 +87,7 @@ class TensorRTEngine:
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Run on arrays that are checked against the manifest, and return a new array; raises :class:`EngineError`."""
         check_inputs(self.part, self.signature, inputs)
-        return self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
+        return self.workspace.visit([self], (inputs[self.signature.inputs[0].name],), inputs.get("slot"))
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
         """Queue one run; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
@@ -95,13 +96,14 @@ class TensorRTEngine:
         if not self.no_graphs and batch in (1, self.workspace.max_batch):
             self._enqueue_graph(batch, addresses)
             return
-        if self._context is None:
-            self._context = self._new_context()
-        elif self._generation != self.workspace.generation:
-            self._give_scratch(self._context)
-        self._generation = self.workspace.generation
-        self._set(self._context, batch, addresses)
-        self._execute(self._context)
+        found = self._contexts.get(profile_of(batch))
+        if found is None:
+            found = self._contexts[profile_of(batch)] = self._new_context(batch)
+        elif found.generation != self.workspace.generation:
+            self._give_scratch(found.context)
+            found.generation = self.workspace.generation
+        self._set(found.context, batch, addresses)
+        self._execute(found.context)
 
     def drop_graphs(self, why: str) -> None:
         """Run without CUDA graphs from now on; nothing may be queued."""
@@ -115,7 +117,8 @@ class TensorRTEngine:
             return
         for key in list(self._graphs):
             self._drop(key)
-        self._context = self._engine = self._runtime = None
+        self._contexts.clear()
+        self._engine = self._runtime = None
         self.workspace.release()
 
     def _enqueue_graph(self, batch: int, addresses: Mapping[str, int]) -> None:
@@ -127,7 +130,7 @@ class TensorRTEngine:
         if found is None:
             # Its own context: a graph is bound to the state of the context that it was captured from. It has to
             # run once with these shapes before it can be captured.
-            found = self._graphs[key] = _Graph(self._new_context(), self.workspace.generation)
+            found = self._graphs[key] = self._new_context(batch)
             self._set(found.context, batch, addresses)
             self._execute(found.context)
             return
@@ -162,16 +165,16 @@ class TensorRTEngine:
         if found.graph is not None:
             self.workspace.cuda.attempt("cudaGraphExecDestroy", found.graph)
 
-    def _new_context(self) -> Any:
+    def _new_context(self, batch: int) -> _Context:
         user_managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(user_managed)
         if context is None:
             raise EngineError(f"{self.part}: not enough memory on {self.provider} for the engine; serve fewer blocks")
-        # only the first context of an engine gets the profile automatically
-        if not context.set_optimization_profile_async(0, self.workspace.stream):
+        # only the first context of an engine gets a profile automatically
+        if not context.set_optimization_profile_async(profile_of(batch), self.workspace.stream):
             raise EngineError(f"{self.part}: TensorRT does not take the engine's profile; build the engine again")
         self._give_scratch(context)
-        return context
+        return _Context(context, self.workspace.generation)
 
     def _give_scratch(self, context: Any) -> None:
         context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))

@@ -10,8 +10,8 @@ Kinds of analysis, all within the model's bands:
 - ``agreement``: agreement of answers in random order, and with blocks left out, with those of the trained order;
 - ``slots``, ``norms``, ``probe``, ``umap``: outputs of a block by its slot (:mod:`ls_edge.evaluation.analysis.slots`);
 - ``pairs``: pairs of blocks that commute (:mod:`ls_edge.evaluation.analysis.measures`);
-- ``attention``, ``rollout``: distance and entropy of attention by block and head, and attention rollout, from
-  :mod:`ls_edge.training.models.attention`.
+- :data:`RUN_KINDS`: attention, weights and gradients of a run, from ``ls_edge.training.analysis``; their documents are
+  in :mod:`ls_edge.evaluation.analysis.inside`.
 
 One pass over the images. Sums are float64. Memory does not grow with the images: tokens of one batch, two arrays for
 each block, and outputs of a bounded number of images.
@@ -26,6 +26,19 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.errors import UsageError
+from ls_edge.evaluation.analysis.inside import (
+    AttentionStatistics,
+    ClassAttention,
+    Excitation,
+    Inversion,
+    LayerScale,
+    Parts,
+    PatchFilters,
+    PositionEmbeddings,
+    Rollout,
+    Saliency,
+    TokenMixing,
+)
 from ls_edge.evaluation.analysis.measures import (
     Agreement,
     AgreementMeasure,
@@ -44,17 +57,16 @@ from ls_edge.evaluation.orders import AnalysisOrders
 __all__ = [
     "KINDS",
     "NOT_ASKED",
+    "RUN_KINDS",
     "AddedNorms",
     "Agreement",
     "Analysis",
     "AnalysisOrders",
-    "AttentionStatistics",
     "Contribution",
     "Importance",
     "Map",
     "Pairs",
     "Probe",
-    "Rollout",
     "Similarity",
     "SlotAccuracy",
     "analyze",
@@ -62,37 +74,23 @@ __all__ = [
 ]
 
 SLOT_KINDS = ("slots", "norms", "probe", "umap")
-KINDS = ("importance", "contribution", "similarity", "agreement", *SLOT_KINDS, "pairs", "attention", "rollout")
+RUN_KINDS = (
+    "parts",
+    "attention",
+    "rollout",
+    "class_attention",
+    "saliency",
+    "positions",
+    "filters",
+    "layer_scale",
+    "mixing",
+    "excite",
+    "inversion",
+)
+"""Kinds that need the weights of a run."""
+KINDS = ("importance", "contribution", "similarity", "agreement", *SLOT_KINDS, "pairs", *RUN_KINDS)
 NOT_ASKED = "not asked for"
 TOO_FEW = "there are too few images, or no band of several blocks"
-
-
-class AttentionStatistics(msgspec.Struct, frozen=True):
-    """Attention in trained order by block and head; means over images and queries."""
-
-    distance: list[list[float]]
-    """Mean distance between patches that attend to each other, weighted by attention, in patches."""
-    entropy: list[list[float]]
-    """Entropy of the attention of a token over all tokens, in nats."""
-    grid: tuple[int, int]
-    prefix_tokens: int
-    """Tokens before the patches, which distances leave out."""
-
-
-class Rollout(msgspec.Struct, frozen=True):
-    """Attention rollout over the patches, row by row, of the first images."""
-
-    trained: list[list[float]]
-    random: list[list[float]]
-    """The same images, each in a random order of its own."""
-    correlation: float
-    """Mean of the correlation of both maps of an image."""
-    peak: float
-    """Mean of the largest value of a map in trained order over its mean: 1 for a map that is equal everywhere."""
-    images: int
-    grid: tuple[int, int]
-    names: list[str] = []
-    """Images of ``trained`` and ``random``."""
 
 
 class Analysis(msgspec.Struct, frozen=True):
@@ -110,8 +108,17 @@ class Analysis(msgspec.Struct, frozen=True):
     probe: Probe | None
     umap: list[Map] | None
     pairs: Pairs | None
+    parts: Parts | None
     attention: AttentionStatistics | None
     rollout: Rollout | None
+    class_attention: ClassAttention | None
+    saliency: Saliency | None
+    positions: PositionEmbeddings | None
+    filters: PatchFilters | None
+    layer_scale: LayerScale | None
+    mixing: TokenMixing | None
+    excite: Excitation | None
+    inversion: Inversion | None
     reasons: dict[str, str]
     settings: dict[str, Any]
 
@@ -134,7 +141,7 @@ def analyze(
     *,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Analysis:
-    """Measure all kinds of a plan except attention and rollout.
+    """Measure all kinds of a plan except :data:`RUN_KINDS`.
 
     Other arguments and errors are those of :func:`measure_orders`.
     """

@@ -18,7 +18,6 @@ from ls_edge.report.charts.accuracy_charts import (
 )
 from ls_edge.report.charts.analysis_charts import (
     agreement_chart,
-    attention_chart,
     blocks_chart,
     contribution_chart,
     importance_chart,
@@ -30,6 +29,15 @@ from ls_edge.report.charts.analysis_charts import (
     skips_chart,
     slots_chart,
     umap_charts,
+)
+from ls_edge.report.charts.inside_charts import (
+    attention_chart,
+    filters_chart,
+    inversion_chart,
+    layer_scale_chart,
+    mixing_chart,
+    parts_chart,
+    positions_chart,
 )
 from ls_edge.report.charts.latency_charts import (
     latency_comparison,
@@ -51,6 +59,12 @@ from ls_edge.report.charts.specification import (
 )
 
 __all__ = [
+    "positions_chart",
+    "parts_chart",
+    "mixing_chart",
+    "layer_scale_chart",
+    "inversion_chart",
+    "filters_chart",
     "FIRST_LOOK",
     "MOST_CELLS",
     "MOST_POINTS",

@@ -11,7 +11,6 @@ from ls_edge.core.text import shorten, show_percent
 from ls_edge.evaluation.analysis import (
     AddedNorms,
     Agreement,
-    AttentionStatistics,
     Contribution,
     Importance,
     Map,
@@ -110,31 +109,6 @@ def agreement_chart(found: Agreement) -> Chart:
             y=alt.Y("value:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", grid=True)),
             color=category_color("what:N", names, legend=wide_legend(3, 1)),
             tooltip=[alt.Tooltip("what:N"), alt.Tooltip("left_out:O", title="left out"), alt.Tooltip("text:N")],
-        )
-        .properties(width="container", height=_HEIGHT, description=f"{described}.")
-    )
-
-
-def attention_chart(found: AttentionStatistics) -> Chart:
-    """Draw the mean attention distance of each head, by block."""
-    rows = [
-        row_of(block=block, head=head, distance=distance, entropy=found.entropy[block][head])
-        for block, heads in enumerate(found.distance)
-        for head, distance in enumerate(heads)
-    ]
-    described = "; ".join(f"block {row['block']} head {row['head']}: {row['distance']:.2f}" for row in rows)
-    return (
-        chart_of(rows)
-        .mark_circle(size=60, opacity=0.8, color=color("accent"))
-        .encode(
-            x=_blocks_axis("block:O", "block"),
-            y=alt.Y("distance:Q", title="patches", axis=alt.Axis(grid=True)),
-            tooltip=[
-                alt.Tooltip("block:O"),
-                alt.Tooltip("head:O"),
-                tooltip_of("distance", "distance in patches"),
-                tooltip_of("entropy", "entropy, nats"),
-            ],
         )
         .properties(width="container", height=_HEIGHT, description=f"{described}.")
     )

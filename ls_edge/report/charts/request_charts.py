@@ -246,7 +246,7 @@ def _span_layers(
 
 
 def _stage_row(span: Span, record: RequestRecord, laid: RequestIntervals) -> Row:
-    everywhere = len(laid.rows) > 1 and span.stage in ("stem", "head")
+    everywhere = len(laid.rows) > 1 and not span.holder and span.stage in ("stem", "head")
     inset = (
         0.0
         if span.block is not None

@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from ls_edge.core.parts import ShownPart
 from ls_edge.core.text import counted, format_ranges, shorten, show_percent
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
@@ -227,7 +228,7 @@ def _span_rows(data: RunData, lanes: Sequence[int], window: Window) -> list[Row]
     return rows
 
 
-def _held(blocks: Sequence[int]) -> str:
+def _held(blocks: Sequence[ShownPart]) -> str:
     return shorten(f"blocks {format_ranges(blocks)}", 18) if blocks else ""
 
 

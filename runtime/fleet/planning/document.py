@@ -12,18 +12,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from ls_edge.core.parts import ENDS, ShownPart, shown_parts
 from ls_edge.core.text import show
 from ls_edge.runtime.fleet.planning import scoring
-from ls_edge.runtime.fleet.planning.figures import figures_of
-from ls_edge.runtime.fleet.planning.placements import best_placement
-from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement
-from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, Objective, PlanningProblem
+from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement, side_by_side
+from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, Objective, Placement, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import best_policy, policies_for, simulate_placement
 
 SCHEMA = 1
-COPIES_ASSUMED = (
-    "independent copies get images as JPEG with 2 bits per pixel, and decode them as fast as the source, in no time"
-)
 LEAST_GAIN = 1e-6
 """Relative difference up to which probabilities count as equal."""
 
@@ -43,7 +39,7 @@ class Expected(msgspec.Struct, frozen=True):
     """Share of answers that all blocks ran on, with the given loss probabilities."""
     policy: str | None = None
     """Policy of the simulation; null without one."""
-    placement: dict[str, tuple[int, ...]] | None = None
+    placement: dict[str, tuple[ShownPart, ...]] | None = None
     device: str | None = None
     simulated_whole_share: float | None = None
 
@@ -57,7 +53,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     recommendation: str
     """``distribute`` if distribution is best, else ``single``: each image is better off on one device."""
     reason: str
-    placement: dict[str, tuple[int, ...]]
+    placement: dict[str, tuple[ShownPart, ...]]
     """Best placement by ``ls-edge``, also if distribution is not recommended."""
     replicas: int
     route: tuple[str, ...]
@@ -97,11 +93,8 @@ def plan_document(
 ) -> PlanDocument:
     """Simulate the candidates, choose the best, and recommend whether to distribute."""
     warnings: list[str] = []
-    if planned.copies is not None:
-        assumptions = [*assumptions, COPIES_ASSUMED]
     candidates = _candidates(problem, objective, planned)
-    if planned.single is not None:
-        candidates.append(planned.single)
+    candidates += [one for one in (planned.copies, planned.single) if one is not None]
     used = max(sum(bool(held) for held in one.placement.values()) for one in candidates)
     if simulate and used > scoring.MOST_DEVICES:
         warnings.append(f"{used} devices are too many to simulate, so all estimates are by formula")
@@ -115,15 +108,16 @@ def plan_document(
     on_step(len(candidates), len(candidates), "done")
     by_name = {candidate.name: candidate for candidate in candidates}
     single = by_name.pop("single", None)
-    placed = [one for one in candidates if one is not single]
+    copies = by_name.get("copies")
+    placed = [one for one in candidates if one is not single and (one is not copies or problem.allows(one.placement))]
     best = _best(placed, objective)  # the plan, unless another is clearly better
     baselines: dict[str, Expected | None] = {
         "single": None if single is None else _expected(single),
-        "copies": None if planned.copies is None else _expected(planned.copies),
     }
-    for name in planned.baselines:
+    for name in ("copies", *planned.baselines):
         baselines[name] = _expected(by_name[name]) if name in by_name else None
-    verdict = _judge(problem, objective, placed, [single, planned.copies])
+    spread = [one for one in placed if one is not copies and sum(map(bool, one.placement.values())) > 1]
+    verdict = _judge(problem, objective, spread, [one for one in (single, copies) if one is not None])
     proven = planned.is_exact and best.placement is planned.best.placement
     return PlanDocument(
         schema=SCHEMA,
@@ -131,7 +125,7 @@ def plan_document(
         objective=objective,
         recommendation="distribute" if verdict.winner == "distribute" else "single",
         reason=verdict.reason,
-        placement=dict(best.placement),
+        placement=_shown(best.placement),
         replicas=best.replicas,
         route=best.figures.route,
         policy=None if best.simulated is None else best.simulated.policy,
@@ -156,8 +150,7 @@ def _candidates(problem: PlanningProblem, objective: Objective, planned: Planned
     if objective == "latency" and problem.may_reorder:
         for replicas in sorted({problem.replicas, problem.replicas + 1, problem.most_replicas}):
             if replicas <= problem.most_replicas:
-                placement = best_placement(problem, "throughput", replicas).placement
-                found.append(Candidate("side_by_side", placement, figures_of(problem, placement), replicas))
+                found.append(side_by_side(problem, objective, replicas))
     return found
 
 
@@ -186,10 +179,14 @@ def _expected(candidate: Candidate) -> Expected:
         battery_h=_number(formula.battery_h),
         whole_share=_number(formula.whole_share, 6),
         policy=figures.policy,
-        placement=dict(candidate.placement) or None,
+        placement=_shown(candidate.placement) or None,
         device=formula.route[0] if is_single else None,
         simulated_whole_share=None if simulated is None else simulated.whole_share,
     )
+
+
+def _shown(placement: Placement) -> dict[str, tuple[ShownPart, ...]]:
+    return {name: shown_parts(parts) for name, parts in placement.items()}
 
 
 def _number(value: float | None, digits: int = 4) -> float | None:
@@ -206,11 +203,9 @@ class _Verdict:
 
 
 def _judge(
-    problem: PlanningProblem, objective: Objective, placed: Sequence[Candidate], others: Sequence[Candidate | None]
+    problem: PlanningProblem, objective: Objective, spread: Sequence[Candidate], known: Sequence[Candidate]
 ) -> _Verdict:
-    """Compare the best placement on several devices with one device and with independent copies."""
-    spread = [one for one in placed if sum(map(bool, one.placement.values())) > 1]
-    known = [one for one in others if one is not None]
+    """Compare the best placement that spreads the model with one device and with independent copies."""
     if not known:
         return _Verdict("distribute", "no device has memory for the whole model", [])
     distributed = [_best(spread, objective)] if spread else []
@@ -231,7 +226,7 @@ def _judge(
 
 def _advantages(problem: PlanningProblem, distributed: Candidate, best: Candidate) -> list[str]:
     """Return what distribution offers that the best alternative does not."""
-    most = max(map(len, distributed.placement.values()))
+    most = max(len(set(parts) - ENDS.keys()) for parts in distributed.placement.values())
     found = []
     for objective in OBJECTIVES:
         if _is_better(objective, distributed, best):

@@ -4,10 +4,15 @@ Let ``t`` be the time of a block (for latency that of an image alone, else that 
 time of a visit and ``R(j)`` the number of holders of block ``j``:
 
 - latency of one request alone: ``source + min over used devices of (sum of c) + (sum over blocks of the least t)``
-- load of a device: ``w(d) = sum over its blocks of 1 / R(j)``, the holders of a block sharing it equally
+- load of a device: ``w(d) = sum over its blocks of 1 / R(j)``, the holders of a block sharing it equally; devices that
+  all hold everything share the images by their speed
 - throughput: ``1 / max(max w(d) t(d), max (w(d) t(d) + calls(d) o(d)) / 2, max visits(d) wire(d), source, source
   wire)``, with ``o`` the overhead of an engine call per image of its batch; an engine has two calls at the same time
 - energy per image: ``sum of w(d) t(d) watts(d)``, and stem and head at the source
+
+Where devices hold stem and head, these count like blocks, as many as they take the time of, instead of the source's
+time and energy. An image on its way to the first device and logits from the last one take the part of a link's time
+that they have of the size of tokens.
 
 One image in ``min R(j)`` visits a device, once for each band of which the device runs blocks. If one band ends and the
 next begins at the same device, that is one visit.
@@ -21,7 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
+from ls_edge.core.parts import ENDS, HEAD, STEM
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of, runs_ends
 from ls_edge.runtime.fleet.planning.survival import whole_share
 
 ALL_ROUTES = 10
@@ -64,13 +70,17 @@ def figures_of(problem: PlanningProblem, placement: Placement, route: Collection
     holders = holders_of(problem, placement)
     if not all(holders.values()):
         return Figures(float("inf"), 0.0, whole_share=0.0)
-    load = _load(holders, placement)
+    load = _load(problem, placement)
     throughput = throughput_of(problem, placement)
     visited, latency = best_route(problem, placement, route)
+    source_ms, source_mj = problem.at_source(placement)
+    if runs_ends(placement):
+        wires = {device.name: max(device.wire_ms, problem.source_wire_ms) for device in problem.devices}
+        latency -= wires[visited[0]] * (1 - problem.image_share) + wires[visited[-1]] * (1 - problem.logits_share)
     return Figures(
-        latency_ms=problem.source_ms + problem.source_visit_ms + latency,
+        latency_ms=source_ms + problem.source_visit_ms + max(0.0, latency),
         throughput=throughput,
-        energy_mj=_energy(problem, load),
+        energy_mj=_energy(problem, load, source_mj),
         battery_h=_battery(problem, load, throughput),
         whole_share=whole_share(problem, placement),
         route=visited,
@@ -78,21 +88,44 @@ def figures_of(problem: PlanningProblem, placement: Placement, route: Collection
 
 
 def throughput_of(problem: PlanningProblem, placement: Placement) -> float:
-    """Return the images per second that devices, links and source allow if every block has a holder."""
+    """Return the images per second that devices, links and source allow if every part has a holder."""
     devices = {device.name: device for device in problem.devices}
-    holders = holders_of(problem, placement)
-    load = _load(holders, placement)
+    load, shares = _load(problem, placement), _shares(problem, placement)
     again = _visits_again(problem, placement)
-    visits = {name: again[name] * max(1 / len(holders[block]) for block in placement[name]) for name in load}
+    visits = {name: again[name] * max(shares[name].values()) for name in load}
     busy = max(visits[name] * devices[name].taken_ms(load[name] / visits[name]) for name in load)
-    wire = max(visits[name] * devices[name].wire_ms for name in load)
-    slowest = max(busy, wire, problem.source_ms, problem.source_wire_ms)
+    wires = [problem.source_wire_ms * (_payload(problem) if runs_ends(placement) else 1.0)]
+    for name, parts in shares.items():
+        into = visits[name] - parts.get(STEM, 0.0) * (1 - problem.image_share)
+        out = visits[name] - parts.get(HEAD, 0.0) * (1 - problem.logits_share)
+        wires.append(max(into, out) * devices[name].wire_ms)
+    slowest = max(busy, *wires, problem.at_source(placement)[0])
     return 1e3 / slowest if slowest > 0 else float("inf")
 
 
-def _load(holders: Mapping[int, Sequence[str]], placement: Placement) -> dict[str, float]:
-    """Return the mean number of blocks that each used device runs for an image."""
-    return {name: sum(1 / len(holders[block]) for block in blocks) for name, blocks in placement.items() if blocks}
+def _payload(problem: PlanningProblem) -> float:
+    """Return the larger of image and logits, relative to tokens."""
+    return max(problem.image_share, problem.logits_share)
+
+
+def _shares(problem: PlanningProblem, placement: Placement) -> dict[str, dict[int, float]]:
+    """Return the fraction of the images for which each used device runs each of its parts."""
+    holders = holders_of(problem, placement)
+    used = [device for device in problem.devices if placement.get(device.name)]
+    if not all(len(placement[device.name]) == problem.num_blocks + len(ENDS) for device in used):
+        return {one.name: {part: 1 / len(holders[part]) for part in placement[one.name]} for one in used}
+    times = {one.name: one.taken_ms(one.weight(holders)) for one in used}
+    speeds = {one.name: 1 / max(times[one.name], one.wire_ms * _payload(problem), 1e-9) for one in used}
+    return {name: dict.fromkeys(holders, speed / sum(speeds.values())) for name, speed in speeds.items()}
+
+
+def _load(problem: PlanningProblem, placement: Placement) -> dict[str, float]:
+    """Return the mean number of blocks that each used device runs for an image, with stem and head by their time."""
+    devices = {device.name: device for device in problem.devices}
+    return {
+        name: sum(share * devices[name].weight((part,)) for part, share in parts.items())
+        for name, parts in _shares(problem, placement).items()
+    }
 
 
 def best_route(
@@ -103,13 +136,12 @@ def best_route(
     Exact for one band and few devices. Otherwise each band has its best route, and a visit is saved if two bands can
     meet at a device. ``hint`` names devices to try as a route.
     """
-    bands = problem.bands or (tuple(range(problem.num_blocks)),)
     devices = {device.name: device for device in problem.devices}
     held_by = holders_of(problem, placement)
     used: list[tuple[str, ...]] = []
     total = 0.0
-    for band in bands:
-        holders = [held_by[block] for block in band]
+    for band in problem.bands_of(placement):
+        holders = {part: held_by[part] for part in band}
         names, ms = _route_of_band(problem, holders, _preferred(used, placement, band), hint)
         if used:
             shared = sorted(set(used[-1]) & set(names))
@@ -132,17 +164,17 @@ def _preferred(used: Sequence[tuple[str, ...]], placement: Placement, band: Sequ
 
 
 def _route_of_band(
-    problem: PlanningProblem, holders: Sequence[Sequence[str]], preferred: set[str], hint: Collection[str]
+    problem: PlanningProblem, holders: Mapping[int, Sequence[str]], preferred: set[str], hint: Collection[str]
 ) -> tuple[tuple[str, ...], float]:
-    """Minimize the visits of the used devices plus the fastest time among them for each block (facility location)."""
+    """Minimize the visits of the used devices plus the fastest time among them for each part (facility location)."""
     devices = {device.name: device for device in problem.devices}
-    names = sorted({name for held in holders for name in held})
+    names = sorted({name for held in holders.values() for name in held})
     place = {name: number for number, name in enumerate(names)}
     visits = np.array([devices[name].visit_ms for name in names])
     times = np.full((len(holders), len(names)), np.inf)
-    for row, held in enumerate(holders):
+    for row, (part, held) in enumerate(holders.items()):
         for name in held:
-            times[row, place[name]] = devices[name].block_ms
+            times[row, place[name]] = devices[name].part_ms(part)
     wanted = [place[name] for name in preferred if name in place]
 
     def cost(chosen: frozenset[int]) -> float:
@@ -152,7 +184,7 @@ def _route_of_band(
     def rank(chosen: frozenset[int]) -> tuple[float, int, int, list[int]]:
         return round(cost(chosen), 9), len(chosen), -len(chosen.intersection(wanted)), sorted(chosen)
 
-    forced = frozenset(place[held[0]] for held in holders if len(held) == 1)
+    forced = frozenset(place[held[0]] for held in holders.values() if len(held) == 1)
     free = [number for number in range(len(names)) if number not in forced]
     if len(free) <= ALL_ROUTES:
         subsets = itertools.chain.from_iterable(itertools.combinations(free, k) for k in range(len(free) + 1))
@@ -202,8 +234,7 @@ def _visits_again(problem: PlanningProblem, placement: Placement) -> dict[str, i
     return {name: max(1, count) for name, count in found.items()}
 
 
-def _energy(problem: PlanningProblem, load: dict[str, float]) -> float | None:
-    total = problem.source_mj
+def _energy(problem: PlanningProblem, load: dict[str, float], total: float | None) -> float | None:
     for device in problem.devices:
         if device.name in load:
             if total is None or device.block_mj is None:

@@ -122,6 +122,11 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
     height, width = bundle.manifest.image.size
     image_bytes = height * width * JPEG_BITS_PER_PIXEL / 8
     tokens = bundle.manifest.tokens
+    assumed.append(
+        f"images are sent as JPEG with {JPEG_BITS_PER_PIXEL:g} bits per pixel where devices run the stem, which decode "
+        "them as fast as the source, in no time"
+    )
+    token_bytes = wire_bytes(inputs.codec, tokens.count, tokens.dim)
     problem = PlanningProblem(
         devices=tuple(_device(bundle, one, inputs, network, source, assumed) for one in inputs.profiles),
         num_blocks=bundle.num_blocks,
@@ -131,7 +136,8 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
         source_ms=source_ms,
         source_visit_ms=network.visits[SOURCE],
         source_wire_ms=network.wire[SOURCE],
-        image_share=image_bytes / wire_bytes(inputs.codec, tokens.count, tokens.dim),
+        image_share=image_bytes / token_bytes,
+        logits_share=4 * len(bundle.manifest.classes) / token_bytes,
         source_mj=None if watts is None else watts * source_ms,
         zone_losses={zone: inputs.losses[zone] for zone in set(inputs.zones.values()) if zone in inputs.losses},
         links_ms={} if inputs.links is None else network.transfers,
@@ -190,9 +196,9 @@ def _source(inputs: PlanningInputs, assumed: list[str]) -> tuple[NamedProfile, f
     return source, ms
 
 
-def _ends_ms(profile: DeviceProfile, size: int | None = None) -> tuple[float, float] | None:
-    """Return the milliseconds of stem and head for one image, at a batch size; None if they were not measured."""
-    size = size or min(map(int, profile.batch))
+def _ends_ms(profile: DeviceProfile) -> tuple[float, float] | None:
+    """Return the milliseconds of stem and head for one image; None if they were not measured."""
+    size = min(map(int, profile.batch))
     times = profile.batch[str(size)]
     if times.stem_ms is None or times.head_ms is None:
         return None
@@ -220,22 +226,24 @@ def _device(
     runtime_ms, runtime_mean_ms = (ms + copies_ms for ms in network.calls.get(one.name, (CALL_MS, CALL_MS)))
     full_images = min(calls, key=lambda size: (abs(size - max_batch), size))
     full = profile.batch[str(full_images)]
-    ends, full_ends = _ends_ms(profile), _ends_ms(profile, full_images)
-    if ends is None or full_ends is None:
+    ends = _ends_ms(profile)
+    if ends is None:
         slower = profile.block_ms / max(source.profile.block_ms, 1e-9)
         stem, head = _ends_ms(source.profile) or (0.0, 0.0)
-        ends = full_ends = stem * slower, head * slower
+        ends = stem * slower, head * slower
         assumed.append(f"stem and head take {one.name}, compared with {source.name}, as much longer as a block does")
     free = profile.device.available_bytes
     if free is None:
         assumed.append(f"{one.name} has memory for every block: its profile does not say how much it has")
-    room = None if free is None else free * MEMORY_SHARE
+    block_bytes = max(1, profile.block_memory_bytes)
+    room = block_bytes * bundle.num_blocks + profile.memory_bytes if free is None else free * MEMORY_SHARE
+    ends_bytes = max(0, profile.memory_bytes - block_bytes * bundle.num_blocks)
     if profile.device.emulated is not None:
         assumed.append(f"{one.name} is emulated, by {profile.device.emulated}")
     return PlannedDevice(
         name=one.name,
         block_ms=profile.block_ms,
-        capacity=bundle.num_blocks if room is None else int(room // max(1, profile.block_memory_bytes)),
+        capacity=int(room // block_bytes),
         stem_ms=ends[0],
         head_ms=ends[1],
         visit_ms=network.visits[one.name] + runtime_ms,
@@ -245,12 +253,11 @@ def _device(
         battery_wh=profile.device.battery_wh,
         loss=inputs.losses.get(one.name, inputs.losses.get("", 0.0)),
         zone=inputs.zones.get(one.name),
-        whole=room is None or max(profile.memory_bytes, profile.block_memory_bytes * bundle.num_blocks) <= room,
+        room_with_ends=int(max(0, room - ends_bytes) // block_bytes),
         runtime_ms=runtime_ms,
         runtime_mean_ms=runtime_mean_ms,
         max_batch=max_batch,
         calls_ms=tuple(sorted(calls.items())),
-        ends_ms=sum(full_ends),
     )
 
 

@@ -7,19 +7,24 @@ that memory allows is tried; for latency and energy they cannot.
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
 from ls_edge.runtime.fleet.planning.placements import best_placement
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, assign_in_circle, zones_of
-from ls_edge.runtime.fleet.planning.survival import whole_share
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.fleet.planning.problem import (
+    Objective,
+    Placement,
+    PlanningProblem,
+    assign_in_circle,
+    runs_ends,
+    with_ends,
+    zones_of,
+)
 
 NEGLIGIBLE_LOSS = 1e-9
 """Probability of a loss for which fewer holders are not tried."""
-ORIGINS = ("plan", "trained_order", "equal_split", "round_robin")
+ORIGINS = ("plan", "trained_order", "equal_split", "round_robin", "side_by_side", "copies", "single")
 """Names of candidates; of equally good ones the first wins."""
 
 
@@ -45,11 +50,11 @@ class PlannedPlacement:
 
     best: Candidate
     is_exact: bool
-    """Whether no placement is better by the formulas."""
+    """Whether no placement is better by the formulas; not known of placements of stem and head."""
     single: Candidate | None
     """All blocks on the best device."""
     copies: Candidate | None
-    """The whole model on each device that has room, as independent processes; it has no placement."""
+    """The whole model on each device that has room."""
     baselines: dict[str, Candidate | None]
     """Placements that need no planner; None if memory does not allow one."""
 
@@ -64,25 +69,23 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
     is_exact = True
     for replicas in numbers:
         found = best_placement(problem, objective, replicas)
-        figures = figures_of(problem, found.placement, found.route)
-        candidates.append(Candidate("plan", found.placement, figures, replicas))
+        candidates.append(_candidate(problem, objective, "plan", found.placement, replicas, found.route))
         is_exact = is_exact and found.is_exact
-        if objective == "survival" and figures.value(objective) < NEGLIGIBLE_LOSS - 1:
+        if objective == "survival" and candidates[-1].figures.value(objective) < NEGLIGIBLE_LOSS - 1:
             break
     baselines: dict[str, Candidate | None] = {}
     for name, make in (("round_robin", round_robin), ("equal_split", equal_split), ("trained_order", trained_order)):
         placement = make(problem)
         baselines[name] = (
-            None if placement is None else Candidate(name, placement, figures_of(problem, placement), problem.replicas)
+            None if placement is None else _candidate(problem, objective, name, placement, problem.replicas)
         )
     candidates += [candidate for candidate in baselines.values() if candidate is not None]
     best = min(candidates, key=lambda one: rank(one, objective))
-    alone, independent = best_single(problem, objective), copies_figures(problem)
     return PlannedPlacement(
         best=best,
-        is_exact=is_exact,
-        single=None if alone is None else Candidate("single", *alone, 1),
-        copies=None if independent is None else Candidate("copies", {}, independent, len(problem.devices)),
+        is_exact=is_exact and not runs_ends(best.placement),
+        single=best_single(problem, objective),
+        copies=independent_copies(problem),
         baselines=baselines,
     )
 
@@ -94,54 +97,45 @@ def rank(candidate: Candidate, objective: Objective) -> tuple[float, float, floa
     return value, round(figures.latency_ms, 6), -round(figures.throughput, 6), ORIGINS.index(candidate.name)
 
 
-def best_single(problem: PlanningProblem, objective: Objective) -> tuple[Placement, Figures] | None:
-    """Return all blocks on the device that is best alone, and its estimate; None if no device has room for them.
+def _candidate(
+    problem: PlanningProblem,
+    objective: Objective,
+    name: str,
+    placement: Placement,
+    replicas: int,
+    route: Sequence[str] = (),
+) -> Candidate:
+    """Return a placement with stem and head where that is better: at the source, or on the devices that have room."""
+    placements = (one for one in (placement, with_ends(problem, placement)) if one is not None)
+    found = [Candidate(name, one, figures_of(problem, one, route), replicas) for one in placements]
+    return min(found, key=lambda one: rank(one, objective))
 
-    The source runs stem and head and sends tokens, as with any other placement.
-    """
-    found = []
-    for device in problem.devices:
-        if problem.room(device) == problem.num_blocks:
-            placement = {device.name: tuple(range(problem.num_blocks))}
-            found.append((placement, figures_of(problem, placement)))
-    return min(found, key=lambda one: (one[1].value(objective), one[1].latency_ms, one[1].route), default=None)
 
-
-def copies_figures(problem: PlanningProblem) -> Figures | None:
-    """Estimate independent copies: each device runs the whole model on images that it gets as JPEG.
-
-    No device ever waits, and images of a lost device are sent to another one. None unless two devices have room.
-    """
-    devices = [device for device in problem.devices if device.whole]
-    if len(devices) < 2:
-        return None
-    latency: dict[str, float] = {}
-    engine: dict[str, float] = {}
-    rate: dict[str, float] = {}
-    for device in devices:
-        sent = device.wire_ms * problem.image_share
-        link = max(0.0, problem.source_visit_ms + device.visit_ms - device.runtime_ms - 2 * device.wire_ms) + sent
-        chain = device.stem_ms + problem.num_blocks * device.block_ms + device.head_ms
-        latency[device.name] = link + device.runtime_ms + chain
-        ends = device.stem_ms + device.head_ms if device.ends_ms is None else device.ends_ms
-        engine[device.name] = ends + problem.num_blocks * device.busy_ms
-        busy = max(engine[device.name], (engine[device.name] + device.beyond_ms) / Limits.engine_calls, sent)
-        rate[device.name] = 1e3 / busy if busy > 0 else float("inf")
-    sent = problem.source_wire_ms * problem.image_share
-    throughput = min(sum(rate.values()), 1e3 / sent if sent > 0 else float("inf"))
-    energy = None
-    if math.isfinite(throughput) and all(device.watts is not None for device in devices):
-        joules = sum(rate[device.name] * engine[device.name] * (device.watts or 0.0) for device in devices)
-        energy = joules / sum(rate.values())
-    hours = [one.battery_wh / one.watts for one in devices if one.battery_wh is not None and one.watts]
-    return Figures(
-        latency_ms=min(latency.values()),
-        throughput=throughput,
-        energy_mj=energy,
-        battery_h=min(hours, default=None),
-        whole_share=whole_share(problem, {one.name: tuple(range(problem.num_blocks)) for one in devices}),
-        route=(min(latency, key=lambda name: latency[name]),),
+def side_by_side(problem: PlanningProblem, objective: Objective, replicas: int) -> Candidate:
+    """Return a placement with as many holders for each block, which parallel blocks need."""
+    return _candidate(
+        problem, objective, "side_by_side", best_placement(problem, "throughput", replicas).placement, replicas
     )
+
+
+def best_single(problem: PlanningProblem, objective: Objective) -> Candidate | None:
+    """Return all blocks on the device that is best alone; None if no device has room for them."""
+    whole = tuple(range(problem.num_blocks))
+    found = [
+        _candidate(problem, objective, "single", {device.name: whole}, 1)
+        for device in problem.devices
+        if problem.room(device) == problem.num_blocks
+    ]
+    return min(found, key=lambda one: (*rank(one, objective), one.figures.route), default=None)
+
+
+def independent_copies(problem: PlanningProblem) -> Candidate | None:
+    """Return the whole model on each device that has room, which answers in one hop; None unless two have."""
+    blocks = tuple(range(problem.num_blocks))
+    whole = with_ends(problem, {d.name: blocks for d in problem.devices if d.room_with_ends >= problem.num_blocks})
+    if whole is None or len(whole) < 2:
+        return None
+    return Candidate("copies", whole, figures_of(problem, whole), len(whole))
 
 
 def round_robin(problem: PlanningProblem) -> Placement | None:

@@ -1,5 +1,7 @@
 """The planning problem: devices with their measurements, links, blocks in bands, and the number of replicas.
 
+Stem and head are parts that devices may hold (:func:`with_ends`); else the source runs both.
+
 Blocks of a vision transformer are alike: on a device each takes the same time and memory (the mean of its profile). A
 device costs the same to reach from everywhere (:func:`visit_times`), as at a switch or an access point. So the value of
 a placement depends on how many blocks each device holds, not on which. The functions at the end turn these numbers into
@@ -11,17 +13,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ls_edge.core.errors import UsageError
+from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.runtime.routing.limits import Limits
 
 Objective = Literal["latency", "throughput", "energy", "survival"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "energy", "survival")
 Placement = Mapping[str, tuple[int, ...]]
-"""Blocks by device, including devices without blocks."""
+"""Parts by device, including devices without any."""
 Count = tuple[int, ...]
 """Number of blocks that each device holds, in the order of the problem's devices."""
 
@@ -53,8 +56,8 @@ class PlannedDevice:
     """Probability that it is lost."""
     zone: str | None = None
     """Failure domain: rack, power supply, access point."""
-    whole: bool = True
-    """Whether stem, head and all blocks fit into its memory together."""
+    room_with_ends: int = 0
+    """Number of blocks that fit into its memory next to stem and head."""
     runtime_ms: float = 0.0
     """Median overhead of an engine call, which delays a request alone."""
     runtime_mean_ms: float = 0.0
@@ -63,8 +66,14 @@ class PlannedDevice:
     """Maximum number of images per engine call."""
     calls_ms: tuple[tuple[int, float], ...] = ()
     """Time of a call for one block by number of images, ascending; empty if each image takes ``block_ms``."""
-    ends_ms: float | None = None
-    """Stem and head of an image in a full batch; None if the same as for an image alone."""
+
+    def part_ms(self, part: int) -> float:
+        """Return the time of a part for one image alone."""
+        return {STEM: self.stem_ms, HEAD: self.head_ms}.get(part, self.block_ms)
+
+    def weight(self, parts: Iterable[int]) -> float:
+        """Return the time of parts in times of a block; in a batch, stem and head gain as a block does."""
+        return sum(self.part_ms(part) / self.block_ms if part in ENDS and self.block_ms else 1.0 for part in parts)
 
     def call_ms(self, images: int) -> float:
         """Return the time of an engine call for one block: interpolated between measured sizes, else proportional."""
@@ -95,7 +104,7 @@ class PlannedDevice:
         return max(1, int(Limits().chain * 1e3 / call_ms)) if call_ms > 0 else MOST_BLOCKS
 
     def taken_ms(self, blocks: float) -> float:
-        """Return the time for which a visit for some blocks occupies the device, per image of a full batch.
+        """Return the time for which a visit for some blocks' worth of work occupies it, per image of a full batch.
 
         The engine has ``Limits.engine_calls`` calls at the same time, so the overhead of a call counts only if it takes
         longer than the other calls.
@@ -128,12 +137,26 @@ class PlanningProblem:
     source_wire_ms: float = 0.0
     image_share: float = 0.0
     """Size of an image as JPEG, relative to its tokens."""
+    logits_share: float = 0.0
+    """Size of its logits, relative to its tokens."""
     source_mj: float | None = 0.0
     """Energy of stem and head at the source; None if unknown."""
     zone_losses: Mapping[str, float] = field(default_factory=dict)
     """Probability that a whole zone is lost."""
     links_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Measured transfers by sender and receiver (``source`` for the source); empty if none was measured."""
+
+    def bands_of(self, placement: Placement) -> tuple[tuple[int, ...], ...]:
+        """Return the bands of all parts that devices run; stem and head are in the first and in the last."""
+        bands = self.bands or (tuple(range(self.num_blocks)),)
+        if runs_ends(placement):
+            bands = ((STEM, *bands[0]), *bands[1:])
+            bands = (*bands[:-1], (*bands[-1], HEAD))
+        return bands
+
+    def at_source(self, placement: Placement) -> tuple[float, float | None]:
+        """Return the milliseconds and millijoules of stem and head at the source, none where devices run both."""
+        return (0.0, 0.0) if runs_ends(placement) else (self.source_ms, self.source_mj)
 
     @property
     def band_order(self) -> tuple[int, ...]:
@@ -158,6 +181,13 @@ class PlanningProblem:
         This suffices, since a circle of blocks gives each zone different ones.
         """
         return sum(self.zone_rooms().values()) >= replicas * self.num_blocks
+
+    def allows(self, placement: Placement) -> bool:
+        """Return whether each part has as many holders as asked for, all in different zones."""
+        zone_of = {self.devices[i].name: zone for zone, members in zones_of(self.devices).items() for i in members}
+        holders = holders_of(self, placement).values()
+        most = len(self.devices) if self.max_replicas is None else self.max_replicas
+        return all(self.replicas <= len({zone_of[name] for name in held}) == len(held) <= most for held in holders)
 
     def zone_rooms(self) -> dict[str, int]:
         """Return the number of different blocks that each zone has room for."""
@@ -199,12 +229,32 @@ def zones_of(devices: Sequence[PlannedDevice]) -> dict[str, list[int]]:
 
 
 def holders_of(problem: PlanningProblem, placement: Placement) -> dict[int, list[str]]:
-    """Return the devices that hold each block."""
-    holders: dict[int, list[str]] = {block: [] for block in range(problem.num_blocks)}
-    for name, blocks in placement.items():
-        for block in blocks:
-            holders[block].append(name)
+    """Return the devices that hold each part."""
+    holders: dict[int, list[str]] = {part: [] for band in problem.bands_of(placement) for part in band}
+    for name, parts in placement.items():
+        for part in parts:
+            holders[part].append(name)
     return holders
+
+
+def runs_ends(placement: Placement) -> bool:
+    """Return whether devices run stem and head, so that the source sends images and gets logits."""
+    return any(STEM in parts for parts in placement.values())
+
+
+def with_ends(problem: PlanningProblem, placement: Placement) -> Placement | None:
+    """Add the stem to holders of the first band, and the head to those of the last; None if no memory is left.
+
+    So no request visits a device for one of them alone.
+    """
+    bands = problem.bands or (range(problem.num_blocks),)
+    ends = ((STEM, set(bands[0])), (HEAD, set(bands[-1])))
+    found = dict(placement)
+    for device in problem.devices:
+        held = placement.get(device.name)
+        if held and len(held) <= device.room_with_ends:
+            found[device.name] = (*held, *(end for end, band in ends if not band.isdisjoint(held)))
+    return found if all(any(end in parts for parts in found.values()) for end in ENDS) else None
 
 
 def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float]) -> dict[str, float]:

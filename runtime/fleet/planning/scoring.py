@@ -53,15 +53,15 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
     throughput, answers = _throughput(sim, throughput_of(problem, placement), policy, at_once)
     throughput = min(throughput, _most(problem, placement))
     watts = {device.name: device.watts for device in problem.devices}
-    energy = problem.source_mj
+    source_ms, energy = problem.at_source(placement)
     for name, busy in sim.busy.items():
         used = watts[name]
         energy = None if energy is None or (busy and used is None) else energy + busy * 1e3 * (used or 0.0) / answers
     lossy = any(device.loss for device in problem.devices) or any(problem.zone_losses.values())
     return Figures(
         policy=policy,
-        latency_ms=round(latency * 1e3 + problem.source_ms, 4),
-        throughput=round(min(throughput, 1e3 / problem.source_ms if problem.source_ms else throughput), 4),
+        latency_ms=round(latency * 1e3 + source_ms, 4),
+        throughput=round(min(throughput, 1e3 / source_ms if source_ms else throughput), 4),
         energy_mj=None if energy is None else round(energy, 4),
         whole_share=_whole_share(problem, placement, policy, seed) if lossy else None,
     )
@@ -69,9 +69,10 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
 
 def _most(problem: PlanningProblem, placement: Placement) -> float:
     """Return the throughput of engines that never wait; a count over a stretch of requests can exceed it."""
+    parts = [part for band in problem.bands_of(placement) for part in band]
     used = (device for device in problem.devices if placement.get(device.name))
-    times = (device.taken_ms(device.blocks_a_call) / device.blocks_a_call for device in used)
-    return sum(1e3 / ms for ms in times if ms > 0) / problem.num_blocks or float("inf")
+    times = (d.weight(parts) * d.taken_ms(d.blocks_a_call) / d.blocks_a_call for d in used)
+    return sum(1e3 / ms for ms in times if ms > 0) or float("inf")
 
 
 def simulation_of(
@@ -108,7 +109,9 @@ def simulation_of(
         transfers=transfer,
         wire=wire,
         max_batch={name: devices[name].max_batch for name in held},
-        engine_seconds=lambda name, blocks, images: blocks * devices[name].call_ms(images) / 1e3,
+        image_share=problem.image_share,
+        logits_share=problem.logits_share,
+        engine_seconds=lambda name, parts, images: devices[name].weight(parts) * devices[name].call_ms(images) / 1e3,
         call_seconds={
             name: (device.runtime_mean_ms if on_average else device.runtime_ms) / 1e3
             for name, device in devices.items()

@@ -30,6 +30,7 @@ import numpy as np
 
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.order_costs import OrderCosts
+from ls_edge.core.parts import shown_parts
 from ls_edge.core.records import hops_of
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SimulationContext, SiteOutcome
 from ls_edge.runtime.fleet.planning.planner import plan_placement
@@ -182,7 +183,7 @@ class _SiteRun:
         seed = self._rng.getrandbits(32)
         self._sim = simulation_of(site.problem, site.placement, seed, on_average=True, costs=site.costs)
         self._sim.on_end = self._end
-        self._source_free = 0.0
+        self._source_s, self._source_free = site.problem.at_source(site.placement)[0] / 1e3, 0.0
         self._submitted = self._under_way = self._over = 0
         self._waiting: deque[int] = deque()
         """Requests that wait because too many are in flight."""
@@ -264,7 +265,7 @@ class _SiteRun:
         """Run stem and head, one request after the other, and then send the tokens: the head counts as run before."""
         now = self._sim.now
         left = self._site.settings.budget_s - (now - self._start - float(self._outcome.submitted_s[number]))
-        self._source_free = max(now, self._source_free) + self._site.problem.source_ms / 1e3
+        self._source_free = max(now, self._source_free) + self._source_s
         wait = self._source_free - now
         self._sim.at(min(wait, left), lambda: self._send(number, left - wait))
 
@@ -380,7 +381,7 @@ def simulation_context(
         replicas=min(site.problem.replicas for site in sites),
         concurrency=max(site.concurrency for site in sites),
         rate=settings.rate,
-        placement=sites[0].placement,
+        placement={name: shown_parts(parts) for name, parts in sites[0].placement.items()},
         churn=churn,
         max_skips=settings.max_skips,
         budget_ms=settings.budget_s * 1e3,

@@ -23,15 +23,20 @@ class Network:
     _arrives_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """Arrival of the latest message by sender and receiver; later messages do not overtake it."""
 
-    def arrival(self, now: float, sender: str, to: str, *, tokens: bool) -> float:
-        """Return the arrival of a message sent now; tokens wait for both links, other messages for earlier ones."""
+    def arrival(self, now: float, sender: str, to: str, size: float) -> float:
+        """Return the arrival of a message sent now; payloads wait for both links, other messages for earlier ones.
+
+        ``size`` is that of its payload relative to tokens, 0 without one.
+        """
         at = now + self.latency
         if self.transfers is None:
             return at
-        if tokens:
+        if size:
             start = max(now, self._sends_until.get(sender, 0.0))
-            self._sends_until[sender] = start + self.wire.get(sender, 0.0)
-            at = max(start + self.transfers(sender, to), self._receives_until.get(to, 0.0) + self.wire.get(to, 0.0))
+            wires = self.wire.get(sender, 0.0), self.wire.get(to, 0.0)
+            self._sends_until[sender] = start + size * wires[0]
+            taken = self.transfers(sender, to) - (1 - size) * max(wires)
+            at = max(start + max(0.0, taken), self._receives_until.get(to, 0.0) + size * wires[1])
             self._receives_until[to] = at
         at = self._arrives_at[sender, to] = max(at, self._arrives_at.get((sender, to), 0.0))
         return at

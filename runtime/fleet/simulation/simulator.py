@@ -19,8 +19,10 @@ from typing import Any
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import usual_credits
 from ls_edge.runtime.fleet.simulation.network import Clock, Network
+from ls_edge.runtime.protocol.codecs import IMAGE, LOGITS, payload_of
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import (
@@ -28,6 +30,8 @@ from ls_edge.runtime.routing.events import (
     Complete,
     Compute,
     Computed,
+    Decode,
+    Decoded,
     Drain,
     Event,
     Fail,
@@ -76,7 +80,7 @@ class SimulationSettings:
     """Peers, links and engines of a simulation; times in seconds."""
 
     peers: Mapping[str, Sequence[int]]
-    """Blocks by peer."""
+    """Parts by peer; where some hold the stem, requests are images, and peers run stem and head."""
     blocks: int
     seed: int = 0
     bands: Bands | None = None
@@ -85,13 +89,16 @@ class SimulationSettings:
     """Limits of every process; None for the defaults, with the credits of a peer by its ``max_batch``."""
     max_batch: int | Mapping[str, int] = 1
     block_seconds: float | Mapping[str, float] = 0.005
-    engine_seconds: Callable[[str, int, int], float] | None = None
-    """Time of an engine call by peer, number of blocks and of images; None for ``block_seconds`` per block."""
+    engine_seconds: Callable[[str, Sequence[int], int], float] | None = None
+    """Time of an engine call by peer, parts and number of images; None for ``block_seconds`` per part."""
     call_seconds: Mapping[str, float] = field(default_factory=dict)
     """Overhead of an engine call, by peer."""
     latency: float = 0.001
     transfers: Callable[[str, str], float] | None = None
     wire: Mapping[str, float] = field(default_factory=dict)
+    image_share: float = 1.0
+    """Size of an image relative to tokens, as :attr:`logits_share` of its logits."""
+    logits_share: float = 1.0
     detection: float = 0.35
     """Time until heartbeats detect a stopped process."""
 
@@ -129,6 +136,8 @@ class Simulation(Clock):
         """Submit an image; ``more`` are further fields of its itinerary. Its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
         order = POLICIES[policy].wanted_order(self.model.bands, self.settings.seed, request)
+        if any(STEM in held for held in self.settings.peers.values()):
+            order = (STEM, *order, HEAD)
         itinerary = Itinerary(SOURCE, policy, order, max_skips, **{"waves_wanted": 2, **more})
         self.outcomes[request] = []
         self._feed(SOURCE, Submit(request, itinerary, (), self.now + budget))
@@ -245,7 +254,14 @@ class Simulation(Clock):
             if same and self._linked(sender, to) and (known or b.stopped):
                 self._feed(to, event)
 
-        self.at(self.network.arrival(self.now, sender, to, tokens=isinstance(event, Arrived)) - self.now, arrive)
+        self.at(self.network.arrival(self.now, sender, to, self._size(event)) - self.now, arrive)
+
+    def _size(self, event: Event) -> float:
+        """Return the size of an event's payload, relative to tokens."""
+        if not isinstance(event, Arrived):
+            return 0.0
+        sizes = {IMAGE: self.settings.image_share, LOGITS: self.settings.logits_share}
+        return sizes.get(payload_of(event.run.itinerary), 1.0)
 
     def _feed(self, name: str, event: Event) -> None:
         process = self.processes[name]
@@ -286,6 +302,8 @@ class Simulation(Clock):
             self._deliver(process.name, instruction.to, event)
         elif isinstance(instruction, Compute):
             self._compute(process, instruction)
+        elif isinstance(instruction, Decode):
+            self._feed(process.name, Decoded(instruction.transfer, instruction.image, 0))
         elif isinstance(instruction, (Complete, Fail)):
             self.outcomes[instruction.request].append(instruction)
             self.ended[instruction.request] = self.now
@@ -298,7 +316,7 @@ class Simulation(Clock):
         if engine_seconds is None:
             seconds = self.block_seconds[name] * len(compute.blocks)
         else:
-            seconds = engine_seconds(name, len(compute.blocks), len(compute.tokens))
+            seconds = engine_seconds(name, compute.blocks, len(compute.tokens))
         self.busy[name] += seconds
         process.engine_until = max(self.now, process.engine_until) + seconds
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)

@@ -65,15 +65,21 @@ def decode(codec: str, frame: memoryview | bytes, count: int, dim: int) -> Token
     return found.decode(frame, count, dim)
 
 
+def payload_of(itinerary: Itinerary) -> str:
+    """Return what travels at this point of an itinerary: an image, logits, or tokens (an empty string)."""
+    if STEM in itinerary.remaining:
+        return IMAGE
+    return LOGITS if itinerary.has_stem and not has_ends(itinerary.remaining) else ""
+
+
 def check_payload(run: Run, manifest: Manifest) -> None:
     """Raise :class:`WireError` unless what a RUN announces is what the model has at this point of its itinerary."""
-    it, codec, shape = run.itinerary, run.codec, (run.count, run.dim)
-    if STEM in it.remaining:
+    kind, codec, shape = payload_of(run.itinerary), run.codec, (run.count, run.dim)
+    if kind == IMAGE:
         if codec != IMAGE or run.dim != 1 or run.count > MAX_IMAGE:
             raise WireError(f"{codec} of {run.count} x {run.dim}, an image of at most {MAX_IMAGE} bytes has to come")
         return
-    is_done = it.has_stem and not has_ends(it.remaining)
-    tokens = manifest.tokens
+    is_done, tokens = kind == LOGITS, manifest.tokens
     wanted = (1, len(manifest.classes)) if is_done else (tokens.count, tokens.dim)
     if shape != wanted or (codec == LOGITS) != is_done or codec == IMAGE:
         what, kind = codec if codec in (IMAGE, LOGITS) else "tokens", LOGITS if is_done else "tokens"

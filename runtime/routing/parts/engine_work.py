@@ -1,4 +1,4 @@
-"""The engine of a peer: requests are queued, given to it in batches, come back, fail or hang.
+"""The engine of a peer: images are decoded, requests are queued, given to it in batches, come back, fail or hang.
 
 The stages QUEUED and RUNNING belong to this part.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ls_edge.core.parts import part_name
+from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
-from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Note, NoteKind
+from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Decode, Decoded, Note, NoteKind
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
 from ls_edge.runtime.routing.interfaces import Host
 from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
@@ -29,18 +30,44 @@ class EngineWork:
         queue: EngineQueue,
         joins: WaveJoiner,
         urgent: Callable[[], None],
+        send_home: Callable[[HeldRequest, str], None],
     ) -> None:
-        """``urgent`` tells the neighbours immediately."""
+        """``urgent`` tells the neighbours immediately, ``send_home`` returns a request with a reason."""
         self.queue = queue
         self._machine = machine
         self._custody = custody
         self._decisions = decisions
         self._joins = joins
         self._urgent = urgent
+        self._send_home = send_home
         custody.handle_stage(Stage.QUEUED, self._enter_queued, self._leave_queued)
         custody.handle_stage(Stage.RUNNING, self._enter_running, look_at=self.look_at)
         machine.handlers[Computed] = self._on_computed
         machine.handlers[ComputeFailed] = self._on_compute_failed
+        machine.handlers[Decoded] = self._on_decoded
+
+    def decode(self, request: HeldRequest) -> None:
+        """Wait for the pixels of an image, which another thread decodes."""
+        machine = self._machine
+        if request.is_decoded is None:
+            request.is_decoded = False
+            machine.instructions.append(Decode(request.transfer, request.tokens))
+        self._decisions.send_progress([request])
+        self._custody.wait_for(request, (), machine.now + machine.limits.look_again)
+
+    def _on_decoded(self, event: Decoded) -> None:
+        request = self._machine.held.get(event.transfer)
+        if request is None or request.returning:
+            return
+        if request.stage is not Stage.WAITING:  # it was handed on meanwhile
+            request.is_decoded = None
+            return
+        request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
+        request.codec_us += event.us
+        if event.why:
+            self._send_home(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
+        else:
+            self._custody.waiting.ready.append(request)
 
     def _enter_queued(self, request: HeldRequest, block: int) -> None:
         request.engine.block, request.engine.queued_at = block, self._machine.now

@@ -231,6 +231,7 @@ class Builder:
             config.progress_monitor.phase_finish("Building Engine")
         config.timing.raw += b"."
         header = {"profiles": [p.shapes for p in config.profiles], "tf32": BuilderFlag.TF32 in config.flags}
+        header["workspace"] = config.limits[MemoryPoolType.WORKSPACE]
         return IHostMemory(_MAGIC + json.dumps(header).encode() + b"\n" + network.raw)
 
     @staticmethod
@@ -240,11 +241,12 @@ class Builder:
         if not network.flags & 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED):
             return "only strongly typed networks are used here"
         for tensor in network.inputs:
-            shapes = config.profiles[0].shapes.get(tensor.name) if config.profiles else None
-            if shapes is None:
-                return f"{tensor.name} has a dynamic shape and no profile"
-            if any(len(s) != len(tensor.shape) or tuple(s[1:]) != tensor.shape[1:] for s in shapes):
-                return f"the profile of {tensor.name} is {shapes}, the network has {tensor.shape}"
+            for profile in config.profiles or [IOptimizationProfile()]:
+                shapes = profile.shapes.get(tensor.name)
+                if shapes is None:
+                    return f"{tensor.name} has a dynamic shape and no profile"
+                if any(len(s) != len(tensor.shape) or tuple(s[1:]) != tensor.shape[1:] for s in shapes):
+                    return f"the profile of {tensor.name} is {shapes}, the network has {tensor.shape}"
         return ""
 
 
@@ -269,7 +271,7 @@ class ICudaEngine:
         self._tensors = self._inputs + self._outputs
         self._contexts = 0
         self.num_optimization_profiles = len(header["profiles"])
-        self.device_memory_size_v2 = SCRATCH * max(s[2][0] for s in header["profiles"][0].values())
+        self.device_memory_size_v2 = SCRATCH * max(s[2][0] for p in header["profiles"] for s in p.values())
 
     @property
     def num_io_tensors(self):
@@ -369,6 +371,7 @@ class IExecutionContext:
             return self._fail("input and output overlap")
         self._flushed = self._state
         device.counts["execute"] += 1
+        device.profile = self._profile
         context, state, captured = weakref.ref(self), self._state, stream.capturing is not None
         addresses, memory = dict(self._addresses), self._memory
 

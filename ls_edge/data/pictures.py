@@ -1,0 +1,59 @@
+"""Arrays as small PNG pictures in data URIs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+LEAST_SIDE = 96
+"""Width of a picture in pixels from which on its values are not enlarged."""
+
+
+def picture(values: np.ndarray) -> str:
+    """Return values 0 to 1, ``[H, W]`` gray or ``[H, W, 3]``, as a PNG file in a data URI; NaN is transparent.
+
+    A value covers a whole number of pixels.
+    """
+    colors = values if values.ndim == 3 else np.repeat(values[..., None], 3, axis=2)
+    solid = np.isfinite(colors).all(axis=2, keepdims=True)
+    pixels = np.concatenate((np.clip(np.where(solid, colors, 0.0), 0, 1), solid), axis=2)
+    times = -(-LEAST_SIDE // pixels.shape[1])
+    made = Image.fromarray((255 * pixels).round().astype(np.uint8))
+    made = made.resize((times * made.width, times * made.height), Image.Resampling.NEAREST)
+    encoded = io.BytesIO()
+    made.save(encoded, "PNG")
+    return data_uri(encoded.getvalue())
+
+
+def data_uri(png: bytes) -> str:
+    """Return a PNG file as a data URI."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def tiles(arrays: Sequence[np.ndarray] | np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
+    """Return arrays of one shape next to each other, ``gap`` transparent values apart."""
+    first = np.asarray(arrays[0])
+    height, width = first.shape[0] + gap, first.shape[1] + gap
+    rows = -(-len(arrays) // columns)
+    sheet = np.full((rows * height - gap, columns * width - gap, *first.shape[2:]), np.nan)
+    for number, one in enumerate(arrays):
+        top, left = number // columns * height, number % columns * width
+        sheet[top : top + height - gap, left : left + width - gap] = one
+    return sheet
+
+
+def shades(values: np.ndarray) -> np.ndarray:
+    """Return values on a scale from 0 (black), their smallest one, to 1 (white), the largest."""
+    low, high = float(values.min()), float(values.max())
+    found: np.ndarray = (values - low) / max(high - low, np.finfo(np.float64).tiny)
+    return found
+
+
+def around_gray(values: np.ndarray) -> np.ndarray:
+    """Return values on a scale with 0 in the middle, gray, and the largest magnitude at an end."""
+    found: np.ndarray = 0.5 + values / (2 * max(float(np.abs(values).max()), np.finfo(np.float64).tiny))
+    return found
