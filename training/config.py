@@ -119,7 +119,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method_args: dict[str, Any] = {}
     bands: list[list[int]] | str | None = None
     """Groups of blocks that may be reordered among themselves (``ls_edge.core.bands``), ``[[0], [1, 2, 3], [4]]`` or
-    ``0/1-3/4``, with block numbers after ``depth``. None: as in the run that ``init`` names, else one band."""
+    ``0/1-3/4``, with block numbers after ``depth``. None: as in the run that ``init`` names, else
+    what the method chooses for the model, which is one band unless ``anyorder`` trains a model with plain patches."""
     optim: OptimConfig = OptimConfig()
     teacher: TeacherConfig = TeacherConfig()
     epochs: Annotated[int, Meta(ge=0)] = 20

@@ -161,7 +161,12 @@ class _Training:
             )
         if warning := empty_classes_warning(images):
             listener.warn(warning)
-        bands, image = _bands_in_force(config, initial), _image_in_force(config, initial)
+        bands, image = _bands_in_force(config, method, initial), _image_in_force(config, initial)
+        if config.bands is None and initial.bands is None and not bands.is_one:
+            listener.note(
+                f"bands {bands}: the first and the last block keep their place, which costs the least accuracy; "
+                f"--bands 0-{bands.num_blocks - 1} trains any order of all blocks"
+            )
         self.config = config = _in_force(config, method, initial, bands, image)
         view = initial.view.to(device)
         torch.set_num_threads(choose_threads(config.threads, view))
@@ -348,11 +353,11 @@ class _Training:
         )
 
 
-def _bands_in_force(config: TrainConfig, initial: InitialWeights) -> Bands:
-    """Return the configured bands, else those of the run that training starts from, else one band."""
-    if config.bands is None and initial.bands is not None:
-        return initial.bands
-    return config.block_bands(initial.view.num_blocks)
+def _bands_in_force(config: TrainConfig, method: Method, initial: InitialWeights) -> Bands:
+    """Return the configured bands, else those of the run that training starts from, else the method's default."""
+    if config.bands is not None:
+        return config.block_bands(initial.view.num_blocks)
+    return method.default_bands(initial.view) if initial.bands is None else initial.bands
 
 
 def _image_in_force(config: TrainConfig, initial: InitialWeights) -> ImageSpec:
@@ -379,7 +384,7 @@ def _in_force(
     return msgspec.structs.replace(
         config,
         data=msgspec.structs.replace(config.data, exif_orientation=image.exif_orientation is True),
-        bands=None if config.bands is None and initial.bands is None else bands.to_json(),
+        bands=None if config.bands is None and initial.bands is None and bands.is_one else bands.to_json(),
         optim=optim,
         method_args=msgspec.to_builtins(method.settings),
     )

@@ -80,8 +80,14 @@ OnEpoch = Callable[[Epoch, int], None]
 class Listener:
     """Counts the steps of a training, and calls what wants to know of them."""
 
-    def __init__(self, on_epoch: OnEpoch, on_progress: OnProgress, on_warning: OnWarning) -> None:
-        self.warn = on_warning
+    def __init__(
+        self,
+        on_epoch: OnEpoch,
+        on_progress: OnProgress,
+        on_warning: OnWarning,
+        on_note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.warn, self.note = on_warning, on_note
         self._on_epoch, self._on_progress = on_epoch, on_progress
         self._done = self._total = self._epochs = 0
         self._title = ""
@@ -136,6 +142,10 @@ class Bars:
     def warn(self, text: str) -> None:
         """Print a warning."""
         self.console.print(Text.assemble(("warning: ", "yellow"), printable(text)), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Print what training chose by itself."""
+        self.console.print(printable(text), highlight=False, soft_wrap=True)
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Advance the bar; another total starts it again."""

@@ -13,6 +13,7 @@ from PIL import Image
 
 from ls_edge.cli.commands.train import command
 from ls_edge.cli.main import main
+from ls_edge.core.bands import Bands
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import find_recipe, read_config
 
@@ -83,6 +84,30 @@ def test_a_runs_own_file_repeats_it(folder, capsys):
     again = folder / "again"
     assert call("train", "--config", folder / "run" / "config.yaml", "--out", again) == 0
     assert (again / "model.safetensors").read_bytes() == (folder / "run" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("asked", "bands"),
+    [
+        ([], "0/1-6/7"),
+        (["--bands", "0-7"], "0-7"),
+        (["--method", "shuffle"], None),
+        (["--depth", "3"], None),
+        (["--model", "vit_cifar"], None),
+        (["--set", "bands=[[0,1],[2,3,4,5,6,7]]"], "0-1/2-7"),
+    ],
+    ids=str,
+)
+def test_the_ends_keep_their_place_by_default_and_a_line_says_so(asked, bands, tmp_path, capsys):
+    """A convolutional stem, other methods, and too few blocks have full freedom."""
+    assert call("train", "--data", "digits", "--epochs", 0, "--out", tmp_path / "run", *asked) == 0
+    config = load_run(tmp_path / "run").config
+    assert config.bands == (bands and Bands.from_json(bands).to_json())
+    line = "bands 0/1-6/7: the first and the last block keep their place"
+    err = capsys.readouterr().err
+    assert (line in err, "--bands 0-7 trains any order" in err) == ((True, True) if not asked else (False, False))
+    assert call("train", "--config", tmp_path / "run" / "config.yaml", "--out", tmp_path / "again") == 0
+    assert load_run(tmp_path / "again").config == config
 
 
 def test_bands_are_trained_recorded_inherited_and_evaluated(folder, tmp_path, capsys):

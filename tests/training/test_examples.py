@@ -11,6 +11,7 @@ import torch
 from ls_edge.core.bands import Bands
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import read_config
+from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.families import family_of
 from ls_edge.training.models.small_models import build
 
@@ -111,7 +112,7 @@ def test_the_small_models_of_other_families_are_trained_with_the_ends_in_place(n
     assert 1.0e6 < sum(parameter.numel() for parameter in view.parameters()) < 1.4e6
     config, _ = read_config(folder / "anyorder.yaml", {})
     assert config.method == "anyorder"
-    assert Bands.from_json(config.bands, view.num_blocks) == Bands.from_json("0/1-6/7")
+    assert make_method(config.method, config.method_args).default_bands(view) == Bands.from_json("0/1-6/7")
     images = torch.randn(2, 3, 32, 32)
     torch.nn.init.normal_(view.model.head.weight)  # timm's Mixer starts with zeros, where no order shows
     with torch.no_grad():

@@ -23,10 +23,10 @@ def start(seed=0, classes=CLASSES, model_named=True, warn=lambda text: pytest.fa
     return make_initial_weights(config, classes, seed=seed, model_named=model_named, warn=warn)
 
 
-def save(folder, made, classes=CLASSES):
+def save(folder, made, classes=CLASSES, method="shuffle"):
     record = RunRecord(
         version="0", model=made.model, model_args=made.args, kept=made.kept, classes=classes, image=made.image,
-        trained_on="abc", method="shuffle",
+        trained_on="abc", method=method,
     )  # fmt: skip
     save_run(folder, made.view, TrainConfig(), record)
     return folder
@@ -99,7 +99,9 @@ def test_bands_of_a_run_are_inherited_and_shortened_with_it(tmp_path):
     assert load_run(tmp_path / "run").bands.to_json() == [[0], [1, 2], [3]]
     assert start(init=str(tmp_path / "run"), model_named=False).bands.to_json() == [[0], [1, 2], [3]]
     assert start(init=str(tmp_path / "run"), model_named=False, depth=2).bands.to_json() == [[0], [1]]
-    assert start(init=str(save(tmp_path / "free", made)), model_named=False).bands is None
+    assert start(init=str(save(tmp_path / "free", made)), model_named=False).bands.to_json() == [[0, 1, 2, 3]]
+    ordered = save(tmp_path / "ordered", made, method="sequential")
+    assert start(init=str(ordered), model_named=False).bands is None  # it was trained in one order, which says nothing
     save_run(tmp_path / "wrong", made.view, TrainConfig(bands=[[0], [1, 2]]), record)
     with pytest.raises(RunError, match=r"wrong: bands .* the model has 0 to 3"):
         load_run(tmp_path / "wrong")

@@ -52,7 +52,7 @@ class Inspected:
     @property
     def patch_embedding(self) -> Any:
         """Patch embedding of the model: ``patch_embed``, or ``stem`` in mixers."""
-        return getattr(self.model.view.model, "patch_embed", None) or getattr(self.model.view.model, "stem", None)
+        return self.model.view.patch_embedding
 
     @property
     def grid(self) -> tuple[int, int] | None:

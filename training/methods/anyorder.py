@@ -44,6 +44,15 @@ class AnyOrder(Shuffle):
     settings_type: ClassVar[type[msgspec.Struct]] = AnyOrderSettings
     average = "ema"
 
+    def default_bands(self, view: BlockView) -> Bands:
+        """Keep the first and the last block in place where patches are embedded by one linear layer.
+
+        There they cause most of the price of free orders (docs/any-order.md).
+        """
+        last = view.num_blocks - 1
+        plain = view.has_plain_patches and not view.shares_weights
+        return Bands(view.num_blocks, (1, last) if plain and last >= 3 else ())
+
     def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
         """Return one arrangement per group."""
         rng, s = step_rng(seed, step), self.settings

@@ -36,6 +36,10 @@ class Method:
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
+    def default_bands(self, view: BlockView) -> Bands:
+        """Return the bands of a model for which none are given."""
+        return Bands(view.num_blocks)
+
     def reshape(self, view: BlockView, bands: Bands, source: BlockView | None, *, trained: bool) -> Sequence[int]:  # noqa: ARG002
         """Rearrange the blocks of the initial model before :meth:`attach`; return the old index for each place.
 

@@ -40,7 +40,7 @@ class InitialWeights:
     source: BlockView | None = None
     """Model of that run with its method's modules, if blocks, images and classes are unchanged."""
     bands: Bands | None = None
-    """Bands of that run, for the blocks that are kept; None if it has none."""
+    """Bands of that run, for the blocks that are kept; None if it was trained in one order and names none."""
 
 
 def make_initial_weights(
@@ -106,7 +106,8 @@ def _from_run(
         weights = {name: value for name, value in weights.items() if name not in view.classifier}
     whole = _take(view, weights, str(run.folder), warn)
     kept = record.kept
-    bands = None if run.config.bands is None else run.bands
+    in_order = record.method == "sequential" or not record.trained_on
+    bands = None if run.config.bands is None and in_order else run.bands
     if config.depth is not None:
         chosen = evenly_spaced(view.num_blocks, config.depth)
         bands = None if bands is None else bands.keep(chosen)

@@ -83,6 +83,17 @@ class BlockView(nn.Module):
         return self._family.image_size(self.model)
 
     @property
+    def patch_embedding(self) -> nn.Module:
+        """The layers that make tokens of patches, without positions."""
+        return getattr(self.model, self._family.patch_embedding)
+
+    @property
+    def has_plain_patches(self) -> bool:
+        """Whether one linear layer embeds the patches, instead of several convolutions."""
+        convolutions = [layer for layer in self.patch_embedding.modules() if isinstance(layer, nn.Conv2d)]
+        return len(convolutions) == 1 and convolutions[0].kernel_size == convolutions[0].stride
+
+    @property
     def num_classes(self) -> int:
         """Length of the logits."""
         return int(getattr(self.model, "num_classes", 0))

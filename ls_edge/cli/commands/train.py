@@ -57,7 +57,7 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @options.text("--model", "timm model, vit_digits, vit_cifar, or mixer_cifar.  [default for digits: vit_digits]", "NAME")
 @options.count("--depth", "Number of blocks to keep, evenly spaced.", most=10_000, metavar="K")
 @options.choice("--method", list(METHODS), "Training method.  [default: anyorder]")
-@options.bands("one, or those of --init RUN")
+@options.bands("those of --init RUN; for anyorder with plain patches, the first and last block in place; else one")
 @options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")
 @options.text("--teacher", "Run or timm model to imitate.", "RUN_OR_NAME")
 @options.text("--teacher-weights", "Weights of a timm teacher.  [default: timm's pretrained]", "FILE")
@@ -143,7 +143,7 @@ def train_with_bars(
 
     try:
         with Bars(console) as bars:
-            listener = Listener(bars.epoch, bars.progress, bars.warn)
+            listener = Listener(bars.epoch, bars.progress, bars.warn, bars.note)
             result = train_run(out, settings, named, listener, resume=resume, overwrite=overwrite)
     except KeyboardInterrupt:
         if (out / "resume.safetensors").is_file():
