@@ -7,14 +7,17 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.text import counted
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
+
+if TYPE_CHECKING:
+    from ls_edge.runtime.source.source import Source
 
 DESCRIPTORS_PER_PEER = 5
 """File descriptors per peer: connection, socket, two of its monitor, and the link of that peer to us."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,7 +26,6 @@ from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.execution.loop_threads import LoopThreads
 from ls_edge.runtime.peer.block_engine import BlockEngine
-from ls_edge.runtime.peer.decoder import Decoder
 from ls_edge.runtime.peer.inspector import Examine, Inspector
 from ls_edge.runtime.protocol.messages import MAX_PROFILE, MINOR, Hello
 from ls_edge.runtime.routing.candidates import ONE_BAND, Model
@@ -35,6 +35,9 @@ from ls_edge.runtime.routing.peer_rules import PeerMachine, peer_machine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, NodeSettings, new_incarnation
+
+if TYPE_CHECKING:
+    from ls_edge.runtime.peer.decoder import Decoder
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -148,6 +151,9 @@ class Service:
         with setup.cores.others():
             self.node = self._new_node(manifest)
             if STEM in self._greeting.blocks:
+                # Pillow takes several megabytes, which a peer of blocks does not need.
+                from ls_edge.runtime.peer.decoder import Decoder
+
                 is_held = self.machine.held.__contains__
                 self._decoder = Decoder(manifest.image, f"decoder of {setup.entry.name}", self.node.wake, is_held)
         if installer is not None:
