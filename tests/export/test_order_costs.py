@@ -1,5 +1,7 @@
 """Order costs: measured on an order-sensitive model, they rank orders that were never measured."""
 
+import copy
+import itertools
 import random
 
 import msgspec
@@ -102,6 +104,20 @@ def test_estimates_rank_what_is_skipped(trained, calibration, costs):
     measured = np.array([loss_of(trained.view, calibration.held_out, order) for order in ones])
     estimated = np.array([costs.cost(order) for order in ones])
     assert set(estimated.argsort()[-2:]) == set(measured.argsort()[-2:]) == {0, 1}
+
+
+def test_blocks_that_commute_have_small_order_costs(trained, calibration):
+    """A block that adds nothing commutes with all others, so the estimate charges nothing for being out of order."""
+    view = copy.deepcopy(trained.view)
+    for layer in (view.blocks[3].attn.proj, view.blocks[3].mlp.fc2):
+        torch.nn.init.zeros_(layer.weight)
+        torch.nn.init.zeros_(layer.bias)
+    costs = measure_order_costs(PartsView(view), calibration.fit, "digits", orders=160)
+    inverted = np.abs(np.array(costs.inverted))
+
+    with_it = [inverted[min(3, other), max(3, other)] for other in range(BLOCKS) if other != 3]
+    others = [inverted[pair] for pair in itertools.combinations(range(BLOCKS), 2) if 3 not in pair]
+    assert np.mean(with_it) < 0.5 * np.mean(others)
 
 
 def test_a_greedy_choice_by_cost_beats_chance(trained, calibration, costs):
