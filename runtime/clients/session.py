@@ -11,6 +11,7 @@ from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerState
 from ls_edge.core.text import name_blocks
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Findings, Hello, State, Stored, Welcome
 from ls_edge.runtime.transport.admission import new_alias
@@ -136,7 +137,7 @@ class Client:
             {peer.name: peer.address for peer in peers.peers},
             bind=None,
             heartbeat=peers.heartbeat,
-            max_frame=max(wire.MAX_HEADER, tokens_frame),
+            max_frame=max(framing.MAX_HEADER, tokens_frame),
             tokens_frame=tokens_frame,
             curve=curve_of(peers, self._hello.name, keys),
         )
@@ -157,7 +158,7 @@ class Client:
 
     def send(self, name: str, message: wire.Message, *frames: bytes | memoryview) -> bool:
         """Send a message; return False if the link does not take it."""
-        return self._links.send(Link(dialled=name), [wire.encode(message), *frames])
+        return self._links.send(Link(dialled=name), [framing.encode(message), *frames])
 
     def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
         """Handle the events of at most ``seconds``, repeat greetings, and return the messages with their senders."""
@@ -207,7 +208,7 @@ class Client:
             session.why, session.refused, session.final = event.why, event.refused, event.final
         else:
             try:
-                message = wire.decode(event.frames[0].buffer)
+                message = framing.decode(event.frames[0].buffer)
             except WireError as error:
                 session.complaint = f"its message cannot be read: {error}"
             else:

@@ -1,17 +1,11 @@
-"""Messages that processes exchange, and their frames. ``PROTOCOL.md`` in this folder specifies them.
+"""Messages that processes exchange; ``PROTOCOL.md`` in this folder specifies them.
 
-A message is one or two ZeroMQ frames: a header, and the tokens where it carries any. The header is ``LS``, the major
-version in one byte, then MessagePack of one of the tagged structs below, or of an array of them: what a process sends
-to another in one turn of its loop can share a header, followed by the tokens of its RUNs in order. All input is
-checked: the types of the fields state the allowed values, :func:`decode_all` raises :class:`WireError` for anything
-else, and ``codecs.decode`` does the same for tokens.
-
-Elsewhere: the order of messages (``routing``), sockets (``links``).
+The types of the fields state the allowed values. Elsewhere: the bytes of messages (``framing``), their order
+(``routing``), sockets (``links``).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated, NamedTuple
@@ -20,7 +14,6 @@ import msgspec
 from msgspec import Meta
 
 from ls_edge.core.arrangement import Arrangement
-from ls_edge.core.errors import WireError
 from ls_edge.core.parts import STEM
 from ls_edge.core.peers_file import Name
 from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
@@ -36,15 +29,10 @@ MINOR_OF_CHANGES = 4
 """First minor version whose processes do not expect STATE from a neighbour whose STATE has not changed."""
 MINOR_OF_ENDS = 6
 """First minor version whose processes take requests with stem and head to run."""
-_MAGIC = b"LS"
-_PREFIX = _MAGIC + bytes([MAJOR])
 MAX_LATENCY_WEIGHT = 1e6
 MAX_FAR = 6
 """Limit on the distances in :attr:`State.far_blocks`, so a STATE shows blocks up to 7 links away. In a circle of links
 the news that a holder has gone takes as many STATE to get round."""
-MAX_HEADER = 64 * 1024
-"""Limit on a header, in bytes; an itinerary of a thousand blocks fits."""
-MAX_TOGETHER = 64
 MAX_BUDGET_US = 600_000_000
 """Limit on the budget of a request: ten minutes. Work for a source that never returns ends then at the latest."""
 MAX_AVOID = 16
@@ -60,7 +48,7 @@ MAX_PROFILE = 60_000
 MAX_FILE = 2**40
 MAX_EXPLANATION = 4096
 """Limit on the explanation in a COMPLAINT, in characters."""
-_DIGEST_BYTES = 32
+DIGEST_BYTES = 32
 
 # A number that fits its type cannot overflow what is computed from it, nor its own header.
 Id64 = Annotated[int, Meta(ge=0)]
@@ -71,7 +59,7 @@ Budget = Annotated[int, Meta(ge=0, le=MAX_BUDGET_US)]
 """Remaining time, in microseconds."""
 TokenSize = Annotated[int, Meta(ge=1, le=1 << 20)]
 FileSize = Annotated[int, Meta(ge=0, lt=MAX_FILE)]
-Digest = Annotated[bytes, Meta(min_length=_DIGEST_BYTES, max_length=_DIGEST_BYTES)]
+Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 """SHA-256."""
 Blocks = tuple[Count, ...]
 RequestId = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -460,75 +448,3 @@ Message = (
     Hello | Welcome | State | Bye | Run | Accept | Refuse | Progress | Release | Moved | Cancel | Complaint
     | Offer | Want | Chunk | Install | Stored | Inspect | Findings
 )  # fmt: skip
-
-_Several = Annotated[list[Message], Meta(min_length=1, max_length=MAX_TOGETHER)]
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message | list[Message]] = msgspec.msgpack.Decoder(Message | _Several)
-
-
-def encode(message: Message) -> bytes:
-    """Return the header frame of a message."""
-    return _PREFIX + _encoder.encode(message)
-
-
-def encode_body(message: Message) -> bytes:
-    """Return the bytes of a message for :func:`join`."""
-    return _encoder.encode(message)
-
-
-def join(bodies: Sequence[bytes]) -> bytes:
-    """Return the header frame of 1 to :data:`MAX_TOGETHER` messages, each from :func:`encode_body`."""
-    if len(bodies) == 1:
-        return _PREFIX + bodies[0]
-    head = bytes((0x90 | len(bodies),)) if len(bodies) < 16 else bytes((0xDC, 0, len(bodies)))
-    return b"".join((_PREFIX, head, *bodies))
-
-
-def decode(frame: bytes | memoryview) -> Message:
-    """Read a header frame; raise :class:`WireError` for anything but exactly one message."""
-    messages = decode_all(frame)
-    if len(messages) != 1:
-        raise WireError(f"header of {len(messages)} messages, one is read here; dropped")
-    return messages[0]
-
-
-def decode_all(frame: bytes | memoryview) -> list[Message]:
-    """Read a header frame of one message or several; raise :class:`WireError` if any part of it is wrong."""
-    view = memoryview(frame)
-    if len(view) > MAX_HEADER:
-        raise WireError(f"header of {len(view)} bytes, at most {MAX_HEADER} are allowed; dropped")
-    if view[:2] != _MAGIC or len(view) < 4:
-        raise WireError(f"not an ls-edge message (begins with {bytes(view[:4])!r}); check what dials this port")
-    if view[2] != MAJOR:
-        raise WireError(
-            f"protocol version {view[2]} was received and this is version {MAJOR}; install the same major version "
-            "of ls-edge on all machines"
-        )
-    try:
-        read = _decoder.decode(view[3:])
-    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
-        raise WireError(f"malformed header ({_PATTERN.sub('of allowed characters', str(error))}); dropped") from None
-    messages = read if isinstance(read, list) else [read]
-    for message in messages:
-        if isinstance(message, Run):
-            _check_blocks(message.itinerary)
-        elif isinstance(message, Stored):
-            _check_digests(message)
-    return messages
-
-
-_PATTERN = re.compile("matching regex '.*'")
-
-
-def _check_blocks(itinerary: Itinerary) -> None:
-    ran = [block for wave in itinerary.waves for track in wave for block, _ in track]
-    blocks = [*ran, *itinerary.remaining, *itinerary.skipped]
-    if len(set(blocks)) != len(blocks):
-        raise WireError("itinerary names a block twice; dropped")
-
-
-def _check_digests(message: Stored) -> None:
-    for digest in (message.manifest, message.active, message.previous):
-        if len(digest) not in (0, _DIGEST_BYTES):
-            raise WireError(f"digest of {len(digest)} bytes, {_DIGEST_BYTES} are needed; dropped")

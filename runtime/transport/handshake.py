@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, Message, Welcome
 from ls_edge.runtime.transport.admission import GUESTS, Admission
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown
@@ -296,4 +296,4 @@ class Handshake:
             self._send(links[0], message)
 
     def _send(self, link: Link, message: Message) -> None:
-        self._links.send(link, [wire.encode(message)])
+        self._links.send(link, [framing.encode(message)])

@@ -9,8 +9,7 @@ from typing import Protocol
 import zmq
 
 from ls_edge.core.errors import WireError
-from ls_edge.runtime.protocol import codecs
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import (
     Accept,
@@ -89,9 +88,9 @@ class Inbox:
         frames = event.frames
         self._received[NO_CODEC] += len(frames[0]) if frames else 0
         try:
-            if not 1 <= len(frames) <= 1 + wire.MAX_TOGETHER:
+            if not 1 <= len(frames) <= 1 + framing.MAX_TOGETHER:
                 raise WireError(f"message of {len(frames)} frames; dropped")
-            messages = wire.decode_all(frames[0].buffer)
+            messages = framing.decode_all(frames[0].buffer)
             runs = [type(message) for message in messages].count(Run)
             if len(frames) != 1 + runs:
                 what = type(messages[0]).__name__.lower() if len(messages) == 1 else f"{len(messages)} messages"

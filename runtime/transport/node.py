@@ -19,7 +19,7 @@ import msgspec
 
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.runtime.protocol import codecs
+from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.protocol.messages import (
@@ -102,7 +102,7 @@ class NodeSettings:
             self.dialled,
             bind=own.bind if own is not None and self.role == "peer" else None,
             heartbeat=peers.heartbeat,
-            max_frame=max(wire.MAX_HEADER, tokens_frame, MAX_IMAGE if peers.takes_images else 0),
+            max_frame=max(framing.MAX_HEADER, tokens_frame, MAX_IMAGE if peers.takes_images else 0),
             tokens_frame=tokens_frame,
             curve=self.curve,
         )
@@ -295,7 +295,7 @@ class Node:
 
     def send_to(self, name: str, message: Message) -> bool:
         """Send a message outside of routing; return False if no link takes it."""
-        return any(self._links.send(link, [wire.encode(message)]) for link in self._linked.links_of.get(name, ()))
+        return any(self._links.send(link, [framing.encode(message)]) for link in self._linked.links_of.get(name, ()))
 
     def step(
         self, at_most: float = MAX_WAIT_S, more: Callable[[], None] = lambda: None, *, unread_for: float = 0.0
@@ -431,7 +431,7 @@ class Node:
             self.send_to(name, Chunk(want.digest, want.offset, data))
 
     def _send_link(self, link: Link, message: Message) -> None:
-        self._links.send(link, [wire.encode(message)])
+        self._links.send(link, [framing.encode(message)])
 
 
 def _changed(before: PeersFile, after: PeersFile) -> set[str]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ls_edge.runtime.protocol import codecs
+from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Message, Moved, Release
 from ls_edge.runtime.routing.events import Forward, Send
@@ -28,7 +28,7 @@ are short compared with the silence that raises suspicion, ``Limits.hop_floor`` 
 MAX_HELD = 4
 """Largest number of these for one process, since a copy stays in custody until its RELEASE arrives."""
 _HOLD_S: dict[type[Message], float] = {Release: HOLD_RELEASE_S, Moved: HOLD_MOVED_S}
-_MAX_BODIES = wire.MAX_HEADER - 8
+_MAX_BODIES = framing.MAX_HEADER - 8
 """Largest number of bytes of messages in one header, after its first bytes."""
 NO_CODEC = "none"
 """Entry of :class:`LinkCounts` for everything that is not tokens."""
@@ -120,7 +120,7 @@ class Outbox:
             outgoing = [*new, *held] if any(map(_is_long, new)) else [*held, *new]
             links = self._links_of.get(name)
             for group in self._groups(outgoing, name):
-                frames: list[bytes | memoryview] = [wire.join([one.body for one in group])]
+                frames: list[bytes | memoryview] = [framing.join([one.body for one in group])]
                 frames += [one.tokens for one in group if one.tokens is not None]
                 if links and any(self._links.send(link, frames) for link in links):
                     self._count(group, len(frames[0]))
@@ -142,7 +142,7 @@ class Outbox:
         if len(outgoing) == 1:
             yield outgoing
             return
-        most = wire.MAX_TOGETHER if name in self._reads_several else 1
+        most = framing.MAX_TOGETHER if name in self._reads_several else 1
         group: list[_Outgoing] = []
         size = tokens = 0
         for one in outgoing:
@@ -165,11 +165,11 @@ class Outbox:
         spent = (time.perf_counter_ns() - started) // 1000
         run = forward.run(codec, count, dim)
         run = msgspec.structs.replace(run, itinerary=_add_codec_time(run.itinerary, self._name, spent))
-        return _Outgoing(wire.encode_body(run), payload, codec, forward)
+        return _Outgoing(framing.encode_body(run), payload, codec, forward)
 
 
 def _encoded(send: Send) -> _Outgoing:
-    return _Outgoing(wire.encode_body(send.message), None, NO_CODEC, send)
+    return _Outgoing(framing.encode_body(send.message), None, NO_CODEC, send)
 
 
 def _is_long(outgoing: _Outgoing) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ls_edge.core.errors import printable
 from ls_edge.core.logs import LoggedCounts
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint
 from ls_edge.runtime.routing.events import Note, NoteKind
 from ls_edge.runtime.transport.connections import Incoming, Link
@@ -132,7 +132,7 @@ class RefusedMessages:
             since, sent = now, 0
         if sent < COMPLAINTS_A_SECOND:
             self._complained[event.link] = (since, sent + 1)
-            self._links.send(event.link, [wire.encode(Complaint(one_line(why), model_id))])
+            self._links.send(event.link, [framing.encode(Complaint(one_line(why), model_id))])
 
     def count(self, what: str, name: str, why: str) -> None:
         """Count a message, and log the 1st, 2nd, 4th, 8th and so on."""

@@ -27,6 +27,7 @@ from ls_edge.core.records import PeerState
 from ls_edge.runtime.clients.status import Observer, PeerStatus
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Cancel, Complaint, Hello, State, Welcome
 from ls_edge.runtime.source.source import Source
@@ -332,14 +333,14 @@ class Rogue:
         for event in self.links.poll(0.02):
             self.up = self.up or isinstance(event, LinkUp)
             if isinstance(event, Incoming):
-                self.heard.append(wire.decode(event.frames[0].bytes))
+                self.heard.append(framing.decode(event.frames[0].bytes))
         return self
 
     def heard_of(self, kind):
         return [message for message in self.heard if isinstance(message, kind)]
 
     def says(self, message):
-        assert self.links.send(self.to, [wire.encode(message)])
+        assert self.links.send(self.to, [framing.encode(message)])
 
 
 def test_an_observer_may_only_listen(peers, wait_until):

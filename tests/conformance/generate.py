@@ -19,7 +19,7 @@ import numpy as np
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.records import TrackSpan, Visit
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE
-from ls_edge.runtime.protocol import codecs
+from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Accept,
@@ -235,7 +235,7 @@ def example(name):
             lines.append((f"  {key}: {_shown(value)},", comments.get(key, "")))
     width = min(46, max(len(line) for line, comment in lines if comment) if any(c for _, c in lines) else 0)
     told = [f"{line:<{width}}  // {comment}" if comment else line for line, comment in lines]
-    frame = wire.encode(message).hex(" ")
+    frame = framing.encode(message).hex(" ")
     wrapped = [frame[at : at + 96].rstrip() for at in range(0, len(frame), 96)]
     return fenced("text", "\n".join([*told, "}", "", *wrapped]))
 
@@ -515,10 +515,10 @@ MALFORMED = {
     "empty frame": b"",
     "three bytes": b"LS\x02",
     "other magic": b"GET / HTTP/1.1\r\n",
-    "older major version": b"LS\x01" + wire.encode(Bye())[3:],
-    "newer major version": b"LS\x03" + wire.encode(Bye())[3:],
-    "truncated": wire.encode(RUN)[:-1],
-    "something behind the map": wire.encode(Bye()) + b"\0",
+    "older major version": b"LS\x01" + framing.encode(Bye())[3:],
+    "newer major version": b"LS\x03" + framing.encode(Bye())[3:],
+    "truncated": framing.encode(RUN)[:-1],
+    "something behind the map": framing.encode(Bye()) + b"\0",
     "no kind": b"LS\x02\x80",
     "unknown kind": _pack({"t": "walk"}),
     "kind that is a number": _pack({"t": 1}),
@@ -526,9 +526,9 @@ MALFORMED = {
     "no message": _pack([]),
     "65 messages": _pack([{"t": "bye"}] * 65),
     "message in an array in an array": _pack([[{"t": "bye"}]]),
-    "second message cut off": wire.join([wire.encode_body(wire.Bye())] * 2)[:-1],
-    "three announced, two there": b"LS\x02\x93" + 2 * wire.encode_body(wire.Bye()),
-    "third message behind two": b"LS\x02\x92" + 3 * wire.encode_body(wire.Bye()),
+    "second message cut off": framing.join([framing.encode_body(wire.Bye())] * 2)[:-1],
+    "three announced, two there": b"LS\x02\x93" + 2 * framing.encode_body(wire.Bye()),
+    "third message behind two": b"LS\x02\x92" + 3 * framing.encode_body(wire.Bye()),
     "second message out of range": _pack([{"t": "bye"}, _plain(EXAMPLES["accept"][0], credits=-1)]),
     "nesting that never ends": b"LS\x02\x82\xa1t\xa3bye\xa1x" + b"\x91" * 2000 + b"\x90",
     "length beyond the frame": b"LS\x02\x82\xa1t\xa5hello\xa6blocks\xdd\xff\xff\xff\xff",
@@ -652,14 +652,14 @@ SEVERAL = {
 
 
 def _several(messages):
-    bodies = [wire.encode_body(message) for message in messages]
-    return wire.join(bodies) if len(bodies) > 1 else b"LS\x02\x91" + bodies[0]
+    bodies = [framing.encode_body(message) for message in messages]
+    return framing.join(bodies) if len(bodies) > 1 else b"LS\x02\x91" + bodies[0]
 
 
 def _reason(frame):
     try:
-        wire.decode_all(frame)
-    except wire.WireError as error:
+        framing.decode_all(frame)
+    except framing.WireError as error:
         return str(error)[:120]
     raise AssertionError("this is well formed")
 
@@ -667,7 +667,7 @@ def _reason(frame):
 def vectors():
     said = {f"example {name}": message for name, (message, _) in EXAMPLES.items()} | MORE
     messages = [
-        {"name": name, "hex": wire.encode(message).hex(), "message": fields_of(message), "canonical": True}
+        {"name": name, "hex": framing.encode(message).hex(), "message": fields_of(message), "canonical": True}
         for name, message in said.items()
     ]
     messages += [

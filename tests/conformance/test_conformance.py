@@ -22,8 +22,7 @@ from ls_edge.core.parts import HEAD, STEM
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.clients.status import Observer
-from ls_edge.runtime.protocol import codecs
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Bye,
@@ -69,8 +68,8 @@ def test_messages_are_read_as_the_vectors_say(report):
 
 def test_messages_that_it_writes_are_read_here(report):
     for vector, written in zip(VECTORS["messages"], report["messages"], strict=True):
-        ours = wire.decode(bytes.fromhex(vector["hex"]))
-        assert wire.decode(bytes.fromhex(written["hex"])) == ours, vector["name"]
+        ours = framing.decode(bytes.fromhex(vector["hex"]))
+        assert framing.decode(bytes.fromhex(written["hex"])) == ours, vector["name"]
 
 
 def test_malformed_headers_and_tokens_are_refused(report):
@@ -277,7 +276,7 @@ class Caller:
         self.heard = []
 
     def send(self, message, *payload):
-        self.socket.send_multipart([message if isinstance(message, bytes) else wire.encode(message), *payload])
+        self.socket.send_multipart([message if isinstance(message, bytes) else framing.encode(message), *payload])
 
     def greet(self):
         self.send(self.hello)
@@ -289,7 +288,7 @@ class Caller:
         while time.monotonic() < end:
             if self.socket.poll(100):
                 header, *payload = self.socket.recv_multipart()
-                message = wire.decode(header)
+                message = framing.decode(header)
                 if isinstance(message, kinds):
                     return (
                         (message, codecs.decode(message.codec, payload[0], message.count, message.dim))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ls_edge.core.errors import WireError
-from ls_edge.runtime.protocol import codecs
+from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 
 
@@ -69,7 +69,7 @@ def test_every_kind_of_message_and_codec_has_vectors():
 
 @named("messages")
 def test_a_frame_is_read_as_its_fields(vector):
-    read = wire.decode(bytes.fromhex(vector["hex"]))
+    read = framing.decode(bytes.fromhex(vector["hex"]))
     assert generate.fields_of(read) == vector["message"]
 
 
@@ -77,23 +77,23 @@ def test_a_frame_is_read_as_its_fields(vector):
 def test_fields_are_written_as_their_frame(vector):
     message = msgspec.convert(unplain(vector["message"]), wire.Message)
     frame = bytes.fromhex(vector["hex"])
-    assert (wire.encode(message) == frame) is vector["canonical"]
-    assert wire.decode(wire.encode(message)) == wire.decode(frame)
+    assert (framing.encode(message) == frame) is vector["canonical"]
+    assert framing.decode(framing.encode(message)) == framing.decode(frame)
 
 
 @named("several")
 def test_several_messages_are_read_and_written(vector):
     frame = bytes.fromhex(vector["hex"])
     messages = [msgspec.convert(unplain(fields), wire.Message) for fields in vector["messages"]]
-    assert wire.decode_all(frame) == messages
+    assert framing.decode_all(frame) == messages
     if len(messages) > 1:
-        assert wire.join([wire.encode_body(message) for message in messages]) == frame
+        assert framing.join([framing.encode_body(message) for message in messages]) == frame
 
 
 @named("malformed")
 def test_a_malformed_frame_is_refused_for_its_reason(vector):
     with pytest.raises(WireError) as caught:
-        wire.decode_all(bytes.fromhex(vector["hex"]))
+        framing.decode_all(bytes.fromhex(vector["hex"]))
     assert str(caught.value).startswith(vector["reason"])
 
 

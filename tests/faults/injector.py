@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import MAJOR, Hello
 from tests.faults.cluster import FaultyCluster
 from tests.faults.course import LAPTOP, Fault
@@ -162,7 +162,7 @@ class FaultInjector:
 
     def _garbage(self, fault: Fault) -> None:
         manifest = self._bundle.manifest
-        hello = wire.encode(Hello(LAPTOP, "source", 7, 0, manifest.model_id, manifest.bundle_id))
+        hello = framing.encode(Hello(LAPTOP, "source", 7, 0, manifest.model_id, manifest.bundle_id))
         ports = [int(self._peers.file.peer(name).bind.rsplit(":", 1)[1]) for name in self._peers.bundles]
         seed = round(fault.at_s * 1e3)
         attacks = [

@@ -9,7 +9,7 @@ import zmq
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
 from ls_edge.runtime.transport import handshake
 from ls_edge.runtime.transport.handshake import GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES, REST_AFTER
@@ -83,12 +83,12 @@ class Script:
         if self.socket.type == zmq.ROUTER:
             self.caller = frames[:1]
             frames = frames[1:]
-        message = wire.decode(frames[0])
+        message = framing.decode(frames[0])
         self.heard.append(message)
         return message
 
     def says(self, message):
-        self.socket.send_multipart([*self.caller, wire.encode(message)])
+        self.socket.send_multipart([*self.caller, framing.encode(message)])
 
     def hears(self, kind):
         while True:

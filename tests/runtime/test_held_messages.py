@@ -5,6 +5,7 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport import outbox
@@ -17,7 +18,7 @@ def sent(tiny_bundle, write_peers, serve, images, monkeypatch):
     found, send = [], Links.send
 
     def watched(self, link, frames):
-        found.append([type(message) for message in wire.decode_all(frames[0])])
+        found.append([type(message) for message in framing.decode_all(frames[0])])
         return send(self, link, frames)
 
     def answer(hold):

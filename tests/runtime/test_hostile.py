@@ -18,6 +18,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import Visit
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Accept,
@@ -72,8 +73,8 @@ def some_of_each(bundle):
         Refuse(TRANSFER, "busy"), Progress(TRANSFER, 1), Release(TRANSFER, "b"), Moved(TRANSFER, "b"),
         Cancel((REQUEST,), 1000), Complaint("x"),
     ]  # fmt: skip
-    together = wire.join([wire.encode_body(message) for message in (*plain, run, back)])
-    alone = [(wire.encode(message),) for message in plain] + [(wire.encode(r), payload) for r in (run, back)]
+    together = framing.join([framing.encode_body(message) for message in (*plain, run, back)])
+    alone = [(framing.encode(message),) for message in plain] + [(framing.encode(r), payload) for r in (run, back)]
     return [*alone, (together, payload, payload)]
 
 
@@ -134,8 +135,8 @@ class Flood(threading.Thread):
         self.attackers = {name: Attacker(bundle, mutate, seed) for seed, name in enumerate(("a", "b", "rogue"))}
         self.dealers = {name: raw(zmq.DEALER, dial=file.peer(name).address) for name in ("a", "b")}
         self.router = raw(zmq.ROUTER, bind=file.peer("rogue").address)
-        self.greeting = wire.encode(Welcome(*msgspec.structs.astuple(hello_of(bundle))))
-        self.state = wire.encode(State(True, False, False, 4, 0, 0, 100, reaches=("a", "b"), reach_blocks=ALL))
+        self.greeting = framing.encode(Welcome(*msgspec.structs.astuple(hello_of(bundle))))
+        self.state = framing.encode(State(True, False, False, 4, 0, 0, 100, reaches=("a", "b"), reach_blocks=ALL))
         self.callers = {}
         self.sent = dict.fromkeys(("a", "b", "source"), 0)
         self.halt = threading.Event()
@@ -153,7 +154,7 @@ class Flood(threading.Thread):
 
     def meet(self, caller, frames):
         """Welcome who says hello, so that what follows comes from a neighbour who looks useful."""
-        message = wire.decode(frames[0])
+        message = framing.decode(frames[0])
         if isinstance(message, Hello) and caller not in self.callers:
             self.callers[caller] = "source" if message.role == "source" else message.name
             self.router.send_multipart([caller, self.greeting])
@@ -232,13 +233,13 @@ class Caller:
         self.socket = socket
 
     def says(self, *frames):
-        self.socket.send_multipart([frame if isinstance(frame, bytes) else wire.encode(frame) for frame in frames])
+        self.socket.send_multipart([frame if isinstance(frame, bytes) else framing.encode(frame) for frame in frames])
 
     def hears(self, kind):
         """The next message of a kind; what comes before it is dropped."""
         while True:
             assert self.socket.poll(10_000), f"waited in vain for {kind.__name__}"
-            message = wire.decode(self.socket.recv_multipart()[0])
+            message = framing.decode(self.socket.recv_multipart()[0])
             if isinstance(message, kind):
                 return message
 
@@ -286,11 +287,11 @@ def test_hello_is_refused(peer, caller, tiny_bundle, changes, said):
 
 def malformed(bundle):
     run, payload = run_of(bundle)
-    header = wire.encode(run)
+    header = framing.encode(run)
     it = run.itinerary
 
     def other(**changes):
-        return wire.encode(msgspec.structs.replace(run, **changes)), payload
+        return framing.encode(msgspec.structs.replace(run, **changes)), payload
 
     def way(**changes):
         return other(itinerary=msgspec.structs.replace(it, **changes))
@@ -312,14 +313,14 @@ def malformed(bundle):
         ),
         "track behind the end": (way(track=TrackRef(1, 0, 7, "laptop"), source="b"), "track of blocks"),
         "run without tokens": ((header,), "run in 1 frames, 2 are needed"),
-        "tokens with a bye": ((wire.encode(Bye()), payload), "bye in 2 frames, 1 are needed"),
+        "tokens with a bye": ((framing.encode(Bye()), payload), "bye in 2 frames, 1 are needed"),
         "three frames": ((header, payload, b""), "run in 3 frames, 2 are needed"),
         "many frames": ((header, *([b""] * 500)), "message of 501 frames"),
         "empty frame": ((b"",), "not an ls-edge message"),
         "empty frames": ((b"", b""), "not an ls-edge message"),
         "older version": ((b"LS\1" + header[3:], payload), "protocol version 1 was received and this is version 2"),
         "state of a source": (
-            (wire.encode(State(True, False, False, 1, 0, 0, 1, reaches=("ghost",))),), "state of laptop",
+            (framing.encode(State(True, False, False, 1, 0, 0, 1, reaches=("ghost",))),), "state of laptop",
         ),
     }  # fmt: skip
 
@@ -353,7 +354,7 @@ def test_a_neighbour_that_sends_nonsense_is_told_and_stays_a_neighbour(peer, raw
 
 
 def together(*messages):
-    return wire.join([wire.encode_body(message) for message in messages])
+    return framing.join([framing.encode_body(message) for message in messages])
 
 
 def runs_of(bundle, count):
@@ -402,7 +403,7 @@ def test_who_reads_several_messages_in_one_header_gets_them_so_and_nobody_else(p
         accepted, together_at_most = [], 0
         while len(accepted) < len(runs):
             assert caller.socket.poll(10_000)
-            messages = wire.decode_all(caller.socket.recv_multipart()[0])
+            messages = framing.decode_all(caller.socket.recv_multipart()[0])
             together_at_most = max(together_at_most, len(messages))
             accepted += [message.transfer for message in messages if isinstance(message, Accept)]
         assert accepted == [run.transfer for run in runs]
@@ -445,12 +446,12 @@ def test_processes_that_greet_and_vanish_leave_room_for_others(peer, raw, tiny_b
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 5000
             dealer.connect(peer.entry.address)
-            dealer.send(wire.encode(hello_of(tiny_bundle, f"visitor-{number}", "source")))
+            dealer.send(framing.encode(hello_of(tiny_bundle, f"visitor-{number}", "source")))
 
     def admitted():
         other = Caller(raw(zmq.DEALER, dial=peer.entry.address))
         other.says(hello_of(tiny_bundle, "visitor-10", "source"))
         assert other.socket.poll(10_000)
-        return isinstance(wire.decode(other.socket.recv_multipart()[0]), Welcome)
+        return isinstance(framing.decode(other.socket.recv_multipart()[0]), Welcome)
 
     wait_until(admitted, what="room for another")

@@ -14,7 +14,7 @@ import zmq
 from ls_edge.core.bundle import Bundle
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source.remote_ends import encode_image
 from ls_edge.runtime.source.source import Source
@@ -192,12 +192,12 @@ def test_one_key_does_not_take_the_room_of_all_sources(peers, tiny_bundle, image
             dealer.curve_serverkey = peers.file.peer("anna").public_key.encode()
             dealer.connect(peers.file.peer("anna").address)
             name = f"{THIEF}.{number:08x}"
-            dealer.send(wire.encode(Hello(name, "source", number, 0, manifest.model_id, manifest.bundle_id)))
+            dealer.send(framing.encode(Hello(name, "source", number, 0, manifest.model_id, manifest.bundle_id)))
             poller.register(dealer, zmq.POLLIN)
 
         def take():
             for dealer, _ in poller.poll(100):
-                message = wire.decode(dealer.recv())
+                message = framing.decode(dealer.recv())
                 answers.extend([type(message)] if isinstance(message, Welcome | Complaint) else ())
             return len(answers) == MAX_SOURCES_OF_ONE_KEY + 6
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from ls_edge.core.errors import WireError
 from ls_edge.core.records import TrackSpan, Visit
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Accept,
@@ -145,13 +146,13 @@ def test_there_is_a_valid_example_of_every_message():
 
 @given(messages)
 def test_what_is_written_is_read_again(message):
-    assert wire.decode(wire.encode(message)) == message
+    assert framing.decode(framing.encode(message)) == message
 
 
 def test_a_thousand_blocks_fit_into_a_header():
     waves = ((tuple((block, f"device-{block % 50:04d}") for block in range(1000)),),)
     run = msgspec.structs.replace(VALID["run"], itinerary=Itinerary("laptop", "nearest", (), 0, False, waves))
-    assert wire.decode(wire.encode(run)) == run
+    assert framing.decode(framing.encode(run)) == run
 
 
 def raw(tag, **fields):
@@ -171,10 +172,10 @@ MALFORMED = {
     "three bytes": (b"LS\x02", "not an ls-edge message"),
     "other magic": (b"GET / HTTP/1.1", "not an ls-edge message .*GET"),
     "older major": (b"LS\x01\x80", "version 1 was received and this is version 2"),
-    "newer major": (b"LS\x03" + wire.encode(VALID["bye"])[3:], "version 3 was received and this is version 2"),
-    "huge header": (b"LS\x02" + b"\0" * wire.MAX_HEADER, "header of 65539 bytes, at most 65536"),
-    "truncated": (wire.encode(VALID["run"])[:-1], "malformed header"),
-    "trailing byte": (wire.encode(VALID["bye"]) + b"\0", "malformed header"),
+    "newer major": (b"LS\x03" + framing.encode(VALID["bye"])[3:], "version 3 was received and this is version 2"),
+    "huge header": (b"LS\x02" + b"\0" * framing.MAX_HEADER, "header of 65539 bytes, at most 65536"),
+    "truncated": (framing.encode(VALID["run"])[:-1], "malformed header"),
+    "trailing byte": (framing.encode(VALID["bye"]) + b"\0", "malformed header"),
     "no tag": (b"LS\x02\x80", "malformed header"),
     "unknown tag": (b"LS\x02" + msgspec.msgpack.encode({"t": "walk"}), "malformed header .*walk"),
     "tag of another type": (b"LS\x02" + msgspec.msgpack.encode({"t": 1}), "malformed header"),
@@ -251,7 +252,7 @@ MALFORMED = {
 @pytest.mark.parametrize(("frame", "said"), MALFORMED.values(), ids=MALFORMED)
 def test_malformed(frame, said):
     with pytest.raises(WireError, match=said) as caught:
-        wire.decode(frame)
+        framing.decode(frame)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
 
@@ -260,34 +261,34 @@ def test_deep_nesting_is_skipped_or_refused():
     """Python 3.14 compares with the size of the stack, which suffices here; earlier versions count."""
     frame = b"LS\x02\x82\xa1t\xa3bye\xa1x" + b"\x91" * 60_000 + b"\x90"
     if sys.version_info >= (3, 14):
-        assert wire.decode(frame) == wire.Bye()
+        assert framing.decode(frame) == wire.Bye()
     else:
         with pytest.raises(WireError, match="malformed header"):
-            wire.decode(frame)
+            framing.decode(frame)
 
 
 @pytest.mark.parametrize("tag", VALID)
 def test_a_newer_minor_version_may_add_fields(tag):
-    assert wire.decode(raw(tag, added_later=[1, {"x": 2}])) == VALID[tag]
+    assert framing.decode(raw(tag, added_later=[1, {"x": 2}])) == VALID[tag]
 
 
 def test_a_newer_minor_version_may_lengthen_an_itinerary():
-    assert wire.decode(raw("run", itinerary=[*itinerary(), "added later"])) == VALID["run"]
+    assert framing.decode(raw("run", itinerary=[*itinerary(), "added later"])) == VALID["run"]
 
 
 @pytest.mark.parametrize("tag", VALID)
 def test_mutated_frames_are_messages_or_a_wire_error(tag, mutate):
     rng = random.Random(f"mutate {tag}")
-    frame = wire.encode(VALID[tag])
+    frame = framing.encode(VALID[tag])
     refused = 0
     for _ in range(EXAMPLES):
         broken = mutate(frame, rng)
         try:
-            message = wire.decode(memoryview(broken))
+            message = framing.decode(memoryview(broken))
         except WireError:
             refused += 1
         else:
-            assert wire.decode(wire.encode(message)) == message
+            assert framing.decode(framing.encode(message)) == message
     assert refused > EXAMPLES // 4
 
 
@@ -295,7 +296,7 @@ def test_mutated_frames_are_messages_or_a_wire_error(tag, mutate):
 @settings(max_examples=400)
 def test_any_bytes_are_a_message_or_a_wire_error(data, prefix):
     with contextlib.suppress(WireError):
-        wire.decode(prefix + data)
+        framing.decode(prefix + data)
 
 
 plain = st.recursive(
@@ -312,35 +313,35 @@ def test_messages_with_any_value_in_a_field_are_read_or_refused(data):
     fields = msgspec.to_builtins(message, builtin_types=(bytes,))
     fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(plain)
     try:
-        read = wire.decode(b"LS\x02" + msgspec.msgpack.encode(fields))
+        read = framing.decode(b"LS\x02" + msgspec.msgpack.encode(fields))
     except WireError:
         return
-    assert wire.decode(wire.encode(read)) == read
+    assert framing.decode(framing.encode(read)) == read
 
 
 def test_what_reads_one_message_refuses_several():
-    frame = wire.join([wire.encode_body(wire.Bye())] * 2)
+    frame = framing.join([framing.encode_body(wire.Bye())] * 2)
     with pytest.raises(WireError, match="header of 2 messages, one is read here"):
-        wire.decode(frame)
-    assert wire.decode_all(frame) == [wire.Bye()] * 2
+        framing.decode(frame)
+    assert framing.decode_all(frame) == [wire.Bye()] * 2
 
 
-@given(st.lists(st.sampled_from(sorted(VALID)), min_size=1, max_size=wire.MAX_TOGETHER), st.data())
+@given(st.lists(st.sampled_from(sorted(VALID)), min_size=1, max_size=framing.MAX_TOGETHER), st.data())
 @settings(max_examples=100)
 def test_several_messages_are_read_as_they_were_joined_or_refused_as_a_whole(tags, data):
     messages = [VALID[tag] for tag in tags]
-    frame = wire.join([wire.encode_body(message) for message in messages])
-    if len(frame) > wire.MAX_HEADER:
+    frame = framing.join([framing.encode_body(message) for message in messages])
+    if len(frame) > framing.MAX_HEADER:
         return
-    assert wire.decode_all(frame) == messages
+    assert framing.decode_all(frame) == messages
     cut = data.draw(st.integers(0, len(frame) - 1))
     with pytest.raises(WireError):
-        wire.decode_all(frame[:cut])
+        framing.decode_all(frame[:cut])
 
 
 def test_a_longer_array_is_refused_for_its_length():
     with pytest.raises(WireError, match="length <= 64"):
-        wire.decode_all(b"LS\x02\xdc\0\x41" + wire.encode_body(wire.Bye()) * (wire.MAX_TOGETHER + 1))
+        framing.decode_all(b"LS\x02\xdc\0\x41" + framing.encode_body(wire.Bye()) * (framing.MAX_TOGETHER + 1))
 
 
 def test_what_ran_here_joins_the_track_and_forgets_relays():

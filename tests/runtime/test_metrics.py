@@ -23,6 +23,7 @@ from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.routing.events import Note, NoteKind, Tick
 from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS, open_listener, parse_address
@@ -178,7 +179,7 @@ def test_what_strangers_send_is_counted_by_constant_reasons(file, peers, wait_un
             dealer.connect(file.peer("a").address)
             for number in range(5):
                 dealer.send(b"no message %d" % number)
-            dealer.send(wire.encode(wire.Bye("<b>")))
+            dealer.send(framing.encode(wire.Bye("<b>")))
             wait_until(lambda: scrape(url)["ls_edge_dropped_messages_total{reason=malformed}"] == 5)
             wait_until(lambda: scrape(url)["ls_edge_dropped_messages_total{reason=before_hello}"] == 1)
             reasons = {key for key in scrape(url) if "dropped_messages" in key}

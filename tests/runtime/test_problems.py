@@ -13,7 +13,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.core.text import short_id
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.service import PeerSettings
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import KeyPair
@@ -144,14 +144,14 @@ def test_what_a_peer_dropped_and_why_without_escape_sequences(file, bundle, says
         router.bind(file.peer("a").address)
         assert router.poll(10_000)
         caller, *frames = router.recv_multipart()
-        assert isinstance(wire.decode(frames[0]), Hello)
+        assert isinstance(framing.decode(frames[0]), Hello)
         welcome = Welcome("a", "peer", 1, 0, manifest.model_id, manifest.bundle_id, ALL)
-        router.send_multipart([caller, wire.encode(welcome)])
+        router.send_multipart([caller, framing.encode(welcome)])
         wait_until(lambda: source.snapshot.problems == {}, what="a link")
-        router.send_multipart([caller, wire.encode(Complaint("tokens of \x1b[31mnonsense\nfrom you"))])
+        router.send_multipart([caller, framing.encode(Complaint("tokens of \x1b[31mnonsense\nfrom you"))])
         said = says(source, "it dropped a message of ours: tokens of ")
         assert said.isprintable()
-        router.send_multipart([caller, wire.encode(welcome)])
+        router.send_multipart([caller, framing.encode(welcome)])
         wait_until(lambda: source.snapshot.problems == {}, what="a peer that is well")
 
 

@@ -12,7 +12,7 @@ import pytest
 from ls_edge.core import parts, records
 from ls_edge.core.errors import WireError
 from ls_edge.core.records import TrackSpan, Visit
-from ls_edge.runtime.protocol import codecs
+from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, Run, TrackRef, TransferId
 from ls_edge.runtime.routing import claims
@@ -44,7 +44,7 @@ PARTS = {
 HOMES = {
     "wire": wire, "node": node, "outbox": outbox, "connections": connections, "links": links, "host_names": host_names,
     "records": records, "admission": admission, "handshake": handshake, "claims": claims,
-    "ended_requests": ended_requests, "problems": problems, "parts": parts,
+    "ended_requests": ended_requests, "problems": problems, "parts": parts, "framing": framing,
 }  # fmt: skip
 
 TRANSFER = TransferId(b"s" * 16, 2, 3)
@@ -134,7 +134,7 @@ def accepted(heading, name, new):
     # Written by hand, since the code itself refuses to write some numbers.
     raw = b"LS\x02" + msgspec.msgpack.encode(message)
     try:
-        return wire.decode(raw) == message
+        return framing.decode(raw) == message
     except WireError:
         return False
 
@@ -208,11 +208,14 @@ def test_other_numbers_are_those_of_the_code():
             named.add(dotted)
     public = {
         f"{module}.{name}"
-        for module in ("wire", "node", "outbox", "handshake")
+        for module in ("wire", "framing", "node", "outbox", "handshake")
         for name, value in vars(HOMES[module]).items()
         if name.isupper() and not name.startswith("_") and isinstance(value, (int, float))
     } - {f"wire.{name}" for name in ("MAJOR", "MINOR", *(name for name in vars(wire) if name.startswith("MINOR_OF_")))}
-    assert public - {"wire.COUNT", "wire.STEM"} | {"problems.COMPLAINTS_A_SECOND"} <= named
+    assert (
+        public - {"wire.COUNT", "wire.STEM", "framing.MAJOR", "framing.DIGEST_BYTES"} | {"problems.COMPLAINTS_A_SECOND"}
+        <= named
+    )
 
 
 def test_codecs_are_those_of_the_code():
@@ -230,12 +233,12 @@ def test_codecs_are_those_of_the_code():
 
 def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"Version {wire.MAJOR}.{wire.MINOR}." in TEXT
-    assert f"at most {wire.MAX_HEADER} bytes" in TEXT
+    assert f"at most {framing.MAX_HEADER} bytes" in TEXT
     assert f"from {wire.MINOR_OF_SEVERAL} on its sender reads [several" in TEXT
     assert f"from {wire.MINOR_OF_DEMANDS} on it keeps the [demand for a bundle]" in TEXT
     assert f"from {wire.MINOR_OF_ENDS} on it takes requests with\n[stem and head]" in TEXT
-    assert f"MessagePack array of 1 to {wire.MAX_TOGETHER} maps" in TEXT
-    assert f"an array of 1 to {wire.MAX_TOGETHER} messages" in TEXT
+    assert f"MessagePack array of 1 to {framing.MAX_TOGETHER} maps" in TEXT
+    assert f"an array of 1 to {framing.MAX_TOGETHER} messages" in TEXT
     assert f"more than {outbox.SMALL_TOKENS} bytes of them" in TEXT
     assert f"A peer MUST send STATE every {Limits().state_every * 1000:.0f} ms to its" in TEXT
     assert f"Before {wire.MAJOR}.{wire.MINOR_OF_CHANGES} every process expected STATE" in TEXT
@@ -251,7 +254,7 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"At most {handshake.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
     assert f"every {host_names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
     assert f"| {connections.RECONNECT_MS} to {connections.MAX_RECONNECT_MS} ms |" in TEXT
-    assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
+    assert framing.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
     peers_defaults = links.HeartbeatSettings()
     assert f"| `HEARTBEAT_IVL` | {peers_defaults.every_ms} ms," in TEXT
     assert f"| {peers_defaults.timeout_ms} ms (`timeout_ms`)" in TEXT

@@ -15,6 +15,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.clients.push import Pusher, PushError
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, Complaint, Hello, Install, Offer, Stored, Want
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
@@ -52,7 +53,7 @@ class Hand:
     def __init__(self, file, keys, name="laptop", role="pusher", *, greet=True):
         curve = Curve(keys[name], {"a": file.peer("a").public_key.encode()}, {})
         self.links = Links(
-            {"a": file.peer("a").address}, bind=None, heartbeat=HeartbeatSettings(), max_frame=wire.MAX_HEADER,
+            {"a": file.peer("a").address}, bind=None, heartbeat=HeartbeatSettings(), max_frame=framing.MAX_HEADER,
             curve=curve,
         )  # fmt: skip
         self.name, self.role, self.greet = name, role, greet
@@ -66,7 +67,7 @@ class Hand:
 
     def says(self, *messages):
         for message in messages:
-            self.links.send(Link("a"), [message if isinstance(message, bytes) else wire.encode(message)])
+            self.links.send(Link("a"), [message if isinstance(message, bytes) else framing.encode(message)])
 
     def poll(self):
         """What came since the last call."""
@@ -75,7 +76,7 @@ class Hand:
             if isinstance(event, LinkUp) and self.greet:
                 self.says(Hello(f"{self.name}.00000000", self.role, 1, 1, "", ""))
             if isinstance(event, Incoming):
-                new.append(wire.decode(event.frames[0].bytes))
+                new.append(framing.decode(event.frames[0].bytes))
         self.heard += new
         return new
 
@@ -309,7 +310,7 @@ def test_a_peer_lives_under_thousands_of_broken_pushes(peer, file, keys, tiny_bu
     raw = (tiny_bundle / MANIFEST).read_bytes()
     digest = hashlib.sha256(raw).digest()
     good = [
-        wire.encode(message)
+        framing.encode(message)
         for message in (
             Offer(digest, len(raw)), Offer(MANIFEST_DIGEST, 0), Offer(MANIFEST_DIGEST, wire.MAX_MANIFEST),
             Chunk(digest, 0, raw[:100]), Chunk(MANIFEST_DIGEST, 0, b"x" * wire.MAX_CHUNK), Install(digest),

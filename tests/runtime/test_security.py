@@ -11,7 +11,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import ConfigError, LinkError, UsageError
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
@@ -64,11 +64,11 @@ class Stranger:
         for event in self.links.poll(0.02):
             self.up = self.up or isinstance(event, LinkUp)
             if isinstance(event, Incoming):
-                self.heard.append(wire.decode(event.frames[0].bytes))
+                self.heard.append(framing.decode(event.frames[0].bytes))
         return self
 
     def says(self, message):
-        assert self.links.send(self.to, [wire.encode(message)])
+        assert self.links.send(self.to, [framing.encode(message)])
 
 
 def hello(file, bundle, name, role="source"):

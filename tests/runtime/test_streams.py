@@ -15,7 +15,7 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.fleet.local_cluster import free_ports
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Hello
 from ls_edge.runtime.transport.keys import new_keys
 from tests.faults.streams import Attack
@@ -164,7 +164,7 @@ CURVE = pytest.param(True, id="keys", marks=pytest.mark.skipif(not zmq.has("curv
 @pytest.mark.parametrize("running", [pytest.param(False, id="plain"), CURVE], indirect=True)
 def test_nobody_ends_and_all_is_answered_under_broken_streams(running, tiny_bundle, wait_until):
     manifest = Bundle.open(tiny_bundle).manifest
-    hello = wire.encode(Hello("visitor", "source", 7, 0, manifest.model_id, manifest.bundle_id))
+    hello = framing.encode(Hello("visitor", "source", 7, 0, manifest.model_id, manifest.bundle_id))
     pids = {name: process.pid for name, process in running.processes.items()}
     listeners = [Listener(running.ports[name]) for name in running.rogues]
 

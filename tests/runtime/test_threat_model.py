@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ls_edge.core import records
 from ls_edge.data import decoding
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.routing import claims, held_request
 from ls_edge.runtime.routing.limits import Limits
@@ -29,7 +30,7 @@ TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 HOMES = {
     "audit": audit, "connections": connections, "links": links, "node": node, "handshake": handshake, "wire": wire,
     "records": records, "zap": zap, "claims": claims, "held_request": held_request, "ended_requests": ended_requests,
-    "problems": problems,
+    "problems": problems, "framing": framing,
     "engine_queue": engine_queue, "Limits": Limits(), "peer_monitor": peer_monitor,
     "decoding": decoding, "installer": installer, "access": access, "application": application,
     "inference_protocol": inference_protocol, "listener": listener, "live_page": live_page,

@@ -7,6 +7,7 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Hello, State
 from ls_edge.runtime.routing.limits import Limits
@@ -40,7 +41,7 @@ def stranger(node, tmp_path, wait_until):
     wait_until(lambda: any(isinstance(event, LinkUp) for event in links.poll(0.05)), what="a link")
     for _ in range(10):  # what libzmq reports of it
         node.step(0.02)
-    yield lambda: links.send(Link("a"), [wire.encode(Bye())])
+    yield lambda: links.send(Link("a"), [framing.encode(Bye())])
     links.close()
 
 

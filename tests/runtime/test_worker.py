@@ -13,7 +13,7 @@ from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.execution.worker import Worker
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.service import PeerSettings
-from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, State
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.source.source import Source
@@ -108,9 +108,9 @@ def test_an_engine_that_hangs_does_not_keep_a_peer_from_its_neighbours(
             if isinstance(event, LinkUp):
                 manifest = bundle.manifest
                 hello = Hello("onlooker", "source", 1, 0, manifest.model_id, manifest.bundle_id)
-                links.send(Link("a"), [wire.encode(hello)])
+                links.send(Link("a"), [framing.encode(hello)])
             elif isinstance(event, Incoming):
-                heard.append(wire.decode(event.frames[0].bytes))
+                heard.append(framing.decode(event.frames[0].bytes))
         return heard
 
     try:

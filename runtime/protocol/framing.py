@@ -1,0 +1,97 @@
+"""Frames of messages: from a message to bytes, and back.
+
+A ZeroMQ message is a header frame, and a frame of tokens for each RUN in it. The header is ``LS``, the major version in
+one byte, then MessagePack of one message or of an array of them: what a process sends to another in one turn of its
+loop can share a header. All input is checked: :func:`decode_all` raises :class:`WireError` for anything but messages
+whose fields have allowed values, and ``codecs`` does the same for tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ls_edge.core.errors import WireError
+from ls_edge.runtime.protocol.messages import DIGEST_BYTES, MAJOR, Itinerary, Message, Run, Stored
+
+_MAGIC = b"LS"
+_PREFIX = _MAGIC + bytes([MAJOR])
+MAX_HEADER = 64 * 1024
+"""Limit on a header, in bytes; an itinerary of a thousand blocks fits."""
+MAX_TOGETHER = 64
+
+_Several = Annotated[list[Message], Meta(min_length=1, max_length=MAX_TOGETHER)]
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message | list[Message]] = msgspec.msgpack.Decoder(Message | _Several)
+
+
+def encode(message: Message) -> bytes:
+    """Return the header frame of a message."""
+    return _PREFIX + _encoder.encode(message)
+
+
+def encode_body(message: Message) -> bytes:
+    """Return the bytes of a message for :func:`join`."""
+    return _encoder.encode(message)
+
+
+def join(bodies: Sequence[bytes]) -> bytes:
+    """Return the header frame of 1 to :data:`MAX_TOGETHER` messages, each from :func:`encode_body`."""
+    if len(bodies) == 1:
+        return _PREFIX + bodies[0]
+    head = bytes((0x90 | len(bodies),)) if len(bodies) < 16 else bytes((0xDC, 0, len(bodies)))
+    return b"".join((_PREFIX, head, *bodies))
+
+
+def decode(frame: bytes | memoryview) -> Message:
+    """Read a header frame; raise :class:`WireError` for anything but exactly one message."""
+    messages = decode_all(frame)
+    if len(messages) != 1:
+        raise WireError(f"header of {len(messages)} messages, one is read here; dropped")
+    return messages[0]
+
+
+def decode_all(frame: bytes | memoryview) -> list[Message]:
+    """Read a header frame of one message or several; raise :class:`WireError` if any part of it is wrong."""
+    view = memoryview(frame)
+    if len(view) > MAX_HEADER:
+        raise WireError(f"header of {len(view)} bytes, at most {MAX_HEADER} are allowed; dropped")
+    if view[:2] != _MAGIC or len(view) < 4:
+        raise WireError(f"not an ls-edge message (begins with {bytes(view[:4])!r}); check what dials this port")
+    if view[2] != MAJOR:
+        raise WireError(
+            f"protocol version {view[2]} was received and this is version {MAJOR}; install the same major version "
+            "of ls-edge on all machines"
+        )
+    try:
+        read = _decoder.decode(view[3:])
+    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
+        raise WireError(f"malformed header ({_PATTERN.sub('of allowed characters', str(error))}); dropped") from None
+    messages = read if isinstance(read, list) else [read]
+    for message in messages:
+        if isinstance(message, Run):
+            _check_blocks(message.itinerary)
+        elif isinstance(message, Stored):
+            _check_digests(message)
+    return messages
+
+
+_PATTERN = re.compile("matching regex '.*'")
+
+
+def _check_blocks(itinerary: Itinerary) -> None:
+    ran = [block for wave in itinerary.waves for track in wave for block, _ in track]
+    blocks = [*ran, *itinerary.remaining, *itinerary.skipped]
+    if len(set(blocks)) != len(blocks):
+        raise WireError("itinerary names a block twice; dropped")
+
+
+def _check_digests(message: Stored) -> None:
+    for digest in (message.manifest, message.active, message.previous):
+        if len(digest) not in (0, DIGEST_BYTES):
+            raise WireError(f"digest of {len(digest)} bytes, {DIGEST_BYTES} are needed; dropped")
