@@ -46,7 +46,7 @@ class MetricsListener:
         """Serve the metrics of a source; return the URL."""
         from ls_edge.runtime.serve.metrics import SourceCollector
 
-        return self._serve(SourceCollector(lambda: source), source.cores)
+        return self._serve(SourceCollector(lambda: source), source.thread.cores)
 
     def _serve(self, collector: Collector, cores: EngineCores) -> str:
         from ls_edge.runtime.serve.metrics import registry_of

@@ -58,7 +58,7 @@ class LoopThreads(Generic[T]):
         self._loop, self._wake = loop, wake
         self._cores = cores
         self._jobs: JobQueue[T] = JobQueue()
-        self._short: deque[tuple[Callable[[], T], bool]] = deque()
+        self._short: deque[tuple[Callable[[], T | None], bool]] = deque()
         """Jobs for the loop's thread, and whether they are urgent if the worker has to run them."""
         self._threads = tuple(
             threading.Thread(target=self._run, args=(name, index == 0), name=name, daemon=True)
@@ -75,19 +75,28 @@ class LoopThreads(Generic[T]):
         with self._cores.on_engine():
             self._threads[1].start()
 
-    def submit(self, job: Callable[[], T], *, urgent: bool = False) -> None:
+    def submit(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
         """Queue a job for the worker; it must not raise."""
         self._jobs.put(job, urgent=urgent)
 
-    def submit_short(self, job: Callable[[], T], *, urgent: bool = False) -> None:
+    def submit_short(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
         """Queue a job for the loop's thread, or for the worker if that is not free; it must not raise."""
         self._short.append((job, urgent))
 
-    def submit_in_order(self, job: Callable[[], T]) -> None:
+    def submit_in_order(self, job: Callable[[], T | None]) -> None:
         """Queue a job for the worker behind all short jobs; for the loop's thread."""
         while self._short:
             self._jobs.put(self._short.popleft()[0])
         self._jobs.put(job)
+
+    def add_result(self, result: T | None) -> None:
+        """Add a result that needed no job."""
+        self._jobs.add_result(result)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether short jobs or results wait for the loop."""
+        return bool(self._short) or self._jobs.has_results
 
     @property
     def has_short(self) -> bool:

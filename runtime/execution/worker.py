@@ -27,8 +27,8 @@ class JobQueue(Generic[T]):
 
     def __init__(self) -> None:
         self.closed = False
-        self._urgent: deque[Callable[[], T]] = deque()
-        self._jobs: deque[Callable[[], T]] = deque()
+        self._urgent: deque[Callable[[], T | None]] = deque()
+        self._jobs: deque[Callable[[], T | None]] = deque()
         self._results: deque[T] = deque()
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         """One item per job, and one to wake the thread. Written in C, unlike ``PriorityQueue``."""
@@ -36,7 +36,7 @@ class JobQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._urgent) + len(self._jobs)
 
-    def put(self, job: Callable[[], T], *, urgent: bool = False) -> None:
+    def put(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
         """Queue a job, which must not raise."""
         (self._urgent if urgent else self._jobs).append(job)
         self._signals.put(None)
@@ -46,7 +46,7 @@ class JobQueue(Generic[T]):
         with contextlib.suppress(queue.Empty):
             self._signals.get(timeout=timeout)
 
-    def take(self) -> Callable[[], T] | None:
+    def take(self) -> Callable[[], T | None] | None:
         """Return the next job, or None."""
         if self._urgent:
             return self._urgent.popleft()
@@ -61,9 +61,15 @@ class JobQueue(Generic[T]):
         self.closed = True
         self._signals.put(None)
 
-    def add_result(self, result: T) -> None:
-        """Add the result of a job."""
-        self._results.append(result)
+    def add_result(self, result: T | None) -> None:
+        """Add the result of a job, unless it is None."""
+        if result is not None:
+            self._results.append(result)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether :meth:`results` has any."""
+        return bool(self._results)
 
     def results(self) -> list[T]:
         """Return the results since the last call."""
@@ -85,7 +91,7 @@ class Worker(Generic[T]):
         self._running = threading.Thread(target=self._run, name=name, daemon=True)
         self._running.start()
 
-    def submit(self, job: Callable[[], T]) -> None:
+    def submit(self, job: Callable[[], T | None]) -> None:
         """Queue a job, which must not raise."""
         self._jobs.put(job)
 

@@ -30,6 +30,8 @@ class BlockEngine:
     def __init__(self, entry: PeerConfig, open_engines: Callable[[], Mapping[int, Engine]]) -> None:
         """Open no engine yet: ``open_engines`` is called by :meth:`load`."""
         self.counts = EngineCounts(entry.blocks)
+        self.text = ""
+        """Description of the chosen engine, for other processes."""
         self._entry = entry
         self._open_engines = open_engines
         self._executor = Executor({})
@@ -101,7 +103,6 @@ def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed
 
 
 def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int]) -> Computed:
-    """Return the outputs of some ``rows`` of the batch."""
     transfers = tuple(compute.transfers[row] for row in rows)
     return Computed(compute.blocks, transfers, tuple(tokens[row : row + 1] for row in rows), spent)
 

@@ -33,7 +33,7 @@ from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.peer_rules import PeerMachine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
-from ls_edge.runtime.transport.keys import KeyPair, curve_of, load_secret
+from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again
 from ls_edge.runtime.transport.node import Node
 
 _P = TypeVar("_P", bound="Peer")
@@ -65,12 +65,10 @@ class Peer:
         self._before: PeerSetup | None = None
         """The setup before the last reload, until a peer has become warm with the present one."""
         self._bundle = bundle
-        self._secret_key: str | Path | None = None
         self._is_reopening = False
         self._stops = 0
         self._is_broken = False
         """Whether the active bundle of the store cannot be served."""
-        self._engine_text: str = self._setup.settings.engine or entry.engine
         self._installer: Installer | None = None
         self._store: Store | None = None
         self._service: Service | None = None
@@ -108,9 +106,7 @@ class Peer:
                 "leave --secret-key out"
             )
         opened = None if bundle is None else Bundle.open(bundle)
-        peer = cls(file, name, opened, PeerSettings(**settings), store=store, keys=keys)
-        peer._secret_key = secret_key
-        return peer
+        return cls(file, name, opened, PeerSettings(**settings), store=store, keys=keys)
 
     @property
     def peers(self) -> PeersFile:
@@ -140,8 +136,8 @@ class Peer:
     @property
     def bundle(self) -> Bundle:
         """The bundle that is served."""
-        assert self._running.bundle is not None
-        return self._running.bundle
+        assert self._running.setup.bundle is not None
+        return self._running.setup.bundle
 
     @property
     def snapshot(self) -> PeerSnapshot:
@@ -208,12 +204,9 @@ class Peer:
         """
         before = self._setup
         try:
-            peers = load_peers(before.peers.path)
-            keys = before.keys if self._secret_key is None else load_secret(self._secret_key)
+            peers, keys = read_again(before.peers, before.keys, self.name)
             entry = peers.peer(self.name)
-            peers.check_codecs(CODECS)
-            curve_of(peers, self.name, keys)
-            replace(before, peers=peers, entry=entry).of_model(self._running.bundle)
+            replace(before, peers=peers, entry=entry).of_model(self._running.setup.bundle)
             if self._store is not None and entry.blocks != before.entry.blocks:
                 raise UsageError(f"{self.name} has other blocks; start it again, and push the bundle")
             cores = before.cores if entry == before.entry else EngineCores.of(peers, entry)
@@ -226,19 +219,19 @@ class Peer:
             self._before, self._is_reopening = before, True
             self._running.stop()
         else:
-            self._running.change_peers(setup.of_model(self._running.bundle).peers)
+            self._running.change_peers(setup.of_model(self._running.setup.bundle).peers)
 
     def open_engines(self) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it, on the engine's thread; raise the library's errors."""
-        settings = self._setup.settings
+        entry, bundle = self.entry, self.bundle
         return open_block_engines(
-            self.bundle,
-            self.entry.blocks.of_model(self.bundle.num_blocks),
-            kind=settings.engine or self.entry.engine,
-            provider=self.entry.provider,
-            threads=settings.threads or self.entry.threads,
-            max_batch=self.entry.max_batch,
-            gpu_mem_limit=self.entry.gpu_mem_limit,
+            bundle,
+            entry.blocks.of_model(bundle.num_blocks),
+            kind=self._setup.engine_kind,
+            provider=entry.provider,
+            threads=self._setup.settings.threads or entry.threads,
+            max_batch=entry.max_batch,
+            gpu_mem_limit=entry.gpu_mem_limit,
             on_step=self._on_step,
             on_choice=self._on_choice,
         )
@@ -248,7 +241,7 @@ class Peer:
         return build_engines(
             bundle,
             [part_name(part) for part in self.entry.blocks.of_model(bundle.num_blocks)],
-            kind=self._setup.settings.engine or self.entry.engine,
+            kind=self._setup.engine_kind,
             provider=self.entry.provider,
             max_batch=self.entry.max_batch,
             gpu_mem_limit=self.entry.gpu_mem_limit,
@@ -262,7 +255,7 @@ class Peer:
 
     def _on_choice(self, choice: EngineChoice) -> None:
         announce(choice)
-        self._engine_text = str(choice)[:MAX_TEXT]
+        self._running.engine.text = str(choice)[:MAX_TEXT]
 
     @property
     def _running(self) -> Service:
@@ -270,7 +263,6 @@ class Peer:
         return self._service
 
     def _check(self, bundle: Bundle) -> None:
-        """Raise if a bundle does not fit the file."""
         self._setup.of_model(bundle)
         self._setup.peers.check_codecs(CODECS)
 
@@ -293,7 +285,8 @@ class Peer:
             self._check(bundle)
         setup = self._setup.of_model(bundle)
         engine = BlockEngine(setup.entry, lambda: self.open_engines())
-        return Service(setup, bundle, engine, lambda: self._engine_text, self._installer)
+        engine.text = setup.engine_kind
+        return Service(setup, engine, self._installer)
 
     def _open(self) -> Service:
         """Begin with the bundle, or that of the store; after a switch the port may be in use for a moment."""
@@ -323,7 +316,6 @@ class Peer:
 
 
 def _needs_reopening(before: PeerSetup, after: PeerSetup) -> bool:
-    """Return whether a peer has to listen or open its engines anew."""
     files = before.peers, after.peers
     return (
         (before.entry, before.keys) != (after.entry, after.keys)

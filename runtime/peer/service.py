@@ -91,42 +91,43 @@ class PeerSettings:
 
 @dataclass(frozen=True)
 class PeerSetup:
-    """What a peer keeps when it switches to another bundle."""
+    """A peer's files and settings, and its bundle."""
 
     peers: PeersFile
     entry: PeerConfig
     keys: KeyPair | None
     cores: EngineCores
     settings: PeerSettings
+    bundle: Bundle | None = None
+    """The bundle that is served, once it is known."""
 
     def of_model(self, bundle: Bundle | None) -> PeerSetup:
-        """Return the setup with the parts of a bundle in the place of ``all``; raise an error if they do not fit."""
-        if bundle is None:
-            return self
-        peers = self.peers.of_model(bundle.num_blocks)
-        return replace(self, peers=peers, entry=peers.peer(self.entry.name))
+        """Return the setup with a bundle, whose parts replace ``all``; raise an error if they do not fit."""
+        peers = self.peers if bundle is None else self.peers.of_model(bundle.num_blocks)
+        return replace(self, peers=peers, entry=peers.peer(self.entry.name), bundle=bundle)
+
+    @property
+    def engine_kind(self) -> EngineKind:
+        """Engine that is asked for."""
+        return self.settings.engine or self.entry.engine
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the bundle; without one, that of no model."""
+        return _NO_MODEL if self.bundle is None else self.bundle.manifest
 
 
 class Service:
     """The links, the routing machine and the engines of a peer; :meth:`serve` blocks until it has left."""
 
-    def __init__(
-        self,
-        setup: PeerSetup,
-        bundle: Bundle | None,
-        engine: BlockEngine,
-        engine_text: Callable[[], str],
-        installer: Installer | None,
-    ) -> None:
-        """Listen; ``engine_text`` describes the engine. Raise :class:`LinkError` if the port is in use."""
-        self.bundle = bundle
+    def __init__(self, setup: PeerSetup, engine: BlockEngine, installer: Installer | None) -> None:
+        """Listen; raise :class:`LinkError` if the port is in use."""
         self.stops = 0
         """Requests to leave: 1 drains, 2 leaves immediately."""
-        self._setup, self._engine, self._installer = setup, engine, installer
-        self._engine_text = engine_text
+        self.setup, self.engine, self._installer = setup, engine, installer
         self._failure: LsEdgeError | None = None
         self._new_peers: PeersFile | None = None
-        manifest = _NO_MODEL if bundle is None else bundle.manifest
+        manifest, serves = setup.manifest, setup.bundle is not None
         self._greeting = Hello(
             name=setup.entry.name,
             role="peer",
@@ -134,11 +135,11 @@ class Service:
             minor=MINOR,
             model_id=manifest.model_id,
             bundle_id=manifest.bundle_id,
-            blocks=() if bundle is None else setup.entry.blocks,
+            blocks=setup.entry.blocks if serves else (),
             codec=setup.entry.codec,
         )
         """HELLO without what may change."""
-        self.machine = _new_machine(setup, bundle)
+        self.machine = _new_machine(setup, self._greeting.blocks)
         examine = setup.settings.examine
         self._inspector = (
             None
@@ -149,7 +150,7 @@ class Service:
         )
         self._decoder: Decoder | None = None
         with setup.cores.others():
-            self.node = self._new_node(manifest)
+            self.node = self._new_node()
             if STEM in self._greeting.blocks:
                 # Pillow takes several megabytes, which a peer of blocks does not need.
                 from ls_edge.runtime.peer.decoder import Decoder
@@ -157,11 +158,9 @@ class Service:
                 is_held = self.machine.held.__contains__
                 self._decoder = Decoder(manifest.image, f"decoder of {setup.entry.name}", self.node.wake, is_held)
         if installer is not None:
-            installer.attach(self.node, self.machine, serves=bundle is not None)
+            installer.attach(self.node, self.machine, serves=serves)
         names = f"links of {setup.entry.name}", f"engine of {setup.entry.name}"
-        self._threads: LoopThreads[_Result | None] = LoopThreads(
-            self._loop(), self.node.wake, names=names, cores=setup.cores
-        )
+        self._threads: LoopThreads[_Result] = LoopThreads(self._loop(), self.node.wake, names=names, cores=setup.cores)
 
     def stop(self) -> None:
         """Drain and leave; a second call leaves immediately. Safe in a signal handler."""
@@ -185,7 +184,7 @@ class Service:
             dropped=dict(self.node.counts),
             reroutes=machine.decisions.reroutes,
             links=self.node.link_counts,
-            engine=self._engine.counts,
+            engine=self.engine.counts,
         )
 
     def change_peers(self, peers: PeersFile) -> None:
@@ -198,7 +197,7 @@ class Service:
 
         ``look`` is called by this thread about five times a second.
         """
-        with self._setup.cores.others():
+        with self.setup.cores.others():
             self._threads.start()
             try:
                 while not wait([self._threads.ended], _SIGNALS_EVERY_S).done:
@@ -208,13 +207,14 @@ class Service:
                 self.stops = 2  # if this thread was interrupted
                 self.node.wake()
                 if self._threads.close():  # otherwise an engine hangs, and ends with the process
-                    self._engine.close()
+                    self.engine.close()
                 if self._decoder is not None:
                     self._decoder.close()
 
     def _measure(self, seconds: float) -> bytes:
         """Time the engines, a call at a time between those of requests; return the JSON document."""
-        if self.bundle is None or not self.machine.rules.warm:
+        bundle = self.setup.bundle
+        if bundle is None or not self.machine.rules.warm:
             raise EngineError(f"{self._greeting.name} serves no bundle yet; push one, or wait until it is warm")
 
         def call(job: Callable[[], object]) -> None:
@@ -231,19 +231,19 @@ class Service:
             self._threads.submit(run)
             done.result(_ENGINE_WITHIN_S)
 
-        found = msgspec.json.encode(self._engine.profile(self.bundle, seconds, call))
+        found = msgspec.json.encode(self.engine.profile(bundle, seconds, call))
         if len(found) > MAX_PROFILE:
             raise EngineError(f"the profile has {len(found)} bytes, at most {MAX_PROFILE} can be sent; run it there")
         return found
 
-    def _new_node(self, manifest: Manifest) -> Node:
-        setup, name, closed = self._setup, self._greeting.name, ""
-        if self.bundle is None:
+    def _new_node(self) -> Node:
+        setup, name, closed = self.setup, self._greeting.name, ""
+        if setup.bundle is None:
             note = self._note
             closed = f"{name} has no bundle to serve: {note}" if note else f"{name} has no bundle yet"
             log.warning("waiting for a bundle", extra={"peer": name, "address": setup.entry.bind, "why": closed})
         return Node(
-            NodeSettings(name, "peer", setup.peers, manifest, setup.keys, setup.settings.strict_bundle, closed),
+            NodeSettings(name, "peer", setup.peers, setup.manifest, setup.keys, setup.settings.strict_bundle, closed),
             self.machine,
             execute=self._execute,
             hello=self._hello,
@@ -261,17 +261,17 @@ class Service:
         return msgspec.structs.replace(
             self._greeting,
             blocks=tuple(block for block in self._greeting.blocks if block not in failed),
-            engine="" if self.bundle is None else self._engine_text(),
+            engine="" if self.setup.bundle is None else self.engine.text,
             note=self._note,
         )
 
     def _loop(self) -> Iterator[None]:
         """Serve, a turn at a time; yield where the thread of the loop may run short engine calls."""
         name, threads, engine = self._greeting.name, self._threads, self.machine.rules.engine
-        extra = {"peer": name, "address": self._setup.entry.bind, "blocks": list(shown_parts(self._greeting.blocks))}
+        extra = {"peer": name, "address": self.setup.entry.bind, "blocks": list(shown_parts(self._greeting.blocks))}
         log.info("listening", extra=extra)
-        if self.bundle is not None:
-            threads.submit(self._engine.load)
+        if self.setup.bundle is not None:
+            threads.submit(self.engine.load)
         leave_at = float("inf")
         try:
             while self._failure is None:
@@ -301,7 +301,7 @@ class Service:
         """Handle another peers.yaml, checks of the machine, and pushes, which are not part of routing."""
         if self._new_peers is not None:
             peers, self._new_peers = self._new_peers, None
-            self.node.change_peers(peers, self._setup.keys)
+            self.node.change_peers(peers, self.setup.keys)
         if self._inspector is not None:
             self._inspector.step()
         if self._installer is not None:
@@ -314,7 +314,7 @@ class Service:
             self._decoder.submit(instruction)
             return
         assert isinstance(instruction, Compute)
-        call = partial(self._engine.run, instruction)
+        call = partial(self.engine.run, instruction)
         if self._is_short(instruction):
             self._threads.submit_short(call)
         else:
@@ -331,15 +331,13 @@ class Service:
             and not engine.beside_wave
             and len(compute.blocks) * engine.times.block_us <= SHORT_CALL_S * 1e6
             and self._threads.may_run_here
-            and self._engine.is_on_host
+            and self.engine.is_on_host
         )
 
     def _take_results(self) -> None:
         for decoded in self._decoder.results() if self._decoder is not None else ():
             self.node.feed(decoded)
         for result in self._threads.results():
-            if result is None:
-                continue  # a call of a measurement
             if isinstance(result, LsEdgeError):
                 self._failure = result
             else:
@@ -348,22 +346,22 @@ class Service:
     def _take(self, result: Computed | ComputeFailed | Warm) -> None:
         done = result.rest if isinstance(result, ComputeFailed) else result
         if isinstance(done, Computed):
-            self._engine.counts.add(done)
+            self.engine.counts.add(done)
         failed = len(self.machine.rules.engine.failed_blocks)
         self.node.feed(result)
         if isinstance(result, Warm) or len(self.machine.rules.engine.failed_blocks) != failed:
             self.node.repeat_greeting()
         if isinstance(result, Warm):
-            extra = {"peer": self._greeting.name, "provider": self._engine.provider}
+            extra = {"peer": self._greeting.name, "provider": self.engine.provider}
             log.info("warm", extra={**extra, "block_ms": result.block_us / 1e3})
 
 
-def _new_machine(setup: PeerSetup, bundle: Bundle | None) -> PeerMachine:
-    entry, manifest = setup.entry, _NO_MODEL if bundle is None else bundle.manifest
+def _new_machine(setup: PeerSetup, blocks: tuple[int, ...]) -> PeerMachine:
+    entry, bundle, manifest = setup.entry, setup.bundle, setup.manifest
     tokens_s = setup.peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)
     return peer_machine(
         entry.name,
-        () if bundle is None else entry.blocks,
+        blocks,
         limits=setup.settings.limits or Limits.for_frames(tokens_s).with_credits(entry.credits),
         rng=random.SystemRandom(),
         max_batch=entry.max_batch,

@@ -141,7 +141,7 @@ class Auditor:
         self._change = threading.Condition()
         self._found = AuditSummary(share, 0, 0, 0, 0)
         self._num_challenges = 0
-        self._worker: Worker[None] = Worker("audit", self._forget_results, niceness=NICENESS)
+        self._worker: Worker[None] = Worker("audit", lambda: None, niceness=NICENESS)
 
     def offer(self, audit: Audit) -> None:
         """Take an answer that was just given, if it is drawn; never waits."""
@@ -171,9 +171,6 @@ class Auditor:
 
     def _submit(self, job: Callable[[], None]) -> None:
         self._worker.submit(partial(self._guarded, job))
-
-    def _forget_results(self) -> None:
-        self._worker.results()
 
     # On the auditor's thread.
 
@@ -246,11 +243,11 @@ class PeerAuditor(Auditor):
         share: float,
         challenge: Callable[[Challenge], None],
         peer: str,
-        tolerance: Callable[[Sequence[str]], float],
+        tolerances: Tolerances,
     ) -> None:
-        """``tolerance`` returns the largest difference of logits that counts as equal, by their holders."""
+        """``peer`` is the trusted one."""
         super().__init__(share, None, challenge)
-        self._peer, self._tolerance = peer, tolerance
+        self._peer, self._tolerances = peer, tolerances
 
     def _check(self, audit: Audit) -> None:
         self._challenge(Challenge(audit, 0.0, lambda ended: self._submit(partial(self._compare, ended))))
@@ -262,28 +259,32 @@ class PeerAuditor(Auditor):
             self._add(dropped=1, waiting=-1)
             return
         difference = relative_error(audit.logits, end.tokens[0])
-        if not self._count(audit, difference, matches=difference <= self._tolerance(audit.holders)):
+        if not self._count(audit, difference, matches=difference <= self._tolerances.of(audit.holders)):
             self._name([name for name in audit.holders if name != self._peer] or [self._peer], difference)
 
 
-def tolerance_of(
-    manifest: Manifest, codecs: Mapping[str, str], bundle_of: Callable[[str], str], holders: Sequence[str]
-) -> float:
-    """Largest difference that counts as equal: by codecs and precision, or the loosest where they are unknown.
+class Tolerances:
+    """The differences of logits or tokens that count as equal."""
 
-    ``codecs`` has the codec of tokens to each peer, ``bundle_of`` returns the id of the bundle that it serves.
-    """
-    least = _PRECISION_TOLERANCE.get(manifest.precision, _LOOSEST)
-    if any(name not in codecs or bundle_of(name) != manifest.bundle_id for name in holders):
-        return _LOOSEST
-    return max([least, *(REPLAY_TOLERANCE.get(codecs[name], _LOOSEST) for name in holders)])
+    def __init__(self, manifest: Manifest, codecs: Mapping[str, str], bundle_of: Callable[[str], str]) -> None:
+        """``codecs`` has the codec of tokens to each peer, ``bundle_of`` returns the id of the bundle it serves."""
+        self.codecs = dict(codecs)
+        self._manifest, self._bundle_of = manifest, bundle_of
+
+    def of(self, holders: Sequence[str]) -> float:
+        """Return the largest one, by codecs and precision, or the loosest where they are unknown."""
+        codecs, manifest = self.codecs, self._manifest
+        if any(name not in codecs or self._bundle_of(name) != manifest.bundle_id for name in holders):
+            return _LOOSEST
+        least = _PRECISION_TOLERANCE.get(manifest.precision, _LOOSEST)
+        return max([least, *(REPLAY_TOLERANCE.get(codecs[name], _LOOSEST) for name in holders)])
 
 
 class Recomputation:
     """The blocks and the head of a bundle in this process, to check tokens of peers; used by one thread."""
 
-    def __init__(self, bundle: Bundle, codecs: Mapping[str, str], bundle_of: Callable[[str], str]) -> None:
-        """``codecs`` and ``bundle_of`` are those of :func:`tolerance_of`.
+    def __init__(self, bundle: Bundle, tolerances: Tolerances) -> None:
+        """Open no engine yet.
 
         Raise :class:`UsageError` if block files, which a source does not need otherwise, are not in the bundle.
         """
@@ -293,9 +294,7 @@ class Recomputation:
                 f"{bundle.folder} has no {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}, with which an "
                 "audit computes answers again; copy the whole bundle to this machine, or leave the audit out"
             )
-        self._bundle = bundle
-        self._codecs = codecs
-        self._tolerance = partial(tolerance_of, bundle.manifest, codecs, bundle_of)
+        self._bundle, self._tolerances = bundle, tolerances
         self._opened: Pipeline | None = None
 
     def close(self) -> None:
@@ -307,7 +306,7 @@ class Recomputation:
         """Return the relative error of an answer, and whether it is within the tolerance."""
         chain = self._pipeline
         difference = relative_error(logits, chain.head(apply(itinerary.arrangement, stem_tokens, chain.block))[0])
-        return difference, difference <= self._tolerance(itinerary_holders(itinerary))
+        return difference, difference <= self._tolerances.of(itinerary_holders(itinerary))
 
     def first_wrong(self, stem_tokens: np.ndarray, hops: Sequence[Returned]) -> tuple[list[str], float] | None:
         """Return the holder of the first hop that is wrong, and its relative error; None if all are right.
@@ -321,11 +320,13 @@ class Recomputation:
             steps = tuple(step for wave in hop.itinerary.waves for step in wave[0])
             before = next(steps[:length] for length in range(len(steps), -1, -1) if steps[:length] in known)
             names = list(dict.fromkeys([*(holder for _, holder in steps[len(before) :]), hop.sender]))
-            tokens = self._as_received(names[0], known[before])
+            # As its first holder received them, rounded by the codec.
+            codec, spec = self._tolerances.codecs.get(names[0], "raw"), self._bundle.manifest.tokens
+            tokens = decode(codec, bytes(encode(codec, known[before])), spec.count, spec.dim)
             for slot, (block, _) in enumerate(steps[len(before) :], len(before)):
                 tokens = self._pipeline.block(block, tokens, slot)
             difference = relative_error(hop.tokens, tokens)
-            if not difference <= self._tolerance(names):
+            if not difference <= self._tolerances.of(names):
                 return names, difference
             known[steps] = hop.tokens
         return None
@@ -335,8 +336,3 @@ class Recomputation:
         if self._opened is None:
             self._opened = Pipeline.open(self._bundle, threads=1)
         return self._opened
-
-    def _as_received(self, name: str, tokens: np.ndarray) -> np.ndarray:
-        """Return tokens after their way to a peer, whose codec rounds them."""
-        codec, spec = self._codecs.get(name, "raw"), self._bundle.manifest.tokens
-        return decode(codec, bytes(encode(codec, tokens)), spec.count, spec.dim)

@@ -92,17 +92,16 @@ class PeerEvents:
             state = PeerState.LOST if view.state is PeerState.COLD else view.state
             if state is not self._states.get(view.name, PeerState.LOST):
                 self._states[view.name] = state
-                at_us = round((time.monotonic() - self._opened) * 1e6)
-                self._report(PeerEvent(at_us, view.name, state, reasons.get(view.name, "")))
+                self._report(view.name, state, reasons.get(view.name, ""))
 
     def removed(self, names: Iterable[str]) -> None:
         """Report peers that ``peers.yaml`` does not list any more as lost."""
         for name in names:
             if self._states.pop(name, PeerState.LOST) is not PeerState.LOST:
-                at_us = round((time.monotonic() - self._opened) * 1e6)
-                self._report(PeerEvent(at_us, name, PeerState.LOST, "removed from peers.yaml"))
+                self._report(name, PeerState.LOST, "removed from peers.yaml")
 
-    def _report(self, event: PeerEvent) -> None:
+    def _report(self, name: str, state: PeerState, why: str) -> None:
+        event = PeerEvent(round((time.monotonic() - self._opened) * 1e6), name, state, why)
         if len(self.all) < MAX_EVENTS:
             self.all.append(event)
         if self._on_event is not None:
@@ -155,7 +154,7 @@ class PeerMonitor:
     def update(self) -> None:
         """Publish a snapshot if anything has changed since the last."""
         if (
-            self._node.neighbour_events != self._neighbour_events
+            self._node.driver.neighbour_events != self._neighbour_events
             or self._node.problems is not self.snapshot.problems
             or time.monotonic() >= self._suspicion_ends
         ):
@@ -169,7 +168,7 @@ class PeerMonitor:
             self._changed.notify_all()
 
     def _publish(self, reasons: Mapping[str, str]) -> None:
-        self._neighbour_events = self._node.neighbour_events
+        self._neighbour_events = self._node.driver.neighbour_events
         found = self._look(self.snapshot.peers)
         if found != self.snapshot:
             with self._changed:

@@ -22,7 +22,6 @@ from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Submit
 from ls_edge.runtime.routing.source_rules import SourceMachine
 from ls_edge.runtime.source.audit import Audit, Auditor
 from ls_edge.runtime.source.deadlines import Deadlines
-from ls_edge.runtime.source.remote_ends import RemoteEnds
 from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult, RequestState
 from ls_edge.runtime.source.settings import Itineraries
 from ls_edge.runtime.source.stem_and_head import StemAndHead
@@ -37,7 +36,7 @@ class Requests:
 
     def __init__(
         self,
-        engines: StemAndHead | RemoteEnds,
+        engines: StemAndHead | None,
         machine: SourceMachine,
         node: Node,
         threads: LoopThreads[PartResult],
@@ -46,9 +45,10 @@ class Requests:
         max_inflight: int,
         classes: tuple[str, ...],
     ) -> None:
+        """Leave stem and head to the peers without ``engines``."""
         self.counts = RequestCounts()
         """Requests so far, and how they ended; for any thread to read."""
-        self.line = WaitingLine(max_inflight, self._start_stem)
+        self.line = WaitingLine(max_inflight, self._start)
         self._engines, self._machine = engines, machine
         self._node, self._threads = node, threads
         self._auditor, self._itineraries, self._classes = auditor, itineraries, classes
@@ -75,7 +75,6 @@ class Requests:
         for request in self._deadlines.pop_due(now):
             inflight = self._open[request]
             self._end(inflight, self._overdue(inflight), inflight.answered)
-        self.line.advance()
 
     def take_results(self) -> None:
         """Act on submissions, cancellations, and the results of stem and head."""
@@ -96,22 +95,30 @@ class Requests:
         inflight = self._open.get(instruction.request)
         if inflight is None:
             return
-        if isinstance(instruction, Complete):
-            inflight.state, inflight.at_worker, inflight.answered = RequestState.HEAD, True, instruction
+        if isinstance(instruction, Fail):
+            self._end(inflight, instruction.error, instruction)
+            return
+        inflight.state, inflight.answered = RequestState.HEAD, instruction
+        if self._engines is None:
+            self._answer(inflight, instruction.tokens[0], 0)
+        else:
+            inflight.at_worker = True
             self._deadlines.add(inflight.request, inflight.deadline)
             is_short = self._engines.usual_us[HEAD] <= SHORT_US
             submit = self._threads.submit_short if is_short else self._threads.submit
             submit(partial(self._engines.run_head, inflight, instruction), urgent=True)
-        else:
-            self._end(inflight, instruction.error, instruction)
 
     def end_all(self) -> None:
         """End every open request, because the source has closed."""
         for inflight in [*self._open.values(), *self.line.submitted]:
             self._end(inflight, SourceClosed(f"request {inflight.request}: the source was closed before its answer"))
 
-    def _start_stem(self, inflight: InFlightRequest, alone: bool) -> None:
-        """On any thread."""
+    def _start(self, inflight: InFlightRequest, alone: bool) -> None:
+        """Run the stem, or hand the image on as it is; on any thread."""
+        if self._engines is None:
+            self._threads.add_result(PartResult(inflight, STEM, inflight.image))
+            return
+        inflight.at_worker = True
         is_short = alone and self._engines.usual_us[STEM] <= SHORT_US
         submit = self._threads.submit_short if is_short else self._threads.submit
         submit(partial(self._engines.run_stem, inflight))
@@ -127,7 +134,6 @@ class Requests:
         inflight.future.set_running_or_notify_cancel()  # for those who wait with concurrent.futures.wait
 
     def _overdue(self, inflight: InFlightRequest) -> RequestError:
-        """Return the error of a request that reached its deadline in this process."""
         if inflight.state is RequestState.WAITING:
             return Overloaded(
                 f"request {inflight.request} waited for its turn until its budget was over; send more slowly, "
@@ -152,11 +158,11 @@ class Requests:
             self._end(inflight, result.error, inflight.answered)
         elif result.output is None:
             pass  # its deadline is due
-        elif result.part == HEAD and isinstance(result.output, np.ndarray):
+        elif self._engines is not None and result.part == HEAD and isinstance(result.output, np.ndarray):
             self._machine.rules.head_us = self._engines.usual_us[HEAD]
             self._answer(inflight, result.output[0], result.us)
         else:
-            inflight.state = RequestState.ROUTED
+            inflight.state, inflight.image = RequestState.ROUTED, None
             self._deadlines.remove(inflight.request)
             if self._auditor is not None:
                 inflight.sent = result.output
@@ -216,24 +222,24 @@ class WaitingLine:
                 raise SourceClosed("the source was closed; open a new one")
             self.submitted.append(inflight)
             self._waiting[inflight.request] = inflight
-        self.advance()
+        self._advance()
 
-    def advance(self) -> None:
-        """Start the next requests."""
+    def _advance(self) -> None:
         with self._lock:
-            while self._waiting and len(self._inflight) < self.max_inflight:
+            while self._waiting and not self.is_closed and len(self._inflight) < self.max_inflight:
                 _, inflight = self._waiting.popitem(last=False)
                 self._inflight.add(inflight.request)
-                inflight.state, inflight.at_worker = RequestState.STEM, True
+                inflight.state = RequestState.STEM
                 self._start(inflight, len(self._inflight) == 1)
 
     def leave(self, inflight: InFlightRequest) -> None:
-        """Mark a request as ended; it stays in flight while an engine of this process has its job."""
+        """Mark a request as ended, and start the next; one whose job an engine of this process has stays in flight."""
         with self._lock:  # it may be starting
             inflight.state = RequestState.ENDED
             self._waiting.pop(inflight.request, None)
             if not inflight.at_worker:
                 self._inflight.discard(inflight.request)
+        self._advance()
 
     def close(self) -> None:
         """Accept no further requests."""

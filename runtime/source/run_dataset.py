@@ -97,8 +97,7 @@ def run_dataset(
 
 
 def _context_of(source: Source, more_settings: Mapping[str, Any]) -> RunContext:
-    """Return what a source knows about its run so far."""
-    manifest, settings = source.bundle.manifest, source.settings
+    manifest, settings, engines = source.bundle.manifest, source.settings, source.thread.engines
     return RunContext(
         bundle_id=manifest.bundle_id,
         model=manifest.model,
@@ -111,8 +110,8 @@ def _context_of(source: Source, more_settings: Mapping[str, Any]) -> RunContext:
             **more_settings,
             **dataclasses.asdict(settings),
             "max_skips": source.max_skips,
-            "threads": source.engines.threads,
-            "engine": source.engines.engine,
+            "threads": 0 if engines is None else engines.threads,
+            "engine": "" if engines is None else engines.engine,
             "waves": settings.waves if POLICIES[settings.policy].runs_in_waves else 0,
             "bands": source.bundle.bands.to_json(),
         },
@@ -151,7 +150,7 @@ class _Submissions:
         self._on_record = on_record
         self._on_tick = on_tick
         self._stop = stop
-        self._since = round((self.started - source.opened) * 1e6)
+        self._since = round((self.started - source.thread.opened) * 1e6)
         """Microseconds from the opening of the source to the start of the run."""
         self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         self._tick_at = time.monotonic() + TICK_S

@@ -60,6 +60,8 @@ class Settings:
     """Fraction of the answers to recompute; see :mod:`ls_edge.runtime.source.audit`."""
     auditor: str = ""
     """Peer that recomputes them for a source without a bundle: it is trusted, and holds everything."""
+    strict_bundle: bool = False
+    """Use only peers with exactly the source's bundle, not with others of its model."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -84,6 +86,18 @@ class Settings:
             if name not in known:
                 raise UsageError(unknown_name("setting", name, known))
         return cls(policy=policy, **given)
+
+    def check_audit(self, *, is_thin: bool) -> None:
+        """Raise :class:`UsageError` if a source cannot audit so; ``is_thin`` where it has no bundle."""
+        if is_thin and self.audit and not self.auditor:
+            raise UsageError(
+                "an audit computes answers again, which needs the bundle; give it, or name a trusted peer that has "
+                "everything as auditor, or leave audit out"
+            )
+        if self.auditor and not is_thin:
+            raise UsageError(
+                f"auditor {self.auditor!r}: this source has the bundle and audits itself; leave auditor out"
+            )
 
     def skips_of(self, blocks: int) -> int:
         """Return the most blocks that an answer may leave out of a model of ``blocks`` blocks."""
@@ -142,22 +156,17 @@ class Itineraries:
 
     def challenge(self, answer: Itinerary) -> Itinerary:
         """Return the itinerary of a challenge of an answer, or of its audit by a peer."""
-        if self._is_thin:
-            return _repeated(self._template, answer, self._auditor)
+        if self._is_thin:  # one peer repeats the answer, its order and skipped blocks included
+            return msgspec.structs.replace(
+                self._template,
+                policy="sequential",
+                remaining=tuple(part for wave in answer.waves for track in wave for part, _ in track),
+                skipped=answer.skipped,
+                max_skips=len(answer.skipped),
+                via_source=False,
+                hand_to=self._auditor,
+            )
         return challenge_itinerary(self._template, answer, self._bands)
-
-
-def _repeated(asked: Itinerary, answer: Itinerary, holder: str) -> Itinerary:
-    """Return the itinerary in which one peer repeats an answer, its order and skipped blocks included."""
-    return msgspec.structs.replace(
-        asked,
-        policy="sequential",
-        remaining=tuple(part for wave in answer.waves for track in wave for part, _ in track),
-        skipped=answer.skipped,
-        max_skips=len(answer.skipped),
-        via_source=False,
-        hand_to=holder,
-    )
 
 
 def challenge_itinerary(asked: Itinerary, answer: Itinerary, bands: Bands) -> Itinerary:

@@ -32,12 +32,12 @@ from ls_edge.runtime.clients.manifest import fetch_model
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.source.image_encoding import encode_image
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
-from ls_edge.runtime.source.remote_ends import encode_image
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, checked
 from ls_edge.runtime.source.source_thread import SourceThread
-from ls_edge.runtime.transport.keys import KeyPair, curve_of, load_secret
+from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again
 
 if TYPE_CHECKING:
     from ls_edge.runtime.source.images import Image
@@ -54,7 +54,6 @@ class Source:
         *,
         keys: KeyPair | None = None,
         name: str | None = None,
-        strict_bundle: bool = False,
         limits: Limits | None = None,
         on_event: Callable[[PeerEvent], None] | None = None,
     ) -> None:
@@ -75,12 +74,8 @@ class Source:
         self._read: Callable[[Any, str], np.ndarray | EncodedImage]
         self.witnesses: tuple[str, ...] = ()
         """Without a bundle: the peers that sent the manifest. Two agree on it; a single one is believed."""
+        self.settings.check_audit(is_thin=bundle is None)
         if bundle is None:
-            if self.settings.audit and not self.settings.auditor:
-                raise UsageError(
-                    "an audit computes answers again, which needs the bundle; give it, or name a trusted peer that has "
-                    "everything as auditor, or leave audit out"
-                )
             bundle, self.witnesses = fetch_model(peers, keys, self.name)
             self.preprocess = self._read = encode_image
         else:
@@ -90,29 +85,25 @@ class Source:
         self.bundle = bundle
         """Its manifest alone, if it comes from the peers."""
         self.peers = peers = peers.of_model(bundle.num_blocks)
-        self._check_auditor()
+        auditor = self.settings.auditor
+        if auditor and len(peers.peer(auditor).blocks) < bundle.num_blocks + len(ENDS):
+            raise UsageError(
+                f"auditor {auditor!r} does not hold everything in {peers.path}; name a peer with all blocks"
+            )
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
-        self._thread = SourceThread(
+        self._keys = keys
+        self.thread = SourceThread(
             self.name,
             peers,
             bundle,
             self.settings,
             keys=keys,
-            strict_bundle=strict_bundle,
             limits=limits,
             on_event=on_event,
             is_thin=bool(self.witnesses),
         )
-        self.opened = self._thread.opened
-        """Origin of the times of :attr:`events`, on the clock of :func:`time.monotonic`."""
-        self.cores = self._thread.cores
-        self.counts = self._thread.requests.counts
-        self.link_counts = self._thread.link_counts
-        self.engines = self._thread.engines
-        """Stem and head: their ``threads``, and the chosen ``engine``."""
-        self._keys = keys
-        self._secret_key: str | Path | None = None
-        """The file that the key pair is from."""
+        """Links, engines and counts, for metrics and reports."""
+        self.counts = self.thread.requests.counts
         self._closed = threading.Lock()
         """Acquired by the first :meth:`close` and never released."""
 
@@ -125,7 +116,6 @@ class Source:
         policy: str = "nearest",
         secret_key: str | Path | None = None,
         name: str | None = None,
-        strict_bundle: bool = False,
         on_event: Callable[[PeerEvent], None] | None = None,
         **settings: Any,
     ) -> Source:
@@ -136,26 +126,14 @@ class Source:
         for what, value in (("peers", peers), ("bundle", bundle)):
             if not isinstance(value, (str, Path, PeersFile, Bundle)) and (what == "peers" or value is not None):
                 raise UsageError(f"{what} is a {type(value).__name__}; give its path")
-        source = cls(
+        return cls(
             peers if isinstance(peers, PeersFile) else load_peers(peers),
             bundle if bundle is None or isinstance(bundle, Bundle) else Bundle.open(bundle),
             Settings.of(policy, settings),
             keys=load_secret(secret_key) if secret_key is not None else None,
             name=name,
-            strict_bundle=strict_bundle,
             on_event=on_event,
         )
-        source._secret_key = secret_key
-        return source
-
-    def _check_auditor(self) -> None:
-        name = self.settings.auditor
-        if name and not self.witnesses:
-            raise UsageError(f"auditor {name!r}: this source has the bundle and audits itself; leave auditor out")
-        if name and len(self.peers.peer(name).blocks) < self.bundle.num_blocks + len(ENDS):
-            raise UsageError(
-                f"auditor {name!r} does not hold everything in {self.peers.path}; name a peer with all blocks"
-            )
 
     def __enter__(self) -> Source:
         return self
@@ -181,7 +159,7 @@ class Source:
         budget = self.settings.budget_ms if budget_ms is None else checked("budget_ms", budget_ms, BudgetMs)
         label = None if label is None else checked("label", label, Integer)
         name = name or (Path(image).name if isinstance(image, (str, Path)) else "")
-        return self._thread.submit(self._read(image, name), name, label, budget / 1e3)
+        return self.thread.submit(self._read(image, name), name, label, budget / 1e3)
 
     async def classify(
         self, image: Image, *, name: str = "", label: int | None = None, budget_ms: float | None = None
@@ -202,12 +180,12 @@ class Source:
     @property
     def snapshot(self) -> SourceSnapshot:
         """Peers and counts as the source thread last published them; immutable."""
-        return self._thread.monitor.snapshot
+        return self.thread.monitor.snapshot
 
     @property
     def events(self) -> tuple[PeerEvent, ...]:
         """Events of peers since the source was opened."""
-        return tuple(self._thread.monitor.events.all)
+        return tuple(self.thread.monitor.events.all)
 
     def may_skip(self, blocks: Sequence[int]) -> bool:
         """Return whether answers may leave these blocks out."""
@@ -223,17 +201,17 @@ class Source:
             missing = found.missing_blocks
             return len(missing) <= may_miss and ENDS.keys().isdisjoint(missing)
 
-        return self._thread.monitor.wait_for(is_ready, timeout).missing_blocks
+        return self.thread.monitor.wait_for(is_ready, timeout).missing_blocks
 
     @property
     def audits(self) -> AuditSummary | None:
         """Result of the audits so far; None without audits."""
-        return None if self._thread.auditor is None else self._thread.auditor.snapshot()
+        return None if self.thread.auditor is None else self.thread.auditor.snapshot()
 
     def finish_audits(self, timeout: float = 5.0) -> AuditSummary | None:
         """Wait for the audits of the answers so far, at most ``timeout`` seconds, and return their result."""
-        if self._thread.auditor is not None:
-            self._thread.auditor.finish(timeout)
+        if self.thread.auditor is not None:
+            self.thread.auditor.finish(timeout)
         return self.audits
 
     def reload(self) -> None:
@@ -242,25 +220,21 @@ class Source:
         Requests in flight continue; those at a peer that was removed or has another key run elsewhere. Raise the errors
         of the file, and :class:`UsageError` for changes that need a new source; nothing changes then.
         """
-        peers = load_peers(self.peers.path)
-        keys = self._keys if self._secret_key is None else load_secret(self._secret_key)
+        peers, keys = read_again(self.peers, self._keys, self.name)
         if (peers.uses_keys, peers.heartbeat) != (self.peers.uses_keys, self.peers.heartbeat):
             raise UsageError(f"{peers.path} has another heartbeat, or switched keys on or off; start {self.name} again")
-        peers = peers.of_model(self.bundle.num_blocks)
-        peers.check_codecs(CODECS)
-        curve_of(peers, self.name, keys)
-        self.peers, self._keys = peers, keys
-        self._thread.change_peers(peers, keys)
+        self.peers, self._keys = peers.of_model(self.bundle.num_blocks), keys
+        self.thread.change_peers(self.peers, keys)
 
     @property
     def is_open(self) -> bool:
         """Whether images are accepted: not after :meth:`close`, nor after an internal error of the source thread."""
-        return not self._thread.requests.line.is_closed
+        return not self.thread.requests.line.is_closed
 
     def close(self) -> None:
         """Send BYE, end open requests with :class:`SourceClosed` and join the threads; a second call does nothing."""
         if self._closed.acquire(blocking=False):
-            self._thread.close()
+            self.thread.close()
 
 
 def _cancel_submitted(submitting: asyncio.Future[Future[Answer]]) -> None:

@@ -1,8 +1,8 @@
 """The thread of a source: links, routing machine, requests, audits, and stem and head if they are short.
 
-A second thread, the worker, runs stem and head otherwise (:mod:`ls_edge.runtime.execution.loop_threads`). Other threads
-put work into queues of the source thread (:mod:`~.requests`) and read the snapshot that it publishes
-(:mod:`~.peer_monitor`).
+A second thread, the worker, runs stem and head otherwise (:mod:`ls_edge.runtime.execution.loop_threads`); a *thin*
+source leaves them to the peers. Other threads put work into queues of the source thread (:mod:`~.requests`) and read
+the snapshot that it publishes (:mod:`~.peer_monitor`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
 
@@ -31,9 +31,8 @@ from ls_edge.runtime.routing.events import Complete, Fail, Instruction, Returned
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_rules import source_machine
-from ls_edge.runtime.source.audit import Auditor, Challenge, Challenges, PeerAuditor, Recomputation, tolerance_of
+from ls_edge.runtime.source.audit import Auditor, Challenge, Challenges, PeerAuditor, Recomputation, Tolerances
 from ls_edge.runtime.source.peer_monitor import PeerEvents, PeerMonitor
-from ls_edge.runtime.source.remote_ends import RemoteEnds
 from ls_edge.runtime.source.requests import Requests
 from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult
 from ls_edge.runtime.source.settings import Itineraries, Settings, check_policy
@@ -59,56 +58,56 @@ class SourceThread:
         settings: Settings,
         *,
         keys: KeyPair | None,
-        strict_bundle: bool,
         limits: Limits | None,
         on_event: Callable[[PeerEvent], None] | None,
-        is_thin: bool = False,
+        is_thin: bool,
     ) -> None:
-        """Open stem and head, dial the peers and start the threads; ``is_thin`` leaves stem and head to the peers."""
+        """Open stem and head unless ``is_thin``, dial the peers and start the threads."""
         self.opened = time.monotonic()
+        """Origin of the times of events and records."""
         self._ids = itertools.count()
         manifest, alias = bundle.manifest, new_alias(name)
+        strict_id = manifest.bundle_id if settings.strict_bundle else ""
         costs = read_order_costs(manifest.order_costs, bundle.num_blocks)
         machine = source_machine(
             alias,
             limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)),
             rng=random.SystemRandom(),
-            model=Model(bundle.bands, costs, manifest.bundle_id if strict_bundle else ""),
+            model=Model(bundle.bands, costs, strict_id),
         )
         check_policy(bundle, POLICIES[settings.policy], costs)
-        bundle_of = (lambda _name: manifest.bundle_id) if strict_bundle else self._bundle_of
-        self._codecs = {peer.name: peer.codec for peer in peers.peers}
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
-        recomputation = Recomputation(bundle, self._codecs, bundle_of) if settings.audit and not is_thin else None
+        codecs = {peer.name: peer.codec for peer in peers.peers}
+        self._tolerances = Tolerances(manifest, codecs, lambda peer: strict_id or self._bundle_of(peer))
+        recomputation = Recomputation(bundle, self._tolerances) if settings.audit and not is_thin else None
         self.cores = EngineCores.of(peers, peers.source(name))
         with self.cores.on_engine():  # where the threads of the engines stay
             entry = peers.source(name) or SourceEntry(name)
-            self.engines = RemoteEnds() if is_thin else StemAndHead(bundle, settings, entry)
-        machine.rules.head_us = self.engines.usual_us[HEAD]
+            self.engines = None if is_thin else StemAndHead(bundle, settings, entry)
+        if self.engines is not None:
+            machine.rules.head_us = self.engines.usual_us[HEAD]
         itineraries = Itineraries(alias, settings, bundle, is_thin=is_thin)
         hello = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
         with self.cores.others():  # where the threads that are started here stay
-            self._node = Node(
-                NodeSettings(alias, "source", peers, manifest, keys, strict_bundle),
+            self.node = Node(
+                NodeSettings(alias, "source", peers, manifest, keys, settings.strict_bundle),
                 machine,
                 execute=self._execute,
                 hello=lambda: hello,
                 state=lambda _name: State(True, False, False, 0, 0, 0, 0),
             )
-            self.link_counts = self._node.link_counts
             events = PeerEvents(peers, self.opened, on_event)
             needed = frozenset((*range(bundle.num_blocks), *(ENDS if is_thin else ())))
-            self.monitor = PeerMonitor(peers, needed, machine, self._node, events)
-            self._node.call_with_notes(self.monitor.on_note)
-            self._challenges = Challenges(self._node, itineraries, settings.budget_ms / 1e3)
-            tolerance = partial(tolerance_of, manifest, self._codecs, bundle_of)
-            self.auditor = _auditor_of(settings, recomputation, self._challenges.request, tolerance)
+            self.monitor = PeerMonitor(peers, needed, machine, self.node, events)
+            self.node.driver.on_note = self.monitor.on_note
+            self._challenges = Challenges(self.node, itineraries, settings.budget_ms / 1e3)
+            self.auditor = _auditor_of(settings, recomputation, self._challenges.request, self._tolerances)
             self._threads: LoopThreads[PartResult] = LoopThreads(
-                self._loop(), self._node.wake, names=("source", "stem and head"), cores=self.cores
+                self._loop(), self.node.wake, names=("source", "stem and head"), cores=self.cores
             )
             max_inflight, classes = settings.max_inflight, manifest.classes
             self.requests = Requests(
-                self.engines, machine, self._node, self._threads, self.auditor, itineraries, max_inflight, classes
+                self.engines, machine, self.node, self._threads, self.auditor, itineraries, max_inflight, classes
             )
             self._threads.start()
 
@@ -122,27 +121,26 @@ class SourceThread:
         self.requests.line.join(inflight)
         # Without a reference to what refers to the future: answers are freed when their users drop them.
         inflight.future.add_done_callback(partial(_cancel, self.requests, inflight.request))
-        if (
-            self._threads.has_short or inflight.deadline < inflight.started + _POLL_S
-        ):  # else the thread has a turn in time
-            self._node.wake()
+        if self._threads.is_wanted or budget_s < _POLL_S:  # else the thread has a turn in time
+            self.node.wake()
         return inflight.future
 
     def change_peers(self, peers: PeersFile, keys: KeyPair | None) -> None:
         """Use the peers of this file, and this key pair, from the next turn on."""
         self._new_peers = peers, keys
-        self._node.wake()
+        self.node.wake()
 
     def close(self) -> None:
         """End open requests and join the threads."""
         self.requests.line.close()
-        self._node.wake()
+        self.node.wake()
         if not self._threads.is_loop:  # a callback may close the source
             wait([self._threads.ended], 5.0)
         self._threads.close()
         if self.auditor is not None:
             self.auditor.close()
-        self.engines.close()
+        if self.engines is not None:
+            self.engines.close()
 
     def _bundle_of(self, name: str) -> str:
         """Return the id of the bundle that a peer serves, or an empty string if it never announced one."""
@@ -156,29 +154,28 @@ class SourceThread:
         requests, threads = self.requests, self._threads
         try:
             while not requests.line.is_closed:
-                wait_s = 0.0 if threads.has_short else requests.next_wait(_POLL_S)
-                self._node.step(wait_s, self._take_over)
+                wait_s = 0.0 if threads.is_wanted else requests.next_wait(_POLL_S)
+                self.node.step(wait_s, self._take_over)
                 if threads.has_short:
                     yield
                     requests.take_results()
                 self.monitor.update()
-            self._node.leave("done")
+            self.node.leave("done")
         except Exception:
             log.exception("the source failed")
-            self._node.close()
+            self.node.close()
         finally:
             requests.line.close()  # nothing is submitted after this
             requests.end_all()
             self.monitor.close()
 
     def _take_over(self) -> None:
-        """Act on what other threads have done; called in each turn of the node."""
         self._challenges.start()
         self.requests.take_over()
         new, self._new_peers = self._new_peers, None
         if new is not None:
-            self._codecs.update((peer.name, peer.codec) for peer in new[0].peers)
-            self._node.change_peers(*new)
+            self._tolerances.codecs.update((peer.name, peer.codec) for peer in new[0].peers)
+            self.node.change_peers(*new)
             self.monitor.change_peers(new[0])
 
     def _execute(self, instruction: Instruction) -> None:
@@ -192,12 +189,12 @@ def _auditor_of(
     settings: Settings,
     recomputation: Recomputation | None,
     challenge: Callable[[Challenge], None],
-    tolerance: Callable[[Sequence[str]], float],
+    tolerances: Tolerances,
 ) -> Auditor | None:
     if not settings.audit:
         return None
     if recomputation is None:
-        return PeerAuditor(settings.audit, challenge, settings.auditor, tolerance)
+        return PeerAuditor(settings.audit, challenge, settings.auditor, tolerances)
     return Auditor(settings.audit, recomputation, challenge)
 
 

@@ -56,8 +56,7 @@ class StemAndHead:
             return PartResult(inflight, STEM)
         inflight.begun = True
         result = self._run(inflight, STEM, image[np.newaxis])
-        if result.output is not None:
-            inflight.image, inflight.stem_us = None, result.us
+        inflight.stem_us = result.us
         return result
 
     def run_head(self, inflight: InFlightRequest, answered: Complete) -> PartResult:

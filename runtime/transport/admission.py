@@ -1,6 +1,6 @@
 """Admission of processes and messages: the checks that need ``peers.yaml`` and the bundle's manifest.
 
-``messages`` checks a message alone, ``zap`` a key. This module checks whether a HELLO comes from a listed process that
+``messages`` checks a message alone, ``keys`` a key. This module checks whether a HELLO comes from a listed process that
 serves the same model (guarantee R7), and whether a RUN or STATE fits that model.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.errors import WireError
-from ls_edge.core.parts import ENDS, part_name
+from ls_edge.core.parts import ENDS, part_name, shown_parts
 from ls_edge.core.peers_file import PeersFile, check_name
 from ls_edge.core.text import short_id
 from ls_edge.runtime.protocol.codecs import check_payload
@@ -127,12 +127,12 @@ class Admission:
         blocks = sorted([*(block for block, _ in steps), *it.remaining, *it.skipped])
         if it.track is not None:
             if it.source not in self._blocks_of or blocks[-1:] > [self._blocks - 1] or it.track.before > self._blocks:
-                raise WireError(f"track of blocks {str(blocks)[:200]} for {it.source}, which cannot be; dropped")
+                raise WireError(f"track of blocks {_listed(blocks)} for {it.source}, which cannot be; dropped")
             if len({self._bands.band_of(block) for block in blocks}) > 1:
-                raise WireError(f"track of blocks {str(blocks)[:200]}, which are not of one band; dropped")
+                raise WireError(f"track of blocks {_listed(blocks)}, which are not of one band; dropped")
         elif blocks != [*range(self._blocks), *(ENDS if it.has_stem else ())]:
             raise WireError(
-                f"itinerary with blocks {str(blocks)[:200]}, the model has 0 to {self._blocks - 1} and each has run, "
+                f"itinerary with blocks {_listed(blocks)}, the model has 0 to {self._blocks - 1} and each has run, "
                 "remains or was skipped; dropped"
             )
         for block, holder in steps:
@@ -196,3 +196,7 @@ class Admission:
                 f"--strict-bundle; install ls-edge with version {MAJOR}.{MINOR_OF_DEMANDS} or newer there"
             )
         return ""
+
+
+def _listed(parts: Iterable[int]) -> str:
+    return str(list(shown_parts(parts)))[:200]

@@ -396,7 +396,7 @@ class Dialer:
         return was_up
 
     def rest(self, name: str) -> None:
-        """Close the connection to a peer, and do not dial it until :meth:`resume`."""
+        """Close the connection to a peer, which has dialled this process, and do not dial it until :meth:`resume`."""
         self._resting.add(name)
         self._up.discard(name)
         self._redial_at.pop(name, None)

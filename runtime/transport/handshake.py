@@ -215,7 +215,7 @@ class Handshake:
         if not self._linked.links_of.get(name):
             self._forget(name, event.why, now)
         else:
-            self._links.resume(name)
+            self._links.dialer.resume(name)
 
     def no_link(self, name: str, why: str) -> None:
         """Record why a peer cannot be dialled, unless it has dialled this process."""
@@ -225,7 +225,7 @@ class Handshake:
     def do_due(self, now: float) -> None:
         """Repeat each HELLO that is due, and close second connections."""
         for name in self._linked.due_rests(now):
-            self._links.rest(name)
+            self._links.dialer.rest(name)
         for link in self._linked.due_greetings(now):
             self._send(link, self._hello())
 
@@ -288,7 +288,7 @@ class Handshake:
         was_pusher = self._linked.guests.get(name) == "pusher"
         self.problems.note(name, "link", why)
         self._linked.forget(name, now)
-        self._links.resume(name)
+        self._links.dialer.resume(name)
         self._on_forgotten(name, why, was_pusher)
 
     def _send_to_all(self, message: Message) -> None:

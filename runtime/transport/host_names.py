@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
 import threading
 from collections import deque
 from collections.abc import Mapping
+
+from ls_edge.runtime.transport.poller import Waker
 
 LOOK_UP_EVERY = 2.0
 """Seconds between two look-ups of a name whose peer has no link: the name may be added, or its address change."""
@@ -30,17 +31,13 @@ class HostNameResolver:
         self._addresses = dict(addresses)
         self._wanted = set(addresses)
         self._found: deque[tuple[str, tuple[str, ...], str]] = deque()
-        self._ours, self._theirs = socket.socketpair()
-        self._ours.setblocking(False)
-        self._theirs.setblocking(False)
+        self._waker = Waker()
+        self._waker.asleep = True
+        self.descriptor = self._waker.descriptor
+        """A descriptor that can be read when :meth:`found` has a result."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="host names", daemon=True)
         self._thread.start()
-
-    @property
-    def descriptor(self) -> int:
-        """A descriptor that can be read when :meth:`found` has a result."""
-        return self._ours.fileno()
 
     def want(self, name: str, *, wanted: bool) -> None:
         """Continue to look a name up, or stop; names without a host to look up are ignored."""
@@ -49,15 +46,14 @@ class HostNameResolver:
 
     def found(self) -> list[tuple[str, tuple[str, ...], str]]:
         """Return the look-ups since the last call: name, numeric addresses, and the reason if there are none."""
-        with contextlib.suppress(BlockingIOError):
-            self._ours.recv(4096)
+        self._waker.drain()
+        self._waker.asleep = True
         return [self._found.popleft() for _ in range(len(self._found))]
 
     def close(self) -> None:
         """Stop after the look-up that is running."""
         self._closed.set()
-        self._ours.close()
-        self._theirs.close()
+        self._waker.close()
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -65,8 +61,7 @@ class HostNameResolver:
                 if self._closed.is_set():
                     return
                 self._found.append((name, *_look_up(self._addresses[name])))
-                with contextlib.suppress(OSError):  # awake already, or closed
-                    self._theirs.send(b"x")
+                self._waker.wake()
             self._closed.wait(LOOK_UP_EVERY)
 
 

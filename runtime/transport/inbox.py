@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import zmq
 
@@ -15,47 +14,27 @@ from ls_edge.runtime.protocol.messages import (
     Accept,
     Bye,
     Cancel,
-    Chunk,
     Complaint,
-    Findings,
     Hello,
-    Inspect,
-    Install,
     Message,
     Moved,
-    Offer,
     Progress,
-    PushMessage,
     Refuse,
     Release,
     Run,
     State,
-    Stored,
-    Want,
     Welcome,
 )
 from ls_edge.runtime.routing.events import Arrived, Event, NeighbourState, Received
 from ls_edge.runtime.transport.admission import Admission
 from ls_edge.runtime.transport.connections import Incoming
+from ls_edge.runtime.transport.guests import Guests
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
 from ls_edge.runtime.transport.outbox import NO_CODEC, LinkCounts
 from ls_edge.runtime.transport.problems import RefusedMessages
 
 _ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
 """Messages between processes that take part in routing."""
-
-
-class TakesBundles(Protocol):
-    """Receiver of the messages of pushers."""
-
-    def greeted(self, pusher: str) -> None:
-        """Take note of a pusher that was admitted, on one more link."""
-
-    def lost(self, name: str) -> None:
-        """Take note that the last link to a pusher has ended."""
-
-    def receive(self, pusher: str, message: PushMessage) -> None:
-        """Act on a message of a pusher."""
 
 
 class Inbox:
@@ -68,19 +47,12 @@ class Inbox:
         admission: Admission,
         refused: RefusedMessages,
         counts: LinkCounts,
-        *,
+        guests: Guests,
         feed: Callable[[Event], None],
-        installer: TakesBundles | None,
-        inspect: Callable[[str, int], None] | None,
-        send_manifest: Callable[[str, Want], None],
     ) -> None:
-        """Call ``feed`` with events of the routing machine; ``inspect`` with an observer that wants findings.
-
-        ``send_manifest`` is called with one that wants a piece of the manifest.
-        """
+        """Call ``feed`` with events of the routing machine."""
         self._linked, self._handshake, self._admission, self._refused = linked, handshake, admission, refused
-        self._feed, self._installer, self._inspect = feed, installer, inspect
-        self._send_manifest = send_manifest
+        self._guests, self._feed = guests, feed
         self._received = counts.received
 
     def receive(self, event: Incoming) -> None:
@@ -124,7 +96,6 @@ class Inbox:
             self._feed(Received(name, message))
 
     def _act_outside_routing(self, event: Incoming, message: Message) -> None:
-        """Act on a message that does not concern routing, or refuse it."""
         link = event.link
         if isinstance(message, (Hello, Welcome)):
             self._handshake.on_greeting(event, message)
@@ -132,27 +103,14 @@ class Inbox:
         name = self._linked.name_of.get(link)
         if name is not None and self._linked.user_of[link] != event.user:  # another connection took its routing id
             name = None
-        kind = type(message).__name__.lower()
         if isinstance(message, Complaint):
             self._handshake.on_complaint(link, name or event.user, message)
         elif name is None:
-            self._drop(event, "before hello", f"{kind} before hello; dropped")
+            self._drop(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
         elif isinstance(message, Bye):
             self._handshake.on_bye(name, message.reason, time.monotonic())
-        elif isinstance(message, (Offer, Chunk, Install)):
-            if self._linked.guests.get(name) != "pusher" or self._installer is None:
-                raise WireError(f"{kind} from {name}, which is not a pusher; dropped")
-            self._installer.receive(name, message)
-        elif isinstance(message, Want) and name in self._linked.guests:
-            self._send_manifest(name, message)
-        elif isinstance(message, (Want, Stored, Findings)):
-            raise WireError(f"{kind}, which only observers and pushers receive; dropped")
-        elif isinstance(message, Inspect):
-            if name not in self._linked.guests or self._inspect is None:
-                raise WireError(f"inspect from {name}, which is not an observer; dropped")
-            self._inspect(name, message.measure_ms)
         else:
-            raise WireError(f"{kind} from the {self._linked.guests[name]} {name}, which may not route; dropped")
+            self._guests.receive(name, message)
 
     def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
         self._admission.check_run(run, name)

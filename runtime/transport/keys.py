@@ -1,4 +1,4 @@
-"""CURVE keys, in the certificate files of pyzmq's ``zmq.auth``, and the keys of a fleet.
+"""CURVE keys, in the certificate files of pyzmq's ``zmq.auth``, the keys of a fleet, and who is admitted with them.
 
 ``NAME.key`` holds the public key, ``NAME.key_secret`` both. The secret file is created with mode 0600, and refused if
 others may read it. Keys are not encrypted: a copy of the disk contains them.
@@ -14,11 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
+import zmq.utils.z85
 
 from ls_edge.core.errors import LinkError, UsageError
-from ls_edge.core.peers_file import PeersFile, check_name
+from ls_edge.core.logs import LoggedCounts
+from ls_edge.core.peers_file import PeersFile, check_name, load_peers
+from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.transport.admission import may_be_called
 
+MAX_ADDRESSES = 1024
+"""Largest number of addresses whose refusals are counted separately."""
+_ENDPOINT = "inproc://zeromq.zap.01"
 _LINE = re.compile(rb"^\s*(public|secret)-key\s*=\s*[\"']?([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})[\"']?\s*$", re.M)
 
 
@@ -28,6 +34,8 @@ class KeyPair:
 
     public: bytes
     secret: bytes = field(repr=False)
+    path: Path | None = field(default=None, repr=False, compare=False)
+    """File that it was read from."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,49 @@ class Curve:
     keys: KeyPair
     peer_keys: Mapping[str, bytes]
     names_by_key: Mapping[bytes, str]
+
+
+class ZapHandler:
+    """Authentication of those who dial: the ZAP handler (RFC 27) of the CURVE sockets of this process.
+
+    A client whose public key is in ``peers.yaml`` is admitted under the name that the key belongs to; its messages then
+    carry that name as their ``User-Id``. All other clients are refused, counted, and logged with their address. It runs
+    on the caller's loop: poll :attr:`socket`, call :meth:`answer`.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names_by_key: Mapping[bytes, str]) -> None:
+        """Admit the keys of ``names_by_key``, which maps a public key in Z85 to its name in ``peers.yaml``."""
+        self.refused = LoggedCounts()
+        """Refusals of the first :data:`MAX_ADDRESSES` addresses; those of all others are under ``""``."""
+        self.change(names_by_key)
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ENDPOINT)
+
+    def change(self, names_by_key: Mapping[bytes, str]) -> None:
+        """Admit these keys from now on; connections that exist stay."""
+        self._names = {zmq.utils.z85.decode(key): name for key, name in names_by_key.items()}
+
+    def answer(self) -> None:
+        """Answer one request."""
+        frames = self.socket.recv_multipart()
+        request_id = frames[1] if len(frames) > 1 else b""
+        name = None
+        if len(frames) >= 7 and frames[0] == b"1.0" and frames[5] == b"CURVE":
+            name = self._names.get(frames[6])
+        address = frames[3].decode("ascii", "replace") if len(frames) > 3 else "?"
+        if name is None:
+            if address not in self.refused and len(self.refused) >= MAX_ADDRESSES:
+                address = ""
+            why = "its key is not in peers.yaml"
+            self.refused.note(address, "refused a connection", address=address or "others", why=why)
+            self.socket.send_multipart([b"1.0", request_id, b"400", b"key not in peers.yaml", b"", b""])
+        else:
+            self.socket.send_multipart([b"1.0", request_id, b"200", b"OK", name.encode(), b""])
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
 
 
 def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
@@ -61,6 +112,16 @@ def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
             f"the secret key does not belong to {name!r}: its public key {belongs}; check --secret-key and {peers.path}"
         )
     return Curve(keys, peer_keys, names)
+
+
+def read_again(peers: PeersFile, keys: KeyPair | None, name: str) -> tuple[PeersFile, KeyPair | None]:
+    """Return ``peers.yaml`` and the key pair of the process ``name`` as their files are now; raise their errors."""
+    peers = load_peers(peers.path)
+    if keys is not None and keys.path is not None:
+        keys = load_secret(keys.path)
+    peers.check_codecs(CODECS)
+    curve_of(peers, name, keys)
+    return peers, keys
 
 
 def require_curve() -> None:
@@ -126,7 +187,7 @@ def load_secret(path: str | Path) -> KeyPair:
         raise UsageError(f"{path} holds a secret key that is not valid Z85; make one with 'ls-edge keys new'") from None
     if keys.get(b"public", public) != public:
         raise UsageError(f"{path}: its public and secret key do not belong together; make new ones")
-    return KeyPair(public, keys[b"secret"])
+    return KeyPair(public, keys[b"secret"], Path(path))
 
 
 def _create(path: Path, mode: int, text: str) -> None:

@@ -27,9 +27,8 @@ from ls_edge.runtime.transport.connections import (
     Listener,
     Sockets,
 )
-from ls_edge.runtime.transport.keys import Curve
+from ls_edge.runtime.transport.keys import Curve, ZapHandler
 from ls_edge.runtime.transport.poller import SocketPoller
-from ls_edge.runtime.transport.zap import ZapHandler
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -64,8 +63,8 @@ class Links:
 
         Raise :class:`LinkError` if the address is in use or cannot be bound.
         """
-        self._poller = SocketPoller()
-        self._sockets = Sockets(self._poller, heartbeat, max_frame, tokens_frame, curve)
+        self.poller = SocketPoller()
+        self._sockets = Sockets(self.poller, heartbeat, max_frame, tokens_frame, curve)
         self.failed = self._sockets.failures
         self._lost: list[Link] = []
         """Links whose end no monitor has reported, for the next :meth:`poll`."""
@@ -73,20 +72,20 @@ class Links:
         self._listener: Listener | None = None
         self._zap: ZapHandler | None = None
         with contextlib.ExitStack() as opened:
-            opened.callback(self._poller.close)
+            opened.callback(self.poller.close)
             opened.callback(self._sockets.close)
             if curve is not None:
                 self._zap = ZapHandler(self._sockets.context, curve.names_by_key)
                 opened.callback(self._zap.close)
-                self._poller.add(self._zap.socket)
+                self.poller.add(self._zap.socket)
             if bind is not None:
                 self._listener = Listener(self._sockets, bind)
             # The other peer's ROUTER sends heartbeats with a time to live, so between two peers one side is enough.
             # libzmq cancels that time when a message follows the heartbeat, so a source, which gets its messages here,
             # sends its own, and a peer sends a few.
             slower = 1 if bind is None else DEALER_HEARTBEATS_SLOWER
-            self._dialer = Dialer(self._sockets, dial, heartbeat_ms=slower * heartbeat.every_ms)
-            opened.callback(self._dialer.close)
+            self.dialer = Dialer(self._sockets, dial, heartbeat_ms=slower * heartbeat.every_ms)
+            opened.callback(self.dialer.close)
             self._close_all = opened.pop_all().close
 
     @property
@@ -94,28 +93,20 @@ class Links:
         """Number of incoming connections whose handshake failed."""
         return self.failed[""] + (0 if self._zap is None else self._zap.refused.total())
 
-    def register(self, descriptor: int) -> None:
-        """Make :meth:`poll` return also when this file descriptor can be read."""
-        self._poller.add_descriptor(descriptor)
-
-    def can_read(self, descriptor: int) -> bool:
-        """Return whether the latest :meth:`poll` found that a registered descriptor can be read, or is at its end."""
-        return self._poller.can_read(descriptor)
-
     def poll(self, timeout: float) -> list[LinkEvent]:
         """Wait at most ``timeout`` seconds and return what happened, ends of links before messages."""
-        self._dialer.dial_again()
+        self.dialer.dial_again()
         if self._lost:
             timeout = 0.0
-        elif self._dialer.is_waiting:
+        elif self.dialer.is_waiting:
             timeout = min(timeout, REDIAL_S)
-        ready = self._poller.wait(timeout)
+        ready = self.poller.wait(timeout)
         events: list[LinkEvent] = [LinkDown(link) for link in self._lost]
         self._lost = []
         if self._zap is not None and self._zap.socket in ready:
             self._zap.answer()
-            self._poller.used(self._zap.socket)
-        events += self._dialer.on_host_names()
+            self.poller.used(self._zap.socket)
+        events += self.dialer.on_host_names()
         for socket in ready:
             name = self._sockets.monitors.get(socket)
             if name is not None:
@@ -131,7 +122,10 @@ class Links:
 
         A frame of :data:`ZERO_COPY_FROM` bytes or more is not copied and must not change afterwards.
         """
-        socket = self._socket_of(link)
+        if link.dialled:
+            socket = self.dialer.sockets.get(link.dialled)
+        else:
+            socket = None if self._listener is None else self._listener.socket
         if socket is None:
             return False
         *before, last = frames if link.dialled else (link.routing_id, *frames)
@@ -150,16 +144,8 @@ class Links:
                 return False
             raise
         finally:
-            self._poller.used(socket)
+            self.poller.used(socket)
         return True
-
-    def rest(self, name: str) -> None:
-        """Close the connection that this process dialled to a peer, since the peer has dialled this process."""
-        self._dialer.rest(name)
-
-    def resume(self, name: str) -> None:
-        """Dial a peer again after :meth:`rest`."""
-        self._dialer.resume(name)
 
     def change(self, dial: Mapping[str, str], curve: Curve | None) -> None:
         """Dial these peers from now on and admit these keys; the links of peers that were changed end.
@@ -171,7 +157,7 @@ class Links:
             self._zap.change(curve.names_by_key)
         for name in dial:
             self._backlogs.setdefault(name, {})
-        self._lost += [Link(dialled=name) for name in self._dialer.change(dial)]
+        self._lost += [Link(dialled=name) for name in self.dialer.change(dial)]
 
     def hang_up(self, link: Link) -> None:
         """End a connection that another process dialled."""
@@ -183,11 +169,6 @@ class Links:
         self._listener = None
         self._close_all()
 
-    def _socket_of(self, link: Link) -> zmq.Socket[bytes] | None:
-        if link.dialled:
-            return self._dialer.sockets.get(link.dialled)
-        return None if self._listener is None else self._listener.socket
-
     def _read_monitor(self, monitor: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
         while True:
             try:
@@ -196,7 +177,7 @@ class Links:
                 return
             event = zmq.Event(message["event"])
             if name:
-                found = self._dialer.on_monitor(name, event)
+                found = self.dialer.on_monitor(name, event)
                 events += () if found is None else (found,)
             elif self._listener is not None:
                 events += map(LinkDown, self._listener.on_monitor(event, int(message["value"])))
@@ -215,7 +196,7 @@ class Links:
             if not int(socket.getsockopt(_EVENTS)) & _READABLE:
                 backlog.clear()
                 return
-        self._poller.used(socket)
+        self.poller.used(socket)
 
     def _on_message(
         self, frames: list[zmq.Frame], name: str, backlog: dict[bytes, int], events: list[LinkEvent]
@@ -256,7 +237,7 @@ class Links:
         )
         if not link.dialled:
             self.hang_up(link)
-        elif self._dialer.hang_up(link.dialled):
+        elif self.dialer.hang_up(link.dialled):
             self._lost.append(link)
 
 

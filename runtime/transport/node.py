@@ -23,11 +23,9 @@ from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.protocol.messages import (
-    Chunk,
     Hello,
     Message,
     State,
-    Want,
     Welcome,
 )
 from ls_edge.runtime.routing.events import (
@@ -53,16 +51,15 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.transport.admission import GUESTS, Admission
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, LinkEvent, LinkUp
+from ls_edge.runtime.transport.guests import Guests, TakesBundles
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
-from ls_edge.runtime.transport.inbox import Inbox, TakesBundles
+from ls_edge.runtime.transport.inbox import Inbox
 from ls_edge.runtime.transport.keys import Curve, KeyPair, curve_of
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.outbox import LinkCounts, Outbox
 from ls_edge.runtime.transport.poller import Waker
 from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
 
-GUEST_STATE_EVERY = 0.1
-"""Seconds between two STATE to an observer or pusher, which the routing machine does not know."""
 MAX_WAIT_S = 1.0
 """Longest wait of a turn in which nothing happens, in seconds."""
 _OF_NEIGHBOURS = frozenset((NeighbourUp, NeighbourDown, NeighbourState))
@@ -124,8 +121,10 @@ class MachineDriver:
         Unsendable messages are counted in ``counts``, suspicions of its peers in ``suspicions``.
         """
         self.machine = machine
-        self.on_note: Callable[[Note], None] | None = None
+        self.on_note: Callable[[Note], None] = lambda _note: None
+        """Called with each note of the machine."""
         self.neighbour_events = 0
+        """Number of times that a neighbour came, went or sent its STATE."""
         self.in_turn = False
         self.has_handled = False
         """Whether the machine has received an event in this turn."""
@@ -174,8 +173,7 @@ class MachineDriver:
         elif isinstance(instruction, Note):
             if instruction.what is NoteKind.SUSPECT and instruction.peer in self._suspicions:
                 self._suspicions[instruction.peer] += 1
-            if self.on_note is not None:
-                self.on_note(instruction)
+            self.on_note(instruction)
             self._notes.write(instruction)
         else:
             if isinstance(instruction, Compute):  # messages that precede it go first, see execution_order
@@ -208,21 +206,18 @@ class Node:
     ) -> None:
         """Listen and dial; ``execute`` receives the instructions that do not concern links (Compute, Complete, Fail).
 
-        ``installer`` receives bundles that are pushed. ``inspect`` is called with the name of an observer or pusher
-        that wants the machine checked, and the milliseconds of a measurement.
+        ``installer`` and ``inspect`` are those of :class:`Guests`.
         """
         self._settings = settings
-        self._installer = installer
         self._state = state
-        self._guest_state_at = 0.0
         self._links = settings.links()
         self._waker = Waker()
-        self._links.register(self._waker.descriptor)
+        self._links.poller.add_descriptor(self._waker.descriptor)
         self._linked = linked = LinkedProcesses(settings.name, settings.peers)
         self._refused = RefusedMessages(self._links)
         counts = LinkCounts(peer.name for peer in settings.peers.peers)
         self._outbox = Outbox(settings.name, self._links, linked.links_of, counts)
-        self._driver = MachineDriver(machine, self._outbox, execute, self._refused.counts, counts.suspicions)
+        self.driver = MachineDriver(machine, self._outbox, execute, self._refused.counts, counts.suspicions)
         admission = Admission(
             settings.name,
             settings.role,
@@ -241,35 +236,27 @@ class Node:
             on_admitted=self._on_admitted,
             on_forgotten=self._on_forgotten,
         )
+        self._guests = Guests(
+            linked, settings.manifest, send=self.send_to, state=state, installer=installer, inspect=inspect
+        )
         self._inbox = Inbox(
             linked,
             self._handshake,
             admission,
             self._refused,
             counts,
-            feed=self.feed,
-            installer=installer,
-            inspect=inspect,
-            send_manifest=self._send_manifest,
+            self._guests,
+            self.feed,
         )
-
-    @property
-    def neighbour_events(self) -> int:
-        """Number of times that a neighbour came, went or sent its STATE."""
-        return self._driver.neighbour_events
 
     @property
     def link_counts(self) -> LinkCounts:
         """Bytes and suspicions so far; any thread may read them."""
         return self._outbox.counts
 
-    def call_with_notes(self, on_note: Callable[[Note], None]) -> None:
-        """Call ``on_note`` with each note of the routing machine."""
-        self._driver.on_note = on_note
-
     def feed(self, event: Event) -> None:
         """Give the machine an event; in a turn, events that can be handled together wait for its end."""
-        self._driver.feed(event)
+        self.driver.feed(event)
 
     @property
     def counts(self) -> Counter[str]:
@@ -306,25 +293,23 @@ class Node:
         messages of a turn to one process are sent as one, if that process reads several together. Messages may stay
         unread for ``unread_for`` seconds, unless :meth:`wake` is called: fewer turns then read more each.
         """
-        due = self._driver.machine.next_check()
+        due = self.driver.machine.next_check()
         events = self._wait(at_most, due, unread_for)
-        self._driver.in_turn, self._driver.has_handled = True, False
+        self.driver.in_turn, self.driver.has_handled = True, False
         try:
             for event in events:
                 self._on_link_event(event)
             more()
-            self._driver.handle_events()
+            self.driver.handle_events()
             self._end_turn(due)
         finally:
-            self._driver.in_turn = False
+            self.driver.in_turn = False
 
     def _wait(self, at_most: float, due: float | None, unread_for: float) -> list[LinkEvent]:
         now, waker = time.monotonic(), self._waker
-        until = min(now + at_most, self._outbox.held_until, self._linked.next_due)
+        until = min(now + at_most, self._outbox.held_until, self._linked.next_due, self._guests.state_due)
         if due is not None:
             until = min(until, due)
-        if self._linked.guests:
-            until = min(until, self._guest_state_at)
         wait = max(0.0, until - now)
         waker.asleep = True
         if unread_for and not waker.woken:
@@ -333,7 +318,7 @@ class Node:
             wait -= unread_for
         events = self._links.poll(0.0 if waker.woken else wait)
         waker.asleep = waker.woken = False
-        if self._links.can_read(waker.descriptor):
+        if self._links.poller.can_read(waker.descriptor):
             waker.drain()
         return events
 
@@ -356,19 +341,17 @@ class Node:
         if now >= self._linked.next_due:
             self._handshake.do_due(now)
         if (
-            not self._driver.has_handled and due is not None and due <= now
+            not self.driver.has_handled and due is not None and due <= now
         ):  # what became due meanwhile ends the next wait
             self.feed(Tick())
-        if self._linked.guests and now >= self._guest_state_at:
-            self._guest_state_at = now + GUEST_STATE_EVERY
-            for name in self._linked.guests:
-                self.send_to(name, self._state(name))
+        if now >= self._guests.state_due:
+            self._guests.send_states(now)
         self._handshake.problems.forget_old(now)
         if now >= self._outbox.held_until:
             self._outbox.let_go()
-        self._driver.send_outbox()
-        if self._links.refused:
-            self.counts["connections refused"] = self._links.refused
+        self.driver.send_outbox()
+        if refused := self._links.refused:
+            self.counts["connections refused"] = refused
 
     def change_peers(self, peers: PeersFile, keys: KeyPair | None) -> None:
         """Work with the processes of this file from now on, and with this key pair.
@@ -391,7 +374,7 @@ class Node:
     def leave(self, reason: str) -> None:
         """Send BYE to all linked processes and close the links."""
         self._outbox.let_go()
-        self._driver.send_outbox()
+        self.driver.send_outbox()
         self._handshake.leave(reason)
         time.sleep(0.02)  # lets libzmq's thread write the goodbyes; a lost one costs the others a monitor event
         self.close()
@@ -407,35 +390,25 @@ class Node:
         name = greeting.name
         self._outbox.greeted(name, greeting.codec, reads_several=greeting.minor >= wire.MINOR_OF_SEVERAL)
         hello = Hello(*msgspec.structs.astuple(greeting))
-        known = self._driver.machine.neighbours.get(name)
+        known = self.driver.machine.neighbours.get(name)
         if greeting.role not in GUESTS and (known is None or known.hello != hello):
             self.feed(NeighbourUp(hello))
         if first and isinstance(greeting, Hello) and self._settings.role == "peer":
             self._send_link(link, self._state(name))
-        if greeting.role == "pusher" and self._installer is not None:
-            self._installer.greeted(name)
+        if greeting.role == "pusher" and self._guests.installer is not None:
+            self._guests.installer.greeted(name)
 
     def _on_forgotten(self, name: str, why: str, was_pusher: bool) -> None:
-        if was_pusher and self._installer is not None:
-            self._installer.lost(name)
+        if was_pusher and self._guests.installer is not None:
+            self._guests.installer.lost(name)
         self._outbox.forget(name)
         self.feed(NeighbourDown(name, why))
-
-    def _send_manifest(self, name: str, want: Want) -> None:
-        """Send a piece of the manifest; one that is shorter than asked for is the last."""
-        manifest = self._settings.manifest
-        raw = msgspec.json.encode(manifest)
-        raw += b" " * (len(raw) % wire.MAX_CHUNK == 0)
-        data = raw[want.offset : want.offset + want.size]
-        if data and want.digest.hex() == manifest.bundle_id:
-            self.send_to(name, Chunk(want.digest, want.offset, data))
 
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [framing.encode(message)])
 
 
 def _changed(before: PeersFile, after: PeersFile) -> set[str]:
-    """Return the names that a file has no longer, or has with another key."""
     old, new = _keys_of(before), _keys_of(after)
     return {name for name, key in old.items() if name not in new or new[name] != key}
 

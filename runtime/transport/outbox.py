@@ -138,7 +138,6 @@ class Outbox:
                 sent[one.codec] += len(one.tokens)
 
     def _groups(self, outgoing: list[_Outgoing], name: str) -> Iterable[list[_Outgoing]]:
-        """Return the messages to a process, in groups of one header each."""
         if len(outgoing) == 1:
             yield outgoing
             return

@@ -219,7 +219,7 @@ def test_stem_and_head_have_an_engine_of_their_own(
     bundle, file = Bundle.open(tiny_bundle), load_peers(path)
     serve(Peer(file, "a", bundle))
     with caplog.at_level(logging.INFO, "ls_edge.engines"), Source(file, bundle) as source:
-        assert source.engines.engine == "tensorrt TensorRT 10.3.0 on Double of a GPU"
+        assert source.thread.engines.engine == "tensorrt TensorRT 10.3.0 on Double of a GPU"
         assert source.wait_ready(30) == ()
         assert_replays(tiny_bundle, images(2), [source.submit(image).result() for image in images(2)])
     assert gpu.counts["execute"] + gpu.counts["graph"] > 0
@@ -229,8 +229,8 @@ def test_stem_and_head_have_an_engine_of_their_own(
         (Settings(engine="onnx"), "onnx CPUExecutionProvider (not CUDAExecutionProvider: not in this build of"),
     ):
         with Source(file, bundle, settings) as source:
-            assert source.engines.engine.startswith(words)
-            assert source.engines.threads == (settings.threads or 1)
+            assert source.thread.engines.engine.startswith(words)
+            assert source.thread.engines.threads == (settings.threads or 1)
 
 
 def test_threads_of_the_file_hold_where_no_flag_is_given(tiny_bundle, write_peers):
@@ -243,4 +243,4 @@ def test_threads_of_the_file_hold_where_no_flag_is_given(tiny_bundle, write_peer
         ("laptop", Settings(threads=1), 1),
     ):
         with Source(file, bundle, settings, name=name) as source:
-            assert source.engines.threads == threads
+            assert source.thread.engines.threads == threads

@@ -18,7 +18,7 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.events import Returned
-from ls_edge.runtime.source.audit import Audit, Auditor, Recomputation
+from ls_edge.runtime.source.audit import Audit, Auditor, Recomputation, Tolerances
 from ls_edge.runtime.source.source import Settings, Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults, inject, write
@@ -221,7 +221,9 @@ class Hops:
             started.returns += self.returns
             started.on_end(started)
 
-        recomputation = Recomputation(self.bundle, dict.fromkeys("abcxy", codec), lambda _: same)
+        recomputation = Recomputation(
+            self.bundle, Tolerances(self.bundle.manifest, dict.fromkeys("abcxy", codec), lambda _: same)
+        )
         auditor = Auditor(1.0, recomputation, challenge)
         answer = Itinerary("laptop", "nearest", (), 0, waves=((((0, "x"), (1, "y")),),))
         auditor.offer(Audit(0, self.stem, answer, np.zeros(10, np.float32)))

@@ -16,7 +16,7 @@ from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
-from ls_edge.runtime.source.remote_ends import encode_image
+from ls_edge.runtime.source.image_encoding import encode_image
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.handshake import MAX_SOURCES_OF_ONE_KEY
 from ls_edge.runtime.transport.keys import load_secret

@@ -352,7 +352,7 @@ def test_another_thread_wakes_the_poll(end, address):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         one = end({}, bind=address)
-        one.links.register(ours.fileno())
+        one.links.poller.add_descriptor(ours.fileno())
         theirs.send(b"x")
         one.poll(60.0)  # returns at once, or the test runs into its time limit
         assert not one.events

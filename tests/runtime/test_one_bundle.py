@@ -113,8 +113,7 @@ class OlderPeer(Peer):
     """A peer of the version before."""
 
     def _listen(self, bundle):
-        engine = BlockEngine(self.entry, lambda: self.open_engines())
-        return OlderService(self._setup, bundle, engine, lambda: self._engine_text, None)
+        return OlderService(self._setup.of_model(bundle), BlockEngine(self.entry, lambda: self.open_engines()), None)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.service import PeerSettings
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
+from ls_edge.runtime.source.settings import Settings
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import PeerProblems
@@ -104,7 +105,7 @@ def test_another_model(file, bundle, other_bundle, serve, says):
 def test_another_bundle_under_strict_bundle(file, bundle, serve, says):
     other = dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, bundle_id="f" * 64))
     serve(Peer(file, "a", other))
-    with Source(file, bundle, strict_bundle=True) as source:
+    with Source(file, bundle, Settings(strict_bundle=True)) as source:
         assert "a has bundle ffffffffffff," in says(source, "--strict-bundle is on")
 
 

@@ -16,6 +16,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.opening import open_parts
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.deadlines import Deadlines
+from ls_edge.runtime.source.requests import WaitingLine
 from ls_edge.runtime.source.results import InFlightRequest
 from ls_edge.runtime.source.source import Settings, Source
 from ls_edge.runtime.transport.node import Node
@@ -419,3 +420,18 @@ def test_requests_leave_nothing_for_the_garbage_collector(served, images):
         assert gc.collect() < 80  # less than one object a request
     finally:
         gc.enable()
+
+
+def test_the_next_request_starts_when_one_ends():
+    """Not with the next event, which may be a tenth of a second later."""
+    started = []
+    line = WaitingLine(1, lambda inflight, _alone: started.append(inflight.request))
+    first, second, third = (InFlightRequest(number, None, 0.0, 1.0, 0, "", None) for number in range(3))
+    for one in (first, second, third):
+        line.join(one)
+    assert started == [0]
+    line.leave(first)
+    assert started == [0, 1]
+    line.close()
+    line.leave(second)
+    assert started == [0, 1]

@@ -118,7 +118,7 @@ def test_a_peer_that_holds_everything_answers_in_one_hop(peers):
         for seed in range(5):
             answer = source.submit(photo(seed)).result(10)
             assert [visit.holder for visit in answer.record.visits] == ["a"]
-        sent, received = source.link_counts.sent, source.link_counts.received
+        sent, received = source.thread.node.link_counts.sent, source.thread.node.link_counts.received
         assert sent["image"] == sum(len(photo(seed)) for seed in range(5))
         assert received["logits"] == 5 * 4 * len(answer.logits)
         assert [sent["raw"], received["raw"], received["image"]] == [0, 0, 0]

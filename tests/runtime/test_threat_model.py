@@ -23,13 +23,13 @@ from ls_edge.runtime.serve import (
 )
 from ls_edge.runtime.source import audit, peer_monitor
 from ls_edge.runtime.store import installer
-from ls_edge.runtime.transport import connections, handshake, links, node, problems, zap
+from ls_edge.runtime.transport import connections, handshake, keys, links, node, problems
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 HOMES = {
     "audit": audit, "connections": connections, "links": links, "node": node, "handshake": handshake, "wire": wire,
-    "records": records, "zap": zap, "claims": claims, "held_request": held_request, "ended_requests": ended_requests,
+    "records": records, "keys": keys, "claims": claims, "held_request": held_request, "ended_requests": ended_requests,
     "problems": problems, "framing": framing,
     "engine_queue": engine_queue, "Limits": Limits(), "peer_monitor": peer_monitor,
     "decoding": decoding, "installer": installer, "access": access, "application": application,

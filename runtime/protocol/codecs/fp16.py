@@ -17,10 +17,7 @@ class Fp16(WireCodec):
 
     name = "fp16"
     replay_tolerance = 1e-2
-
-    def wire_bytes(self, count: int, dim: int) -> int:
-        """Return the length in bytes: two a value."""
-        return count * dim * 2
+    value_bytes = 2
 
     def encode(self, tokens: Tokens) -> memoryview:
         """Round to half precision."""

@@ -15,10 +15,11 @@ class Int8(WireCodec):
 
     name = "int8"
     replay_tolerance = 1e-1
+    value_bytes = 1
 
     def wire_bytes(self, count: int, dim: int) -> int:
-        """Return the length in bytes: the scales, then one a value."""
-        return count * 4 + count * dim
+        """Return the length in bytes: the scales, then the values."""
+        return count * 4 + super().wire_bytes(count, dim)
 
     def encode(self, tokens: Tokens) -> memoryview:
         """Round to 127 steps of each token's largest value."""

@@ -12,10 +12,7 @@ class Raw(WireCodec):
 
     name = "raw"
     replay_tolerance = 1e-4
-
-    def wire_bytes(self, count: int, dim: int) -> int:
-        """Return the length in bytes: four a value."""
-        return count * dim * 4
+    value_bytes = 4
 
     def encode(self, tokens: Tokens) -> memoryview:
         """Return a view of the tokens."""

@@ -18,10 +18,11 @@ class WireCodec(ABC):
     name: ClassVar[str]
     replay_tolerance: ClassVar[float]
     """Largest difference of logits, over the largest logit, between an answer and its replay (guarantee R2)."""
+    value_bytes: ClassVar[int]
 
-    @abstractmethod
     def wire_bytes(self, count: int, dim: int) -> int:
         """Return the length in bytes of ``count`` tokens of ``dim`` values."""
+        return count * dim * self.value_bytes
 
     @abstractmethod
     def encode(self, tokens: Tokens) -> memoryview:

@@ -1,7 +1,4 @@
-"""A source whose stem and head are on peers: it sends images as they are, and gets logits.
-
-It needs neither a bundle, nor an engine library, nor a decoder of images.
-"""
+"""Images as a source without a bundle sends them: it needs neither an engine library nor a decoder of images."""
 
 from __future__ import annotations
 
@@ -12,10 +9,7 @@ from typing import Any
 import numpy as np
 
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE, EncodedImage
-from ls_edge.runtime.routing.events import Complete
-from ls_edge.runtime.source.results import InFlightRequest, PartResult
 
 
 def encode_image(image: Any, name: str = "image", on_large: Callable[[], None] = lambda: None) -> EncodedImage:  # noqa: ARG001
@@ -48,24 +42,3 @@ def encode_image(image: Any, name: str = "image", on_large: Callable[[], None] =
             "as JPEG"
         )
     return EncodedImage(content)
-
-
-class RemoteEnds:
-    """In the place of ``StemAndHead`` where peers run both: their results are the image and the logits as they are."""
-
-    def __init__(self) -> None:
-        self.threads = 0
-        self.engine = ""
-        self.usual_us = {STEM: 0, HEAD: 0}
-
-    def run_stem(self, inflight: InFlightRequest) -> PartResult:
-        """Return the image."""
-        image, inflight.image = inflight.image, None
-        return PartResult(inflight, STEM, image)
-
-    def run_head(self, inflight: InFlightRequest, answered: Complete) -> PartResult:
-        """Return the logits."""
-        return PartResult(inflight, HEAD, answered.tokens)
-
-    def close(self) -> None:
-        """Do nothing."""
