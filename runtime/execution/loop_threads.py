@@ -77,7 +77,7 @@ class LoopThreads(Generic[T]):
 
     def submit(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
         """Queue a job for the worker; it must not raise."""
-        self._jobs.put(job, urgent=urgent)
+        self._jobs.submit(job, urgent=urgent)
 
     def submit_short(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
         """Queue a job for the loop's thread, or for the worker if that is not free; it must not raise."""
@@ -86,8 +86,8 @@ class LoopThreads(Generic[T]):
     def submit_in_order(self, job: Callable[[], T | None]) -> None:
         """Queue a job for the worker behind all short jobs; for the loop's thread."""
         while self._short:
-            self._jobs.put(self._short.popleft()[0])
-        self._jobs.put(job)
+            self._jobs.submit(self._short.popleft()[0])
+        self._jobs.submit(job)
 
     def add_result(self, result: T | None) -> None:
         """Add a result that needed no job."""
@@ -119,7 +119,7 @@ class LoopThreads(Generic[T]):
 
     def close(self, timeout: float = 1.0) -> bool:
         """End both threads, the loop's after its loop; return whether they ended within ``timeout`` seconds."""
-        self._jobs.close()
+        self._jobs.end()
         end = time.monotonic() + timeout
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in others:
@@ -149,7 +149,7 @@ class LoopThreads(Generic[T]):
         job, urgent = self._short.popleft()
         with self._lead.changed:
             if not self.may_run_here:
-                self._jobs.put(job, urgent=urgent)
+                self._jobs.submit(job, urgent=urgent)
                 return True
             if self._lead.begin():
                 self._jobs.wake()

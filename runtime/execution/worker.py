@@ -34,9 +34,10 @@ class JobQueue(Generic[T]):
         """One item per job, and one to wake the thread. Written in C, unlike ``PriorityQueue``."""
 
     def __len__(self) -> int:
+        """Return the number of jobs that wait, or that will not run after :meth:`end`."""
         return len(self._urgent) + len(self._jobs)
 
-    def put(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
+    def submit(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
         """Queue a job, which must not raise."""
         (self._urgent if urgent else self._jobs).append(job)
         self._signals.put(None)
@@ -56,7 +57,7 @@ class JobQueue(Generic[T]):
         """Make :meth:`wait` return."""
         self._signals.put(None)
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Make the thread end after its present job."""
         self.closed = True
         self._signals.put(None)
@@ -76,47 +77,33 @@ class JobQueue(Generic[T]):
         return [self._results.popleft() for _ in range(len(self._results))]
 
 
-class Worker(Generic[T]):
-    """A thread that runs jobs one at a time, in order, and collects their results."""
+class Worker(JobQueue[T]):
+    """A thread that runs its jobs one at a time."""
 
     def __init__(self, name: str, wake: Callable[[], None], *, niceness: int = 0) -> None:
         """Start the thread; it calls ``wake`` after each job.
 
         A ``niceness`` above 0 lets other threads run first. The system shows the thread as ``name``.
         """
-        self._name = name
-        self._niceness = niceness
-        self._jobs: JobQueue[T] = JobQueue()
-        self._wake = wake
+        super().__init__()
+        self._name, self._wake, self._niceness = name, wake, niceness
         self._running = threading.Thread(target=self._run, name=name, daemon=True)
         self._running.start()
 
-    def submit(self, job: Callable[[], T | None]) -> None:
-        """Queue a job, which must not raise."""
-        self._jobs.put(job)
-
-    def results(self) -> list[T]:
-        """Return the results since the last call."""
-        return self._jobs.results()
-
-    def __len__(self) -> int:
-        """Return the number of jobs that wait, or that were dropped by :meth:`close`."""
-        return len(self._jobs)
-
     def close(self, timeout: float = 1.0) -> bool:
         """Stop after the present job; return whether the thread ended within ``timeout`` seconds."""
-        self._jobs.close()
+        self.end()
         self._running.join(timeout)
         return not self._running.is_alive()
 
     def _run(self) -> None:
         introduce_thread(self._name, self._niceness)
         while True:
-            self._jobs.wait()
-            job = None if self._jobs.closed else self._jobs.take()
+            self.wait()
+            job = None if self.closed else self.take()
             if job is None:
                 return
-            self._jobs.add_result(job())
+            self.add_result(job())
             self._wake()
 
 

@@ -139,28 +139,25 @@ class Auditor:
         self._challenge = challenge
         self._random = random.SystemRandom()
         self._change = threading.Condition()
-        self._found = AuditSummary(share, 0, 0, 0, 0)
+        self.summary = AuditSummary(share, 0, 0, 0, 0)
+        """The present counts; immutable."""
         self._num_challenges = 0
         self._worker: Worker[None] = Worker("audit", lambda: None, niceness=NICENESS)
 
     def offer(self, audit: Audit) -> None:
         """Take an answer that was just given, if it is drawn; never waits."""
-        if self._random.random() >= self._found.share:
+        if self._random.random() >= self.summary.share:
             return
-        if self._found.waiting >= MAX_WAITING:
+        if self.summary.waiting >= MAX_WAITING:
             self._add(dropped=1)
             return
         self._add(waiting=1)
         self._submit(partial(self._check, audit))
 
-    def snapshot(self) -> AuditSummary:
-        """Return the present counts."""
-        return self._found
-
     def finish(self, timeout: float) -> None:
         """Wait until nothing is left to do, at most ``timeout`` seconds."""
         with self._change:
-            self._change.wait_for(lambda: not self._found.waiting, timeout)
+            self._change.wait_for(lambda: not self.summary.waiting, timeout)
 
     def close(self) -> None:
         """Stop after the block that runs; what waits is dropped."""
@@ -214,7 +211,7 @@ class Auditor:
     def _name(self, holders: Sequence[str], difference: float) -> None:
         """End an audit by naming its suspects."""
         alone = len(holders) == 1
-        suspects = dict(self._found.suspects)
+        suspects = dict(self.summary.suspects)
         for name in holders:
             known = suspects.get(name, Suspect())
             suspects[name] = Suspect(
@@ -229,9 +226,9 @@ class Auditor:
     def _add(self, suspects: Mapping[str, Suspect] | None = None, **counts: int) -> None:
         """Add to counts of the summary; any thread may call it."""
         with self._change:
-            new = {name: getattr(self._found, name) + more for name, more in counts.items()}
-            suspects = self._found.suspects if suspects is None else suspects
-            self._found = msgspec.structs.replace(self._found, suspects=suspects, **new)
+            new = {name: getattr(self.summary, name) + more for name, more in counts.items()}
+            suspects = self.summary.suspects if suspects is None else suspects
+            self.summary = msgspec.structs.replace(self.summary, suspects=suspects, **new)
             self._change.notify_all()
 
 

@@ -206,7 +206,7 @@ class Source:
     @property
     def audits(self) -> AuditSummary | None:
         """Result of the audits so far; None without audits."""
-        return None if self.thread.auditor is None else self.thread.auditor.snapshot()
+        return None if self.thread.auditor is None else self.thread.auditor.summary
 
     def finish_audits(self, timeout: float = 5.0) -> AuditSummary | None:
         """Wait for the audits of the answers so far, at most ``timeout`` seconds, and return their result."""

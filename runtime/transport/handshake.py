@@ -51,7 +51,8 @@ class LinkedProcesses:
         """The role of each observer and pusher, which take no part in routing."""
         self._name = name
         self.change(peers)
-        self._greeting_due: dict[Link, tuple[float, float]] = {}
+        self.greeting_due: dict[Link, tuple[float, float]] = {}
+        """Links without a WELCOME: time of the next HELLO, and the wait before it."""
         self._incarnation_of: dict[Link, int] = {}
         self._rest_at: dict[str, float] = {}
         """Peers with two connections, and when the one that this process dialled is closed."""
@@ -117,7 +118,7 @@ class LinkedProcesses:
 
     def link_ended(self, link: Link) -> str | None:
         """Forget a link; return the name of the process behind it, or None."""
-        self._greeting_due.pop(link, None)
+        self.greeting_due.pop(link, None)
         name = self.name_of.pop(link, None)
         self.user_of.pop(link, None)
         self._incarnation_of.pop(link, None)
@@ -134,32 +135,20 @@ class LinkedProcesses:
             self.user_of.pop(link, None)
             self._incarnation_of.pop(link, None)
             if link.dialled:  # after a goodbye it usually ends soon, and this is undone
-                self._greeting_due[link] = (now + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
-
-    def greeted(self, link: Link, now: float) -> None:
-        """Record that the first HELLO was sent on a link."""
-        self._greeting_due[link] = (now + GREETING_DELAY, GREETING_DELAY)
-
-    def answered(self, link: Link) -> None:
-        """Record that WELCOME arrived."""
-        self._greeting_due.pop(link, None)
-
-    def awaits_welcome(self, link: Link) -> bool:
-        """Return whether HELLO was sent on a link and WELCOME has not arrived."""
-        return link in self._greeting_due
+                self.greeting_due[link] = (now + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
 
     @property
     def next_due(self) -> float:
         """Time of the next of :meth:`due_greetings` or :meth:`due_rests`, or infinity."""
-        greetings = (at for at, _ in self._greeting_due.values())
+        greetings = (at for at, _ in self.greeting_due.values())
         return min(itertools.chain(greetings, self._rest_at.values()), default=float("inf"))
 
     def due_greetings(self, now: float) -> list[Link]:
         """Return the links on which HELLO is to be repeated now, and schedule the next repetition."""
-        due = [(link, wait) for link, (at, wait) in self._greeting_due.items() if at <= now]
+        due = [(link, wait) for link, (at, wait) in self.greeting_due.items() if at <= now]
         for link, wait in due:
             later = min(2 * wait, MAX_GREETING_DELAY)
-            self._greeting_due[link] = (now + later, later)
+            self.greeting_due[link] = (now + later, later)
         return [link for link, _ in due]
 
 
@@ -188,7 +177,7 @@ class Handshake:
         self._links = links
         self._admission = admission
         self._refused = refused
-        self._hello = hello
+        self.hello = hello
         self._on_admitted = on_admitted
         self._on_forgotten = on_forgotten
 
@@ -203,8 +192,8 @@ class Handshake:
     def link_up(self, link: Link, now: float) -> None:
         """Greet the peer behind a link that this process has dialled."""
         self.problems.clear(link.dialled, "link")
-        self._send(link, self._hello())
-        self._linked.greeted(link, now)
+        self._send(link, self.hello())
+        self._linked.greeting_due[link] = (now + GREETING_DELAY, GREETING_DELAY)
 
     def link_down(self, event: LinkDown, now: float) -> None:
         """Forget a link, and the process behind it if it was the last one."""
@@ -227,21 +216,13 @@ class Handshake:
         for name in self._linked.due_rests(now):
             self._links.dialer.rest(name)
         for link in self._linked.due_greetings(now):
-            self._send(link, self._hello())
-
-    def repeat_all(self) -> None:
-        """Send HELLO to all linked processes, because its content has changed."""
-        self._send_to_all(self._hello())
-
-    def leave(self, reason: str) -> None:
-        """Send BYE to all linked processes."""
-        self._send_to_all(Bye(reason))
+            self._send(link, self.hello())
 
     def on_greeting(self, event: Incoming, greeting: Hello | Welcome) -> None:
         """Admit the process that a HELLO or WELCOME describes, or refuse it."""
         link, name = event.link, greeting.name
         if isinstance(greeting, Welcome):
-            self._linked.answered(link)
+            self._linked.greeting_due.pop(link, None)
         reason = self._linked.reason_to_refuse(link, greeting, event.user) or self._admission.reason_to_refuse(
             greeting, event.user
         )
@@ -254,14 +235,14 @@ class Handshake:
         if greeting.role in GUESTS:
             self._linked.guests[name] = greeting.role
         if isinstance(greeting, Hello):  # the WELCOME precedes everything that the machine sends
-            self._send(link, Welcome(*msgspec.structs.astuple(self._hello())))
+            self._send(link, Welcome(*msgspec.structs.astuple(self.hello())))
         self._on_admitted(link, greeting, first)
 
     def on_complaint(self, link: Link, name: str, complaint: Complaint) -> None:
         """Record that a process refused this one, or dropped a message of it."""
         what = one_line(complaint.what)
         self._refused.count("complaints", name, what)
-        if self._linked.awaits_welcome(link):
+        if link in self._linked.greeting_due:
             self.problems.note(link.dialled, "greeting", f"it refused us: {what}")
             if complaint.model_id not in ("", self._admission.manifest.model_id):
                 self.mismatched[link.dialled] = what
@@ -291,7 +272,8 @@ class Handshake:
         self._links.dialer.resume(name)
         self._on_forgotten(name, why, was_pusher)
 
-    def _send_to_all(self, message: Message) -> None:
+    def send_to_all(self, message: Message) -> None:
+        """Send a message to all linked processes."""
         for links in list(self._linked.links_of.values()):
             self._send(links[0], message)
 

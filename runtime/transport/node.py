@@ -23,6 +23,7 @@ from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.protocol.messages import (
+    Bye,
     Hello,
     Message,
     State,
@@ -215,7 +216,7 @@ class Node:
         self._links.poller.add_descriptor(self._waker.descriptor)
         self._linked = linked = LinkedProcesses(settings.name, settings.peers)
         self._refused = RefusedMessages(self._links)
-        counts = LinkCounts(peer.name for peer in settings.peers.peers)
+        self.link_counts = counts = LinkCounts(peer.name for peer in settings.peers.peers)
         self._outbox = Outbox(settings.name, self._links, linked.links_of, counts)
         self.driver = MachineDriver(machine, self._outbox, execute, self._refused.counts, counts.suspicions)
         admission = Admission(
@@ -248,11 +249,6 @@ class Node:
             self._guests,
             self.feed,
         )
-
-    @property
-    def link_counts(self) -> LinkCounts:
-        """Bytes and suspicions so far; any thread may read them."""
-        return self._outbox.counts
 
     def feed(self, event: Event) -> None:
         """Give the machine an event; in a turn, events that can be handled together wait for its end."""
@@ -369,13 +365,13 @@ class Node:
 
     def repeat_greeting(self) -> None:
         """Send HELLO again to all linked processes, because its content has changed."""
-        self._handshake.repeat_all()
+        self._handshake.send_to_all(self._handshake.hello())
 
     def leave(self, reason: str) -> None:
         """Send BYE to all linked processes and close the links."""
         self._outbox.let_go()
         self.driver.send_outbox()
-        self._handshake.leave(reason)
+        self._handshake.send_to_all(Bye(reason))
         time.sleep(0.02)  # lets libzmq's thread write the goodbyes; a lost one costs the others a monitor event
         self.close()
 

@@ -229,7 +229,7 @@ class Hops:
         auditor.offer(Audit(0, self.stem, answer, np.zeros(10, np.float32)))
         auditor.finish(60)
         auditor.close()
-        return {name: (one.named, one.one_of) for name, one in auditor.snapshot().suspects.items()}
+        return {name: (one.named, one.one_of) for name, one in auditor.summary.suspects.items()}
 
 
 @pytest.fixture
