@@ -1,4 +1,4 @@
-"""docs/peers_file.md and the code that reads peers.yaml know the same keys, defaults and values."""
+"""``docs/peers.md`` and the code that reads peers.yaml know the same keys, defaults and values."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ SECTIONS = {
     "Heartbeat": HeartbeatSettings,
 }
 NONE = {
-    "provider": "the best that is there", "threads": "the engine's choice",
+    "provider": "the best available", "threads": "the engine's choice",
     "public_key": "none", "gpu_mem_limit": "none", "A source: threads": "one", "cpus": "all cores",
     "interval_ms": "a quarter of `timeout_ms`, at most 250",
 }  # fmt: skip
@@ -43,7 +43,7 @@ def test_keys_and_defaults_are_those_of_the_code(heading):
     expected = {}
     for field in msgspec.structs.fields(SECTIONS[heading]):
         if field.required:
-            expected[field.name] = "needed"
+            expected[field.name] = "required"
         elif isinstance(field.default, HeartbeatSettings):
             expected[field.name] = "all defaults"
         elif field.name in BY_OTHERS:

@@ -98,7 +98,7 @@ def test_the_loop_over_files_prints_what_each_became(here, tmp_path, photos, cap
 
 def test_the_program_of_the_audits_prints_what_they_found(here, capsys):
     exec(compile(program("Audits"), str(DOCUMENT), "exec"), {})
-    assert capsys.readouterr().out == "0 answers computed again, 0 differ\n"
+    assert capsys.readouterr().out == "0 answers recomputed, 0 differ\n"
     assert here.name == "a.faults"
 
 
