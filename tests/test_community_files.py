@@ -33,10 +33,11 @@ def test_the_citation_is_of_this_package():
     assert (cited["abstract"], cited["license"]) == (package["Summary"], package["License-Expression"])
 
 
-def test_hooks_run_tools_of_the_environment():
+def test_local_hooks_run_tools_of_the_environment():
     lint("pre-commit", "validate-config", ROOT / ".pre-commit-config.yaml")
-    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
-    tools = [hook["entry"].split()[0] for hook in repository["hooks"]]
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    (local,) = [one for one in repositories if one["repo"] == "local"]
+    tools = [hook["entry"].split()[0] for hook in local["hooks"]]
     installed = [name.removeprefix(".venv/bin/") for name in tools if name != "make"]
     assert "ruff" in installed
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
