@@ -42,8 +42,8 @@ def test_a_notebook(path, tmp_path, monkeypatch, capsys):
     text = "\n".join(filter(None, shown)) + capsys.readouterr().out
     expected = {
         "any_order": ("<svg", "any-order: vit_digits", "random order"),
-        "lose_a_device": ("100 answers, 0 of them", "alive"),
+        "lose_a_device": ("100 answers, 0 of them", "'alive'"),
         "plan_a_fleet": ("images", "whole_share"),
     }
     for words in expected[path.stem]:
-        assert words in text.replace("runs/", "") or words in text
+        assert words in text, text[:2000]

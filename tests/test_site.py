@@ -46,9 +46,10 @@ def address(site):
         thread.join()
 
 
-def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
+def test_links_that_lead_nowhere_fail_the_build(tmp_path):
+    """By the rules of the real site: an anchor, a page, and a file of the repository."""
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.md").write_text("# Page\n\n[there](#nowhere)\n")
+    (tmp_path / "docs" / "index.md").write_text("# Page\n\n[a](#nowhere) [b](missing.md) [c](../training/no.py)\n")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     validation = next(line for line in settings.splitlines() if line.startswith("validation:"))
     (tmp_path / "mkdocs.yml").write_text(f"site_name: x\nstrict: true\n{validation}\n")
@@ -57,7 +58,7 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
         [sys.executable, "-m", "mkdocs", "build"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
-    assert "#nowhere" in done.stderr
+    assert all(f"'{target}'" in done.stderr for target in ("#nowhere", "missing.md", "../training/no.py"))
 
 
 def test_nothing_is_loaded_from_elsewhere(site):
