@@ -26,9 +26,12 @@ LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
 ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):<code>(~?)(.*?)</code>")
 THEMES = {"light": "neutral", "dark": "dark"}
+SIZE = re.compile(r"max-width: ?([0-9.]+)px;")
+SMALLEST = 0.62
+"""Scale of a diagram in a narrow window, where it scrolls: texts of 14 pixels stay readable."""
 SEQUENCE = {
     "wrap": True,
-    "width": 155,
+    "width": 165,
     "actorMargin": 5,
     "messageMargin": 30,
     "messageFontSize": 14,
@@ -67,11 +70,15 @@ def drawing(source: str) -> str | None:
         import merman
     except ImportError:
         return None
+    if source.startswith("sequenceDiagram"):
+        # A line for each function: the renderer itself breaks long texts inside their words.
+        source = source.replace(", ", ",<br/>").replace(" · ", "<br/>")
     svgs = []
     for scheme, theme in THEMES.items():
         settings = json.dumps({"theme": theme, "sequence": SEQUENCE})
         options = json.dumps({"svg": {"diagram_id": f"diagram-{scheme}"}})
         svg = merman.Merman().render_svg(f"%%{{init: {settings}}}%%\n{source}", options)
+        svg = SIZE.sub(lambda found: f"{found[0]} min-width: {SMALLEST * float(found[1]):.0f}px;", svg, count=1)
         svgs.append(f'<div class="diagram {scheme}">{svg}</div>')
     return "\n".join(svgs)
 
