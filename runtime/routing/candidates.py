@@ -3,64 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.routing.limits import Limits
 
+if TYPE_CHECKING:
+    from ls_edge.runtime.routing.neighbours import Neighbour
+
 ONE_BAND = Bands(0)
 """Bands of a model of any size whose blocks may run in any order."""
 
-_NONE: frozenset[int] = frozenset()
-
-
-class Candidate(Protocol):
-    """A process that could be handed the tokens: linked, warm, not draining, not suspected."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def blocks(self) -> frozenset[int]:
-        """Blocks that it serves."""
-
-    @property
-    def reach_blocks(self) -> frozenset[int]:
-        """Blocks of the processes that it has links to."""
-
-    @property
-    def far_blocks(self) -> tuple[frozenset[int], ...]:
-        """Blocks that are 2, 3, … links away from it."""
-
-    @property
-    def credits(self) -> int:
-        """Transfers that it would accept now."""
-
-    @property
-    def wait_us(self) -> int:
-        """Expected time until its engine would begin."""
-
-    @property
-    def block_us(self) -> int:
-        """Usual time of one of its engine calls."""
-
-    @property
-    def link_us(self) -> int:
-        """Usual time of a transfer to it."""
-
-    @property
-    def trip_us(self) -> int:
-        """Usual time of a track beyond queue and engine: the transfers there and back."""
-
-    @property
-    def bundle_id(self) -> str:
-        """The bundle that it serves; empty where it does not keep the demand for a bundle."""
-
 
 class FixedCandidate(NamedTuple):
-    """A candidate as it is at one moment."""
+    """A candidate as it is at one moment; the properties of :class:`Neighbour` say what its fields are."""
 
     name: str
     blocks: frozenset[int]
@@ -74,24 +31,13 @@ class FixedCandidate(NamedTuple):
     bundle_id: str = ""
 
 
-def fixed(candidate: Candidate) -> FixedCandidate:
-    """Return a candidate as it is now."""
-    c = candidate
-    return FixedCandidate(c.name, c.blocks, c.reach_blocks, c.credits, c.wait_us, c.block_us, c.link_us, c.trip_us)
-
-
-def blocks_behind(candidate: Candidate, distance: int) -> frozenset[int]:
-    """Return the blocks of the neighbours of a candidate (0), of their neighbours (1) and so on."""
-    if distance == 0:
-        return candidate.reach_blocks
-    return candidate.far_blocks[distance - 1] if distance <= len(candidate.far_blocks) else _NONE
+Candidate: TypeAlias = "Neighbour | FixedCandidate"
+"""A process that could be handed the tokens: linked, warm, not draining, not suspected."""
 
 
 def leads_to(candidate: Candidate, blocks: Iterable[int]) -> bool:
     """Return whether some of these blocks can be reached through a candidate, apart from its own."""
-    return not candidate.reach_blocks.isdisjoint(blocks) or any(
-        not far.isdisjoint(blocks) for far in candidate.far_blocks
-    )
+    return any(not far.isdisjoint(blocks) for far in (candidate.reach_blocks, *candidate.far_blocks))
 
 
 class LocalNode(NamedTuple):

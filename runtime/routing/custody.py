@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -20,12 +21,11 @@ from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
 from ls_edge.runtime.routing.events import Forward
 from ls_edge.runtime.routing.held_request import INFINITY, STORY, HeldRequest, Stage
-from ls_edge.runtime.routing.interfaces import Host
-from ls_edge.runtime.routing.parts.credits import Counted, Occupancy, counted, owner_of
+from ls_edge.runtime.routing.parts.credits import Occupancy, counted, owner_of
 from ls_edge.runtime.routing.parts.waiting_requests import WaitingRequests
 
-_Step = tuple[Callable[[HeldRequest, Stage], None] | None, Counted | None, Callable[..., None]]
-"""The handler that leaves a stage, what the transition adds to the counts, and the handler that enters a stage."""
+if TYPE_CHECKING:
+    from ls_edge.runtime.routing.machine import Machine
 
 _SPARE = 64
 """Entries beyond four for each held request, after which outdated ones are swept out, since they keep tokens."""
@@ -56,6 +56,8 @@ TRANSITIONS: dict[tuple[Stage, Stage], str] = {
     (Stage.AWAY, Stage.ENDED): "answer or error; the track has come back",
 }
 """All transitions and their causes; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` shows it."""
+_COUNTED = {pair: counted(*pair) for pair in TRANSITIONS}
+"""What each transition adds to the numbers of copies and of held requests."""
 
 
 class InvalidTransition(Exception):
@@ -67,6 +69,14 @@ class InvalidTransition(Exception):
 
 class InvalidState(Exception):
     """Internal state is inconsistent; raised only by ``Machine.validate``."""
+
+
+class StageHandlers(NamedTuple):
+    """Functions that are called when a request enters or leaves a stage, and when its time has come there."""
+
+    enter: Callable[..., None]
+    leave: Callable[[HeldRequest, Stage], None] | None
+    look_at: Callable[[HeldRequest], None] | None
 
 
 class Timers:
@@ -139,23 +149,24 @@ class Timers:
 class Custody:
     """The held requests of a machine."""
 
-    def __init__(self, machine: Host) -> None:
+    def __init__(self, machine: Machine[Any], rng: random.Random) -> None:
         self.held: dict[TransferId, HeldRequest] = {}
         self.sent: dict[TransferId, HeldRequest] = {}
         """Transfers whose answers still count."""
         self.waiting = WaitingRequests()
         self.timers = Timers()
         self.occupancy = Occupancy()
-        self.look_at: dict[Stage, Callable[[HeldRequest], None]] = {}
-        """Handlers of requests whose time has come, by stage."""
-        self._enter: dict[Stage, Callable[..., None]] = {}
-        self._leave: dict[Stage, Callable[[HeldRequest, Stage], None]] = {}
-        self._steps: dict[tuple[Stage, Stage], _Step] = {}
-        """What is called and counted for each transition of the table."""
-        self.handle_stage(Stage.WAITING, self._enter_waiting, self.waiting.remove)
-        self.handle_stage(Stage.OFFERED, self._enter_offered, self._leave_offered)
-        self.handle_stage(Stage.CUSTODY, self._enter_custody, self._leave_custody)
-        self.handle_stage(Stage.AWAY, self._enter_away)
+        self.rng = rng
+        """Source of random branches."""
+        self.own_us = 0
+        """Usual time of what this process has still to do for a request: an engine call; in a source, the head."""
+        self.checks: list[Callable[[], Iterable[tuple[str, HeldRequest | None]]]] = [self._faults]
+        """Functions that return inconsistencies with their requests, for ``Machine.validate``."""
+        self._stages: dict[Stage, StageHandlers] = {}
+        self.handle_stage(Stage.WAITING, self._enter_waiting, self.waiting.remove, self.waiting.ready.append)
+        self.handle_stage(Stage.OFFERED, self._enter_offered, self._leave_offered, machine.look_at_hop)
+        self.handle_stage(Stage.CUSTODY, self._enter_custody, self._leave_custody, machine.look_at_hop)
+        self.handle_stage(Stage.AWAY, self._enter_away, look_at=lambda request: machine.rules.lost(request))
         self.handle_stage(Stage.ENDED, self._enter_ended)
         self._machine = machine
         self._unanswered: dict[TransferId, tuple[str, float]] = {}
@@ -215,34 +226,31 @@ class Custody:
         leave: Callable[[HeldRequest, Stage], None] | None = None,
         look_at: Callable[[HeldRequest], None] | None = None,
     ) -> None:
-        """Add the handlers of a stage; ``look_at`` is called when the time of a request has come."""
-        self._enter[stage] = enter
-        if leave is not None:
-            self._leave[stage] = leave
+        """Set the handlers of a stage; ``look_at`` is called when the time of a request has come."""
+        self._stages[stage] = StageHandlers(enter, leave, look_at)
+
+    def look_at(self, request: HeldRequest) -> None:
+        """Look at a request whose time has come."""
+        look_at = self._stages[request.stage].look_at
         if look_at is not None:
-            self.look_at[stage] = look_at
-        self._steps = {
-            (before, after): (self._leave.get(before), counted(before, after), self._enter[after])
-            for before, after in TRANSITIONS
-            if after in self._enter
-        }
+            look_at(request)
 
     def transition(self, request: HeldRequest, to: Stage, why: str, *arguments: Any) -> None:
         """Move a request to another stage: call the handlers, count it, and note it in its story."""
         before, story = request.stage, request.story
-        step = self._steps.get((before, to))
-        if step is None:
+        change = _COUNTED.get((before, to))
+        if change is None:
             raise InvalidTransition(request, to, why)
-        leave, change, enter = step
-        if leave is not None:
-            leave(request, to)
+        left = self._stages.get(before)
+        if left is not None and left.leave is not None:
+            left.leave(request, to)
         if len(story) == STORY:
             del story[0]
         story.append((self._machine.now, before, to, why))
         request.stage = to
-        if change is not None:
+        if change[0] or change[1]:
             self.occupancy.moved(request, change)
-        enter(request, *arguments)
+        self._stages[to].enter(request, *arguments)
 
     def _enter_waiting(self, request: HeldRequest, until: float | None = None) -> None:
         request.downstream = ""
@@ -254,7 +262,7 @@ class Custody:
 
     def _set_time(self, request: HeldRequest, until: float | None) -> None:
         """Set the time of the next check of a waiting request."""
-        end = self._machine.rules.budget_end(request)
+        end = self.budget_end(request)
         if until is None:
             self.timers.set(request, end)
             return
@@ -266,14 +274,14 @@ class Custody:
         machine, came, now = self._machine, request.transfer, self._machine.now
         sent = TransferId(came.request, came.branch, came.hop + 1)
         if sent in self.sent or request.sent is not None:
-            sent = TransferId(came.request, machine.rng.getrandbits(64), came.hop + 1)
+            sent = TransferId(came.request, self.rng.getrandbits(64), came.hop + 1)
         machine.neighbours.by_name[to].offers += 1
         request.downstream, request.sent, request.waiting_since = to, sent, None
         self.sent[sent] = request
         self._unanswered[sent] = (to, now)
         if len(self._unanswered) > MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
-        end = machine.rules.budget_end(request)
+        end = self.budget_end(request)
         left = max(0.0, end - now)
         request.keep_until = now + machine.limits.keep_share * left
         request.keep_end = now + machine.limits.keep_most * left
@@ -297,7 +305,7 @@ class Custody:
 
     def _enter_custody(self, request: HeldRequest) -> None:
         request.ran_at = self._machine.now
-        self.extend(request, self._machine.rules.budget_end(request))
+        self.extend(request, self.budget_end(request))
 
     def _leave_custody(self, request: HeldRequest, _to: Stage) -> None:
         """Ignore further answers to the transfer by which a request was handed on."""
@@ -305,14 +313,44 @@ class Custody:
             self.sent.pop(request.sent, None)
 
     def _enter_away(self, request: HeldRequest) -> None:
-        self.timers.set(request, self._machine.rules.news_by(request))
+        self.timers.set(request, self.news_by(request))
 
     def _enter_ended(self, request: HeldRequest) -> None:
         del self.held[request.transfer]
         self.timers.end(request, len(self.held))
         self._machine.rules.ended(request)
 
-    # Deadlines of a transfer.
+    # Deadlines of a request and of a transfer.
+
+    def budget_end(self, request: HeldRequest) -> float:
+        """Return the time at which the budget ends a request in its present stage.
+
+        That is before its deadline while something has still to be done here: in a source, and in a peer that has not
+        handed it on.
+        """
+        deadline, stage, own = request.deadline, request.stage, self.own_us / 1e6
+        if request.trail is None:
+            if request.returning or (stage is not Stage.WAITING and stage is not Stage.JOINING):
+                return deadline
+            # However slow the engine was measured to be, most of the budget is tried.
+            most = self._machine.limits.call_share * (deadline - request.arrived)
+            own = own if own < most else most
+        return deadline - self._machine.limits.way_back - own
+
+    def news_by(self, request: HeldRequest) -> float:
+        """Return the time by which there has to be news of a request that is AWAY."""
+        now, neighbours, limits = self._machine.now, self._machine.neighbours, self._machine.limits
+        if request.trail is None:  # a track, which has to come back
+            return now + limits.away_floor
+        holder, end = request.trail.holder, self.budget_end(request)
+        n = neighbours.get(holder)
+        request.keep_until = now + limits.keep_share * max(0.0, end - now)
+        if neighbours.is_beyond(holder) or (n is not None and neighbours.leads_beyond(n)):
+            # A process without a link to this source sends no MOVED; the keeper of the copy before watches over it.
+            return min(request.keep_until, request.keep_end, end)
+        work = len(request.itinerary.remaining) * neighbours.usual_call(holder)
+        patience = max(limits.away_floor, neighbours.hop_deadline(holder) + work)
+        return min(now + patience, request.keep_until, request.keep_end, end)
 
     def extend(self, request: HeldRequest, end: float) -> None:
         """Give the next holder time until its next sign of progress; ``end`` is that of the budget."""
@@ -346,7 +384,7 @@ class Custody:
                 found.append((request, trail.before if name == trail.holder else trail.holder))
         return sorted(found, key=lambda pair: pair[0].tie_break)
 
-    def faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
+    def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
         """Return inconsistencies with their requests; see ``Machine.validate``."""
         neighbours = self._machine.neighbours
         if self.waiting.ready:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ls_edge.core.parts import has_ends
-from ls_edge.runtime.protocol.messages import MINOR_OF_ENDS, Progress, ReturnReason
+from ls_edge.runtime.protocol.messages import MINOR_OF_ENDS, Itinerary, Progress, Release, ReturnReason
 from ls_edge.runtime.routing.candidates import leads_to
-from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.events import Send
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
-from ls_edge.runtime.routing.interfaces import Host
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
+
+if TYPE_CHECKING:
+    from ls_edge.runtime.routing.machine import Machine
+
+
+def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
+    """Return whether these blocks may be left out in addition to those already skipped; stem and head never may."""
+    skips = len(itinerary.skipped) + len(blocks)
+    return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips and not has_ends(blocks)
 
 
 class Decisions:
     """Decides the waiting requests of a machine, at the end of each event."""
 
-    def __init__(self, machine: Host, custody: Custody) -> None:
+    def __init__(self, machine: Machine[Any]) -> None:
         self.count = 0
         self._machine = machine
         self._neighbours = machine.neighbours
-        self._custody = custody
-        self._waiting = custody.waiting
+        self._custody = machine.custody
+        self._waiting = machine.custody.waiting
         self._look_at = 0.0
         """Time of the next look at waiting requests without an event."""
         self.reroutes = 0
@@ -82,16 +90,21 @@ class Decisions:
         """Let a waiting request run here, hand it on, or let it wait for whatever it needs."""
         self.count += 1
         rules, limits, now = self._machine.rules, self._machine.limits, self._machine.now
-        if rules.out_of_budget(request) or rules.next_step(request):
+        if self.is_out_of_budget(request):
+            return
+        if request.returning:
+            self.send_home(request)
+            return
+        if rules.next_step(request):
             return
         itinerary, from_peer, hop = request.itinerary, request.upstream is not None, request.transfer.hop
         if not itinerary.remaining:
             rules.cannot_continue(request, ReturnReason.DONE)
             return
-        if from_peer and hop >= limits.hops and hop >= limits.most_hops(itinerary.blocks):
+        if from_peer and hop >= limits.hops and hop >= limits.hops + 4 * itinerary.blocks:
             self._cannot_continue(request, ReturnReason.HOPS)
             return
-        policy, local = policy_of(itinerary.policy), rules.local_node(request)
+        policy, local = policy_of(itinerary.policy), rules.local_node()
         here = policy.step_here(itinerary, local)
         if here is not None:
             self._custody.transition(request, Stage.QUEUED, f"block {here.block}", here.block)
@@ -117,6 +130,10 @@ class Decisions:
             self._cannot_continue(request, ReturnReason.VIA_SOURCE)
         else:
             self._hand_on(request, choice)
+
+    def is_out_of_budget(self, request: HeldRequest) -> bool:
+        """Return whether the budget of a request was over, so that it was ended or sent home."""
+        return self._machine.now >= self._custody.budget_end(request) and self._machine.rules.out_of_budget(request)
 
     def reachable(self, request: HeldRequest) -> list[Neighbour]:
         """Return the peers that may be handed a request: those of the bundle that it demands, if any.
@@ -156,7 +173,7 @@ class Decisions:
             return
         itinerary = request.itinerary
         out_again = reason is ReturnReason.UNREACHABLE and not itinerary.via_source and itinerary.track is None
-        way = self._machine.rules.way_out(request) if out_again else ""
+        way = self.way_out(request) if out_again else ""
         n = self._neighbours.get(way) if way and way not in itinerary.relays else None
         if n is None or not n.available or n not in self.reachable(request):
             self._cannot_continue(request, reason)
@@ -166,6 +183,73 @@ class Decisions:
             self._wait_for_credit(request, [n], (way,))
         else:
             self._cannot_continue(request, ReturnReason.CREDIT)
+
+    def way_out(self, request: HeldRequest) -> str:
+        """Return a process that may reach a holder of which no neighbour knows, or "".
+
+        In a source that is the process that brought the request home from beyond its reach, in a peer the latest holder
+        of the tokens that is linked and leads beyond the neighbours: none where all peers are linked with all.
+        """
+        itinerary, neighbours = request.itinerary, self._neighbours
+        if request.trail is not None:
+            stuck = self._machine.bands.permitted(itinerary.remaining)
+            if may_skip(itinerary, stuck) and request.reason == ReturnReason.UNREACHABLE:
+                return ""
+            return "" if request.avoid.get(request.way_out, 0.0) >= request.deadline else request.way_out
+        passed = {request.upstream, *itinerary.relays, *itinerary.avoid, *request.avoid}
+        for visit in reversed(itinerary.visits):
+            n = neighbours.get(visit.holder)
+            if n is not None and n.name not in passed and neighbours.leads_beyond(n):
+                return n.name
+        return ""
+
+    # The way home of tokens that a peer cannot continue with.
+
+    def return_home(self, request: HeldRequest, reason: str) -> None:
+        """Begin to send a waiting request back to its source."""
+        request.returning = reason
+        # Relays on the way here may relay them on the way home as well.
+        request.itinerary = msgspec.structs.replace(request.itinerary, relays=())
+        self.send_home(request)
+
+    def send_home(self, request: HeldRequest) -> None:
+        """Offer tokens to their source, to a neighbour that reaches it, or back the way they came."""
+        now, limits, source = self._machine.now, self._machine.limits, request.itinerary.source
+        n = self._neighbours.get(source)
+        if n is not None and n.window_left > 0:
+            self._custody.offer(request, source, request.itinerary)
+        elif n is not None:  # a slow link; what waits for it must not be taken for lost
+            self.send_progress([request])
+            self._custody.wait_for(request, (source,), now + limits.look_again)
+        elif way := self._way_home(request):
+            self._hand_on(request, SendTo(way, relay=True))
+        else:
+            self._custody.wait(request, "no way home", now + limits.pause)
+
+    def _way_home(self, request: HeldRequest) -> str:
+        """Return a neighbour that reaches the source, or else the earliest reachable holder of the tokens, or "".
+
+        The one before that was its neighbour, so each such step is one nearer to the source.
+        """
+        source, relays, now = request.itinerary.source, request.itinerary.relays, self._machine.now
+        usable = {
+            n.name: n
+            for n in self._neighbours.candidates()
+            if n.name not in relays and request.avoid.get(n.name, 0.0) <= now
+        }
+        ways = [name for name, n in usable.items() if n.state and source in n.state.reaches]
+        if ways:
+            return request.upstream if request.upstream in ways else min(ways)
+        return next((visit.holder for visit in request.itinerary.visits if visit.holder in usable), "")
+
+    def cancelled_on_way_home(self, request: HeldRequest, sender: str) -> None:
+        """Believe that a request is cancelled if that is said by the only way home, which could as well drop it."""
+        neighbours = self._neighbours.by_name
+        if request.itinerary.source in neighbours or self._way_home(request):
+            return
+        if request.upstream is not None and request.upstream in neighbours:
+            self._machine.instructions.append(Send(request.upstream, Release(request.transfer, sender)))
+        self._custody.end(request, f"cancelled, says {sender}, the only way home")
 
     # Waiting for credits.
 
@@ -179,7 +263,7 @@ class Decisions:
             return False
         machine = self._machine
         since = machine.now if request.waiting_since is None else request.waiting_since
-        until = since + machine.limits.keep_share * (machine.rules.budget_end(request) - since)
+        until = since + machine.limits.keep_share * (self._custody.budget_end(request) - since)
         moved_at = max((n.moved_at for n in candidates), default=0.0)
         return machine.now < min(until, max(since, moved_at) + machine.limits.away_floor)
 
@@ -222,7 +306,7 @@ class Decisions:
         if request.returning:
             return request.downstream == request.itinerary.source
         wanted = self._machine.bands.permitted(request.itinerary.remaining)
-        here = self._machine.rules.local_node(request).blocks
+        here = self._machine.rules.local_node().blocks
         return here.isdisjoint(wanted) and not self.others_could_run(request, (request.downstream,))
 
     def send_progress(self, requests: Iterable[HeldRequest]) -> None:

@@ -126,14 +126,6 @@ class Limits:
         """Return limits with ``most`` credits and four times as many copies."""
         return dataclasses.replace(self, credits=most, custody=4 * most)
 
-    def most_hops(self, blocks: int) -> int:
-        """Return the transfers of a branch before its tokens go home, so that they cannot circulate forever."""
-        return self.hops + 4 * blocks
-
-    def fair_share(self, sources: int) -> int:
-        """Return the credits of a peer that each of ``sources`` may hold."""
-        return max(1, self.credits // max(1, sources))
-
     @property
     def guaranteed(self) -> int:
         """Requests that a peer takes from a linked source even if others hold all of its credits."""

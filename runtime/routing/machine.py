@@ -16,7 +16,7 @@ it until it comes back (AWAY). So two processes have the tokens at any time, and
 The next holder is *killed*: its link ends, and ``_on_down`` sends every copy that it had another way (``reroute``). If
 the keeper of the copy before dies with it, the source starts again from its own.
 
-It *hangs*: ``_on_progress`` extends the deadline of a hop with each sign of life. ``_look_at_hop`` suspects a holder
+It *hangs*: ``_on_progress`` extends the deadline of a hop with each sign of life. ``look_at_hop`` suspects a holder
 that is silent, avoids it (``avoid``) and reroutes the request; one that reports progress but keeps the request for too
 long is treated alike, unless it is the only holder. A source gives a request up that it has no news of
 (``Rules.lost``). An engine of our own that hangs is found by ``EngineWork.look_at``, and what waits for it goes on.
@@ -28,8 +28,8 @@ It *lies*: answers count only from the process that the transfer went to (``_sen
 and progress within limits. A source uses nothing of an ``implausible_return``, and runs its own copy again.
 
 It is *reached through a relay*: where no neighbour has a block that may run, ``Decisions.decide`` hands the tokens to a
-neighbour that leads to one. What comes back from beyond goes out again the way that it came (``Rules.way_out``), and
-home the way that it came where nobody reaches the source (``PeerRules._send_home``).
+neighbour that leads to one. What comes back from beyond goes out again the way that it came (``Decisions.way_out``),
+and home the way that it came where nobody reaches the source (``Decisions.send_home``).
 
 Its budget ends: ``Rules.out_of_budget`` sends it home in time, and the source answers from what it has or fails.
 
@@ -40,14 +40,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.records import MICROSECONDS
-from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release
-from ls_edge.runtime.routing.candidates import ONE_BAND
+from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release, ReturnReason
+from ls_edge.runtime.routing.candidates import ONE_BAND, LocalNode
 from ls_edge.runtime.routing.claims import avoid_also, is_from_next_holder, is_unwilling, shows_further_block
 from ls_edge.runtime.routing.custody import Custody, InvalidState
 from ls_edge.runtime.routing.decisions import Decisions
@@ -68,9 +68,37 @@ from ls_edge.runtime.routing.events import (
     in_order,
 )
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
-from ls_edge.runtime.routing.interfaces import Rules
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.neighbours import Change, Neighbours
+
+
+class Rules(Protocol):
+    """What a source and a peer do differently with a request."""
+
+    def take_in(self, event: Arrived) -> None:
+        """Hold tokens that arrived and send ACCEPT, or send REFUSE."""
+
+    def local_node(self) -> LocalNode:
+        """Return what this process can run itself."""
+
+    def next_step(self, request: HeldRequest) -> bool:
+        """Take a step that needs no policy; return whether there was one."""
+
+    def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
+        """Act on a request that no reachable process can take."""
+
+    def lost(self, request: HeldRequest) -> None:
+        """Act on a request that is AWAY, and of which there is no news."""
+
+    def ended(self, request: HeldRequest) -> None:
+        """Clean up after a request that is not held any more."""
+
+    def out_of_budget(self, request: HeldRequest) -> bool:
+        """End a request whose time is over, or send it home; return whether it was."""
+
+    def finish(self) -> float:
+        """Follow up on the events of a turn; return the time of the next :class:`Tick` for this, or infinity."""
+
 
 R = TypeVar("R", bound=Rules)
 
@@ -90,23 +118,16 @@ class Machine(Generic[R]):
         """``rng`` draws branches; seed it in a test, never in a process. ``bands`` are the model's."""
         self.name = name
         self.limits = limits
-        self.rng = rng
         self.bands = bands
         self.now = 0.0
         """The time of the event that is being handled."""
         self.instructions: list[Instruction] = []
         """Instructions that follow from the event so far."""
         self.neighbours = Neighbours(name, limits)
-        self.custody = Custody(self)
+        self.custody = Custody(self, rng)
         self.held = self.custody.held
         """The requests that this process holds."""
-        self.custody.look_at |= {
-            Stage.WAITING: self.custody.waiting.ready.append,
-            Stage.OFFERED: self._look_at_hop,
-            Stage.CUSTODY: self._look_at_hop,
-            Stage.AWAY: lambda request: self.rules.lost(request),
-        }
-        self.decisions = Decisions(self, self.custody)
+        self.decisions = Decisions(self)
         self.handlers: dict[type, Callable[..., None]] = {
             Arrived: lambda event: self.rules.take_in(event),
             Unsendable: self._on_unsendable,
@@ -121,26 +142,26 @@ class Machine(Generic[R]):
             Release: self._on_release,
         }
         """Handlers of events, and of messages with their sender; rules add theirs."""
+        self._finish_at = INFINITY
+        """Time of the next check for the rules."""
         self.rules: R = rules(self)
 
     # The interface of the process around it.
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Handle one event and return instructions in the order of their execution. ``now`` never decreases."""
-        return self.handle_all((event,), now)
-
     def handle_all(self, events: Iterable[Event], now: float) -> list[Instruction]:
-        """Handle several events and decide once, after all of them; otherwise as :meth:`handle`."""
+        """Handle the events of a turn, decide once after all of them, and return instructions in their order.
+
+        ``now`` never decreases.
+        """
         if now > self.now:
             self.now = self.neighbours.now = now
         self.instructions = []
         for event in events:
             self.dispatch(event)
-        self.rules.after()
         if self.custody.timers.may_be_due(self.now):
             self._look_at_late()
         self.decisions.run()
-        self.rules.finish()
+        self._finish_at = self.rules.finish()
         return in_order(self.instructions)
 
     def dispatch(self, event: Event) -> None:
@@ -162,13 +183,13 @@ class Machine(Generic[R]):
 
     def next_check(self) -> float | None:
         """Return the time of the next :class:`Tick` if nothing else happens before."""
-        at = min(self.custody.timers.next, self.decisions.next_look(), self.rules.next_check())
+        at = min(self.custody.timers.next, self.decisions.next_look(), self._finish_at)
         return None if at == INFINITY else at
 
     def validate(self) -> None:
         """Raise :class:`InvalidState` if internal state is inconsistent; for tests, after each event."""
-        for faults in (self.custody.faults(), self.rules.faults()):
-            for what, request in faults:
+        for check in self.custody.checks:
+            for what, request in check():
                 raise InvalidState(f"{self.name}: {what}" + (f"\n{request.history()}" if request else ""))
 
     # The next holder answers: it takes the request over, refuses it, works on it, passes it on.
@@ -214,14 +235,14 @@ class Machine(Generic[R]):
                 self.avoid(request, sender, n.backoff_until)
         self.custody.waiting.ready.append(request)
         if request.returning and message.reason == RefuseReason.CANCELLED:
-            self.rules.not_wanted(request, sender)
+            self.decisions.cancelled_on_way_home(request, sender)
 
     def _on_progress(self, sender: str, message: Progress) -> None:
         """Give the holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""
         request = self._sent_to(sender, message)
         if request is None:
             return
-        n, end = self.neighbours.get(sender), self.rules.budget_end(request)
+        n, end = self.neighbours.get(sender), self.custody.budget_end(request)
         if n is not None:
             n.clear_suspicion()
         if shows_further_block(request, message):
@@ -296,16 +317,13 @@ class Machine(Generic[R]):
         """Look at the requests whose time has come."""
         due = self.custody.timers.pop_due(self.now)
         for request in due:
-            if request.stage is Stage.ENDED or self.rules.out_of_budget(request):
-                continue
-            look_at = self.custody.look_at.get(request.stage)
-            if look_at is not None:
-                look_at(request)
+            if request.stage is not Stage.ENDED and not self.decisions.is_out_of_budget(request):
+                self.custody.look_at(request)
         self.custody.timers.renew(due)
 
-    def _look_at_hop(self, request: HeldRequest) -> None:
+    def look_at_hop(self, request: HeldRequest) -> None:
         """Check a transfer: it is late, is kept for too long, or its own keeper waits for PROGRESS."""
-        name, end = request.downstream, self.rules.budget_end(request)
+        name, end = request.downstream, self.custody.budget_end(request)
         n = self.neighbours.get(name)
         if self.now >= request.hop_at:
             if n is not None:
@@ -348,7 +366,7 @@ class Machine(Generic[R]):
         if name in itinerary.avoid:
             return
         known = {n.name: n.blocks for n in self.neighbours}
-        left = set(itinerary.remaining) - self.rules.local_node(request).blocks
+        left = set(itinerary.remaining) - self.rules.local_node().blocks
         avoid = avoid_also(itinerary.avoid, name, left, known)
         request.itinerary = msgspec.structs.replace(itinerary, avoid=avoid)
 

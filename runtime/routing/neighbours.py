@@ -229,7 +229,6 @@ class Neighbour:
     def suspect(self) -> None:
         """Count a strike: a hop to it passed its deadline. It has to earn longer ones again."""
         limits, now = self.all.limits, self.all.now
-        self.all.suspicions += 1
         self.suspected_at = now
         self.suspected_until = now + min(limits.suspect_most, limits.suspect_base * 2**self.strikes)
         self.strikes += 1
@@ -239,8 +238,6 @@ class Neighbour:
 
     def clear_suspicion(self) -> None:
         """Trust it again, since it showed progress."""
-        if self.strikes:
-            self.all.suspicions += 1
         self.strikes, self.suspected_until = 0, 0.0
 
 
@@ -255,8 +252,6 @@ class Neighbours:
         self.now = 0.0
         self.reach_version = 0
         """Counts changes of links, and of what neighbours reach."""
-        self.suspicions = 0
-        """Counts beginnings and ends of suspicions."""
 
     def __iter__(self) -> Iterator[Neighbour]:
         return iter(self.by_name.values())
@@ -291,10 +286,6 @@ class Neighbours:
     def reach(self, name: str) -> bool:
         """Return whether a neighbour says that it has a link to a process."""
         return any(n.state and name in n.state.reaches for n in self.by_name.values())
-
-    def needs_relay(self, name: str) -> bool:
-        """Return whether others may have to bring home what a process has."""
-        return name not in self.by_name or self.leads_beyond(self.by_name[name])
 
     def leads_beyond(self, n: Neighbour) -> bool:
         """Return whether a neighbour is linked to a peer that this process is not. Names of sources are aliases."""

@@ -46,7 +46,6 @@ from ls_edge.runtime.routing.parts.engine_work import EngineWork
 from ls_edge.runtime.routing.parts.orphans import Orphans
 from ls_edge.runtime.routing.parts.state_announcer import StateAnnouncer
 from ls_edge.runtime.routing.parts.waves import WaveJoiner
-from ls_edge.runtime.routing.parts.way_home import WayHome
 from ls_edge.runtime.routing.policies import policy_of
 
 
@@ -75,14 +74,12 @@ class PeerRules:
     def __init__(self, machine: Machine[PeerRules], engine: EngineQueue, model: Model) -> None:
         self.machine = machine
         self.model = model
-        custody, decisions = machine.custody, machine.decisions
         self.engine = engine
         self.announcer = StateAnnouncer(machine, self)
-        self.joins = WaveJoiner(machine, custody, decisions)
+        self.joins = WaveJoiner(machine)
         self.tombstones = Tombstones(machine.limits.tombstones)
         self.orphans = Orphans(machine.neighbours)
-        self.way_home = way_home = WayHome(machine, custody, decisions)
-        self.work = EngineWork(machine, custody, decisions, engine, self.joins, self.announcer.urgent, way_home.begin)
+        self.work = EngineWork(machine, self, engine)
         self.warm = False
         self._credits = Credits(machine.limits, machine.custody.occupancy)
         self._drain_until = INFINITY
@@ -93,6 +90,7 @@ class PeerRules:
         machine.follow(NeighbourDown, lambda event: self.announcer.lost(event.name))
         machine.follow(NeighbourUp, lambda event: self.announcer.forget(event.hello.name))
         machine.follow(Unsendable, lambda event: self.announcer.forget(event.failed.to))
+        machine.custody.checks.append(self._faults)
 
     # What the process and its neighbours ask.
 
@@ -191,16 +189,13 @@ class PeerRules:
 
     # The next step.
 
-    def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
+    def local_node(self, wait_us: int = 0) -> LocalNode:
         """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
-        # No wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE of the
-        # others would send them to and fro.
-        return self._node(self._usable_blocks, 0)
-
-    def _node(self, usable: frozenset[int], wait_us: int) -> LocalNode:
+        # By default no wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE
+        # of the others would send them to and fro.
         times, machine, model = self.engine.times, self.machine, self.model
         return LocalNode(
-            usable,
+            self._usable_blocks,
             wait_us,
             times.block_us,
             model.costs,
@@ -215,12 +210,10 @@ class PeerRules:
         return self.engine.usable_blocks if usable else frozenset()
 
     def next_step(self, request: HeldRequest) -> bool:
-        """Send a request home, run a track, hand over, decode or begin a wave; return whether it was one of these."""
+        """Run a track, hand over, decode or begin a wave; return whether it was one of these."""
         itinerary, name = request.itinerary, self.machine.name
-        if request.returning:
-            self.way_home.send(request)
-        elif itinerary.track is not None and itinerary.source == name:
-            self.joins.decide(request, self.local_node(request))
+        if itinerary.track is not None and itinerary.source == name:
+            self.joins.decide(request, self._usable_blocks)
         elif itinerary.hand_to not in ("", name):
             self._hand_over(request)
         elif itinerary.remaining[:1] == (STEM,) and not request.is_decoded and STEM in self._usable_blocks:
@@ -228,8 +221,8 @@ class PeerRules:
         elif self.draining or not policy_of(itinerary.policy).runs_in_waves:
             return False
         else:
-            usable = self._usable_blocks
-            return bool(usable) and self.joins.split(request, self._node(usable, self.engine.work_us(self.machine.now)))
+            local = self.local_node(self.engine.work_us(self.machine.now))
+            return bool(local.blocks) and self.joins.split(request, local)
         return True
 
     def _hand_over(self, request: HeldRequest) -> None:
@@ -242,59 +235,24 @@ class PeerRules:
         else:
             self.cannot_continue(request, ReturnReason.UNREACHABLE)
 
-    def way_out(self, request: HeldRequest) -> str:
-        """Return the latest holder of the tokens that is linked and leads beyond the neighbours.
-
-        Where all peers are linked with all, there is none.
-        """
-        itinerary, neighbours = request.itinerary, self.machine.neighbours
-        passed = {request.upstream, *itinerary.relays, *itinerary.avoid, *request.avoid}
-        for visit in reversed(itinerary.visits):
-            n = neighbours.get(visit.holder)
-            if n is not None and n.name not in passed and neighbours.leads_beyond(n):
-                return n.name
-        return ""
-
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Begin to send a waiting request back to its source."""
-        self.way_home.begin(request, reason)
-
-    def not_wanted(self, request: HeldRequest, sender: str) -> None:
-        """Act on a request that was refused on its way home, as cancelled."""
-        self.way_home.refused(request, sender)
+        self.machine.decisions.return_home(request, reason)
 
     # Times and ends.
 
-    def budget_end(self, request: HeldRequest) -> float:
-        """Return the end of the budget; while nothing is under way, less the way back and a usual engine call."""
-        deadline, stage = request.deadline, request.stage
-        if request.returning or (stage is not Stage.WAITING and stage is not Stage.JOINING):
-            return deadline
-        # However slow the engine was measured to be, most of the budget is tried.
-        limits, usual = self.machine.limits, self.engine.times.block_us / 1e6
-        most = limits.call_share * (deadline - request.arrived)
-        return deadline - limits.way_back - (usual if usual < most else most)
-
     def out_of_budget(self, request: HeldRequest) -> bool:
         """End a request at the end of its budget, and send it home in time before."""
-        now, stage = self.machine.now, request.stage
-        if now >= request.deadline:
+        stage, on_its_way = request.stage, request.returning or request.itinerary.source == self.machine.name
+        if self.machine.now >= request.deadline:
             self.machine.custody.end(request, "budget")
-            return True
-        if now < self.budget_end(request):
-            return False
-        if stage is Stage.JOINING:
+        elif stage is Stage.JOINING:
             self.joins.stop_waiting(request)
-            return True
-        on_its_way = request.returning or request.itinerary.source == self.machine.name
-        if stage is Stage.WAITING and not on_its_way:
+        elif stage is Stage.WAITING and not on_its_way:
             self.cannot_continue(request, ReturnReason.BUDGET)
-            return True
-        return False
-
-    def news_by(self, request: HeldRequest) -> float:  # noqa: ARG002
-        """Return the time by which a track that was passed on has to come back."""
-        return self.machine.now + self.machine.limits.away_floor
+        else:
+            return False
+        return True
 
     def lost(self, request: HeldRequest) -> None:
         """Do without a track that was passed on and has not come back."""
@@ -307,7 +265,7 @@ class PeerRules:
     # Events of a peer alone.
 
     def _on_warm(self, event: Warm) -> None:
-        self.warm, self.engine.times.block_us = True, event.block_us
+        self.warm, self.engine.times.block_us, self.machine.custody.own_us = True, event.block_us, event.block_us
         self.announcer.urgent()
 
     def _on_drain(self, _event: Drain) -> None:
@@ -321,35 +279,29 @@ class PeerRules:
         for request in [request for request in machine.held.values() if (request.owner, request.request) in keys]:
             machine.custody.end(request, "cancelled")
 
-    def after(self) -> None:
-        """Take back what the engine will not run, and drop the work of sources that have gone."""
-        machine = self.machine
-        if self._drain_until <= machine.now and self.engine.length:
-            self.work.requeue("half of the drain is over")
-        if self.orphans.next <= machine.now:
-            for request in self.orphans.pop_due(machine.held.values()):
+    def finish(self) -> float:
+        """Drop the work of sources that have gone, start the engine, and send the STATE messages that are due."""
+        machine, engine, announcer, orphans = self.machine, self.engine, self.announcer, self.orphans
+        if orphans.next <= machine.now:
+            for request in orphans.pop_due(machine.held.values()):
                 source = request.itinerary.source
                 machine.instructions.append(Note(NoteKind.DROPPED, source, request.request, "its source went away"))
                 machine.custody.end(request, "its source went away")
-        self.announcer.look_at_changes()
-
-    def finish(self) -> None:
-        """Start the engine, and send the STATE messages that are due."""
-        machine = self.machine
-        if self.engine.queued:
+        if self._drain_until <= machine.now and engine.length:
+            self.work.requeue("half of the drain is over")
+            machine.decisions.run()
+        announcer.look_at_changes()
+        if engine.queued:
             self.work.start(self._usable_blocks)
-        if machine.now >= self.announcer.due:
-            self.orphans.look_for({request.itinerary.source for request in machine.held.values()} - {machine.name})
+        if machine.now >= announcer.due:
+            orphans.look_for({request.itinerary.source for request in machine.held.values()} - {machine.name})
             self.tombstones.forget(machine.now)
-            self.announcer.announce()
-        self.announcer.announce_credits()
+            announcer.announce()
+        announcer.announce_credits()
+        at = min(engine.next_start, announcer.due, orphans.next)
+        return min(at, self._drain_until) if machine.now < self._drain_until else at
 
-    def next_check(self) -> float:
-        """Return the time of the next call, STATE, dropped work or half of a drain, or infinity."""
-        at = min(self.engine.next_start, self.announcer.due, self.orphans.next)
-        return min(at, self._drain_until) if self.machine.now < self._drain_until else at
-
-    def faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
+    def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
         """Return inconsistencies with their requests; see ``Machine.validate``."""
         held, engine = self.machine.held.values(), self.engine
         if sorted(map(id, engine.queued)) != sorted(id(r) for r in held if r.stage is Stage.QUEUED):
@@ -358,7 +310,6 @@ class PeerRules:
             given = any(one is request for one in engine.given)
             if given != (request.stage is Stage.RUNNING):
                 yield "on the engine or not", request
-        yield from self.joins.faults()
 
 
 PeerMachine = Machine[PeerRules]

@@ -15,7 +15,6 @@ skips are allowed, else with an error.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ from ls_edge.core.records import Rejection
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Moved, RequestId, ReturnReason, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.claims import as_asked, blocks_run, implausible_return, is_former_holder
+from ls_edge.runtime.routing.decisions import may_skip
 from ls_edge.runtime.routing.events import (
     Abandon,
     Arrived,
@@ -41,12 +41,10 @@ from ls_edge.runtime.routing.events import (
     Send,
     Submit,
 )
-from ls_edge.runtime.routing.held_request import HeldRequest, Stage, Trail
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, Trail
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.parts.ended_requests import EndedRequests
-from ls_edge.runtime.routing.parts.last_seen import LastSeen
-from ls_edge.runtime.routing.policies import policy_of
 
 _NO_HOLDER = "had no reachable holder"
 _TOO_LATE = "did not run in time"
@@ -96,27 +94,24 @@ class SourceRules:
         self.requests: dict[int, OpenRequest] = {}
         self.rejected: dict[str, Rejection] = {}
         """Impossible answers and returns by sender; replaced with each one."""
-        self.head_us = 0
-        """Usual time of the head, reserved at the end of every budget; set by the caller."""
         self._node = LocalNode(costs=model.costs, limits=machine.limits, bands=model.bands)
-        self._last_seen = LastSeen(machine.neighbours, behind=not model.bundle_id)
+        self._known: frozenset[int] = frozenset()
+        """Blocks that were ever reachable."""
+        self._gone: dict[int, float] = {}
+        """Blocks that are reachable no longer, and since when."""
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._ended = EndedRequests(machine.limits)
+        self.duplicates = self._ended.duplicates
         machine.handlers |= {Submit: self._on_submit, Abandon: self._on_abandon, Moved: self._on_moved}
-        machine.follow(NeighbourState, lambda _event: self._last_seen.changed())
-        machine.follow(NeighbourDown, lambda _event: self._last_seen.changed())
-        machine.follow(NeighbourUp, lambda _event: self._last_seen.look())
-
-    @property
-    def duplicates(self) -> Counter[int]:
-        """Number of late answers by request."""
-        return self._ended.duplicates
+        for kind in (NeighbourUp, NeighbourState, NeighbourDown):
+            machine.follow(kind, self._look_at_reach)
+        machine.custody.checks.append(self._faults)
 
     # Taking in.
 
     def _on_submit(self, event: Submit) -> None:
         machine = self.machine
-        transfer = TransferId(machine.rng.randbytes(16), machine.rng.getrandbits(64), 0)
+        transfer = TransferId(machine.custody.rng.randbytes(16), machine.custody.rng.getrandbits(64), 0)
         trail = Trail()
         copy = HeldRequest(
             transfer=transfer,
@@ -146,14 +141,15 @@ class SourceRules:
             elif not run.itinerary.remaining:
                 self.duplicates[number] += 1
             return
-        copy = request.copy
+        copy, linked = request.copy, machine.neighbours.get(request.trail.holder)
+        needs_relay = linked is None or machine.neighbours.leads_beyond(linked)
         lie = implausible_return(request.asked, run.itinerary, request.left_out, machine.bands)
         if lie:
             self._reject(sender, lie, copy)
             self._pass_over(copy, sender)
             if copy.downstream == sender:
                 machine.reroute(copy, f"{sender} gave back what cannot be")
-        elif is_former_holder(copy, sender, needs_relay=machine.neighbours.needs_relay(request.trail.holder)):
+        elif is_former_holder(copy, sender, needs_relay=needs_relay):
             if not run.itinerary.remaining:
                 self.duplicates[request.number] += 1
         elif STEM in run.itinerary.remaining and run.returning.startswith(ReturnReason.NO_IMAGE):
@@ -184,7 +180,7 @@ class SourceRules:
             return
         beyond = any(machine.neighbours.is_beyond(visit.holder) for visit in itinerary.visits)
         request.copy = HeldRequest(
-            transfer=TransferId(run.transfer.request, machine.rng.getrandbits(64), 0),
+            transfer=TransferId(run.transfer.request, machine.custody.rng.getrandbits(64), 0),
             itinerary=itinerary,
             tokens=tokens,
             deadline=old.deadline,
@@ -231,20 +227,13 @@ class SourceRules:
 
     # Deciding.
 
-    def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
+    def local_node(self) -> LocalNode:
         """Return a node without blocks: a source runs none."""
         return self._node
 
     def next_step(self, request: HeldRequest) -> bool:  # noqa: ARG002
         """Return False: every step of a source is the policy's."""
         return False
-
-    def way_out(self, request: HeldRequest) -> str:
-        """Return the process that brought a request home from beyond the reach of this source."""
-        may_skip = _may_skip(request.itinerary, self.machine.bands.permitted(request.itinerary.remaining))
-        if may_skip and request.reason == ReturnReason.UNREACHABLE:
-            return ""
-        return "" if request.avoid.get(request.way_out, 0.0) >= request.deadline else request.way_out
 
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Answer a request that is done; else skip blocks that are out of reach, or wait."""
@@ -253,9 +242,10 @@ class SourceRules:
             self._complete(owner)
             return
         stuck = machine.bands.permitted(request.itinerary.remaining)
-        if reason is ReturnReason.UNREACHABLE and _may_skip(request.itinerary, stuck):
-            self._last_seen.look()
-            skip_at = max(self._last_seen.time(block) for block in stuck) + machine.limits.skip_grace
+        if reason is ReturnReason.UNREACHABLE and may_skip(request.itinerary, stuck):
+            self._look_at_reach()
+            seen = dict.fromkeys(self._known, machine.now) | self._gone
+            skip_at = max(seen.get(block, -INFINITY) for block in stuck) + machine.limits.skip_grace
             if skip_at <= machine.now:
                 self._skip(owner, stuck, _NO_HOLDER)
             else:
@@ -269,6 +259,18 @@ class SourceRules:
             full = machine.decisions.able_to_run(request, machine.decisions.reachable(request))
         names = tuple(n.name for n in full if not n.credits)
         machine.custody.wait_for(request, names, until, or_change=held_back)
+
+    def _look_at_reach(self, _event: object = None) -> None:
+        """Note which blocks are reachable no longer: no neighbour that is heard of has them, or leads to them.
+
+        Where one bundle is demanded, what is behind neighbours does not count.
+        """
+        neighbours = self.machine.neighbours
+        good = [n for n in neighbours if n.serves and not n.is_silent]
+        behind = [] if self.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
+        reachable = frozenset().union(*[n.blocks for n in good], *behind)
+        self._gone = {block: self._gone.get(block, neighbours.now) for block in self._known - reachable}
+        self._known |= reachable
 
     def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
         """Leave blocks out; the remaining ones may run now, or the request is complete."""
@@ -308,18 +310,12 @@ class SourceRules:
     def ended(self, request: HeldRequest) -> None:
         """Do nothing: a request that ends is ended here."""
 
-    def budget_end(self, request: HeldRequest) -> float:
-        """Return the end of the budget, less the way back and the head."""
-        return request.deadline - self.machine.limits.way_back - self.head_us / 1e6
-
     def out_of_budget(self, request: HeldRequest) -> bool:
         """Answer from the furthest tokens at the end of the budget, if that many skips are allowed, else fail."""
-        if self.machine.now < self.budget_end(request):
-            return False
         owner, itinerary = self._by_id[request.request], request.itinerary
         if not itinerary.remaining:
             self._complete(owner)
-        elif _may_skip(itinerary, itinerary.remaining):
+        elif may_skip(itinerary, itinerary.remaining):
             self._skip(owner, itinerary.remaining, _WHY_NOT_RUN.get(request.reason, _TOO_LATE))
         else:
             self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self.machine.bands))
@@ -331,25 +327,12 @@ class SourceRules:
         request = self._by_id.get(message.transfer.request)
         if request is None:
             return
-        copy, is_new = request.copy, sender != request.trail.holder
+        copy, custody, is_new = request.copy, self.machine.custody, sender != request.trail.holder
         request.trail.moved(message.before, sender)
         if copy.stage is Stage.AWAY and is_new:  # repeated MOVED from the same holder extends nothing
-            self.machine.custody.timers.set(copy, self.news_by(copy))
+            custody.timers.set(copy, custody.news_by(copy))
         elif copy.stage is Stage.CUSTODY and copy.downstream == message.before:
             self.machine.passed_on(copy, sender)
-
-    def news_by(self, request: HeldRequest) -> float:
-        """Return the time by which there has to be news of a request that is AWAY."""
-        machine, neighbours, limits = self.machine, self.machine.neighbours, self.machine.limits
-        holder, end = self._by_id[request.request].trail.holder, self.budget_end(request)
-        n = neighbours.get(holder)
-        request.keep_until = machine.now + limits.keep_share * max(0.0, end - machine.now)
-        if self.machine.neighbours.is_beyond(holder) or (n is not None and neighbours.leads_beyond(n)):
-            # A process without a link to this source sends no MOVED; the keeper of the copy before watches over it.
-            return min(request.keep_until, request.keep_end, end)
-        work = len(request.itinerary.remaining) * neighbours.usual_call(holder)
-        patience = max(limits.away_floor, neighbours.hop_deadline(holder) + work)
-        return min(machine.now + patience, request.keep_until, request.keep_end, end)
 
     def lost(self, request: HeldRequest) -> None:
         """Start a new branch of an away request without news, or kept for too long."""
@@ -361,27 +344,16 @@ class SourceRules:
             self.machine.avoid(request, holder, self.machine.now + self.machine.limits.away_floor)
         self.machine.reroute(request, "no news of it for too long")
 
-    def not_wanted(self, request: HeldRequest, sender: str) -> None:
-        """Do nothing: a source sends nothing home."""
-
     # Following up.
 
-    def after(self) -> None:
-        """Do nothing: a source decides nothing before the policies do."""
-
-    def finish(self) -> None:
-        """Send the CANCEL that is due."""
-        self._last_seen.look_at_suspicions()
-        if self.machine.now < self._ended.cancel_at:
-            return
-        cancel = self._ended.pop_cancel(self.machine.now)
-        self.machine.instructions += [Send(n.name, cancel) for n in self.machine.neighbours if n.hello.role == "peer"]
-
-    def next_check(self) -> float:
-        """Return the time of the next CANCEL, or infinity."""
+    def finish(self) -> float:
+        """Send the CANCEL that is due; return the time of the next one."""
+        if self.machine.now >= self._ended.cancel_at:
+            cancel, peers = self._ended.pop_cancel(self.machine.now), self.machine.neighbours
+            self.machine.instructions += [Send(n.name, cancel) for n in peers if n.hello.role == "peer"]
         return self._ended.cancel_at
 
-    def faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
+    def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
         """Return inconsistencies with their requests; see ``Machine.validate``."""
         if {r.copy.transfer: r.copy for r in self.requests.values()} != self.machine.held:
             yield "requests and held copies differ", None
@@ -402,12 +374,6 @@ def _learn_from(itinerary: Itinerary, old: HeldRequest, machine: SourceMachine) 
         n = machine.neighbours.get(visit.holder)
         if n is not None and visit.blocks and visit.engine_us > slow_us * len(visit.blocks):
             n.ran_after(min(visit.engine_us / 1e6, machine.now - old.arrived) / len(visit.blocks))
-
-
-def _may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
-    """Return whether these blocks may be left out in addition to those already skipped; stem and head never may."""
-    skips = len(itinerary.skipped) + len(blocks)
-    return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips and not has_ends(blocks)
 
 
 # Texts.

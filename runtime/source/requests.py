@@ -159,7 +159,7 @@ class Requests:
         elif result.output is None:
             pass  # its deadline is due
         elif self._engines is not None and result.part == HEAD and isinstance(result.output, np.ndarray):
-            self._machine.rules.head_us = self._engines.usual_us[HEAD]
+            self._machine.custody.own_us = self._engines.usual_us[HEAD]
             self._answer(inflight, result.output[0], result.us)
         else:
             inflight.state, inflight.image = RequestState.ROUTED, None

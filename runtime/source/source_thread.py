@@ -85,7 +85,7 @@ class SourceThread:
             entry = peers.source(name) or SourceEntry(name)
             self.engines = None if is_thin else StemAndHead(bundle, settings, entry)
         if self.engines is not None:
-            machine.rules.head_us = self.engines.usual_us[HEAD]
+            machine.custody.own_us = self.engines.usual_us[HEAD]
         itineraries = Itineraries(alias, settings, bundle, is_thin=is_thin)
         hello = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
         with self.cores.others():  # where the threads that are started here stay

@@ -343,7 +343,7 @@ def reroute():
     story = Transcript({"a": [0, 1], "b": [2, 3], "c": [2, 3]}, blocks=4, seed=2)
     story.begin()
     story.submit()
-    while not story.processes["b"].machine.rules.engine.busy:
+    while not story.processes["b"].machine.rules.engine.running:
         story.run(0.0005)
     story.run(0.003)
     story.say("b      is killed")
@@ -364,7 +364,7 @@ def drain():
     story = Transcript({"a": [0, 1, 2], "b": [2, 3], "c": [0, 1]}, blocks=4, seed=4)
     story.begin()
     story.submit()
-    while not story.processes["a"].machine.rules.engine.busy:
+    while not story.processes["a"].machine.rules.engine.running:
         story.run(0.0005)
     story.run(0.0015)  # until the source has its ACCEPT
     story.submit()

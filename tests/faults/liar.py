@@ -80,12 +80,12 @@ class Liar(Machine[PeerRules]):
         bands: Bands | None = None,
     ) -> None:
         """``hello`` makes a HELLO from a name, a role and blocks; ``tokens`` have the shape of the model."""
-        bands = bands or Bands(num_blocks)
+        bands, self.rng = bands or Bands(num_blocks), random.Random(seed)
         super().__init__(
             name,
             lambda liar: LyingRules(liar, blocks, bands, self.state),
             limits=Limits(),
-            rng=random.Random(seed),
+            rng=self.rng,
             bands=bands,
         )
         self.hello = hello

@@ -163,7 +163,7 @@ def test_tokens_that_are_to_be_handed_over_are_before_a_block_runs():
 
     def handed(wanted, transfer):
         run = Run(TransferId(bytes([transfer] * 16), 1, 1), 5_000_000, wanted, "raw", 1, 1)
-        return first.handle(Arrived(SOURCE, run, ()), sim.now)
+        return first.handle_all((Arrived(SOURCE, run, ()),), sim.now)
 
     (forward,) = [one for one in handed(itinerary, 1) if isinstance(one, Forward)]
     assert (forward.to, forward.itinerary.hand_to, forward.itinerary.relays) == ("b", "", ("a",))

@@ -25,11 +25,11 @@ Counted = tuple[int, int]
 """What a transition adds to the numbers of copies and of held requests."""
 
 
-def counted(before: Stage, after: Stage) -> Counted | None:
-    """Return the effect of a transition on the counts; None if it has none."""
+def counted(before: Stage, after: Stage) -> Counted:
+    """Return the effect of a transition on the counts."""
     copies = (after in _HANDED_ON) - (before in _HANDED_ON)
     held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
-    return (copies, held) if copies or held else None
+    return copies, held
 
 
 @dataclass
@@ -52,9 +52,7 @@ class Occupancy:
         """Count from nothing."""
         counts = cls()
         for request in held:
-            change = counted(Stage.NEW, request.stage)
-            if change is not None:
-                counts.moved(request, change)
+            counts.moved(request, counted(Stage.NEW, request.stage))
         return counts
 
     def moved(self, request: HeldRequest, change: Counted) -> None:
@@ -93,7 +91,8 @@ class Credits:
     def room(self, owner: str) -> int:
         """Return how many more requests a source may have here: all share the credits equally."""
         account, held = owner_of(owner), self._occupancy.working_of
-        return self._limits.fair_share(len(held) + (account not in held)) - held.get(account, 0)
+        sources = len(held) + (account not in held)
+        return max(1, self._limits.credits // sources) - held.get(account, 0)
 
     def of_source(self, name: str, now: float) -> int:
         """Return how many transfers of a linked source would be accepted now."""

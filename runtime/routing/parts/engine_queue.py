@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ls_edge.core.bands import Bands
-from ls_edge.runtime.protocol.messages import Itinerary, RequestId
+from ls_edge.runtime.protocol.messages import RequestId
 from ls_edge.runtime.routing.candidates import ONE_BAND
 from ls_edge.runtime.routing.events import Computed, ComputeFailed
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest
@@ -59,22 +59,6 @@ class CallTimes:
         return round(self.block_us + faded(self.beside_us - self.block_us, now - self._beside_at, self.limits))
 
 
-class Turns:
-    """Sources take turns at the engine."""
-
-    def __init__(self) -> None:
-        self.served: dict[str, int] = {}
-        """The turn at which each source was last served."""
-        self._turn = 0
-
-    def take(self, owner: str) -> None:
-        """Note that a source is served."""
-        self._turn += 1
-        self.served[owner] = self._turn
-        if len(self.served) > MAX_SOURCE_TURNS:
-            del self.served[min(self.served, key=lambda owner: self.served[owner])]
-
-
 @dataclass(eq=False)
 class _Call:
     """A call that the engine was given."""
@@ -104,7 +88,8 @@ class EngineQueue:
         self._calls: deque[_Call] = deque()
         """Calls that the engine has, the running one first."""
         self._start_at = 0.0
-        self._turns = Turns()
+        self._served: dict[str, int] = {}
+        """The turn at which each source was last served."""
         self._not_finite: dict[int, set[RequestId]] = {}
         """Requests in a row for which a block gave what is not finite."""
 
@@ -112,11 +97,6 @@ class EngineQueue:
     def usable_blocks(self) -> frozenset[int]:
         """Blocks that have not failed."""
         return self.blocks.difference(self.failed_blocks) if self.failed_blocks else self.blocks
-
-    @property
-    def busy(self) -> bool:
-        """A call is running."""
-        return bool(self._calls)
 
     @property
     def running(self) -> tuple[HeldRequest, ...]:
@@ -159,9 +139,10 @@ class EngineQueue:
 
     def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
         """Return the requests and blocks of the next call; None if the engine should get none now."""
-        if self.is_ahead or len(self.queued) < self._least_batch or self.stuck:
+        least = self.max_batch if self._calls else 1
+        if self.is_ahead or len(self.queued) < least or self.stuck:
             return None
-        served = self._turns.served
+        served = self._served
         first = self.queued[0]
         if len(self.queued) > 1:
             first = min(self.queued, key=lambda one: (served.get(one.owner, 0), one.arrived, one.transfer.request))
@@ -173,17 +154,14 @@ class EngineQueue:
         self._start_at = first.engine.queued_at + self._batch_wait
         if len(batch) < self.max_batch and (self._calls or now < self._start_at):
             return None
-        self._turns.take(first.owner)
+        served[first.owner] = max(served.values(), default=0) + 1
+        if len(served) > MAX_SOURCE_TURNS:
+            del served[min(served, key=served.__getitem__)]
         blocks = self._chain(batch, first.engine.block, usable)
         if not self._calls:
             self.times.running_since = now
         self._calls.append(_Call(tuple(batch), len(blocks)))
         return self._calls[-1].batch, blocks
-
-    @property
-    def _least_batch(self) -> int:
-        """Minimum of requests for a call now."""
-        return self.max_batch if self._calls else 1
 
     def most_s(self) -> float:
         """Return the seconds after which the engine counts as stuck unless it has returned all its calls."""
@@ -216,18 +194,19 @@ class EngineQueue:
         if not all(policy_of(request.itinerary.policy).chains_blocks for request in batch):
             return (first,)
         most = max(1, int(self.times.limits.chain * 1e6 / max(1, self.times.block_us)))
-        chain = [first]
-        following = [[b for b in self._may_follow(request.itinerary) if b != first] for request in batch]
+        chain, following = [first], []
+        for request in batch:
+            it = request.itinerary
+            # Where waves may be planned, each band is a new decision.
+            waves = policy_of(it.policy).runs_in_waves and it.track is None
+            following.append(
+                [b for b in (self._bands.permitted(it.remaining) if waves else it.remaining) if b != first]
+            )
         for wanted in itertools.zip_longest(*following, fillvalue=-1):
             if len(chain) >= most or wanted[0] not in usable or wanted.count(wanted[0]) < len(wanted):
                 break
             chain.append(wanted[0])
         return tuple(chain)
-
-    def _may_follow(self, itinerary: Itinerary) -> tuple[int, ...]:
-        """Return the blocks that one call may run; if waves may be planned, each band is a new decision."""
-        waves = policy_of(itinerary.policy).runs_in_waves and itinerary.track is None
-        return self._bands.permitted(itinerary.remaining) if waves else itinerary.remaining
 
     def _may_join(self, request: HeldRequest, block: int) -> bool:
         """Return whether a queued request may run ``block`` next, at any slot."""

@@ -5,41 +5,30 @@ The stages QUEUED and RUNNING belong to this part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ls_edge.core.parts import part_name
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
-from ls_edge.runtime.routing.custody import Custody
-from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Decode, Decoded, Note, NoteKind
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
-from ls_edge.runtime.routing.interfaces import Host
 from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
-from ls_edge.runtime.routing.parts.waves import WaveJoiner
+
+if TYPE_CHECKING:
+    from ls_edge.runtime.routing.peer_rules import PeerMachine, PeerRules
 
 
 class EngineWork:
     """Moves requests to the engine and back."""
 
-    def __init__(
-        self,
-        machine: Host,
-        custody: Custody,
-        decisions: Decisions,
-        queue: EngineQueue,
-        joins: WaveJoiner,
-        urgent: Callable[[], None],
-        send_home: Callable[[HeldRequest, str], None],
-    ) -> None:
-        """``urgent`` tells the neighbours immediately, ``send_home`` returns a request with a reason."""
+    def __init__(self, machine: PeerMachine, rules: PeerRules, queue: EngineQueue) -> None:
         self.queue = queue
         self._machine = machine
-        self._custody = custody
-        self._decisions = decisions
-        self._joins = joins
-        self._urgent = urgent
-        self._send_home = send_home
+        self._custody = custody = machine.custody
+        self._decisions = machine.decisions
+        self._joins = rules.joins
+        self._urgent = rules.announcer.urgent
         custody.handle_stage(Stage.QUEUED, self._enter_queued, self._leave_queued)
         custody.handle_stage(Stage.RUNNING, self._enter_running, look_at=self.look_at)
         machine.handlers[Computed] = self._on_computed
@@ -65,7 +54,7 @@ class EngineWork:
         request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
         request.codec_us += event.us
         if event.why:
-            self._send_home(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
+            self._decisions.return_home(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
         else:
             self._custody.waiting.ready.append(request)
 
@@ -107,8 +96,12 @@ class EngineWork:
             )
 
     def _on_computed(self, event: Computed) -> None:
-        self.queue.measure(event, self._machine.now)
+        self._measure(event)
         self._take_outputs(event, self._end_call())
+
+    def _measure(self, event: Computed) -> None:
+        self.queue.measure(event, self._machine.now)
+        self._custody.own_us = self.queue.times.block_us
 
     def _take_outputs(self, event: Computed, running: Mapping[TransferId, HeldRequest]) -> None:
         """Continue the requests whose blocks have run; ``running`` are those of the call that have not ended."""
@@ -128,7 +121,7 @@ class EngineWork:
     def _on_compute_failed(self, event: ComputeFailed) -> None:
         machine, queue = self._machine, self.queue
         if event.rest is not None:
-            queue.measure(event.rest, machine.now)
+            self._measure(event.rest)
         running = self._end_call()
         if event.rest is not None:
             self._take_outputs(event.rest, running)

@@ -9,7 +9,7 @@ therefore sends none.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,36 +17,16 @@ from ls_edge.core.parts import ENDS
 from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
 from ls_edge.runtime.routing.events import Send
 from ls_edge.runtime.routing.held_request import INFINITY
-from ls_edge.runtime.routing.interfaces import Host
 from ls_edge.runtime.routing.neighbours import Neighbour
-from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
 
-
-class Announced(Protocol):
-    """What a STATE says of the rules of a peer."""
-
-    warm: bool
-
-    @property
-    def engine(self) -> EngineQueue:
-        """The engine."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether it hands on what it has."""
-
-    @property
-    def credits(self) -> int:
-        """Requests that it would accept now, from any process."""
-
-    def credits_for(self, name: str) -> int:
-        """Return the transfers that it would accept now from a process."""
+if TYPE_CHECKING:
+    from ls_edge.runtime.routing.peer_rules import PeerMachine, PeerRules
 
 
 class StateAnnouncer:
     """Decides which neighbours receive STATE, and notes which credits messages report."""
 
-    def __init__(self, machine: Host, rules: Announced) -> None:
+    def __init__(self, machine: PeerMachine, rules: PeerRules) -> None:
         self.due = INFINITY
         """Time of the next :meth:`announce`."""
         self._machine = machine

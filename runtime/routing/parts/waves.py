@@ -15,7 +15,7 @@ kept the copy before it runs the wave again; the holders of tracks drop them, si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ls_edge.core import arrangement
 from ls_edge.core.parts import has_ends
@@ -23,12 +23,12 @@ from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, ReturnReason, TrackRef, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.claims import blocks_run, returned_track
-from ls_edge.runtime.routing.custody import Custody
-from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Arrived, Send
 from ls_edge.runtime.routing.held_request import HeldRequest, JoinVisit, OpenTrack, OpenWave, Stage
-from ls_edge.runtime.routing.interfaces import Host
 from ls_edge.runtime.routing.parts.wave_planner import WavePlan, plan_wave
+
+if TYPE_CHECKING:
+    from ls_edge.runtime.routing.machine import Machine
 
 _NO_TIMES = (0, 0, 0)
 
@@ -36,14 +36,15 @@ _NO_TIMES = (0, 0, 0)
 class WaveJoiner:
     """The waves that a machine has open. The stage JOINING belongs to this part."""
 
-    def __init__(self, machine: Host, custody: Custody, decisions: Decisions) -> None:
+    def __init__(self, machine: Machine[Any]) -> None:
         self.open: dict[int, OpenWave] = {}
         self.join: Callable[[Any, Sequence[Any]], Any] = arrangement.join
         """Function that sums the additions of tracks; a simulation, whose tokens are not arrays, sets its own."""
         self._machine = machine
-        self._custody = custody
-        self._decisions = decisions
-        custody.handle_stage(Stage.JOINING, self._enter_joining, self._leave_joining, self._look_at)
+        self._custody = machine.custody
+        self._decisions = machine.decisions
+        self._custody.handle_stage(Stage.JOINING, self._enter_joining, self._leave_joining, self._look_at)
+        machine.custody.checks.append(self._faults)
 
     # The beginning.
 
@@ -70,12 +71,12 @@ class WaveJoiner:
 
     def _begin(self, request: HeldRequest, joins: JoinVisit, plan: WavePlan) -> None:
         machine, custody = self._machine, self._custody
-        wave = OpenWave(machine.rng.getrandbits(64), joins.waves, request)
+        wave = OpenWave(machine.custody.rng.getrandbits(64), joins.waves, request)
         self._record_unused(request, joins, plan)
         joins.waves += 1
         before = request.itinerary.slot
         for index, planned in enumerate(plan.tracks):
-            transfer = TransferId(request.request, machine.rng.getrandbits(64), request.transfer.hop)
+            transfer = TransferId(request.request, machine.custody.rng.getrandbits(64), request.transfer.hop)
             itinerary = Itinerary(
                 machine.name,
                 request.itinerary.policy,
@@ -106,7 +107,7 @@ class WaveJoiner:
 
     def _watch(self, request: HeldRequest) -> None:
         machine = self._machine
-        at = min(machine.now + machine.limits.look_again, machine.rules.budget_end(request))
+        at = min(machine.now + machine.limits.look_again, self._custody.budget_end(request))
         self._custody.timers.set(request, at)
 
     def _leave_joining(self, request: HeldRequest, _to: Stage) -> None:
@@ -154,7 +155,7 @@ class WaveJoiner:
             n.track_took(machine.now - track.began, times[0] + times[1])
         self._end_track(track, event.tokens, ran, times, run.returning if event.finite else ReturnReason.NOT_FINITE)
 
-    def decide(self, request: HeldRequest, local: LocalNode) -> None:
+    def decide(self, request: HeldRequest, usable: frozenset[int]) -> None:
         """Decide tokens that are, or claim to be, a track of this process."""
         track = request.open_track
         remaining = request.itinerary.remaining
@@ -162,7 +163,7 @@ class WaveJoiner:
             self._custody.end(request, "a track of no open wave")
         elif track.plan.holder != self._machine.name:  # it was given to a neighbour, and waits only when that failed
             self._end_track(track, None, (), _NO_TIMES, request.failure or "refused")
-        elif remaining and remaining[0] in local.blocks:
+        elif remaining and remaining[0] in usable:
             self._run_here(request, remaining[0])
         else:
             self._end_own_track(track)
@@ -222,7 +223,7 @@ class WaveJoiner:
         _leave_out(request, [b for track in wave.tracks for b in track.plan.blocks[len(track.ran) :]])
         self._custody.decide_again(request, "all tracks have ended")
 
-    def faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
+    def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
         """Return inconsistencies; see ``Machine.validate``."""
         held = self._custody.held.values()
         for request in held:

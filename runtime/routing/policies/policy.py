@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode, blocks_behind
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ def _first_reachable(
     if saturated:
         return ReturnToSource(ReturnReason.CREDIT)
     relays = [] if itinerary.via_source else [c for c in candidates if c.name not in itinerary.relays]
-    for distance in range(max((len(c.far_blocks) for c in relays), default=0) + 1):  # the nearest, of whatever block
-        at_distance = [(c, blocks_behind(c, distance)) for c in relays]
+    behind = [(c, (c.reach_blocks, *c.far_blocks)) for c in relays]
+    for distance in range(max((len(blocks) for _, blocks in behind), default=0)):  # the nearest, of whatever block
         for block in wanted:
-            ways = [c for c, blocks in at_distance if block in blocks]
+            ways = [c for c, blocks in behind if distance < len(blocks) and block in blocks[distance]]
             free = [c for c in ways if c.credits > 0]
             if free:
                 return SendTo(min(free, key=lambda c: (c.wait_us, c.name)).name, relay=True)
