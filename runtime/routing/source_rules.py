@@ -31,6 +31,7 @@ from ls_edge.runtime.routing.events import (
     Abandon,
     Arrived,
     Complete,
+    Event,
     Fail,
     NeighbourDown,
     NeighbourState,
@@ -98,7 +99,8 @@ class SourceRules:
         self._known: frozenset[int] = frozenset()
         """Blocks that were ever reachable."""
         self._gone: dict[int, float] = {}
-        """Blocks that are reachable no longer, and since when."""
+        """Blocks that are reachable no longer, and when they last were."""
+        self._looked_at = -INFINITY
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._ended = EndedRequests(machine.limits)
         self.duplicates = self._ended.duplicates
@@ -260,17 +262,19 @@ class SourceRules:
         names = tuple(n.name for n in full if not n.credits)
         machine.custody.wait_for(request, names, until, or_change=held_back)
 
-    def _look_at_reach(self, _event: object = None) -> None:
+    def _look_at_reach(self, event: Event | None = None) -> None:
         """Note which blocks are reachable no longer: no neighbour that is heard of has them, or leads to them.
 
-        Where one bundle is demanded, what is behind neighbours does not count.
+        What an event has changed was as before until now; who has fallen silent was last heard of before. Where one
+        bundle is demanded, what is behind neighbours does not count.
         """
-        neighbours = self.machine.neighbours
+        neighbours, until = self.machine.neighbours, self._looked_at if event is None else self.machine.now
         good = [n for n in neighbours if n.serves and not n.is_silent]
         behind = [] if self.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
         reachable = frozenset().union(*[n.blocks for n in good], *behind)
-        self._gone = {block: self._gone.get(block, neighbours.now) for block in self._known - reachable}
+        self._gone = {block: self._gone.get(block, until) for block in self._known - reachable}
         self._known |= reachable
+        self._looked_at = self.machine.now
 
     def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
         """Leave blocks out; the remaining ones may run now, or the request is complete."""
