@@ -24,7 +24,7 @@ class Limits:
     """Requests that a peer holds: waiting, running or not yet accepted by the next holder. With 48 in flight,
     1/4: tail +17 %; x4: no effect, but peers hold up to 48 instead of 34."""
     custody: int = 64
-    """Additional copies that a peer keeps for others: a bound of its memory. 1/4 and x4: no effect with 64 in flight."""
+    """Additional copies that a peer keeps for others: a bound of its memory. 1/4, x4: no effect with 64 in flight."""
     hop_floor: float = 0.25
     """Minimum deadline of a hop without progress. 1/4: 10 times the reroutes, mean +14 %; x4: tail of a hang x3.3."""
     hop_factor: float = 4.0
@@ -93,16 +93,16 @@ class Limits:
     with a slow peer, at more calls."""
     drain: float = 4.0
     """Time for which a draining peer tries to hand on everything that it holds; after half of it, it begins nothing.
-    With 12 requests of 8 blocks of 50 ms, 1/4: 8 of them are lost instead of 4; x4: none, it leaves after 3.2 s."""
+    With 12 requests of 8 blocks of 50 ms, 1/4: 8 of them have to be rerouted instead of 4; x4: none, it leaves after 3.2 s."""
     tombstones: int = 100_000
     """Ended requests whose late tokens a peer refuses: 21 MB, and 1,600 requests a second with budgets of a minute.
     16: no effect with 8 in flight."""
     hops: int = 64
     """Transfers of a branch beyond four for each block, after which its tokens go home; honest courses need up to 23.
-    Where 3 % of the engine calls fail, 1/16: mean -26 %; x4: mean +54 %, tail x5.5, since tokens go round for longer."""
+    Where 3 % of the engine calls fail, 1/16: mean -26 %; x4: mean +54 %, tail x5.5, since tokens go round."""
     not_finite: int = 3
-    """Requests in a row without finite outputs after which a block counts as failed. Where 3 % of the calls fail, most
-    of them so, 1: 59 of 120 requests fail instead of 8; x4: no effect, but a block that never works takes longer."""
+    """Requests in a row without finite outputs after which a block counts as failed. Where 3 % of the calls end so,
+    1: 59 of 120 requests fail instead of 8; x4: no effect, but a block that never works is found later."""
     holders_not_finite: int = 2
     """Peers that must find values of a request not finite before it fails: one may lie, and each more runs it again."""
     engine_calls: int = 2
