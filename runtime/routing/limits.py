@@ -93,7 +93,7 @@ class Limits:
     with a slow peer, at more calls."""
     drain: float = 4.0
     """Time for which a draining peer tries to hand on everything that it holds; after half of it, it begins nothing.
-    With 12 requests of 8 blocks of 50 ms, 1/4: 8 of them have to be rerouted instead of 4; x4: none, it leaves after 3.2 s."""
+    With 12 requests of 8 blocks of 50 ms, 1/4: 8 of them are rerouted instead of 4; x4: none, it leaves after 3.2 s."""
     tombstones: int = 100_000
     """Ended requests whose late tokens a peer refuses: 21 MB, and 1,600 requests a second with budgets of a minute.
     16: no effect with 8 in flight."""
