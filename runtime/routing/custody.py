@@ -2,8 +2,8 @@
 
 A process *holds* requests: tokens, their itinerary, and the transfer by which they came. Handing one on takes three
 steps (OFFERED, CUSTODY, ENDED or AWAY), and a copy stays here until the last of them. :data:`TRANSITIONS` is the whole
-table. A transition runs the handler that leaves the old stage, then the one that enters the new one; ``QUEUED``,
-``RUNNING`` and ``JOINING`` have theirs in the parts of a peer (``parts/engine_work.py``, ``parts/waves.py``).
+table. :class:`Custody` has a method for each step, in the order in which a request takes them; those to ``RUNNING`` and
+``JOINING`` are in the parts of a peer (``parts/engine_work.py``, ``parts/waves.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _SPARE = 64
 """Entries beyond four for each held request, after which outdated ones are swept out, since they keep tokens."""
-MAX_UNANSWERED = 1024
-"""Limit on remembered transfers without an answer, from which link times are learned."""
 
 TRANSITIONS: dict[tuple[Stage, Stage], str] = {
     (Stage.NEW, Stage.WAITING): "taken in: RUN accepted, image submitted, track of a wave begun",
@@ -71,14 +69,6 @@ class InvalidState(Exception):
     """Internal state is inconsistent; raised only by ``Machine.validate``."""
 
 
-class StageHandlers(NamedTuple):
-    """Functions that are called when a request enters or leaves a stage, and when its time has come there."""
-
-    enter: Callable[..., None]
-    leave: Callable[[HeldRequest, Stage], None] | None
-    look_at: Callable[[HeldRequest], None] | None
-
-
 class Timers:
     """A heap with an entry for each request, at its time or earlier.
 
@@ -86,15 +76,16 @@ class Timers:
     """
 
     def __init__(self) -> None:
+        self.numbers = itertools.count()
+        """Numbers of held requests, and of entries with the same time."""
         self._heap: list[tuple[float, int, HeldRequest]] = []
-        self._numbers = itertools.count()
 
     def set(self, request: HeldRequest, at: float) -> None:
         """Set the time of the next check of a request."""
         request.check_at = at
         if at < request.timer_at:
             request.timer_at = at
-            heapq.heappush(self._heap, (at, next(self._numbers), request))
+            heapq.heappush(self._heap, (at, next(self.numbers), request))
 
     def end(self, request: HeldRequest, held: int) -> None:
         """Check a request no longer; ``held``: requests that are left."""
@@ -123,7 +114,7 @@ class Timers:
                     request.timer_at = INFINITY
             else:
                 request.timer_at = request.check_at
-                heapq.heapreplace(heap, (request.check_at, next(self._numbers), request))
+                heapq.heapreplace(heap, (request.check_at, next(self.numbers), request))
         return INFINITY
 
     def pop_due(self, now: float) -> list[HeldRequest]:
@@ -162,36 +153,47 @@ class Custody:
         """Usual time of what this process has still to do for a request: an engine call; in a source, the head."""
         self.checks: list[Callable[[], Iterable[tuple[str, HeldRequest | None]]]] = [self._faults]
         """Functions that return inconsistencies with their requests, for ``Machine.validate``."""
-        self._stages: dict[Stage, StageHandlers] = {}
-        self.handle_stage(Stage.WAITING, self._enter_waiting, self.waiting.remove, self.waiting.ready.append)
-        self.handle_stage(Stage.OFFERED, self._enter_offered, self._leave_offered, machine.look_at_hop)
-        self.handle_stage(Stage.CUSTODY, self._enter_custody, self._leave_custody, machine.look_at_hop)
-        self.handle_stage(Stage.AWAY, self._enter_away, look_at=lambda request: machine.rules.lost(request))
-        self.handle_stage(Stage.ENDED, self._enter_ended)
+        self.queued: list[HeldRequest] = []
+        """Requests in the stage ``QUEUED``."""
+        self.look_at: dict[Stage, Callable[[HeldRequest], None]] = {
+            Stage.WAITING: self.waiting.ready.append,
+            Stage.OFFERED: machine.look_at_hop,
+            Stage.CUSTODY: machine.look_at_hop,
+            Stage.AWAY: lambda request: machine.rules.lost(request),
+        }
+        """Functions that are called when the time of a request has come, by its stage."""
+        self.leave: dict[Stage, Callable[[HeldRequest, Stage], None]] = {
+            Stage.WAITING: self.waiting.remove,
+            Stage.QUEUED: lambda request, _to: self.queued.remove(request),
+            Stage.OFFERED: self._leave_offered,
+            Stage.CUSTODY: self._leave_custody,
+        }
+        """Functions that are called when a request leaves a stage for another."""
         self._machine = machine
-        self._unanswered: dict[TransferId, tuple[str, float]] = {}
-        """Receiver and time of each unanswered transfer, including the ones that were given up."""
-        self._numbers = itertools.count()
 
-    # What others do with a request.
+    # What becomes of a request, from its arrival to its end.
 
     def hold(self, request: HeldRequest, why: str) -> None:
         """Hold a new request; it waits and is not decided yet."""
-        request.number = next(self._numbers)
+        request.number = next(self.timers.numbers)
         request.owner = request.itinerary.owner
         request.account = owner_of(request.owner)
         self.held[request.transfer] = request
-        self.transition(request, Stage.WAITING, why)
+        self.wait(request, why)
 
     def wait(self, request: HeldRequest, why: str, until: float | None = None) -> None:
         """Make a request wait until a neighbour changes, or until ``until``, or the end of its budget.
 
         One that did not wait has to be decided in the same event if no time is given.
         """
-        if request.stage is not Stage.WAITING:
-            self.transition(request, Stage.WAITING, why, until)
-        else:
+        if request.stage is Stage.WAITING:
             self.wait_for(request, (), until)
+            return
+        self.transition(request, Stage.WAITING, why)
+        request.downstream, request.check_at = "", INFINITY
+        self.waiting.add(request)
+        if until is not None:
+            self._set_time(request, until)
 
     def wait_for(
         self, request: HeldRequest, holders: tuple[str, ...], until: float | None, *, or_change: bool = False
@@ -203,63 +205,6 @@ class Custody:
         self._set_time(request, until)
         self.waiting.wait_for(request, holders, or_change=or_change)
 
-    def decide_again(self, request: HeldRequest, why: str) -> None:
-        """Make a request wait, and decide it at the end of this event."""
-        self.wait(request, why)
-        self.waiting.ready.append(request)
-
-    def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
-        """Send a waiting request to a neighbour; a copy stays here."""
-        self.transition(request, Stage.OFFERED, to, to, itinerary)
-
-    def end(self, request: HeldRequest, why: str) -> None:
-        """Forget a request and its transfers."""
-        if request.stage is not Stage.ENDED:
-            self.transition(request, Stage.ENDED, why)
-
-    # Transitions.
-
-    def handle_stage(
-        self,
-        stage: Stage,
-        enter: Callable[..., None],
-        leave: Callable[[HeldRequest, Stage], None] | None = None,
-        look_at: Callable[[HeldRequest], None] | None = None,
-    ) -> None:
-        """Set the handlers of a stage; ``look_at`` is called when the time of a request has come."""
-        self._stages[stage] = StageHandlers(enter, leave, look_at)
-
-    def look_at(self, request: HeldRequest) -> None:
-        """Look at a request whose time has come."""
-        look_at = self._stages[request.stage].look_at
-        if look_at is not None:
-            look_at(request)
-
-    def transition(self, request: HeldRequest, to: Stage, why: str, *arguments: Any) -> None:
-        """Move a request to another stage: call the handlers, count it, and note it in its story."""
-        before, story = request.stage, request.story
-        change = _COUNTED.get((before, to))
-        if change is None:
-            raise InvalidTransition(request, to, why)
-        left = self._stages.get(before)
-        if left is not None and left.leave is not None:
-            left.leave(request, to)
-        if len(story) == STORY:
-            del story[0]
-        story.append((self._machine.now, before, to, why))
-        request.stage = to
-        if change[0] or change[1]:
-            self.occupancy.moved(request, change)
-        self._stages[to].enter(request, *arguments)
-
-    def _enter_waiting(self, request: HeldRequest, until: float | None = None) -> None:
-        request.downstream = ""
-        self.waiting.add(request)
-        if until is None:
-            request.check_at = INFINITY
-        else:
-            self._set_time(request, until)
-
     def _set_time(self, request: HeldRequest, until: float | None) -> None:
         """Set the time of the next check of a waiting request."""
         end = self.budget_end(request)
@@ -270,17 +215,28 @@ class Custody:
             request.waiting_since = self._machine.now
         self.timers.set(request, min(until, end))
 
-    def _enter_offered(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
+    def decide_again(self, request: HeldRequest, why: str) -> None:
+        """Make a request wait, and decide it at the end of this event."""
+        self.wait(request, why)
+        self.waiting.ready.append(request)
+
+    def run_here(self, request: HeldRequest, block: int) -> None:
+        """Queue a waiting request for the engine of this process, which runs ``block`` next."""
+        self.transition(request, Stage.QUEUED, f"block {block}")
+        request.engine.block, request.engine.queued_at = block, self._machine.now
+        self.timers.set(request, request.deadline)
+        self.queued.append(request)
+
+    def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
+        """Send a waiting request to a neighbour; a copy stays here."""
+        self.transition(request, Stage.OFFERED, to)
         machine, came, now = self._machine, request.transfer, self._machine.now
         sent = TransferId(came.request, came.branch, came.hop + 1)
         if sent in self.sent or request.sent is not None:
             sent = TransferId(came.request, self.rng.getrandbits(64), came.hop + 1)
-        machine.neighbours.by_name[to].offers += 1
+        machine.neighbours.offered(sent, to)
         request.downstream, request.sent, request.waiting_since = to, sent, None
         self.sent[sent] = request
-        self._unanswered[sent] = (to, now)
-        if len(self._unanswered) > MAX_UNANSWERED:
-            del self._unanswered[next(iter(self._unanswered))]
         end = self.budget_end(request)
         left = max(0.0, end - now)
         request.keep_until = now + machine.limits.keep_share * left
@@ -294,6 +250,43 @@ class Custody:
             Forward(to, sent, budget, itinerary, request.tokens, request.returning, request.bundle_id)
         )
 
+    def accepted(self, request: HeldRequest) -> None:
+        """Note that the next holder has the tokens; it has to show progress from now on."""
+        self.transition(request, Stage.CUSTODY, f"{request.downstream} accepted")
+        request.ran_at = self._machine.now
+        self.extend(request, self.budget_end(request))
+
+    def watch(self, request: HeldRequest, holder: str) -> None:
+        """Wait for news of a request that this process answers for, and that was passed on to ``holder``."""
+        self.transition(request, Stage.AWAY, f"passed on to {holder}")
+        self.timers.set(request, self.news_by(request))
+
+    def end(self, request: HeldRequest, why: str) -> None:
+        """Forget a request and its transfers."""
+        if request.stage is not Stage.ENDED:
+            self.transition(request, Stage.ENDED, why)
+            del self.held[request.transfer]
+            self.timers.end(request, len(self.held))
+            self._machine.rules.ended(request)
+
+    # Transitions.
+
+    def transition(self, request: HeldRequest, to: Stage, why: str) -> None:
+        """Move a request to another stage if the table has it, count it, and note it in its story."""
+        before, story = request.stage, request.story
+        change = _COUNTED.get((before, to))
+        if change is None:
+            raise InvalidTransition(request, to, why)
+        leave = self.leave.get(before)
+        if leave is not None:
+            leave(request, to)
+        if len(story) == STORY:
+            del story[0]
+        story.append((self._machine.now, before, to, why))
+        request.stage = to
+        if change[0] or change[1]:
+            self.occupancy.moved(request, change)
+
     def _leave_offered(self, request: HeldRequest, to: Stage) -> None:
         """Count one transfer less on its way to the next holder."""
         n = self._machine.neighbours.get(request.downstream)
@@ -303,22 +296,10 @@ class Custody:
         if to is not Stage.CUSTODY:
             self._leave_custody(request, to)
 
-    def _enter_custody(self, request: HeldRequest) -> None:
-        request.ran_at = self._machine.now
-        self.extend(request, self.budget_end(request))
-
     def _leave_custody(self, request: HeldRequest, _to: Stage) -> None:
         """Ignore further answers to the transfer by which a request was handed on."""
         if request.sent is not None:
             self.sent.pop(request.sent, None)
-
-    def _enter_away(self, request: HeldRequest) -> None:
-        self.timers.set(request, self.news_by(request))
-
-    def _enter_ended(self, request: HeldRequest) -> None:
-        del self.held[request.transfer]
-        self.timers.end(request, len(self.held))
-        self._machine.rules.ended(request)
 
     # Deadlines of a request and of a transfer.
 
@@ -367,11 +348,6 @@ class Custody:
         if request.stage is Stage.OFFERED and request.upstream is not None:
             at = min(at, self._machine.now + self._machine.limits.look_again)
         self.timers.set(request, at)
-
-    def answered(self, transfer: TransferId, name: str) -> float | None:
-        """Return the seconds until a transfer to ``name`` was answered; None if there was no such transfer."""
-        offered = self._unanswered.pop(transfer, None)
-        return None if offered is None or offered[0] != name else self._machine.now - offered[1]
 
     # Validation.
 

@@ -107,7 +107,7 @@ class Decisions:
         policy, local = policy_of(itinerary.policy), rules.local_node()
         here = policy.step_here(itinerary, local)
         if here is not None:
-            self._custody.transition(request, Stage.QUEUED, f"block {here.block}", here.block)
+            self._custody.run_here(request, here.block)
             return
         candidates: Sequence[Neighbour] = self.reachable(request)
         since = request.waiting_since
@@ -121,7 +121,7 @@ class Decisions:
         patient = since is None or now - since < limits.credit_wait
         choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
         if isinstance(choice, RunHere):
-            self._custody.transition(request, Stage.QUEUED, f"block {choice.block}", choice.block)
+            self._custody.run_here(request, choice.block)
         elif isinstance(choice, ReturnToSource):
             self._find_way_out(request, choice.reason, candidates)
         elif isinstance(choice, Wait):

@@ -210,7 +210,7 @@ class Machine(Generic[R]):
         if request is None or request.stage is not Stage.OFFERED:
             return
         request.link_us = min(round(seconds * 1e6), MICROSECONDS - 1)
-        self.custody.transition(request, Stage.CUSTODY, f"{sender} accepted")
+        self.custody.accepted(request)
         before = request.upstream
         if before is not None and before in self.neighbours.by_name:
             self.instructions.append(Send(before, Release(request.transfer, sender, request.link_us)))
@@ -273,14 +273,14 @@ class Machine(Generic[R]):
         elif not request.trail.holder:
             request.trail.before, request.trail.holder = request.downstream, holder
         if request.upstream is None:
-            self.custody.transition(request, Stage.AWAY, f"passed on to {holder}")
+            self.custody.watch(request, holder)
         else:
             self.custody.end(request, f"passed on to {holder}")
 
     def _learn(self, name: str, message: Accept | Refuse) -> float:
         """Note the credits that an answer to a transfer reports; return the seconds of the transfer."""
         n = self.neighbours.get(name)
-        took = self.custody.answered(message.transfer, name)
+        took = self.neighbours.answered(message.transfer, name)
         if n is None or took is None:
             return 0.0
         n.reported_credits = message.credits
@@ -318,7 +318,9 @@ class Machine(Generic[R]):
         due = self.custody.timers.pop_due(self.now)
         for request in due:
             if request.stage is not Stage.ENDED and not self.decisions.is_out_of_budget(request):
-                self.custody.look_at(request)
+                look_at = self.custody.look_at.get(request.stage)
+                if look_at is not None:
+                    look_at(request)
         self.custody.timers.renew(due)
 
     def look_at_hop(self, request: HeldRequest) -> None:

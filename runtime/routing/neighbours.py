@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Hello, State
+from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Hello, State, TransferId
 from ls_edge.runtime.routing.claims import believable_block_us, believable_wait_us
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.parts.credits import owner_of
 
+MAX_UNANSWERED = 1024
+"""Limit on remembered transfers without an answer, from which link times are learned."""
 _as_set = lru_cache(1024)(frozenset[int])
 """Sets of the tuples of blocks, which are mostly the same."""
 
@@ -250,6 +252,8 @@ class Neighbours:
         self.limits = limits
         self.by_name: dict[str, Neighbour] = {}
         self.now = 0.0
+        self._unanswered: dict[TransferId, tuple[str, float]] = {}
+        """Receiver and time of each unanswered transfer, including the ones that were given up."""
         self.reach_version = 0
         """Counts changes of links, and of what neighbours reach."""
 
@@ -268,6 +272,18 @@ class Neighbours:
         else:
             n.greeted(hello)
         return n
+
+    def offered(self, transfer: TransferId, to: str) -> None:
+        """Note a transfer to a neighbour, whose answer tells how long it took."""
+        self.by_name[to].offers += 1
+        self._unanswered[transfer] = (to, self.now)
+        if len(self._unanswered) > MAX_UNANSWERED:
+            del self._unanswered[next(iter(self._unanswered))]
+
+    def answered(self, transfer: TransferId, name: str) -> float | None:
+        """Return the seconds until a transfer to a process was answered; None if there was no such transfer."""
+        to, at = self._unanswered.pop(transfer, ("", 0.0))
+        return self.now - at if to == name else None
 
     def candidates(self) -> list[Neighbour]:
         """Return the peers that may be handed tokens now."""

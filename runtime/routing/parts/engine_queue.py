@@ -82,6 +82,7 @@ class EngineQueue:
         """The running call takes too long."""
         self.times = CallTimes(limits)
         self.queued: list[HeldRequest] = []
+        """Requests that wait for it: those of a machine in the stage ``QUEUED``."""
         self.max_batch = max_batch
         self._batch_wait = batch_wait if max_batch > 1 else 0.0
         self._bands = bands

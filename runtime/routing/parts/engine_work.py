@@ -29,8 +29,8 @@ class EngineWork:
         self._decisions = machine.decisions
         self._joins = rules.joins
         self._urgent = rules.announcer.urgent
-        custody.handle_stage(Stage.QUEUED, self._enter_queued, self._leave_queued)
-        custody.handle_stage(Stage.RUNNING, self._enter_running, look_at=self.look_at)
+        queue.queued = custody.queued
+        custody.look_at[Stage.RUNNING] = self.look_at
         machine.handlers[Computed] = self._on_computed
         machine.handlers[ComputeFailed] = self._on_compute_failed
         machine.handlers[Decoded] = self._on_decoded
@@ -58,18 +58,6 @@ class EngineWork:
         else:
             self._custody.waiting.ready.append(request)
 
-    def _enter_queued(self, request: HeldRequest, block: int) -> None:
-        request.engine.block, request.engine.queued_at = block, self._machine.now
-        self._custody.timers.set(request, request.deadline)
-        self.queue.queued.append(request)
-
-    def _leave_queued(self, request: HeldRequest, _to: Stage) -> None:
-        self.queue.queued.remove(request)
-
-    def _enter_running(self, request: HeldRequest, until: float) -> None:
-        request.engine.until = until
-        self._watch(request)
-
     def _watch(self, request: HeldRequest) -> None:
         machine = self._machine
         self._custody.timers.set(request, min(request.engine.until, machine.now + machine.limits.progress_every))
@@ -85,7 +73,9 @@ class EngineWork:
             until = machine.now + queue.most_s()
             why = f"blocks {', '.join(map(str, blocks))}"
             for request in batch:
-                self._custody.transition(request, Stage.RUNNING, why, until)
+                self._custody.transition(request, Stage.RUNNING, why)
+                request.engine.until = until
+                self._watch(request)
             machine.instructions.append(
                 Compute(
                     blocks,

@@ -43,7 +43,8 @@ class WaveJoiner:
         self._machine = machine
         self._custody = machine.custody
         self._decisions = machine.decisions
-        self._custody.handle_stage(Stage.JOINING, self._enter_joining, self._leave_joining, self._look_at)
+        self._custody.leave[Stage.JOINING] = self._leave_joining
+        self._custody.look_at[Stage.JOINING] = self._look_at
         machine.custody.checks.append(self._faults)
 
     # The beginning.
@@ -88,22 +89,17 @@ class WaveJoiner:
             part.bundle_id = request.bundle_id
             part.open_track = OpenTrack(wave, planned, part, machine.now)
             wave.tracks.append(part.open_track)
-        custody.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks", wave)
+        custody.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks")
+        request.wave, request.waiting_since = wave, None
+        self.open[wave.ident] = wave
+        self._watch(request)
         for track in wave.tracks:
             custody.hold(track.request, "track")
         for track in wave.tracks:
             if track.plan.holder == machine.name:
-                self._run_here(track.request, track.plan.blocks[0])
+                custody.run_here(track.request, track.plan.blocks[0])
             else:
                 custody.offer(track.request, track.plan.holder, track.request.itinerary)
-
-    def _run_here(self, request: HeldRequest, block: int) -> None:
-        self._custody.transition(request, Stage.QUEUED, f"block {block}", block)
-
-    def _enter_joining(self, request: HeldRequest, wave: OpenWave) -> None:
-        request.wave, request.waiting_since = wave, None
-        self.open[wave.ident] = wave
-        self._watch(request)
 
     def _watch(self, request: HeldRequest) -> None:
         machine = self._machine
@@ -164,7 +160,7 @@ class WaveJoiner:
         elif track.plan.holder != self._machine.name:  # it was given to a neighbour, and waits only when that failed
             self._end_track(track, None, (), _NO_TIMES, request.failure or "refused")
         elif remaining and remaining[0] in usable:
-            self._run_here(request, remaining[0])
+            self._custody.run_here(request, remaining[0])
         else:
             self._end_own_track(track)
 
