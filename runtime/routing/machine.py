@@ -11,7 +11,8 @@ It arrives. ``Rules.take_in`` accepts tokens and holds them (WAITING), or refuse
 policy choose: a block runs here (QUEUED, RUNNING), or ``Custody.offer`` sends the tokens to the next holder (OFFERED)
 and keeps a copy. ``_on_accept`` tells the holder before that it may forget its own copy (CUSTODY). When the next holder
 has passed the request on in its turn, ``passed_on`` drops our copy (ENDED); a source, and the joiner of a track, watch
-it until it comes back (AWAY). So two processes have the tokens at any time, and the source has the furthest ones.
+it until it comes back (``Custody.watch``, AWAY). So two processes have the tokens at any time, and the source has the
+furthest ones.
 
 The next holder is *killed*: its link ends, and ``_on_down`` sends every copy that it had another way (``reroute``). If
 the keeper of the copy before dies with it, the source starts again from its own.
