@@ -28,7 +28,7 @@ class Orphans:
         A source that was never that near counts only if no process is beyond the neighbours.
         """
         neighbours = self._neighbours
-        for name in sources:
+        for name in sorted(sources):
             if name in neighbours.by_name or neighbours.reach(name):
                 self._drop_at.pop(name, None)
                 self._once_near[name] = None
