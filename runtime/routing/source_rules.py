@@ -271,7 +271,7 @@ class SourceRules:
         neighbours, until = self.machine.neighbours, self._looked_at if event is None else self.machine.now
         good = [n for n in neighbours if n.serves and not n.is_silent]
         behind = [] if self.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
-        reachable = frozenset().union(*[n.blocks for n in good], *behind)
+        reachable: frozenset[int] = frozenset().union(*[n.blocks for n in good], *behind)
         self._gone = {block: self._gone.get(block, until) for block in self._known - reachable}
         self._known |= reachable
         self._looked_at = self.machine.now
