@@ -13,27 +13,25 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from tempfile import SpooledTemporaryFile
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, printable
 from ls_edge.core.parts import shown_parts
 from ls_edge.runtime.serve import inference_protocol as v2
 from ls_edge.runtime.serve.access import Access
-from ls_edge.runtime.serve.live_page import LivePage, until_gone
+from ls_edge.runtime.serve.live_page import LivePage
 from ls_edge.runtime.serve.metrics import SourceCollector, registry_of
 from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.results import Answer
@@ -52,7 +50,6 @@ _PAUSE_S = 0.5
 """Pause of a client that sends too much after which it gets its response, in seconds."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})", re.ASCII)
-_T = TypeVar("_T")
 
 
 class Application:
@@ -65,9 +62,9 @@ class Application:
         self._page = LivePage(service)
         self._registry = registry_of(SourceCollector(lambda: service.source))
         routes = [
+            Route("/predict", self._predict, methods=["POST"]),
             Route("/", self._page.show),
             Route("/events", self._page.events),
-            Route("/predict", self._predict, methods=["POST"]),
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/status", self._status),
@@ -84,13 +81,11 @@ class Application:
                 Route(f"{prefix}/config", functools.partial(self._v2_document, v2.configuration)),
                 Route(f"{prefix}/infer", self._v2_infer, methods=["POST"]),
             ]
-        starlette = Starlette(routes=routes, exception_handlers={HTTPException: _refusal, ClientDisconnect: _gone})
-        paths = {route.endpoint: route.path for route in routes}
-        self._application = _EachRequest(starlette, access, self._registry, paths, access_log=access_log)
+        self._each = _EachRequest(Router(routes), access, self._registry, access_log=access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        await self._application(scope, receive, send)
+        await self._each(scope, receive, send)
 
     # Images.
 
@@ -104,7 +99,7 @@ class Application:
                 body.seek(0)
                 return [source.preprocess(body.read(), "the body", wait_turn)]
 
-            (answer,) = await _unless_gone(request, self._service.answer(source, decode, budget_ms))
+            (answer,) = await self._service.answer(source, decode, budget_ms, request.receive)
         self._page.note(answer)
         return _json(_document_of(answer, top, with_logits))
 
@@ -221,8 +216,7 @@ class Application:
             def decode(wait_turn: Callable[[], None]) -> list[Any]:
                 return v2.images_of(asked, binary, lambda image, name: source.preprocess(image, name, wait_turn))
 
-            answering = self._service.answer(source, decode, budget_ms)
-            answers = await _unless_gone(request, answering)
+            answers = await self._service.answer(source, decode, budget_ms, request.receive)
         self._page.note(*answers)
         reply, json_length = v2.response_of(asked, source.bundle, answers)
         if json_length is None:
@@ -265,16 +259,17 @@ class _EachRequest:
 
     def __init__(
         self,
-        application: ASGIApp,
+        router: Router,
         access: Access,
         registry: CollectorRegistry,
-        paths: Mapping[Any, str],
         *,
         access_log: bool,
     ) -> None:
-        self._application = application
+        self._router = router
         self._access = access
-        self._paths = paths
+        self._paths: dict[Any, str] = {
+            route.endpoint: route.path for route in router.routes if isinstance(route, Route)
+        }
         self._access_log = access_log
         self._failures = 0
         self._responses = Counter(
@@ -302,19 +297,21 @@ class _EachRequest:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Content-Type-Options"] = "nosniff"
-                headers["Cache-Control"] = "no-store"
-                headers["X-Request-ID"] = request_id
+                headers = message["headers"]
+                headers += [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+                headers.append((b"x-request-id", request_id.encode()))
                 if trace:
-                    headers["traceparent"] = f"00-{trace[1]}-{secrets.token_hex(8)}-{trace[2]}"
+                    headers.append((b"traceparent", f"00-{trace[1]}-{secrets.token_hex(8)}-{trace[2]}".encode()))
             await send(message)
 
         try:
-            self._access.check(request.method, request.url.path, request.headers)
-            await self._application(scope, receive, send_headers)
+            self._access.check(request.method, scope["path"], request.headers)
+            scope["app"] = self  # for starlette, to raise an exception for an unknown path or method
+            await self._router(scope, receive, send_headers)
         except HTTPException as error:
-            await (await _refusal(request, error))(scope, receive, send_headers)
+            await _refusal(error)(scope, receive, send_headers)
+        except ClientDisconnect:
+            pass
         except Exception:
             self._failures += 1
             if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th ...: clients cannot fill the log
@@ -334,7 +331,7 @@ class _EachRequest:
                         "trace": trace[1] if trace else None,
                         "client": (scope["client"] or ("",))[0],
                         "method": request.method,
-                        "path": request.url.path[:200],
+                        "path": scope["path"][:200],
                         "status": status or 499,
                         "ms": round(seconds * 1e3, 2),
                     },
@@ -345,24 +342,8 @@ _RAW_KINDS = ("application/octet-stream", "application/x-www-form-urlencoded")
 """Content types of an encoded image, in addition to ``image/...``; the second is what curl sends by default."""
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """Return the result of ``work``; cancel it and raise :class:`ClientDisconnect` if the client goes away."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(until_gone(request.receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        watching.cancel()
-
-
-async def _refusal(_request: Request, error: Exception) -> Response:
+def _refusal(error: HTTPException) -> Response:
     """Return the response for an expected error: ``{"error": "one line"}``."""
-    if not isinstance(error, HTTPException):
-        raise error
     headers = dict(error.headers or {})
     message = error.detail
     if error.status_code == 404 and message == "Not Found":
@@ -371,11 +352,6 @@ async def _refusal(_request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(sorted(headers.get("Allow", "").split(", ")))
         message = f"the method is not allowed here; use {headers['Allow']}"
     return _json({"error": printable(message)}, error.status_code, headers)
-
-
-async def _gone(_request: Request, _error: Exception) -> Response:
-    """Return something for a client that does not read it any more."""
-    return Response(status_code=499)
 
 
 def _json(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

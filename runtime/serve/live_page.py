@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ls_edge.runtime.serve.service import RETRY_AFTER, Service
+from ls_edge.runtime.serve.service import RETRY_AFTER, Service, until_gone
 from ls_edge.runtime.source.results import Answer
 
 MAX_WATCHERS = 16
@@ -35,25 +35,12 @@ class LivePage:
         self._service = service
         self._html = files("ls_edge.runtime.serve").joinpath("page.html").read_text(encoding="utf-8")
         self._numbers = itertools.count(1)
-        self._recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[Answer, int]] = deque(maxlen=_RECENT)
         self._watchers = 0
 
     def note(self, *answers: Answer) -> None:
         """Show answers on the pages that are open."""
-        for answer in answers:
-            record = answer.record
-            ((label, probability),) = answer.top(1)
-            self._recent.append(
-                {
-                    "number": next(self._numbers),
-                    "label": label,
-                    "probability": round(probability, 4),
-                    "degraded": answer.degraded,
-                    "skipped": record.skipped,
-                    "latency_ms": round(answer.latency_ms, 2),
-                    "waves": record.waves,
-                }
-            )
+        self._recent.extend(zip(answers, self._numbers, strict=False))
 
     async def show(self, _request: Request) -> Response:
         """Return the page, which loads nothing else and calls this server alone."""
@@ -81,7 +68,7 @@ class LivePage:
             headers = [(b"content-type", b"text/event-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             while not gone.done() and not self._service.is_stopping:
-                answers = [one for one in self._recent if one["number"] > shown]
+                answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
                 shown = answers[-1]["number"] if answers else shown
                 event = json.dumps({"status": self._service.status(), "answers": answers}, allow_nan=False)
                 message: Message = {
@@ -111,7 +98,15 @@ class _Events(Response):
         await self._page.stream(receive, send)
 
 
-async def until_gone(receive: Receive) -> None:
-    """Return when the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _event_of(answer: Answer, number: int) -> dict[str, Any]:
+    record = answer.record
+    ((label, probability),) = answer.top(1)
+    return {
+        "number": number,
+        "label": label,
+        "probability": round(probability, 4),
+        "degraded": answer.degraded,
+        "skipped": record.skipped,
+        "latency_ms": round(answer.latency_ms, 2),
+        "waves": record.waves,
+    }

@@ -10,10 +10,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.execution.cores import EngineCores
@@ -24,6 +23,8 @@ MAX_HTTP_HEADER = 16 << 10
 """Limit of the first line and the header of a request, in bytes."""
 MAX_IDLE_CONNECTIONS = 64
 """Connections in addition to those whose images are being answered."""
+MAX_PIPELINED = 8
+"""Limit of requests on a connection that wait for the response to the one before."""
 RECEIVE_S = 60.0
 """Time for a connection to deliver a whole request, in seconds."""
 _END_S = 1.0
@@ -65,7 +66,6 @@ class HttpServer:
                 server_header=False,
                 limit_concurrency=max_connections + 1,  # never met: _Connection closes those beyond
                 timeout_keep_alive=receive_s,  # type: ignore[arg-type]  # asyncio takes fractions
-                h11_max_incomplete_event_size=MAX_HTTP_HEADER,
                 ssl_certfile=certificate,
                 ssl_keyfile=key,
             )
@@ -126,34 +126,37 @@ class _OneWrite:
 
     def write(self, data: bytes) -> None:
         if not self._parts:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._parts.append(data)
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         parts, self._parts = self._parts, []
         if parts:
             self._transport.write(b"".join(parts))
 
 
-class _Connection(H11Protocol):
-    """uvicorn's connection, which is closed unless it delivers whole requests in time.
+class _Connection(HttpToolsProtocol):
+    """uvicorn's connection, with limits for clients that are slow or send too much.
 
-    uvicorn itself limits only the idle time between requests.
+    uvicorn itself limits only the idle time between requests, and httptools nothing.
     """
 
     _late: asyncio.TimerHandle | None = None
+    _unparsed = 0
+    """Bytes that were received and are not yet a whole header or a part of a body."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Take a connection; close it if there are too many."""
-        super().connection_made(_OneWrite(transport, self.loop))  # type: ignore[arg-type]
+        self._output = _OneWrite(transport, self.loop)
+        super().connection_made(self._output)  # type: ignore[arg-type]
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            self.transport.abort()
+            transport.abort()
         else:
-            self._expect_request()
+            self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection."""
@@ -162,27 +165,66 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a request."""
+        self._unparsed += len(data)
         super().data_received(data)
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and not cycle.more_body and not cycle.response_complete:
-            self._cancel_timer()
+        if self._unparsed > MAX_HTTP_HEADER and not self.transport.is_closing():
+            self.send_400_response("Invalid HTTP request received.")
+        self._set_timer()
+
+    def on_message_begin(self) -> None:
+        """Begin a request; refuse further ones if many wait for the responses before."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise OverflowError
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Answer a request."""
+        self._unparsed = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._unparsed = 0
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Limit the time for the rest of a refused body, for reading the response, and for the next request."""
+        self._output.flush()
         super().on_response_complete()
-        if self.cycle.response_complete:  # else the next request has already come
-            self._expect_request()
+        self._cancel_timer()
+        self._set_timer()
+
+    def pause_writing(self) -> None:
+        """Limit the time until the client reads."""
+        super().pause_writing()
+        self._set_timer()
+
+    def resume_writing(self) -> None:
+        """Continue after the client has read."""
+        super().resume_writing()
+        self._set_timer()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP; close a connection whose response has already begun."""
-        try:
-            super().send_400_response(msg)
-        except h11.LocalProtocolError:
+        cycle: RequestResponseCycle | None = self.cycle
+        if self.pipeline or (cycle is not None and cycle.response_started and not cycle.response_complete):
             self.transport.abort()
+        else:
+            super().send_400_response(msg)
 
-    def _expect_request(self) -> None:
-        self._cancel_timer()
-        self._late = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+    def _set_timer(self) -> None:
+        """Close the connection later if this waits for the client."""
+        cycle: RequestResponseCycle | None = self.cycle
+        is_whole = cycle is not None and not cycle.more_body and not cycle.response_complete
+        if (is_whole or self.pipeline) and not self.flow.write_paused:
+            self._cancel_timer()
+        elif self._late is None:
+            self._late = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
 
     def _cancel_timer(self) -> None:
         if self._late is not None:

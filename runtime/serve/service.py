@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from ls_edge.core.errors import (
     BudgetExceeded,
@@ -51,6 +53,9 @@ _STATUS_OF: dict[type[RequestError], int] = {
     ModelMismatch: 502,
 }
 """Status by class of error; 500 for others."""
+
+Decode = Callable[[Callable[[], None]], Sequence[np.ndarray]]
+"""Function that decodes images; it gets a function that it calls before it decodes a large one."""
 
 
 @dataclass(eq=False)
@@ -154,62 +159,83 @@ class Service:
             with self._lock:
                 backend.requests -= 1
 
-    async def answer(
-        self, source: Source, decode: Callable[[Callable[[], None]], Sequence[np.ndarray]], budget_ms: float
-    ) -> list[Answer]:
+    async def answer(self, source: Source, decode: Decode, budget_ms: float, receive: Receive) -> list[Answer]:
         """Return the answers to the images of ``decode``, which runs on a decoder's thread.
 
-        ``decode`` gets a function that it calls before it decodes a large image. Expected errors become
-        :class:`HTTPException`. Cancelling stops the work on the images.
+        Expected errors become :class:`HTTPException`. If the client goes away, which ``receive`` tells, stop the work
+        on the images and raise :class:`ClientDisconnect`.
         """
         end = time.monotonic() + budget_ms / 1e3
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        futures: list[Future[Answer]] = []
 
-        def decode_in_turn() -> Sequence[np.ndarray]:
-            with contextlib.ExitStack() as turn:
+        def submit() -> None:
+            images = self._decode_in_turn(decode, end)
+            left_s = self._wait_for_holders(source, end)
+            try:
+                futures.extend(source.submit(image, name="the body", budget_ms=left_s * 1e3) for image in images)
+            finally:
+                for future in futures:
+                    future.add_done_callback(wake)
 
-                def wait_turn() -> None:
-                    turn.close()  # of the image before
-                    if not self._large_images.acquire(timeout=max(0.0, end - time.monotonic())):
-                        raise BudgetExceeded(_TOO_LATE)
-                    turn.callback(self._large_images.release)
+        def wake(_: object) -> None:
+            # Only for the last answer: the loop would take the interpreter from the thread of the source.
+            if all(future.done() for future in futures) and not loop.is_closed():
+                loop.call_soon_threadsafe(end_wait)
 
-                return decode(wait_turn)
-
-        def submit() -> list[Future[Answer]]:
-            images = decode_in_turn()
-            missing = source.wait_ready(min(self._holder_wait_s, end - time.monotonic()), may_miss=source.max_skips)
-            if not source.may_skip(missing):
-                raise HTTPException(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                raise BudgetExceeded(_TOO_LATE)
-            return [source.submit(image, name="the body", budget_ms=left_s * 1e3) for image in images]
+        def end_wait() -> None:
+            if not ended.done():
+                ended.set_result(None)
 
         # Submitting on the decoder's thread saves a change of threads.
-        submitting = asyncio.get_running_loop().run_in_executor(self._decoders, submit)
+        submitting = self._decoders.submit(submit)
+        submitting.add_done_callback(wake)
+        gone = loop.create_task(until_gone(receive))
         try:
-            try:
-                # A little longer than the thread waits for holders, so that its error says what is missing.
-                futures = await asyncio.wait_for(asyncio.shield(submitting), budget_ms / 1e3 + _POLL_S)
-            except asyncio.TimeoutError:
-                raise BudgetExceeded(_TOO_LATE) from None
-            try:
-                return await asyncio.wait_for(
-                    asyncio.gather(*map(asyncio.wrap_future, futures)), end - time.monotonic() + OVER_BUDGET_S
-                )
-            except asyncio.TimeoutError:
-                raise BudgetExceeded("the budget ended before there was an answer; give it more time") from None
+            # A little longer than the thread waits for holders, so that its error says what is missing.
+            for seconds in (budget_ms / 1e3 + _POLL_S, OVER_BUDGET_S):
+                await asyncio.wait((ended, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    submitting.result()
+                    return [future.result() for future in futures]
+                if gone.done():
+                    raise ClientDisconnect
+                if not submitting.done():
+                    raise BudgetExceeded(_TOO_LATE)
+            raise BudgetExceeded("the budget ended before there was an answer; give it more time")
         except (DataError, UsageError) as error:
             raise HTTPException(400, str(error)) from None
         except RequestError as error:
             status = _STATUS_OF.get(type(error), 500)
             raise HTTPException(status, str(error), RETRY_AFTER if status == 503 else None) from None
         finally:
-            submitting.add_done_callback(_cancel)
+            gone.cancel()
+            submitting.add_done_callback(lambda _: [future.cancel() for future in futures])
+
+    def _decode_in_turn(self, decode: Decode, end: float) -> Sequence[np.ndarray]:
+        with contextlib.ExitStack() as turn:
+
+            def wait_turn() -> None:
+                turn.close()  # of the image before
+                if not self._large_images.acquire(timeout=max(0.0, end - time.monotonic())):
+                    raise BudgetExceeded(_TOO_LATE)
+                turn.callback(self._large_images.release)
+
+            return decode(wait_turn)
+
+    def _wait_for_holders(self, source: Source, end: float) -> float:
+        """Return the seconds that are left."""
+        missing = source.wait_ready(min(self._holder_wait_s, end - time.monotonic()), may_miss=source.max_skips)
+        if not source.may_skip(missing):
+            raise HTTPException(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise BudgetExceeded(_TOO_LATE)
+        return left_s
 
 
-def _cancel(submitting: asyncio.Future[list[Future[Answer]]]) -> None:
-    """Cancel what was submitted and is not answered."""
-    if not submitting.cancelled() and submitting.exception() is None:
-        for future in submitting.result():
-            future.cancel()
+async def until_gone(receive: Receive) -> None:
+    """Return when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
