@@ -86,7 +86,10 @@ class Observer(Client):
 
     def _has_seen_all(self, began: float) -> bool:
         """Return whether looking longer would show nothing new; peers that have just started get time for links."""
-        seen = all(_is_seen(session, began) for session in self.sessions.values())
+        seen = all(
+            one.is_hopeless(began) or (len(one.greetings) >= SAMPLES and one.state is not None)
+            for one in self.sessions.values()
+        )
         return seen and (time.monotonic() > began + LINKS_S or not unreached(self.view()))
 
     def inspect(self, seconds: float) -> Mapping[str, tuple[FindingRow, ...] | str]:
@@ -165,11 +168,6 @@ def unreached_text(lacking: Mapping[str, Sequence[str]]) -> str:
         f"{pairs}. Give these machines the same peers.yaml, with the key that each peer uses and an address that the "
         "others reach, and restart their peers; the log of a peer says why a link failed"
     )
-
-
-def _is_seen(session: Session, began: float) -> bool:
-    """Return whether looking longer would show nothing new."""
-    return session.is_hopeless(began) or (len(session.greetings) >= SAMPLES and session.state is not None)
 
 
 def _silence(session: Session) -> str:

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from tempfile import SpooledTemporaryFile
-from typing import Any
+from typing import IO, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -103,7 +103,7 @@ class Application:
         self._page.note(answer)
         return _json(_document_of(answer, top, with_logits))
 
-    async def _image(self, request: Request) -> SpooledTemporaryFile[bytes]:
+    async def _image(self, request: Request) -> IO[bytes]:
         """Return the encoded image of a body or form."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
@@ -119,23 +119,20 @@ class Application:
             raise HTTPException(400, "the body is empty; send an encoded image, such as a JPEG")
         return body
 
-    async def _form_file(self, request: Request) -> SpooledTemporaryFile[bytes]:
+    async def _form_file(self, request: Request) -> IO[bytes]:
         limited = Request(request.scope, self._limited(request))
         try:
-            async with limited.form(max_files=1, max_fields=MAX_PARAMETERS) as form:
-                for value in form.values():
-                    if not isinstance(value, str):
-                        body = SpooledTemporaryFile[bytes](_IN_MEMORY)
-                        while part := await value.read(1 << 16):
-                            body.write(part)
-                        return body
+            form = await limited.form(max_files=1, max_fields=MAX_PARAMETERS)
         except (MultiPartException, HTTPException) as error:
             if isinstance(error, HTTPException) and error.status_code != 400:
                 raise
             raise HTTPException(400, "the form cannot be read; send one file in multipart/form-data") from None
+        for value in form.values():
+            if not isinstance(value, str):
+                return value.file
         raise HTTPException(400, "the form has no file; send one, as curl -F file=@photo.jpg does")
 
-    async def _body(self, request: Request) -> SpooledTemporaryFile[bytes]:
+    async def _body(self, request: Request) -> IO[bytes]:
         body = SpooledTemporaryFile[bytes](_IN_MEMORY)
         try:
             async for part in Request(request.scope, self._limited(request)).stream():
@@ -172,16 +169,13 @@ class Application:
     async def _v2_server(self, _request: Request) -> Response:
         return _json({"name": "ls-edge", "version": __version__, "extensions": list(v2.EXTENSIONS)})
 
-    async def _v2_index(self, request: Request) -> Response:
-        await self._discard(request)
-        bundle, ready = self._service.source.bundle, self._service.is_ready
-        state = "READY" if ready else "UNAVAILABLE"
-        reason = "" if ready else _not_ready(self._service)
+    async def _v2_index(self, _request: Request) -> Response:
+        bundle, state, reason = self._service.source.bundle, "READY", ""
+        if not self._service.is_ready:
+            missing = shown_parts(self._service.source.snapshot.missing_blocks)
+            state, reason = "UNAVAILABLE", f"blocks without a holder: {', '.join(map(str, missing))}"
         index = [{"name": bundle.manifest.model, "version": v2.version_of(bundle), "state": state, "reason": reason}]
         return _json(index)
-
-    async def _discard(self, request: Request) -> None:
-        (await self._body(request)).close()
 
     async def _v2_document(self, document: Callable[[Bundle], object], request: Request) -> Response:
         return _json(document(self._v2_bundle(request)))
@@ -398,7 +392,3 @@ def _parameters(query: list[tuple[str, str]], most_ms: float) -> tuple[int, floa
 
 def _is_budget(text: str, most_ms: float) -> bool:
     return len(text) <= 16 and text.isascii() and text.replace(".", "", 1).isdigit() and 1 <= float(text) <= most_ms
-
-
-def _not_ready(service: Service) -> str:
-    return f"blocks without a holder: {', '.join(map(str, shown_parts(service.source.snapshot.missing_blocks)))}"

@@ -159,15 +159,12 @@ def images_of(
         files = _texts(given.data, count) if raw is None else _split(raw, count)
         return [preprocess(file, f"image {index}") for index, file in enumerate(files)]
     if len(given.shape) != 4:
-        raise DataError(f"input {given.name} has the shape {given.shape}; use {_shape_of(given.name)}")
+        shape = "[N, H, W, 3]" if given.name == "pixels" else "[N, 3, H, W]"
+        raise DataError(f"input {given.name} has the shape {given.shape}; use {shape}")
     array = _array(given, raw, np.dtype("uint8" if expected == "UINT8" else "<f4"))
     if expected == "FP32":
         return list(array.astype(np.float32, copy=False))
     return [preprocess(np.ascontiguousarray(pixels), f"image {index}") for index, pixels in enumerate(array)]
-
-
-def _shape_of(name: str) -> str:
-    return "[N, H, W, 3]" if name == "pixels" else "[N, 3, H, W]"
 
 
 def _binary_of(given: _Input, binary: bytes) -> bytes | None:

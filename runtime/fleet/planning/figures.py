@@ -142,7 +142,9 @@ def best_route(
     total = 0.0
     for band in problem.bands_of(placement):
         holders = {part: held_by[part] for part in band}
-        names, ms = _route_of_band(problem, holders, _preferred(used, placement, band), hint)
+        # A visit to a device of the previous band that holds blocks of this one may be free.
+        preferred = {name for name in (used[-1] if used else ()) if not set(placement[name]).isdisjoint(band)}
+        names, ms = _route_of_band(problem, holders, preferred, hint)
         if used:
             shared = sorted(set(used[-1]) & set(names))
             # one device ends the band before and begins this one; in a band of several, not the one that began it
@@ -156,11 +158,6 @@ def best_route(
         total += ms
     route = [name for names in used for name in names]
     return tuple(name for place, name in enumerate(route) if place == 0 or name != route[place - 1]), total
-
-
-def _preferred(used: Sequence[tuple[str, ...]], placement: Placement, band: Sequence[int]) -> set[str]:
-    """Return devices of the previous band that hold blocks of this one: a visit to one of them may be free."""
-    return {name for name in (used[-1] if used else ()) if not set(placement[name]).isdisjoint(band)}
 
 
 def _route_of_band(

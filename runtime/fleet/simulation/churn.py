@@ -120,7 +120,7 @@ class ChurnProcess:
             self._sim.hang_engine(name, hangs=True)
         else:
             self._sim.drain(name)
-            self._leave(name, self._sim.now + self._sim.limits.drain)
+            self._leave(name, self._sim.now + self._sim.settings.limits.drain)
         if kind != "drain":
             self._sim.at(self._draw(self._churn.down), lambda: self._return(name))
 

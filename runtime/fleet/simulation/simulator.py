@@ -15,6 +15,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ls_edge.core.bands import Bands
@@ -85,8 +86,8 @@ class SimulationSettings:
     seed: int = 0
     bands: Bands | None = None
     costs: OrderCosts | None = None
-    limits: Limits | None = None
-    """Limits of every process; None for the defaults, with the credits of a peer by its ``max_batch``."""
+    limits: Limits = field(default_factory=Limits)
+    """Limits of every process; a peer has credits by its ``max_batch`` if they are the defaults."""
     max_batch: int | Mapping[str, int] = 1
     block_seconds: float | Mapping[str, float] = 0.005
     engine_seconds: Callable[[str, Sequence[int], int], float] | None = None
@@ -101,6 +102,11 @@ class SimulationSettings:
     logits_share: float = 1.0
     detection: float = 0.35
     """Time until heartbeats detect a stopped process."""
+
+    @cached_property
+    def model(self) -> Model:
+        """Bands and order costs of the model."""
+        return Model(self.bands or Bands(self.blocks), self.costs)
 
 
 class Simulation(Clock):
@@ -122,8 +128,7 @@ class Simulation(Clock):
         self.notes: list[tuple[float, str, Note]] = []
         self._requests = itertools.count()
         self._rng = random.Random(given.seed)
-        self.limits, self.model = given.limits or Limits(), Model(given.bands or Bands(given.blocks), given.costs)
-        self.source = source_machine(SOURCE, limits=self.limits, rng=self._rng, model=self.model)
+        self.source = source_machine(SOURCE, limits=given.limits, rng=self._rng, model=given.model)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -135,7 +140,7 @@ class Simulation(Clock):
     def submit(self, *, policy: str = "nearest", budget: float = 5.0, max_skips: int = 0, **more: Any) -> int:
         """Submit an image; ``more`` are further fields of its itinerary. Its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
-        order = POLICIES[policy].wanted_order(self.model.bands, self.settings.seed, request)
+        order = POLICIES[policy].wanted_order(self.settings.model.bands, self.settings.seed, request)
         if any(STEM in held for held in self.settings.peers.values()):
             order = (STEM, *order, HEAD)
         itinerary = Itinerary(SOURCE, policy, order, max_skips, **{"waves_wanted": 2, **more})
@@ -210,8 +215,8 @@ class Simulation(Clock):
     def _new_peer(self, name: str) -> PeerMachine:
         given = self.settings
         most = given.max_batch[name] if isinstance(given.max_batch, Mapping) else given.max_batch
-        limits = given.limits or Limits().with_credits(usual_credits(most))
-        made = peer_machine(name, given.peers[name], limits=limits, rng=self._rng, max_batch=most, model=self.model)
+        limits = given.limits if given.limits != Limits() else Limits().with_credits(usual_credits(most))
+        made = peer_machine(name, given.peers[name], limits=limits, rng=self._rng, max_batch=most, model=given.model)
         made.rules.joins.join = join_tuples
         return made
 
