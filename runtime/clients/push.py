@@ -204,7 +204,7 @@ class Pusher(Client):
             target.offered = manifest
             target.files.setdefault(manifest.hex(), (Path(), size))
             self._offer(target)
-            self._until(target, lambda target: self._has_heard(target))
+            self._until(target, self._has_heard)
         for target in self._targets.values():
             self._until(target, lambda target: self._has_heard(target) and target.state in _COMPLETE)
 

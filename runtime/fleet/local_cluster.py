@@ -98,10 +98,12 @@ class LocalCluster:
             command += ["--until-eof", *self._arguments]
             if self._keys:
                 command += ["--secret-key", str(self.secret_key(name))]
+            # A secret key that belongs to this process is not for peers.
+            environment = {key: value for key, value in os.environ.items() if key != "LS_EDGE_SECRET_KEY"}
             self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
             with self.log_path(name).open("ab") as log:
                 self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
-                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
                 )
 
     def take(self, path: str | Path) -> None:
@@ -201,11 +203,6 @@ class LocalCluster:
         path = self.log_path(name)
         log = path.read_bytes()[self._log_from.get(name, 0) :] if path.exists() else b""
         return any(text in log for text in texts)
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a peer, without a secret key that belongs to this process."""
-    return {name: value for name, value in os.environ.items() if name != "LS_EDGE_SECRET_KEY"}
 
 
 def free_ports(count: int) -> list[int]:
