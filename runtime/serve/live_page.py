@@ -7,15 +7,15 @@ import itertools
 import json
 import secrets
 from collections import deque
+from collections.abc import AsyncIterator
 from importlib.resources import files
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
 
-from ls_edge.runtime.serve.service import RETRY_AFTER, Service, until_gone
+from ls_edge.runtime.serve.service import RETRY_AFTER, Service
 from ls_edge.runtime.source.results import Answer
 
 MAX_WATCHERS = 16
@@ -24,8 +24,6 @@ _RECENT = 60
 """Number of answers that a page shows when it is opened."""
 _INTERVAL_S = 0.5
 """Interval of events, in seconds."""
-_SEND_S = 10.0
-"""Seconds after which a client that does not read its events is dropped."""
 
 
 class LivePage:
@@ -53,49 +51,25 @@ class LivePage:
             self._html.replace("{{nonce}}", nonce), media_type="text/html", headers={"Content-Security-Policy": policy}
         )
 
-    async def events(self, _request: Request) -> _Events:
+    async def events(self, _request: Request) -> Response:
         """Return a stream of the state and the answers since the event before."""
         if self._watchers >= MAX_WATCHERS:
             raise HTTPException(503, f"{MAX_WATCHERS} pages are open, the limit; close one", RETRY_AFTER)
-        return _Events(self)
+        return StreamingResponse(self._events(), media_type="text/event-stream")
 
-    async def stream(self, receive: Receive, send: Send) -> None:
-        """Send events until the client goes away or the server stops."""
-        gone = asyncio.ensure_future(until_gone(receive))
+    async def _events(self) -> AsyncIterator[str]:
+        """Yield events until the client goes away or the server stops."""
         self._watchers += 1
         shown = 0
         try:
-            headers = [(b"content-type", b"text/event-stream")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while not gone.done() and not self._service.is_stopping:
+            while not self._service.is_stopping:
                 answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
                 shown = answers[-1]["number"] if answers else shown
                 event = json.dumps({"status": self._service.status(), "answers": answers}, allow_nan=False)
-                message: Message = {
-                    "type": "http.response.body",
-                    "body": f"data: {event}\n\n".encode(),
-                    "more_body": True,
-                }
-                await asyncio.wait_for(send(message), _SEND_S)
-                await asyncio.wait((gone,), timeout=_INTERVAL_S)
-            if not gone.done():
-                await send({"type": "http.response.body", "body": b""})
-        except asyncio.TimeoutError:
-            pass  # uvicorn closes the connection of a response without its end
+                yield f"data: {event}\n\n"
+                await asyncio.sleep(_INTERVAL_S)
         finally:
             self._watchers -= 1
-            gone.cancel()
-
-
-class _Events(Response):
-    """Response that streams the events of a page."""
-
-    def __init__(self, page: LivePage) -> None:
-        super().__init__()
-        self._page = page
-
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        await self._page.stream(receive, send)
 
 
 def _event_of(answer: Answer, number: int) -> dict[str, Any]:
