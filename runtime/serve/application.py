@@ -20,7 +20,6 @@ from typing import IO, Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -123,8 +122,8 @@ class Application:
         limited = Request(request.scope, self._limited(request))
         try:
             form = await limited.form(max_files=1, max_fields=MAX_PARAMETERS)
-        except (MultiPartException, HTTPException) as error:
-            if isinstance(error, HTTPException) and error.status_code != 400:
+        except HTTPException as error:
+            if error.status_code != 400:
                 raise
             raise HTTPException(400, "the form cannot be read; send one file in multipart/form-data") from None
         for value in form.values():
