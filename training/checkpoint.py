@@ -117,7 +117,7 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
     try:
         view = build(record.model, record.model_args, record.kept)
         make_method(record.method, config.method_args).attach(view)
-        tensors, digest = _published_weights(folder, view.weights()) or (tensors, digest)
+        tensors, digest = _published(folder, tensors, view.weights()) or (tensors, digest)
         view.load_weights(tensors)
         bands = config.block_bands(view.num_blocks)
     except (ModelError, UsageError) as error:
@@ -125,19 +125,19 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
     return LoadedRun(folder, view.to(device).eval(), config, record, bands, digest)
 
 
-def _published_weights(folder: Path, own: dict[str, Tensor]) -> tuple[dict[str, Tensor], str] | None:
+def _published(folder: Path, stored: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[dict[str, Tensor], str] | None:
     """Return weights and digest of a published run whose model has the weights ``own``; None for any other run.
 
-    Raise :class:`RunError` if the weights are not those that were published.
+    ``stored`` are the tensors of its :data:`WEIGHTS`. Raise :class:`RunError` if they are not those that were
+    published.
     """
     with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
         digest = (file.metadata() or {}).get(DIGEST)
     if digest is None:
         return None
-    tensors = read_tensors(folder / WEIGHTS)[0]
     if (folder / METHOD_WEIGHTS).is_file():
-        tensors.update(read_tensors(folder / METHOD_WEIGHTS)[0])
-    tensors = {name: value for name, value in tensors.items() if name in own}
+        stored = {**stored, **read_tensors(folder / METHOD_WEIGHTS)[0]}
+    tensors = {name: value for name, value in stored.items() if name in own}
     if hashlib.sha256(safetensors.torch.save(tensors, {"format": "pt"})).hexdigest() != digest:
         raise RunError(f"{folder / WEIGHTS} is not what was published (another digest); download or publish it again")
     return tensors, digest

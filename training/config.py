@@ -96,7 +96,7 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TeacherConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A trained model to imitate in addition to the labels (``ls_edge.training.teacher``)."""
+    """A trained model to imitate in addition to the labels (``ls_edge.training.methods.teacher``)."""
 
     model: str | None = None
     """Run folder, or timm's name of a model of any kind, including convolutional ones; None for no teacher."""
@@ -144,7 +144,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """torch's threads on the CPU; None: one for models below a million parameters, else torch's choice. A run repeats
     bit by bit only with the same number."""
     log: Literal["tensorboard", "wandb", "mlflow"] | None = None
-    """Where curves by order, blocks kept, and slot go, besides losses; None writes only losses, to TensorBoard."""
+    """Destination of curves by order, blocks kept, and slot; None writes only losses, to TensorBoard."""
     validation_orders: Count = 4
     """Seeded orders for the validation of a method that shuffles."""
 

@@ -216,7 +216,6 @@ class Batches:
             num_workers=workers,
             generator=generator,
             collate_fn=_collate,
-            worker_init_fn=_seed_worker if workers else None,
             prefetch_factor=4 if workers else None,
         )
         for batch, reasons in loader:
@@ -242,12 +241,6 @@ def _collate(items: list[tuple[Tensor | None, int, str]]) -> tuple[Batch | None,
     if not good:
         return None, reasons
     return (torch.stack([pixels for pixels, _ in good]), torch.tensor([label for _, label in good])), reasons
-
-
-def _seed_worker(_: int) -> None:
-    seed = torch.initial_seed() % 2**32
-    random.seed(seed)
-    np.random.seed(seed)
 
 
 def _timm_transform(spec: ImageSpec) -> Callable[[Any], Any]:

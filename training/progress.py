@@ -1,4 +1,4 @@
-"""Reports of a training: a line per epoch, TensorBoard events, a summary, and progress bars on standard error."""
+"""Reports of a training: the metrics of each epoch, a summary, and progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ls_edge.core.callbacks import OnProgress, OnWarning
@@ -30,6 +29,13 @@ class Epoch(msgspec.Struct, frozen=True):
     """Speed of training, without validation."""
     best: bool
     """Whether its weights became ``model.safetensors``."""
+
+    def line(self, epochs: int) -> str:
+        """Return the metrics for people."""
+        return (
+            f"epoch {self.epoch:>3}/{epochs}  train {self.train_loss:.3f}  validation {self.val_loss:.3f}  "
+            f"top-1 {self.val_top1:.3f}  {self.images_per_second:.0f} images/s{'  best' if self.best else ''}"
+        )
 
 
 class TrainingResult(Shown, msgspec.Struct, frozen=True):
@@ -55,7 +61,7 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
     """Cost in forward passes of the whole model for one image."""
     settings: TrainConfig
     log: str = ""
-    """Where to look at the curves; empty if nothing was trained."""
+    """Command or place that shows the curves; empty if nothing was trained."""
 
     def show(self, console: Console) -> None:
         """Print the result in one line."""
@@ -78,7 +84,7 @@ OnEpoch = Callable[[Epoch, int], None]
 
 
 class Listener:
-    """Counts the steps of a training, and calls what wants to know of them."""
+    """Counter of the steps of a training, which calls the functions that report them."""
 
     def __init__(
         self,
@@ -118,46 +124,3 @@ class Listener:
     def _tell(self, more: int, text: str) -> None:
         self._done += more
         self._on_progress(self._done, self._total, text)
-
-
-class Bars:
-    """Bars on a terminal, and one line per epoch; use it as a context manager."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("", total=None)
-        self._total = 0
-
-    def __enter__(self) -> Bars:
-        if self.console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.console.is_terminal:  # elsewhere older versions of rich print an empty line
-            self._progress.stop()
-
-    def warn(self, text: str) -> None:
-        """Print a warning."""
-        self.console.print(Text.assemble(("warning: ", "yellow"), printable(text)), soft_wrap=True)
-
-    def note(self, text: str) -> None:
-        """Print what training chose by itself."""
-        self.console.print(printable(text), highlight=False, soft_wrap=True)
-
-    def progress(self, done: int, total: int, text: str) -> None:
-        """Advance the bar; another total starts it again."""
-        if total != self._total:
-            self._total = total
-            self._progress.reset(self._task, total=total)
-        self._progress.update(self._task, completed=done, description=text)
-
-    def epoch(self, m: Epoch, epochs: int) -> None:
-        """Print the line of an epoch."""
-        text = (
-            f"epoch {m.epoch:>3}/{epochs}  train {m.train_loss:.3f}  validation {m.val_loss:.3f}  "
-            f"top-1 {m.val_top1:.3f}  {m.images_per_second:.0f} images/s{'  best' if m.best else ''}"
-        )
-        self.console.print(text, highlight=False, soft_wrap=True)

@@ -14,11 +14,7 @@ from ls_edge.device.requirements import require_extras
 
 if TYPE_CHECKING:
     from ls_edge.training.config import TrainConfig
-    from ls_edge.training.progress import Epoch, Listener, OnEpoch, TrainingResult
-
-
-def _ignore_epoch(metrics: Epoch, epochs: int) -> None:
-    """Report no epoch."""
+    from ls_edge.training.progress import Listener, OnEpoch, TrainingResult
 
 
 def train(
@@ -29,7 +25,7 @@ def train(
     changes: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
-    on_epoch: OnEpoch = _ignore_epoch,
+    on_epoch: OnEpoch = lambda _epoch, _epochs: None,
     on_progress: OnProgress = ignore_progress,
     on_warning: OnWarning = warn_in_python,
     **settings: Any,
@@ -66,7 +62,7 @@ def read_settings(
         raise UsageError("no data: give --data DATA, or name data.source in the --config file")
     require_extras("training", ("ls_edge.training.loop",), "train")
     if not resume and settings.data.source != "digits" and not named & {"model.name", "model.args", "model.init"}:
-        from ls_edge.training.model_advice import model_advice
+        from ls_edge.training.models.advice import model_advice
 
         advice = model_advice(open_data(settings.data.source, "train"))
         raise UsageError(f"no model: only 'digits' has a default one, vit_digits, for images of 16 pixels; {advice}")

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -179,9 +179,8 @@ class StepProgress:
         self._bar: Progress | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-            self._bar = Progress(
-                *columns, TimeElapsedColumn(), console=self._console, transient=True, redirect_stdout=False
-            )
+            times = (TimeElapsedColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, *times, console=self._console, transient=True, redirect_stdout=False)
             self._task = self._bar.add_task(self._label, total=None)
 
     def __enter__(self) -> StepProgress:

@@ -21,7 +21,7 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
 
 
 class TeacherCriterion(nn.Module):
-    """Weighted loss of labels and teacher, for targets from :meth:`ls_edge.training.teacher.Teacher.targets`."""
+    """Weighted loss of labels and teacher, for targets from :meth:`.teacher.Teacher.targets`."""
 
     def __init__(self, labels: nn.Module, config: TeacherConfig) -> None:
         super().__init__()

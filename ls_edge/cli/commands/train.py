@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from ls_edge.api.training import read_settings, train_run
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
+from ls_edge.core.callbacks import ignore_progress
+from ls_edge.core.errors import printable
+from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 from ls_edge.training.methods.registry import METHODS
 
@@ -69,8 +73,8 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @options.count("--epochs", "Training epochs; 0 writes the model as it starts.  [default: 20]", least=0, most=10**9)
 @options.count("--batch-size", "Images per step.  [default: 64]", most=options.MAX_BATCH)
 @options.count("--accumulate", "Parts of a step, to need less memory.  [default: 1]", most=options.MAX_BATCH)
-@click.option("--lr", type=options.Number(), metavar="X", help="Peak learning rate.  [default: the model's]")
-@click.option("--weight-decay", type=options.Number(), metavar="X", help="Weight decay of matrices.  [default: 0.05]")
+@click.option("--lr", type=float, metavar="X", help="Peak learning rate.  [default: the model's]")
+@click.option("--weight-decay", type=float, metavar="X", help="Weight decay of matrices.  [default: 0.05]")
 @options.choice(
     "--augment",
     ["auto", "none", "shift", "crop", "timm"],
@@ -96,7 +100,7 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
     "--show-recipe", metavar="NAME", is_eager=True, expose_value=False, callback=_show_recipe, help="Print a recipe."
 )
 @options.choice(
-    "--log", ["tensorboard", "wandb", "mlflow"], "Also curves by order, blocks kept, and slot, and where they go."
+    "--log", ["tensorboard", "wandb", "mlflow"], "Destination of additional curves: by order, blocks kept, and slot."
 )
 @options.flag("--resume", "Continue the run in RUN with its own settings.")
 @options.flag("--overwrite", "Replace the run in RUN.")
@@ -139,11 +143,19 @@ def train_with_bars(
     out: Path, settings: TrainConfig, named: frozenset[str], console: Console, *, resume: bool, overwrite: bool
 ) -> TrainingResult | None:
     """Train one run with its progress on the console; return its result, or None if it is finished already."""
-    from ls_edge.training.progress import Bars, Listener
+    from ls_edge.training.progress import Listener
+
+    def warn(text: str) -> None:
+        console.print(Text.assemble(("warning: ", "yellow"), printable(text)))
 
     try:
-        with Bars(console) as bars:
-            listener = Listener(bars.epoch, bars.progress, bars.warn, bars.note)
+        with StepProgress("train", console=console) as progress:
+            listener = Listener(
+                lambda metrics, epochs: console.print(metrics.line(epochs)),
+                progress if console.is_terminal else ignore_progress,  # elsewhere, epochs have lines
+                warn,
+                lambda text: console.print(printable(text)),
+            )
             result = train_run(out, settings, named, listener, resume=resume, overwrite=overwrite)
     except KeyboardInterrupt:
         if (out / "resume.safetensors").is_file():
