@@ -20,10 +20,14 @@ def merge(stem: bytes, blocks: Sequence[bytes], head: bytes) -> bytes:
     parts = [onnx.load_model_from_string(raw) for raw in (stem, *blocks, head)]
     prefixes = ["stem", *(f"blocks.{index}" for index in range(len(blocks))), "head"]
 
-    def add_slot(whole: onnx.ModelProto, name: str, index: int, tokens: str) -> str:
-        return _constant_slot(whole, name, tokens, index - 1)
+    def fill_slot(whole: onnx.ModelProto, name: str, index: int, tokens: str) -> None:
+        value = numpy_helper.from_array(np.array([index - 1], dtype=np.int64), f"{name}.value")
+        whole.graph.initializer.append(value)
+        size = helper.make_node("Shape", [tokens], [f"{name}.batch"], name=f"{name}.Shape", start=0, end=1)
+        fill = helper.make_node("Expand", [f"{name}.value", f"{name}.batch"], [name], name=f"{name}.Expand")
+        whole.graph.node.extend([size, fill])
 
-    return to_bytes(_join("whole", parts, prefixes, add_slot), "the whole model")
+    return to_bytes(_join("whole", parts, prefixes, fill_slot), "the whole model")
 
 
 def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
@@ -32,18 +36,25 @@ def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
     The part's slot counts parts, so the slots of its blocks start at ``slot * len(blocks)``.
     """
 
-    def add_slot(whole: onnx.ModelProto, name: str, index: int, _tokens: str) -> str:
-        return _inner_slot(whole, name, index, len(blocks))
+    def shift_slot(whole: onnx.ModelProto, name: str, index: int, _tokens: str) -> None:
+        for constant, value in (("size", len(blocks)), ("place", index)):
+            tensor = numpy_helper.from_array(np.array(value, dtype=np.int64), f"{name}.{constant}")
+            whole.graph.initializer.append(tensor)
+        first = whole.graph.input[1].name
+        scale = helper.make_node("Mul", [first, f"{name}.size"], [f"{name}.first"], name=f"{name}.Mul")
+        shift = helper.make_node("Add", [f"{name}.first", f"{name}.place"], [name], name=f"{name}.Add")
+        whole.graph.node.extend([scale, shift])
 
-    return _join("part", blocks, [str(index) for index in range(len(blocks))], add_slot)
+    return _join("part", blocks, [str(index) for index in range(len(blocks))], shift_slot)
 
 
 def _join(
     name: str,
     parts: Sequence[onnx.ModelProto],
     prefixes: Sequence[str],
-    add_slot: Callable[[onnx.ModelProto, str, int, str], str],
+    add_slot: Callable[[onnx.ModelProto, str, int, str], None],
 ) -> onnx.ModelProto:
+    """Chain parts; ``add_slot(whole, name, index, tokens)`` adds the nodes that compute the slot of part ``index``."""
     whole = onnx.ModelProto(ir_version=parts[0].ir_version, producer_name=parts[0].producer_name)
     whole.opset_import.extend(parts[0].opset_import)
     whole.graph.name = name
@@ -51,8 +62,11 @@ def _join(
     whole.graph.output.extend(parts[-1].graph.output)
     current = whole.graph.input[0].name
     for index, (prefix, part) in enumerate(zip(prefixes, parts, strict=True)):
-        slots = [add_slot(whole, f"{prefix}.slot", index, current)] if len(part.graph.input) > 1 else []
-        current = _append(whole, part, prefix, [current, *slots], last=index == len(parts) - 1)
+        inputs = [current]
+        if len(part.graph.input) > 1:
+            inputs.append(f"{prefix}.slot")
+            add_slot(whole, inputs[1], index, current)
+        current = _append(whole, part, prefix, inputs, last=index == len(parts) - 1)
     return whole
 
 
@@ -73,24 +87,3 @@ def _append(whole: onnx.ModelProto, part: onnx.ModelProto, prefix: str, inputs: 
         fresh_tensor.CopyFrom(tensor)
         fresh_tensor.name = f"{prefix}.{tensor.name}"
     return names[output]
-
-
-def _constant_slot(whole: onnx.ModelProto, name: str, tokens: str, slot: int) -> str:
-    """Add nodes that fill ``name``, int64 ``[B]``, with ``slot``."""
-    whole.graph.initializer.append(numpy_helper.from_array(np.array([slot], dtype=np.int64), f"{name}.value"))
-    size = helper.make_node("Shape", [tokens], [f"{name}.batch"], name=f"{name}.Shape", start=0, end=1)
-    fill = helper.make_node("Expand", [f"{name}.value", f"{name}.batch"], [name], name=f"{name}.Expand")
-    whole.graph.node.extend([size, fill])
-    return name
-
-
-def _inner_slot(whole: onnx.ModelProto, name: str, place: int, size: int) -> str:
-    """Add nodes that compute ``slot * size + place`` from the part's own slot."""
-    for constant, value in (("size", size), ("place", place)):
-        tensor = numpy_helper.from_array(np.array(value, dtype=np.int64), f"{name}.{constant}")
-        whole.graph.initializer.append(tensor)
-    first = whole.graph.input[1].name
-    scale = helper.make_node("Mul", [first, f"{name}.size"], [f"{name}.first"], name=f"{name}.Mul")
-    shift = helper.make_node("Add", [f"{name}.first", f"{name}.place"], [name], name=f"{name}.Add")
-    whole.graph.node.extend([scale, shift])
-    return name

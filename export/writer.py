@@ -15,11 +15,12 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import onnx
 import torch
+from rich.console import Console
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import (
@@ -34,9 +35,10 @@ from ls_edge.core.bundle import (
     interface_of,
     manifest_bands,
     model_id_of,
+    shared_groups,
     write_manifest,
 )
-from ls_edge.core.errors import BundleError, RunError, UsageError, VerificationError
+from ls_edge.core.errors import BundleError, RunError, UsageError, VerificationError, printable
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
@@ -56,6 +58,8 @@ from ls_edge.export.verify import (
     verify_accuracy,
     verify_numbers,
 )
+from ls_edge.report.bundle import print_export
+from ls_edge.report.shown import Shown
 from ls_edge.training.checkpoint import LoadedRun, shown_model
 
 ENGINE_COSINE = 0.999
@@ -87,12 +91,45 @@ _DEFAULT = ExportSettings()
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A bundle on disk, and its verification."""
+class ExportResult(Shown):
+    """A bundle that was written and verified."""
 
     bundle: Bundle
-    verified: Verified
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
+    seconds: float = 0.0
+    engines_built: str | None = None
+    """Device of the TensorRT engines that were built; None if there are none."""
+
+    def show(self, console: Console) -> None:
+        """Print the files, the bands, and what was verified."""
+        print_export(self.document(), console)
+
+    def document(self) -> dict[str, Any]:
+        """Return the document of ``export --json``."""
+        bundle, manifest = self.bundle, self.bundle.manifest
+        costs = manifest.order_costs
+        return {
+            "bundle": printable(bundle.folder),
+            "bundle_id": manifest.bundle_id,
+            "model_id": manifest.model_id,
+            "model": manifest.model,
+            "method": manifest.method,
+            "blocks": len(manifest.parts.blocks),
+            "bands": bundle.bands.to_json(),
+            "folded": msgspec.to_builtins(bundle.folded),
+            "shared": shared_groups(bundle.owners),
+            "tokens": msgspec.to_builtins(manifest.tokens),
+            "precision": manifest.precision,
+            "opset": manifest.opset,
+            "bytes": {name: part.bytes for name, part in manifest.part_names()},
+            "verified": manifest.verified,
+            "order_costs": {name: costs[name] for name in ("orders", "images", "trained", "random", "fit")}
+            if costs
+            else None,
+            "seconds": self.seconds,
+            "engines_built": self.engines_built,
+            "warnings": self.warnings,
+        }
 
 
 def steps_of(num_parts: int, *, calibrated: bool = False) -> int:
@@ -118,7 +155,7 @@ def export_run(
     *,
     calibration: Calibration | None = None,
     on_step: Step = lambda _: None,
-) -> Exported:
+) -> ExportResult:
     """Export ``run`` to the folder ``out``, verified on the images of ``calibration`` or on generated ones.
 
     On an error ``out`` is unchanged. Raises :class:`UsageError` if ``out`` holds something else or int8 for TensorRT
@@ -129,7 +166,7 @@ def export_run(
     check_target(out)
     _check_run(run)
     if settings.precision == "int8" and settings.engine == "tensorrt" and calibration is None:
-        raise UsageError("int8 for TensorRT needs ranges of activations: give images with --calibrate DATA")
+        raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
     parts = parts_of(run, settings)
     warnings = [f"{run.folder}: {run.record.problem}"] if run.record.problem else []
     if not run.bands.contains(_bands_of(run, settings)):
@@ -152,7 +189,7 @@ def export_run(
             _replace(folder, out)
     except OSError as error:
         raise BundleError(f"cannot write {out}: {error.strerror or error}; check the path and the free space") from None
-    return Exported(Bundle.open(out), verified, tuple(warnings))
+    return ExportResult(Bundle.open(out), tuple(warnings))
 
 
 def _verify(

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
         WireError,
     )
     from ls_edge.data.camera import frames
-    from ls_edge.export.entry import ExportResult, export
+    from ls_edge.export.entry import export
+    from ls_edge.export.writer import ExportResult
     from ls_edge.runtime.peer.peer import Peer
     from ls_edge.runtime.source.results import Answer
     from ls_edge.runtime.source.source import Source
@@ -64,7 +65,7 @@ _MODULES = {
     "Bundle": "ls_edge.core.bundle",
     "Cluster": "ls_edge.api.cluster",
     "EvaluationResult": "ls_edge.api.evaluation",
-    "ExportResult": "ls_edge.export.entry",
+    "ExportResult": "ls_edge.export.writer",
     "Peer": "ls_edge.runtime.peer.peer",
     "Published": "ls_edge.api.publishing",
     "Source": "ls_edge.runtime.source.source",

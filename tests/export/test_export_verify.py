@@ -131,10 +131,10 @@ def cancelling(folder):
 
 def test_float32_may_be_as_inexact_as_it_is_in_pytorch_itself(tmp_path):
     run = cancelling(tmp_path / "run")
-    verified = export_run(run, tmp_path / "bundle").verified
-    assert 1e-5 < verified.max_rel_error < 4 * verified.notes["rounding"]
-    bundle = Bundle.open(tmp_path / "bundle")
-    assert bundle.manifest.verified["rounding"] == verified.notes["rounding"] < 1e-3
+    bundle = export_run(run, tmp_path / "bundle").bundle
+    verified = bundle.manifest.verified
+    assert 1e-5 < verified["max_rel_error"] < 4 * verified["rounding"]
+    assert verified["rounding"] < 1e-3
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain, torch.no_grad():
         run.view.model.patch_embed.proj.bias[3] += 0.5  # what rounding does not explain is still refused
         with pytest.raises(VerificationError, match=r"^stem differs from PyTorch by 0\.5"):

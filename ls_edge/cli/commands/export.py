@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
+from ls_edge import export
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json, warn
 from ls_edge.core.errors import UsageError
-from ls_edge.device.requirements import require_extras
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 
@@ -26,7 +26,7 @@ from ls_edge.report.terminal import open_console
 )
 @click.argument("run", type=options.FILE)
 @options.path("--out", "Folder to write.", required=True, metavar="BUNDLE")
-@options.flag("--per-block", "One engine per block, which is the default.")
+@options.flag("--per-block", "One engine per block (the default).")
 @options.count("--blocks-per-part", "Adjacent blocks per engine; peers.yaml then counts parts.", most=10_000, default=1)
 @options.choice(
     "--precision",
@@ -71,17 +71,9 @@ def command(
     """
     if per_block and asked["blocks_per_part"] != 1:
         raise UsageError(f"--per-block contradicts --blocks-per-part {asked['blocks_per_part']}; leave one out")
-    tensorrt = asked["engine"] == "tensorrt"
-    if asked["precision"] == "int8" and tensorrt and asked["calibrate"] is None:
-        raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise UsageError(f"{out} is not a folder; give --out a new one")
-    require_extras("export", ("onnx", "torch"), "export", "cpu")
-    from ls_edge.export.entry import export
-
     with StepProgress("export") as progress:
         exported = export(run, out, **asked, on_progress=progress, on_warning=warn)
-    if tensorrt and exported.engines_built is None:
+    if asked["engine"] == "tensorrt" and exported.engines_built is None:
         click.echo("TensorRT is not installed here; the devices build their engines from these files", err=True)
     if as_json:
         print_json(exported.document())
