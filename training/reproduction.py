@@ -16,7 +16,7 @@ import yaml
 
 from ls_edge.core import yaml_source
 from ls_edge.core.errors import UsageError
-from ls_edge.training.config import ModelConfig, TrainConfig, find_recipe, read_config
+from ls_edge.training.config import ModelConfig, TrainConfig, find_recipe
 
 if TYPE_CHECKING:
     from ls_edge.training.models.flops import WorkProfile
@@ -127,20 +127,6 @@ def read_plan(path: Path) -> Plan:
                     f"{name!r} is the name of a folder; leave out '/', a leading dot and 'start-'", section, name
                 )
     return plan
-
-
-def settings_of(
-    config: Path,
-    *,
-    source: str,
-    seed: int,
-    start: Path | None,
-    flags: Mapping[str, Any],
-    changes: Sequence[str] = (),
-) -> tuple[TrainConfig, frozenset[str]]:
-    """Return the configuration of one training and its named settings, as :func:`read_config` does."""
-    init = None if start is None else str(start)
-    return read_config(config, {**flags, "data": source, "seed": seed, "init": init}, changes)
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,9 @@ def publish(source: str | Path, to: str | Path, *, license: str | None = None) -
             target = Path(to)
             target.mkdir(parents=True, exist_ok=True)
         write = _write_bundle if is_bundle(folder) else _write_run
-        problem = write(folder, target, name, evaluation, license)
+        described, problem = write(folder, target)
+        card = model_card(name, **described, evaluation=evaluation, license_name=license, timm_problem=problem)
+        (target / CARD).write_text(card, encoding="utf-8")
         if evaluation is not None:
             shutil.copyfile(folder / EVALUATION, target / EVALUATION)
         files = sorted(path for path in target.rglob("*") if path.is_file())
@@ -91,7 +93,8 @@ def _evaluation(path: Path) -> Evaluation | None:
         raise DataError(f"{path} is not a document of 'ls-edge eval --json': {error}; write it again") from None
 
 
-def _write_run(folder: Path, target: Path, name: str, evaluation: Evaluation | None, license_name: str | None) -> str:
+def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
+    """Write a run; return what the card says of it, and the reason why timm cannot load the plain model, if any."""
     require_extras("publishing a run", ("torch", "timm", "safetensors"), "train")
     from ls_edge.training.checkpoint import load_run, shown_model
     from ls_edge.training.published import write_published
@@ -105,15 +108,12 @@ def _write_run(folder: Path, target: Path, name: str, evaluation: Evaluation | N
         "operations": f"{flops / 1e9:.3g} GFLOPs per image, {view.work.block / flops:.1%} of them in each block",
         "tokens between blocks": f"{byte_size(view.token_spec.bytes_per_image)} per image",
     }
-    about: dict[str, Any] = {"model": shown_model(run.record, view), "method": run.record.method}
-    card = model_card(name, about, run.bands, run.record.classes, evaluation, cost, license_name, problem)
-    (target / CARD).write_text(card, encoding="utf-8")
-    return problem
+    about = {"model": shown_model(run.record, view), "method": run.record.method}
+    return {"about": about, "bands": run.bands, "classes": run.record.classes, "cost": cost}, problem
 
 
-def _write_bundle(
-    folder: Path, target: Path, name: str, evaluation: Evaluation | None, license_name: str | None
-) -> None:
+def _write_bundle(folder: Path, target: Path) -> tuple[dict[str, Any], None]:
+    """Write a bundle; return what the card says of it."""
     bundle = Bundle.open(folder)
     manifest = bundle.manifest
     for part_name, part in manifest.part_names():
@@ -128,8 +128,7 @@ def _write_bundle(
         "tokens between blocks": f"{byte_size(manifest.tokens.bytes_per_image)} per image",
     }
     about = {"model": manifest.model, "method": manifest.method}
-    card = model_card(name, about, bundle.bands, manifest.classes, evaluation, cost, license_name, None)
-    (target / CARD).write_text(card, encoding="utf-8")
+    return {"about": about, "bands": bundle.bands, "classes": manifest.classes, "cost": cost}, None
 
 
 def _upload(folder: Path, to: str, name: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SOURCE = "laptop"
 START_S = 60.0
-"""Longest start of a peer, on a machine that is busy."""
+"""Limit on the start of a peer on a busy machine, in seconds."""
 
 
 def board_demo(
@@ -82,14 +82,11 @@ def board_demo(
 
 
 def _spread(boards: Sequence[EmulatedBoard], num_blocks: int) -> dict[str, range]:
-    """Return the blocks of each board before there is a plan: equal parts, with the remainder on the first boards."""
-    each, more = divmod(num_blocks, len(boards))
-    if not each:
+    """Return the blocks of each board before there is a plan: parts of equal size, give or take one block."""
+    if num_blocks < len(boards):
         raise UsageError(f"{len(boards)} boards for {num_blocks} blocks; name at most {num_blocks} boards")
-    ends = [0]
-    for place in range(len(boards)):
-        ends.append(ends[-1] + each + (place < more))
-    return {board.name: range(ends[place], ends[place + 1]) for place, board in enumerate(boards)}
+    edges = [num_blocks * place // len(boards) for place in range(len(boards) + 1)]
+    return {board.name: range(edges[place], edges[place + 1]) for place, board in enumerate(boards)}
 
 
 def _untrained_bundle(out: Path, console: Console) -> Path:

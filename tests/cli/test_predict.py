@@ -59,7 +59,7 @@ def test_all_images_of_a_folder_in_json(ls_edge, complaints, command, photos, ti
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["image"] for line in lines] == [str(path) for path in sorted(photos.rglob("*.png"), key=str)]
     for line in lines:
-        assert set(line) == {"image", "top", "degraded", "latency_ms", "error", "why_skipped"}
+        assert set(line) == {"image", "top", "degraded", "latency_ms", "error", "why_skipped", "skipped"}
         assert (line["degraded"], line["error"]) == (False, None)
         assert line["latency_ms"] > 0
     for line in lines[::5]:

@@ -153,9 +153,10 @@ def _write_report(path: Path, bundle: Path, data: str | None) -> int:
             )
             if done.returncode not in (0, DEGRADED):
                 failed.append(words[0])
+            printed = "\n".join(printable(line.rstrip()) for line in (done.stdout + done.stderr).splitlines())
             sections.append(
                 f"## ls-edge {shlex.join(words)}\n\nExit code {done.returncode}, {time.monotonic() - began:.1f} s.\n\n"
-                f"```text\n{_plain_lines(done.stdout + done.stderr)}\n```\n"
+                f"```text\n{printed}\n```\n"
             )
 
         run("doctor")
@@ -169,10 +170,6 @@ def _write_report(path: Path, bundle: Path, data: str | None) -> int:
     write_output(path, "\n".join([f"{_TITLE}\n\nls-edge {__version__}.{names}\n", *sections]))
     click.echo(f"written to {path}; please read it before you send it: it names this machine and its hardware")
     return 1 if failed else 0
-
-
-def _plain_lines(text: str) -> str:
-    return "\n".join(printable(line.rstrip()) for line in text.splitlines())
 
 
 def _run_fleet(place: Path, bundle: Path, data: str | None, run: Callable[..., None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
 from ls_edge.cli.interrupts import ReloadRequest
-from ls_edge.cli.metrics_listener import MetricsListener
+from ls_edge.cli.metrics_listener import metrics_port
 from ls_edge.core.errors import UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.device.diagnostics import examine
@@ -82,14 +83,17 @@ def command(
         )
     with contextlib.ExitStack() as stack:
         # The port is bound before anything that takes long is opened.
-        listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
+        serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None
         peer = Peer.open(file, name, bundle, store=store, examine=_examine, **settings)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: peer.stop())
         if until_eof:
             peer.stop_at_eof()
-        if listener is not None:
-            listener.serve_peer(peer)
+        if serve_metrics is not None:
+            from ls_edge.runtime.serve.metrics import PeerCollector
+
+            url = serve_metrics(PeerCollector(lambda: peer.peers, lambda: peer.snapshot), peer.cores)
+            logging.getLogger("ls_edge.runtime").info("metrics", extra={"peer": name, "url": url})
         if not log_json and open_console(stderr=True).is_terminal:
             peer.on_step = _bar(name)
         gc.freeze()  # what was imported stays

@@ -7,13 +7,13 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import numpy as np
 
 from ls_edge.cli import options
@@ -54,7 +54,7 @@ Frame = bytes | np.ndarray | DataError
 @options.count("--top", "Number of classes to print, most likely first.", default=3)
 @options.count("--limit", "Number of images.  [default: all; no limit for a camera]")
 @options.concurrency(1_000_000)
-@options.wait("Time for each block to get a warm holder before the first image.")
+@options.wait("Time to wait for a warm holder of every block before the first image.")
 @click.option("--json", "as_json", is_flag=True, help="Output as JSON, one line per image.")
 @options.SOURCE
 def command(
@@ -87,12 +87,12 @@ def command(
     file = None if peers is None else open_peers(peers)
     opened = None if bundle is None else Bundle.open(bundle)
     inputs = [item for given in images for item in expand_argument(given)]
-    printer = PredictionPrinter(() if opened is None else opened.manifest.classes, top, as_json=as_json)
     if all(item.error is not None for item in inputs):  # no reason to look for peers
         for item in inputs:
-            printer.failed(item.name, str(item.error))
-        return printer.exit_code()
+            Prediction(item.name, error=str(item.error)).show(as_json=as_json)
+        return exit_code(0, len(inputs))
 
+    answered = imperfect = 0
     with contextlib.ExitStack() as stack:
         frames = stack.enter_context(contextlib.closing(read_images(inputs)))
         if file is None:
@@ -100,39 +100,65 @@ def command(
                 raise UsageError("give --bundle DIR to answer in this process, or --peers FILE")
             asked = {name: settings[name] for name in ("provider", "threads")}
             pipeline = stack.enter_context(Pipeline.open(opened, kind=settings["engine"] or "auto", **asked))
-            answers = answers_here(pipeline, itertools.islice(frames, limit))
+            answers = answers_here(pipeline, itertools.islice(frames, limit), top)
         else:
             source = stack.enter_context(Source.open(file, opened, max_inflight=concurrency, **settings))
             note_model(source.witnesses)
-            printer.classes = source.bundle.manifest.classes
             reload = stack.enter_context(ReloadRequest())
             wait_for_holders(source, wait)
             at_once = 1 if any(is_live(given) for given in images) else concurrency  # each answer while it is new
-            answers = answers_in_order(source, itertools.islice(frames, limit), at_once, reload.take)
-        for name, answer in answers:
-            if isinstance(answer, LsEdgeError):
-                printer.failed(name, str(answer))
-            else:
-                printer.answered(name, answer)
-    return printer.exit_code()
+            answers = answers_in_order(source, itertools.islice(frames, limit), top, at_once, reload.take)
+        for found in answers:
+            found.show(as_json=as_json)
+            answered += found.error is None
+            imperfect += found.degraded or found.error is not None
+    return exit_code(answered, imperfect)
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Answer for an image."""
+class Prediction(msgspec.Struct, frozen=True):
+    """A line of ``--json``."""
 
-    logits: np.ndarray
-    latency_ms: float
-    skipped: int = 0
-    """Number of blocks that it skipped."""
+    image: str
+    top: list[dict[str, Any]] = []
+    degraded: bool = False
+    latency_ms: float | None = None
+    error: str | None = None
     why_skipped: str = ""
+    skipped: int = 0
+    """Number of blocks that the answer skipped."""
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return printable(self.error if self.image in self.error else f"{self.image}: {self.error}")
+        named = ", ".join(f"{printable(one['label'])} {one['probability']:.1%}" for one in self.top)
+        why = f": {self.why_skipped}" if self.why_skipped else ""
+        remark = f", without {self.skipped} of the blocks{why}" if self.skipped else ""
+        return f"{printable(self.image)}: {named}  ({self.latency_ms:.1f} ms{remark})"
+
+    def show(self, *, as_json: bool) -> None:
+        """Print the answer, or the reason why there is none."""
+        if as_json:
+            print_json(
+                msgspec.structs.replace(self, image=self.image.encode("utf-8", "replace").decode()), one_line=True
+            )
+        elif self.error is None:
+            click.echo(str(self))
+        else:
+            click.echo(f"ls-edge: {self}", err=True)
 
 
-def answers_here(
-    pipeline: Pipeline, frames: Iterable[tuple[str, Frame]]
-) -> Iterator[tuple[str, Prediction | LsEdgeError]]:
-    """Yield the answer or the error of each image, computed by this process."""
-    preprocess = Preprocessor(pipeline.bundle.manifest.image)
+def prediction(
+    name: str, logits: np.ndarray, classes: Sequence[str], top: int, latency_ms: float, skipped: int = 0, why: str = ""
+) -> Prediction:
+    """Return the prediction of an image with its ``top`` most likely classes."""
+    found = [{"label": classes[index], "probability": share} for index, share in likeliest(logits, top)]
+    return Prediction(name, found, skipped > 0, latency_ms, None, why, skipped)
+
+
+def answers_here(pipeline: Pipeline, frames: Iterable[tuple[str, Frame]], top: int) -> Iterator[Prediction]:
+    """Yield the prediction of each image, computed by this process."""
+    manifest = pipeline.bundle.manifest
+    preprocess = Preprocessor(manifest.image)
     for name, content in frames:
         try:
             if isinstance(content, DataError):
@@ -140,82 +166,46 @@ def answers_here(
             array = preprocess(content, name)
             started = time.perf_counter()
             (logits,) = pipeline.forward(array[None])
-            yield name, Prediction(logits, (time.perf_counter() - started) * 1e3)
+            yield prediction(name, logits, manifest.classes, top, (time.perf_counter() - started) * 1e3)
         except LsEdgeError as error:
-            yield name, error
+            yield Prediction(name, error=str(error))
 
 
 def answers_in_order(
     source: Source,
     frames: Iterable[tuple[str, Frame]],
+    top: int,
     concurrency: int,
-    wants_reload: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[str, Prediction | LsEdgeError]]:
-    """Yield the answer or the error of each image, in order, with ``concurrency`` requests at the same time.
+    wants_reload: Callable[[], bool],
+) -> Iterator[Prediction]:
+    """Yield the prediction of each image, in order, with ``concurrency`` requests at the same time.
 
     Between images, peers.yaml is read again when ``wants_reload`` returns true.
     """
-    waiting: deque[tuple[str, Future[Answer] | DataError]] = deque()
+    classes = source.bundle.manifest.classes
+    waiting: deque[tuple[str, Future[Answer]]] = deque()
+
+    def first() -> Prediction:
+        name, future = waiting.popleft()
+        try:
+            found = future.result()
+        except LsEdgeError as error:
+            return Prediction(name, error=str(error))
+        record = found.record
+        return prediction(name, found.logits, classes, top, found.latency_ms, len(record.skipped), record.why_skipped)
+
     for name, content in frames:
         if wants_reload():
             reload_source(source, lambda text: click.echo(f"ls-edge: {printable(text)}", err=True))
+        future: Future[Answer] = Future()
         try:
-            waiting.append((name, content if isinstance(content, DataError) else source.submit(content, name=name)))
+            if isinstance(content, DataError):
+                raise content
+            future = source.submit(content, name=name)
         except DataError as error:
-            waiting.append((name, error))
+            future.set_exception(error)
+        waiting.append((name, future))
         while len(waiting) >= concurrency:
-            yield _result(*waiting.popleft())
+            yield first()
     while waiting:
-        yield _result(*waiting.popleft())
-
-
-def _result(name: str, future: Future[Answer] | DataError) -> tuple[str, Prediction | LsEdgeError]:
-    if isinstance(future, DataError):
-        return name, future
-    try:
-        answer = future.result()
-    except LsEdgeError as error:
-        return name, error
-    return name, Prediction(answer.logits, answer.latency_ms, len(answer.record.skipped), answer.record.why_skipped)
-
-
-class PredictionPrinter:
-    """Printer of one line per image, which counts the outcomes."""
-
-    def __init__(self, classes: tuple[str, ...], top: int, *, as_json: bool) -> None:
-        self.classes = classes
-        self._top = top
-        self._as_json = as_json
-        self._answered = self._degraded = self._failed = 0
-
-    def answered(self, name: str, answer: Prediction) -> None:
-        """Print the most likely classes."""
-        self._answered += 1
-        self._degraded += answer.skipped > 0
-        why, found = answer.why_skipped, likeliest(answer.logits, self._top)
-        if self._as_json:
-            top = [{"label": self.classes[index], "probability": p} for index, p in found]
-            degraded = answer.skipped > 0
-            _print_line(name, top=top, degraded=degraded, latency_ms=answer.latency_ms, why_skipped=why)
-            return
-        named = ", ".join(f"{printable(self.classes[index])} {p:.1%}" for index, p in found)
-        remark = f", without {answer.skipped} of the blocks{why and f': {why}'}" if answer.skipped else ""
-        click.echo(f"{printable(name)}: {named}  ({answer.latency_ms:.1f} ms{remark})")
-
-    def failed(self, name: str, why: str) -> None:
-        """Print the reason for a missing answer."""
-        self._failed += 1
-        if self._as_json:
-            _print_line(name, error=why)
-        else:
-            line = why if name in why else f"{name}: {why}"
-            click.echo(f"ls-edge: {printable(line)}", err=True)
-
-    def exit_code(self) -> int:
-        """Return 1 if nothing was answered, 3 if something failed or blocks were skipped, else 0."""
-        return exit_code(self._answered, self._failed + self._degraded)
-
-
-def _print_line(name: str, **fields: Any) -> None:
-    empty = {"top": [], "degraded": False, "latency_ms": None, "error": None, "why_skipped": ""}
-    print_json({"image": name.encode("utf-8", "replace").decode(), **empty, **fields}, one_line=True)
+        yield first()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,25 @@ class Options:
     threads: int | None
     set: tuple[str, ...]
     """Changes of settings, ``NAME=VALUE``."""
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Flags of ``ls-edge train``."""
+        return {"epochs": self.epochs, "device": self.device, "threads": self.threads}
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of a plan."""
+
+    name: str
+    data: str
+    """Name of the data set in the plan."""
+    seed: int
+    config: Path
+    run: Path
+    start: Path | None
+    """Run that it starts from."""
 
 
 @click.command(
@@ -139,36 +160,29 @@ def _check(plan: Plan) -> None:
             check_figure(drawn)
 
 
-def _trainings(plan: Plan) -> list[tuple[str, str]]:
-    """Return the name and the data set of each training, those that others start from first."""
+def _trainings(plan: Plan, out: Path, seeds: int) -> Iterator[Training]:
+    """Yield the trainings of a plan, those that others start from first."""
     from ls_edge.training.reproduction import START
 
-    return [*((f"{START}-{data}", data) for data in plan.start), *((name, row.data) for name, row in plan.rows.items())]
+    starts = {data: f"{START}-{data}" for data in plan.start}
+    named = [*((name, data) for data, name in starts.items()), *((name, row.data) for name, row in plan.rows.items())]
+    for seed, (name, data) in itertools.product(range(seeds), named):
+        start = out / starts[data] / f"seed-{seed}" if name in plan.rows and data in starts else None
+        yield Training(name, data, seed, out / CONFIGS / f"{name}.yaml", out / name / f"seed-{seed}", start)
 
 
 def _list_jobs(plan: Plan, out: Path, options: Options) -> None:
     """Print the command of each training that :func:`_execute` would run."""
     plan.write_configs(out / CONFIGS)
-    flags = {"epochs": options.epochs, "device": options.device, "threads": options.threads}
-    more = [text for name, value in flags.items() if value is not None for text in (f"--{name}", str(value))]
+    more = [text for name, value in options.flags.items() if value is not None for text in (f"--{name}", str(value))]
     more += [text for change in options.set for text in ("--set", change)]
     starts: list[str] = []
     others: list[str] = []
-    for name, data in _trainings(plan):
-        for seed in range(options.seeds):
-            start = _start(plan, out, name, data, seed)
-            words = ["ls-edge", "train", "--config", out / CONFIGS / f"{name}.yaml", "--data", plan.data[data].source]
-            words += ["--seed", seed, "--out", out / name / f"seed-{seed}", *more]
-            words += ["--init", start] if start else []
-            (others if name in plan.rows else starts).append(shlex.join(map(str, words)))
+    for job in _trainings(plan, out, options.seeds):
+        words = ["ls-edge", "train", "--config", job.config, "--data", plan.data[job.data].source]
+        words += ["--seed", job.seed, "--out", job.run, *more, *(["--init", job.start] if job.start else [])]
+        (others if job.name in plan.rows else starts).append(shlex.join(map(str, words)))
     click.echo("\n".join([*starts, *([""] if starts else []), *others]))
-
-
-def _start(plan: Plan, out: Path, name: str, data: str, seed: int) -> Path | None:
-    """Return the run that a training starts from."""
-    from ls_edge.training.reproduction import START
-
-    return out / f"{START}-{data}" / f"seed-{seed}" if name in plan.rows and data in plan.start else None
 
 
 def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluation]]:
@@ -177,36 +191,31 @@ def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluati
     images = {name: open_data(item.source, "eval") for name, item in plan.data.items()}
     plan.write_configs(out / CONFIGS)
     results: dict[str, list[Evaluation]] = {name: [] for name in plan.rows}
-    for seed in range(options.seeds):
-        for name, data in _trainings(plan):
-            console.print(f"{name}, seed {seed} of 0 to {options.seeds - 1}")
-            start = _start(plan, out, name, data, seed)
-            run = out / name / f"seed-{seed}"
-            _train(run, out / CONFIGS / f"{name}.yaml", plan.data[data].source, seed, start, options, console)
-            if name in results:
-                results[name].append(_evaluate(run, images[data], plan, options))
+    for job in _trainings(plan, out, options.seeds):
+        console.print(f"{job.name}, seed {job.seed} of 0 to {options.seeds - 1}")
+        _train(job, plan.data[job.data].source, options, console)
+        if job.name in results:
+            results[job.name].append(_evaluate(job.run, images[job.data], plan, options))
     return results
 
 
-def _train(
-    run: Path, config: Path, source: str, seed: int, start: Path | None, options: Options, console: Console
-) -> None:
+def _train(job: Training, source: str, options: Options, console: Console) -> None:
     """Train one run, or continue it, or leave it if it is finished; its settings have to be those of the plan."""
-    from ls_edge.training.reproduction import settings_of
+    from ls_edge.training.config import read_config
 
-    flags = {"epochs": options.epochs, "device": options.device, "threads": options.threads}
-    settings, named = settings_of(config, source=source, seed=seed, start=start, flags=flags, changes=options.set)
-    there = (run / "config.yaml").is_file()
+    flags = {**options.flags, "data": source, "seed": job.seed, "init": str(job.start) if job.start else None}
+    settings, named = read_config(job.config, flags, options.set)
+    there = (job.run / "config.yaml").is_file()
     if there:
-        other = other_setting(run, settings, named - {"device", "threads"})
+        other = other_setting(job.run, settings, named - {"device", "threads"})
         if other:
             raise UsageError(
-                f"{run} was trained with other settings: {other}; give another --out, or remove that folder"
+                f"{job.run} was trained with other settings: {other}; give another --out, or remove that folder"
             )
         named = frozenset()
     else:
-        (run / EVALUATION).unlink(missing_ok=True)
-    train_with_bars(run, settings, named, console, resume=there, overwrite=not there)
+        (job.run / EVALUATION).unlink(missing_ok=True)
+    train_with_bars(job.run, settings, named, console, resume=there, overwrite=not there)
 
 
 def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Evaluation:
@@ -297,19 +306,18 @@ def _table(plan: Plan, rows: dict[str, Evaluation]) -> tuple[list[str], list[lis
 
 def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bool) -> None:
     """Count the operations of every training and evaluation from the models."""
-    from ls_edge.training.reproduction import cost_of, settings_of
+    from ls_edge.training.config import read_config
+    from ls_edge.training.reproduction import cost_of
 
     costs: list[RowCost] = []
     with tempfile.TemporaryDirectory() as folder:
-        plan.write_configs(Path(folder))
-        for name, data in _trainings(plan):
-            flags = {"epochs": options.epochs}
-            path = Path(folder) / f"{name}.yaml"
-            config, _ = settings_of(path, source="", seed=0, start=None, flags=flags, changes=options.set)
-            train, test, classes = _sizes(plan, data)
-            test = 0 if name not in plan.rows else test if options.limit is None else options.limit
+        plan.write_configs(Path(folder) / CONFIGS)
+        for job in _trainings(plan, Path(folder), seeds=1):
+            config, _ = read_config(job.config, {"epochs": options.epochs}, options.set)
+            train, test, classes = _sizes(plan, job.data)
+            test = 0 if job.name not in plan.rows else test if options.limit is None else options.limit
             sizes = {"images": train, "test_images": test, "classes": classes}
-            costs.append(cost_of(name, config, **sizes, keep=plan.keep, orders=options.orders))
+            costs.append(cost_of(job.name, config, **sizes, keep=plan.keep, orders=options.orders))
     total = options.seeds * sum(cost.training_flops + cost.evaluation_flops for cost in costs)
     hours = None if tflops is None else total / (tflops * 1e12) / 3600
     if as_json:

@@ -18,7 +18,7 @@ from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command, describe, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers, reload_source
-from ls_edge.cli.metrics_listener import MetricsListener
+from ls_edge.cli.metrics_listener import metrics_port
 from ls_edge.cli.output import note_model, warn, warn_each
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError, printable
@@ -55,7 +55,12 @@ MAX_REMARKS = 10
 @options.peers("peers.yaml, the same file on all machines; or use --local.")
 @options.count("--local", "Peers to start on this machine for this run, instead of --peers.", most=64)
 @options.SOURCE_BUNDLE
-@options.data("Images: class folders, a tar of them, 'digits', a timm data set, a video, a camera, or a stream.")
+@options.text(
+    "--data",
+    "Images: class folders, a tar of them, 'digits', a timm data set, a video, a camera, or a stream.",
+    "DATA",
+    required=True,
+)
 @options.LIMIT
 @options.concurrency(1_000_000)
 @options.RATE
@@ -70,7 +75,9 @@ MAX_REMARKS = 10
     "Whether blocks of a late track run later or are skipped, with the policy 'parallel'.",
     default="later",
 )
-@options.choice("--via", ["peers", "source"], "Route of a hop.", default="peers")
+@options.choice(
+    "--via", ["peers", "source"], "Route of a hop: directly from peer to peer, or through the source.", default="peers"
+)
 @options.number(
     "--audit",
     "Fraction of answers to recompute, to find peers with wrong results.",
@@ -78,8 +85,14 @@ MAX_REMARKS = 10
     most=1,
     default=0.0,
 )
-@options.text("--auditor", "Trusted peer that recomputes them for a source without --bundle.", "PEER", default="")
-@options.wait("Time for each block to get a warm holder before the first image.")
+@options.text(
+    "--auditor",
+    "Trusted peer that recomputes them for a source without --bundle.",
+    "PEER",
+    default="",
+    show_default=False,
+)
+@options.wait("Time to wait for a warm holder of every block before the first image.")
 @options.METRICS
 @options.JSON
 @options.REPORT
@@ -108,7 +121,7 @@ def command(
     log_json: bool,
     **settings: Any,
 ) -> int:
-    """Answer images through the reachable peers, and measure it.
+    """Answer images through the reachable peers, and measure accuracy, latency, and throughput.
 
     --local starts peers on this machine for the run and ends them after it. DATA may be a video such as clip.mp4, or,
     with --limit, a camera ('camera', 'camera:1') or a stream (rtsp://..., http://...), whose newest frame is sent.
@@ -142,12 +155,15 @@ def command(
         assert file is not None
         progress = RunProgress(len(images), [peer.name for peer in file.peers])
         settings.update(max_inflight=concurrency, via_source=via == "source", on_event=progress.event)
-        listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
+        serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None
         source = stack.enter_context(Source.open(file, opened, **settings))
         note_model(source.witnesses)
         images = images if opened is not None else _checked(whole, limit, source.bundle)
-        if listener is not None:
-            click.echo(f"ls-edge: metrics at {listener.serve_source(source)}", err=True)
+        if serve_metrics is not None:
+            from ls_edge.runtime.serve.metrics import SourceCollector
+
+            url = serve_metrics(SourceCollector(lambda: source), source.cores)
+            click.echo(f"ls-edge: metrics at {url}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
         reload = stack.enter_context(interrupts.ReloadRequest())
         warning = wait_for_holders(source, wait, stop)

@@ -72,7 +72,10 @@ def command(
     if as_json:
         print_json(document_of(found))
     else:
-        _print(found, file, verbose=verbose)
+        console = open_console()
+        print_table(_table(found, verbose=verbose), console)
+        for line in remarks(found, file):
+            console.print(line)
     alive = sum(status.state == PeerState.ALIVE for status in found.values())
     return exit_code(alive, len(found) - alive)
 
@@ -97,13 +100,6 @@ def look(observer: Observer, bundle: Bundle | None, wait: float) -> dict[str, Pe
 def document_of(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
     """Return the document of ``--json``."""
     return {"peers": found, "unreached": unreached(found)}
-
-
-def _print(found: Mapping[str, PeerStatus], file: PeersFile, *, verbose: bool) -> None:
-    console = open_console()
-    print_table(_table(found, verbose=verbose), console)
-    for line in remarks(found, file):
-        console.print(line)
 
 
 def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
