@@ -1,4 +1,4 @@
-"""Where the curves of a training go: TensorBoard, Weights & Biases, or MLflow, each by its own library.
+"""Curves of a training in TensorBoard, Weights & Biases, or MLflow, each written by its own library.
 
 TensorBoard is always written to the run folder. ``--log`` chooses where the curves by order, by blocks kept, and by
 slot go, which cost an evaluation of some validation images after each epoch.
@@ -36,7 +36,10 @@ Write = Callable[[dict[str, float], int], None]
 
 
 def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], seed: int) -> dict[str, float]:
-    """Return accuracies of images and labels by order, by blocks kept, and if the model ended after each slot."""
+    """Return accuracies of images and labels by order, by blocks kept, and by slot.
+
+    The accuracy of a slot is that of a model that ends after it and, with a predictor, that of the predicted slot.
+    """
     model, (images, labels) = TorchBlocks(view), batch
     orders = EvaluationOrders.make(bands, CURVE_ORDERS, None, seed)
     found = evaluate(model, [batch], orders)
@@ -50,13 +53,17 @@ def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], 
     for keep, kept in found.kept.items():
         values[f"kept_{keep}/trained"] = kept.sequential
         values[f"kept_{keep}/random"] = kept.arbitrary
-    stem, right = model.stem(images), np.zeros(bands.num_blocks)
+    stem, right, named = model.stem(images), np.zeros(bands.num_blocks), np.zeros(bands.num_blocks)
     for order in orders.uniform():
         tokens = stem
         for slot, block in enumerate(order):
             tokens = model.block(block, tokens, slot)
             right[slot] += np.mean(model.head(tokens).argmax(1) == labels) / CURVE_ORDERS
+            if found.position_accuracy is not None:
+                named[slot] += np.mean(model.slots_of(block, tokens) == slot) / CURVE_ORDERS
     values |= {f"slot_{slot}/random": float(share) for slot, share in enumerate(right)}
+    if found.position_accuracy is not None:
+        values |= {f"slot_{slot}/own_slot": float(share) for slot, share in enumerate(named)}
     return values
 
 

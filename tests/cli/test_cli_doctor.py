@@ -76,7 +76,7 @@ def fleet(bundle, write_peers, serve, tmp_path):
 
 def test_every_peer_in_one_document(command, fleet):
     path, key = fleet
-    code, printed, errors = command("doctor", "--peers", path, "--secret-key", key, "--wait", "8", "--json")
+    code, printed, errors = command("doctor", "--peers", path, "--secret-key", key, "--wait", "4", "--json")
     assert code == 1, errors
     document = json.loads(printed)
     peers = document["peers"]
@@ -99,7 +99,7 @@ def test_every_peer_in_one_document(command, fleet):
 
 def test_every_peer_in_one_table(command, fleet):
     path, key = fleet
-    code, printed, errors = command("doctor", "--peers", path, "--secret-key", key, "--wait", "8")
+    code, printed, errors = command("doctor", "--peers", path, "--secret-key", key, "--wait", "4")
     assert code == 1, errors
     assert re.search(r"well +ok +1 check +in order", printed)
     assert re.search(r"well +warn +throttling", printed)

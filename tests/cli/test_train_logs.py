@@ -23,14 +23,16 @@ def events(folder):
 
 
 def test_curves_by_order_kept_and_slot_are_in_tensorboard(tmp_path):
-    plain = ls_edge.train("digits", tmp_path / "plain", epochs=1, depth=2)
-    logged = ls_edge.train("digits", tmp_path / "logged", epochs=1, depth=2, log="tensorboard")
+    plain = ls_edge.train("digits", tmp_path / "plain", epochs=1, depth=2, method="predict")
+    logged = ls_edge.train("digits", tmp_path / "logged", epochs=1, depth=2, method="predict", log="tensorboard")
     assert logged.val_loss == plain.val_loss  # the curves do not change the training
     assert CURVES.isdisjoint(events(tmp_path / "plain"))
     found = events(tmp_path / "logged")
     assert set(found) >= CURVES | {"train_loss", "val_loss", "val_top1"}
     assert found["order/trained"].keys() == {1}
     assert found["slot_1/random"][1] == pytest.approx(found["order/random_mean"][1])  # after the last slot
+    own = [found[f"slot_{slot}/own_slot"][1] for slot in range(2)]
+    assert sum(own) / 2 == pytest.approx(found["order/own_slot"][1])
     assert logged.log == f"tensorboard --logdir {tmp_path / 'logged'}"
     assert str(logged).splitlines()[-1] == f"curves: {logged.log}"
 
