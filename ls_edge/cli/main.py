@@ -34,7 +34,7 @@ COMMANDS = {
     "peers": "Write the peers.yaml and the keys of a fleet.",
     "peer": "Serve blocks of a bundle.",
     "push": "Send a bundle to the peers and switch to it.",
-    "run": "Answer images through the reachable peers, and measure it.",
+    "run": "Answer images through the reachable peers, and measure accuracy, latency, and throughput.",
     "status": "Show the state of every peer, and why a peer cannot be used.",
     "top": "Watch the peers in the terminal: state, load, queues, and what changes.",
     "predict": "Classify images through the reachable peers, or in this process.",

@@ -179,11 +179,6 @@ def secret_key(help_text: str = "NAME.key_secret, if peers.yaml has keys.") -> O
     return path("--secret-key", help_text, envvar="LS_EDGE_SECRET_KEY", show_envvar=True)
 
 
-def data(help_text: str) -> Option:
-    """Return the option ``--data``."""
-    return text("--data", help_text, "DATA", required=True)
-
-
 def is_typed(name: str) -> bool:
     """Return whether a parameter of this call is from the command line, and not from the environment or a default."""
     return click.get_current_context().get_parameter_source(name) == ParameterSource.COMMANDLINE
@@ -193,11 +188,11 @@ PEERS = peers(required=True)
 BUNDLE = bundle(required=True)
 SOURCE_BUNDLE = bundle("Folder of the exported model.  [default: the peers run all of it, and send its description]")
 SECRET_KEY = secret_key()
-STRICT_BUNDLE = flag("--strict-bundle", "Only peers with exactly this bundle.")
-DATA = data("Folder of class folders, a tar of one, 'digits', or a timm data set.")
+STRICT_BUNDLE = flag("--strict-bundle", "Work only with peers that have exactly this bundle.")
+DATA = text("--data", "Folder of class folders, a tar of one, 'digits', or a timm data set.", "DATA", required=True)
 LIMIT = count("--limit", "Number of images; more than the data has repeats them.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Output as JSON.")
-LOG_JSON = flag("--log-json", "Log lines as JSON.")
+LOG_JSON = flag("--log-json", "Write the log as JSON lines.")
 METRICS = text("--metrics", "Address of Prometheus metrics (extra metrics).", "HOST:PORT")
 REPORT = output("--report", "HTML report with charts to write (extra report).", draws=True, ours=HTML)
 

@@ -51,11 +51,11 @@ def command(
 ) -> None:
     """Build the engines of a bundle for this device in advance.
 
-    Builds what 'ls-edge peer' and 'ls-edge run' load from the folder BUNDLE and keeps it in this user's cache. Requires
-    TensorRT and the CUDA runtime, but neither torch nor onnx.
+    Builds the engines that 'ls-edge peer' and 'ls-edge run' load for the folder BUNDLE, and keeps them in this user's
+    cache. Requires TensorRT and the CUDA runtime, but neither torch nor onnx.
 
     With --store, a peer of --peers starts with this bundle instead of waiting for 'ls-edge push'; the peer must not be
-    running. Its engine may be ONNX Runtime then, which needs nothing built.
+    running. It may also use ONNX Runtime, for which nothing is built.
 
     An engine depends on file, GPU, TensorRT, precision, and the largest batch. A peer that finds its engines in the
     cache starts in seconds; otherwise it builds them.

@@ -97,7 +97,7 @@ def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slow
     """Train, export, serve, and measure on embedded data, with a peer killed on the way.
 
     Fine-tunes a small vision transformer with shuffled block order, exports one engine per block, and serves the blocks
-    by three peer processes. They answer real images while one of them is killed. The same follows with a model that was
+    by three peer processes. They answer real images while one of them is killed. The same is repeated with a model
     trained without shuffling. Ends with a table and OUT/report.html. Takes a few minutes on two cores.
 
     With --boards, engines on this machine are paced to the published throughput of boards, linked by the loopback.

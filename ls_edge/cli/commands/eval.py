@@ -53,8 +53,8 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
     Reports the mean, deviation, 5th percentile, and worst of the random orders. Subsets of blocks run in trained and
     in random order (means over eight draws). Blocks are reordered within the bands of the model.
 
-    A folder of runs, such as one made by 'train --seeds', is evaluated as one: means over its models, deviation over
-    models and orders. Several RUN_OR_BUNDLE are evaluated in turn and compared in one table.
+    A folder of runs, such as one made by 'train --seeds', is evaluated as one: means over its models,
+    standard deviation over models and orders. Several RUN_OR_BUNDLE are evaluated in turn and compared in one table.
     """
     members = [model_folders(given) for given in run_or_bundle]
     if figure is not None:

@@ -76,8 +76,8 @@ def command(
 
     Assigns blocks, and stem and head where that is better than at the source, by the measured speed of the devices and
     their links. Compares the result with the best device alone, independent copies of the whole model, round robin,
-    equal parts, and a pipeline in trained order. The first
-    line says which of one device, copies and distribution is best, and by how much.
+    equal parts, and a pipeline in trained order. The first line says which of one device, copies, and distribution is
+    best, and by how much.
     """
     if peers is not None and out is None:
         raise UsageError("--peers says what --out keeps; give --out FILE as well")

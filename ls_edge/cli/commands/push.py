@@ -34,7 +34,7 @@ _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "re
 )
 @options.PEERS
 @options.bundle()
-@options.flag("--rollback", "Return to the bundle before the last push, instead of --bundle.")
+@options.flag("--rollback", "Return to the previous bundle instead of sending --bundle.")
 @options.secret_key("NAME.key_secret of a source with 'may_push: true' in peers.yaml.")
 @options.flag("--new-model", "Allow a bundle of another model than the peers serve.")
 @options.names("--only", "Peer to update; may be repeated.")
@@ -54,9 +54,9 @@ def command(
 
     Peers started with --store receive their blocks over their encrypted links. Parts that a peer already has are not
     sent again, and an interrupted push continues where it stopped. Only ONNX files travel: each board builds its own
-    engines while it serves the bundle before. Once every peer has verified and built all its parts, one peer after
-    another drains, switches, and warms up; the first failure stops the push. Another model ends the runs of sources
-    that use the present one, so it needs --new-model.
+    engines while it still serves the previous bundle. Once every peer has verified and built all its parts, one peer
+    after another drains, switches, and warms up; the first failure stops the push. A bundle of another model ends the
+    runs of sources that use the current one, so it needs --new-model.
     """
     if rollback and not options.is_typed("bundle"):
         bundle = None

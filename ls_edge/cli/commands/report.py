@@ -39,8 +39,8 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     """Compare runs, plans, and profiles.
 
     Compares accuracy, latency, throughput, and energy in the JSON of 'run', 'plan', 'simulate', 'bench', and 'eval',
-    and in files of 'profile'. If a plan and a run have the same bundle and
-    placement, planned and measured values are paired.
+    and in files of 'profile'. If a plan and a run have the same bundle and placement, planned and measured values are
+    paired.
     """
     found = side_by_side(files)
     if freedom is not None:
