@@ -1,6 +1,6 @@
 """From a trained model to a bundle of verified ONNX files.
 
-The package can be called: ``ls_edge.export(run, out)`` is :func:`ls_edge.export.entry.export`.
+The package can be called: ``ls_edge.export(run, out)`` is :func:`ls_edge.export.writer.export`.
 """
 
 import sys
@@ -14,7 +14,7 @@ class _Package(types.ModuleType):
         from ls_edge.device.requirements import require_extras
 
         require_extras("export", ("onnx", "torch"), "export", "cpu")
-        from ls_edge.export.entry import export
+        from ls_edge.export.writer import export
 
         return export(*arguments, **settings)
 

@@ -7,11 +7,13 @@ mistaken for a bundle.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.util
 import itertools
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +40,12 @@ from ls_edge.core.bundle import (
     shared_groups,
     write_manifest,
 )
+from ls_edge.core.callbacks import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.core.errors import BundleError, RunError, UsageError, VerificationError, printable
 from ls_edge.engines.engine import signature_of
+from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
+from ls_edge.export.calibration import IMAGES, RANGE_IMAGES, Calibration, activation_ranges, read_calibration
 from ls_edge.export.canonical import OPSET, check, identified, to_bytes
 from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import quantize_dynamic, quantize_explicit
@@ -60,7 +64,7 @@ from ls_edge.export.verify import (
 )
 from ls_edge.report.bundle import print_export
 from ls_edge.report.shown import Shown
-from ls_edge.training.checkpoint import LoadedRun, shown_model
+from ls_edge.training.checkpoint import LoadedRun, load_run, shown_model
 
 ENGINE_COSINE = 0.999
 """Smallest cosine between logits of engines built on this machine and of the files that they were built from."""
@@ -146,6 +150,48 @@ def parts_of(run: LoadedRun, settings: ExportSettings = _DEFAULT) -> PartsView:
 
 def _bands_of(run: LoadedRun, settings: ExportSettings) -> Bands:
     return run.bands if settings.bands is None else Bands.from_json(settings.bands, run.view.num_blocks)
+
+
+def export(
+    run: str | Path,
+    out: str | Path,
+    *,
+    precision: Literal["fp32", "fp16", "int8"] = "fp32",
+    engine: Literal["onnx", "tensorrt"] = "onnx",
+    calibrate: str | None = None,
+    calibrate_images: int = IMAGES,
+    blocks_per_part: int = 1,
+    max_batch: int = MAX_BATCH,
+    cost_orders: int = ORDERS,
+    bands: str | None = None,
+    fold_ends: bool = False,
+    whole: bool = False,
+    on_progress: OnProgress = ignore_progress,
+    on_warning: OnWarning = warn_in_python,
+) -> ExportResult:
+    """Split a trained model into one engine per block, verify them, and write a bundle; as ``ls-edge export``.
+
+    Errors are those of :func:`export_run`; only a verified bundle replaces one in ``out``.
+    """
+    start = time.perf_counter()
+    onnxruntime_module()
+    check_target(Path(out))
+    loaded = load_run(run)
+    settings = ExportSettings(precision, engine, blocks_per_part, max_batch, whole, cost_orders, bands, fold_ends)
+    parts = parts_of(loaded, settings).num_blocks  # refused before anything is read
+    images = None
+    if calibrate is not None:
+        images = read_calibration(calibrate, loaded.record.image, loaded.record.classes, calibrate_images)
+    steps, total = itertools.count(), steps_of(parts, calibrated=images is not None)
+    exported = export_run(
+        loaded, out, settings, calibration=images, on_step=lambda text: on_progress(next(steps), total, text)
+    )
+    built = None
+    if engine == "tensorrt":
+        built = build_engines(exported.bundle, on_status=lambda text: on_progress(total, total, text))
+    for warning in exported.warnings:
+        on_warning(warning)
+    return dataclasses.replace(exported, seconds=round(time.perf_counter() - start, 3), engines_built=built)
 
 
 def export_run(

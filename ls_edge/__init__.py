@@ -41,8 +41,7 @@ if TYPE_CHECKING:
         WireError,
     )
     from ls_edge.data.camera import frames
-    from ls_edge.export.entry import export
-    from ls_edge.export.writer import ExportResult
+    from ls_edge.export.writer import ExportResult, export
     from ls_edge.runtime.peer.peer import Peer
     from ls_edge.runtime.source.results import Answer
     from ls_edge.runtime.source.source import Source

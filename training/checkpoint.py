@@ -90,8 +90,8 @@ def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: R
         if config.stored == "fp16":
             weights = {name: w.half() if w.is_floating_point() else w for name, w in weights.items()}
         write_tensors(folder / WEIGHTS, weights)
-        plain = {name: getattr(config, name) for name in TrainConfig.__struct_fields__}
-        write_file(folder / CONFIG, to_yaml(RunFile(**plain, run=record)).encode())
+        file = RunFile(**{**msgspec.structs.asdict(config), "run": record})
+        write_file(folder / CONFIG, to_yaml(file).encode())
     except OSError as error:
         raise RunError(f"cannot write the run {folder}: {error.strerror}; check the path and the free space") from None
 

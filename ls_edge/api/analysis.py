@@ -92,7 +92,7 @@ def analyze(
             "reasons": {**found.reasons, **reasons},
             "settings": {**opened.settings(some, plan.bands), **chosen, "batch_size": batch_size},
         }
-    return AnalysisResult(**{**{name: getattr(found, name) for name in Analysis.__struct_fields__}, **more})
+    return AnalysisResult(**{**msgspec.structs.asdict(found), **more})
 
 
 def analyze_trace(

@@ -100,9 +100,8 @@ def evaluate(
             }
             results.append(msgspec.structs.replace(found, skipped=len(opened.skipped), settings=settings))
     result = results[0] if len(results) == 1 else aggregate(results)
-    fields = {name: getattr(result, name) for name in Evaluation.__struct_fields__}
     named = {"name": Path(model).name, "settings": {**result.settings, "of": printable(model)}}
-    return EvaluationResult(**{**fields, **named})
+    return EvaluationResult(**{**msgspec.structs.asdict(result), **named})
 
 
 def check_alike(like: Evaluation, path: Path, plan: EvaluationOrders) -> None:

@@ -16,8 +16,7 @@ from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import CONFIG, load_run
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.data import normaliser
-from ls_edge.training.methods.distillation import TeacherCriterion
-from ls_edge.training.methods.teacher import Teacher, open_teacher
+from ls_edge.training.methods.distillation import Teacher, TeacherCriterion, open_teacher
 
 CLASSES = tuple("0123456789")
 TINY = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 128\nprecision: fp32\n"

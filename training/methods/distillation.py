@@ -1,16 +1,78 @@
-"""Losses that compare a student with a teacher.
+"""A trained teacher of any kind, whose answers travel with the labels (:meth:`Teacher.targets`) to the criterion.
 
 ``hard`` is the recipe of DeiT (arXiv 2012.12877), which CaiT (arXiv 2103.17239) adopts: the cross-entropy with the
 class that the teacher predicts. ``soft`` is Hinton's (arXiv 1503.02531). If a model has a second classifier for
 distillation, as DeiT does, the mean of its two classifiers learns both.
+
+The teacher sees the student's pixels, augmented and cropped, scaled to its own image size and normalized with its own
+mean and deviation. It is not part of the module that is trained, so it works with every method.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm.data
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ls_edge.core.errors import ModelError, RunError, UsageError
+from ls_edge.training.checkpoint import CONFIG, load_run, read_foreign
 from ls_edge.training.config import TeacherConfig
+from ls_edge.training.models.flops import count_flops
+from ls_edge.training.models.small_models import create
+from ls_edge.training.precision import autocast, preserve_rng_state
+
+_timm_data: Any = timm.data
+
+
+class Teacher:
+    """A frozen model with its own preprocessing."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        size: Sequence[int],
+        mean: Sequence[float],
+        std: Sequence[float],
+        columns: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """Freeze ``model``, whose logit ``columns[c]`` is class ``c`` of the data; ``dtype`` is for matrix products."""
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.size = tuple(size)
+        self._mean = torch.tensor(mean, device=device)[:, None, None]
+        self._std = torch.tensor(std, device=device)[:, None, None]
+        self._columns = torch.tensor(list(columns), device=device)
+        self._device, self._dtype = device, dtype
+
+    def images(self, pixels: Tensor) -> Tensor:
+        """Return the student's pixels uint8 ``[B, 3, H, W]`` as the teacher's input, float32 at its own size."""
+        found = pixels.to(self._device, non_blocking=True).float() / 255
+        if tuple(found.shape[2:]) != self.size:
+            found = functional.interpolate(found, self.size, mode="bicubic", antialias=True).clamp(0, 1)
+        return (found - self._mean) / self._std
+
+    @torch.no_grad()
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Return logits float32 ``[B, C]`` over the classes of the data."""
+        with autocast(self._device, self._dtype):
+            answers: Tensor = self.model(self.images(pixels))
+        return answers.float()[:, self._columns]
+
+    def targets(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        """Return labels int64 ``[B]`` and the teacher's logits side by side, float32 ``[B, 1 + C]``."""
+        return torch.cat((labels[:, None].float(), self.logits(pixels)), dim=1)
+
+    def flops(self) -> int:
+        """Return the operations of a forward pass for one image."""
+        images = torch.zeros(1, 3, *self.size, device=self._device)
+        return count_flops(lambda: self.model(images))[0]
 
 
 def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
@@ -21,7 +83,7 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
 
 
 class TeacherCriterion(nn.Module):
-    """Weighted loss of labels and teacher, for targets from :meth:`.teacher.Teacher.targets`."""
+    """Weighted loss of labels and teacher, for targets from :meth:`Teacher.targets`."""
 
     def __init__(self, labels: nn.Module, config: TeacherConfig) -> None:
         super().__init__()
@@ -37,3 +99,70 @@ class TeacherCriterion(nn.Module):
             taught = soft_cross_entropy(logits, answers, self.config.temperature)
         own: Tensor = self.labels(logits, targets[:, 0].long())
         return (1 - self.config.weight) * own + self.config.weight * taught
+
+
+def open_teacher(
+    config: TeacherConfig, classes: Sequence[str], device: torch.device, dtype: torch.dtype
+) -> Teacher | None:
+    """Return the teacher that the configuration names, if any; the random state is unchanged.
+
+    Raises :class:`RunError`, :class:`ModelError` or :class:`UsageError` if it cannot be loaded or lacks a class.
+    """
+    if config.model is None:
+        return None
+    with preserve_rng_state():
+        if Path(config.model).exists():
+            model, settings = _load_run(Path(config.model), config, classes)
+        else:
+            model, settings = _create(config.model, config, len(classes))
+    return Teacher(model, **settings, device=device, dtype=dtype)
+
+
+def _load_run(folder: Path, config: TeacherConfig, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"--teacher {folder} is not a run: it has no {CONFIG}; give a run folder or a timm model's name")
+    if config.weights is not None:
+        raise UsageError(f"--teacher {folder} is a run, which has its own weights; leave --teacher-weights out")
+    run = load_run(folder)
+    image, known = run.record.image, run.record.classes
+    unknown = [name for name in classes if name not in known]
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise UsageError(
+            f"--teacher {folder} does not know the class {unknown[0]!r} of the data{more}; give one that was trained "
+            "on these classes"
+        )
+    columns = [known.index(name) for name in classes]
+    return run.view, {"size": image.size, "mean": image.mean, "std": image.std, "columns": columns}
+
+
+def _create(name: str, config: TeacherConfig, classes: int) -> tuple[nn.Module, dict[str, Any]]:
+    try:
+        if config.weights is None:
+            model = create(name, pretrained=True)
+        else:
+            model = create(name, num_classes=classes)
+            _load_weights(model, name, config.weights)
+    except ModelError as error:
+        raise ModelError(f"--teacher: {error}".replace("with --init", "with --teacher-weights")) from None
+    known = int(getattr(model, "num_classes", 0))
+    if known != classes:
+        raise UsageError(
+            f"--teacher {name} knows {known} classes and the data has {classes}; give a run that was trained on these "
+            "classes, or such weights with --teacher-weights FILE"
+        )
+    cfg = _timm_data.resolve_model_data_config(model)
+    return model, {"size": cfg["input_size"][1:], "mean": cfg["mean"], "std": cfg["std"], "columns": range(known)}
+
+
+def _load_weights(model: nn.Module, name: str, path: str) -> None:
+    if not Path(path).is_file():
+        raise RunError(f"--teacher-weights {path}: there is no such file; give a .safetensors or .pth file")
+    try:
+        model.load_state_dict(read_foreign(path))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip().rstrip(".")
+        raise ModelError(
+            f"{path} does not fit {name} with {getattr(model, 'num_classes', 0)} classes: {reason[:200]}; give weights "
+            "of this model, trained on these classes"
+        ) from None
