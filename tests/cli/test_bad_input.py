@@ -381,7 +381,7 @@ CASES = r"""
 1 | train --data nowhere --out new | nowhere: no such folder or tar; check the path, or write 'digits' for the
 2 | train --data digits --out file.txt | '--out': Directory 'file.txt' is a file
 2 | TRAIN --lr nan | '--lr': nan is not a finite number
-2 | TRAIN --lr -1 | lr is -1.0; it has to be a number above 0
+2 | TRAIN --lr -1 | '--lr': -1.0 is not in the range 0<x<=
 2 | TRAIN --lr fast | '--lr': 'fast' is not a valid float range
 2 | TRAIN --epochs -1 | '--epochs': -1 is not in the range 0<=x<=1000000000
 2 | TRAIN --epochs 1.5 | '--epochs': '1.5' is not a valid integer range
@@ -406,7 +406,7 @@ CASES = r"""
 2 | export run --out new --precision int4 | '--precision': 'int4' is not one of 'fp32', 'fp16', 'int8'
 2 | export run --out new --per-block --blocks-per-part 2 | --per-block contradicts --blocks-per-part 2;
 2 | export run --out new --max-batch 0 | '--max-batch': 0 is not in the range 1<=x<=65536
-2 | TRAIN --lr 1e999 | '--lr': 1e999 is not a finite number
+2 | TRAIN --lr 1e999 | '--lr': inf is not in the range 0<x<=
 """
 """Exit code, command, and what is in its one line."""
 

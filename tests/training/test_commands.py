@@ -223,7 +223,7 @@ def test_eval_matches_classes_by_name(folder, tmp_path, capsys):
         (["train", "--out", "{tmp}/x", "--resume"], 1, "is not a run"),
         (["train", "--out", "{run}", "--resume", "--epochs", "9"], 2, "epochs is 2, not 9"),
         (["train", "--out", "{tmp}/x", "--data", "digits", "--config", "{tmp}/no.yaml"], 2, "No such file"),
-        (["train", "--out", "{tmp}/x", "--data", "digits", "--lr", "-1"], 2, "lr is -1.0"),
+        (["train", "--out", "{tmp}/x", "--data", "digits", "--lr", "-1"], 2, "'--lr': -1.0 is not in the range"),
         (["eval", "{tmp}", "--data", "digits"], 1, "neither a run"),
         (["eval", "{run}", "--data", "digits", "--keep", "5"], 2, "keep 5 is not possible"),
         (["eval", "{run}", "--data", "digits", "--keep", "a"], 2, "not a list of numbers"),

@@ -73,8 +73,8 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @options.count("--epochs", "Training epochs; 0 writes the model as it starts.  [default: 20]", least=0, most=10**9)
 @options.count("--batch-size", "Images per step.  [default: 64]", most=options.MAX_BATCH)
 @options.count("--accumulate", "Parts of a step, to need less memory.  [default: 1]", most=options.MAX_BATCH)
-@click.option("--lr", type=float, metavar="X", help="Peak learning rate.  [default: the model's]")
-@click.option("--weight-decay", type=float, metavar="X", help="Weight decay of matrices.  [default: 0.05]")
+@options.number("--lr", "Peak learning rate.  [default: the model's]", "X", above=True)
+@options.number("--weight-decay", "Weight decay of matrices.  [default: 0.05]", "X")
 @options.choice(
     "--augment",
     ["auto", "none", "shift", "crop", "timm"],
