@@ -25,6 +25,7 @@ from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, Table
 from ls_edge.evaluation.measure import logits_of
+from ls_edge.evaluation.orders import spearman
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView
 from ls_edge.training.models.torch_blocks import TorchBlocks
@@ -80,7 +81,7 @@ def measure_order_costs(
             return Fit(0, 0.0, 0.0)
         return Fit(
             orders=int(which.sum()),
-            spearman=round(spearman(guess[which], rises[which]), 4),
+            spearman=round(spearman(guess[which], rises[which]) or 0.0, 4),
             rmse=float(np.sqrt(np.mean((guess[which] - rises[which]) ** 2))),
         )
 
@@ -187,14 +188,6 @@ def ridge(features: np.ndarray, values: np.ndarray) -> np.ndarray:
     best = min(_STRENGTHS, key=left_out)
     coefficients: np.ndarray = features.T @ (vectors @ (projected / (np.maximum(size, 0.0) + best)))
     return coefficients
-
-
-def spearman(one: np.ndarray, two: np.ndarray) -> float:
-    """Return the rank correlation; 0 if one of them is constant."""
-    ranks = [np.array([np.mean(np.flatnonzero(np.sort(v) == x)) for x in v]) for v in (one, two)]
-    if min(r.std() for r in ranks) == 0:
-        return 0.0
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _tables(found: np.ndarray, blocks: int) -> tuple[Table, Table, Table, tuple[float, ...]]:

@@ -13,6 +13,7 @@ from ls_edge.core.arrangement import Arrangement, random_waves
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, read_order_costs
+from ls_edge.evaluation.orders import spearman
 from ls_edge.export.calibration import Samples, read_calibration
 from ls_edge.export.order_costs import (
     TRACKS,
@@ -21,7 +22,6 @@ from ls_edge.export.order_costs import (
     measure_order_costs,
     ranking_warnings,
     ridge,
-    spearman,
 )
 from ls_edge.export.targets import PartsView
 from ls_edge.export.writer import ExportSettings, export_run

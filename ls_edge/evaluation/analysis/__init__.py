@@ -73,7 +73,14 @@ __all__ = [
     "parse_kinds",
 ]
 
-SLOT_KINDS = ("slots", "norms", "probe", "umap")
+MEASURES: tuple[tuple[tuple[str, ...], Callable[[TokenModel, AnalysisOrders], Measure]], ...] = (
+    (("importance",), ImportanceMeasure),
+    (("contribution", "similarity"), TokenMeasures),
+    (("agreement",), AgreementMeasure),
+    (("slots", "norms", "probe", "umap"), SlotOutputs),
+    (("pairs",), PairsMeasure),
+)
+"""Kinds, and the measure that has a method of the name of each, which returns its result."""
 RUN_KINDS = (
     "parts",
     "attention",
@@ -88,7 +95,7 @@ RUN_KINDS = (
     "inversion",
 )
 """Kinds that need the weights of a run."""
-KINDS = ("importance", "contribution", "similarity", "agreement", *SLOT_KINDS, "pairs", *RUN_KINDS)
+KINDS = (*(kind for kinds, _ in MEASURES for kind in kinds), *RUN_KINDS)
 NOT_ASKED = "not asked for"
 TOO_FEW = "there are too few images, or no band of several blocks"
 
@@ -145,27 +152,13 @@ def analyze(
 
     Other arguments and errors are those of :func:`measure_orders`.
     """
-    trained, random = plan.trained, plan.random()
-    asked = set(plan.kinds)
-    importance = ImportanceMeasure(plan.bands) if "importance" in asked else None
-    agreement = AgreementMeasure(trained, random, plan.left_out()) if "agreement" in asked else None
-    tokens = None
-    if asked & {"contribution", "similarity"}:
-        tokens = TokenMeasures(model.array_of, trained, random, plan.pool)
-    outputs = SlotOutputs(model, plan) if asked & set(SLOT_KINDS) else None
-    pairs = PairsMeasure(model, plan.bands) if "pairs" in asked else None
-    measures: list[Measure | None] = [importance, agreement, tokens, outputs, pairs]
-    images = measure_orders(model, batches, [one for one in measures if one is not None], on_batch=on_batch)
+    asked = [([kind for kind in kinds if kind in plan.kinds], make) for kinds, make in MEASURES]
+    measures = [(kinds, make(model, plan)) for kinds, make in asked if kinds]
+    images = measure_orders(model, batches, [measure for _, measure in measures], on_batch=on_batch)
     found: dict[str, Any] = dict.fromkeys(KINDS)
-    reasons = {kind: NOT_ASKED for kind in KINDS if kind not in asked}
-    if importance is not None:
-        found["importance"] = importance.result()
-    if agreement is not None:
-        found["agreement"] = agreement.result()
-    if pairs is not None:
-        found["pairs"] = pairs.result()
-    for kind, measure in (("contribution", tokens), ("similarity", tokens), *((kind, outputs) for kind in SLOT_KINDS)):
-        if kind in asked and measure is not None:
+    reasons = {kind: NOT_ASKED for kind in KINDS if kind not in plan.kinds}
+    for kinds, measure in measures:
+        for kind in kinds:
             try:
                 found[kind] = getattr(measure, kind)() or None
             except ImportError as error:

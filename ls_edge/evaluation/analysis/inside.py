@@ -7,6 +7,7 @@ data URIs, so a page can show them and JSON has them.
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from ls_edge.evaluation.analysis.measures import Score
 
@@ -97,12 +98,8 @@ class PatchFilters(msgspec.Struct, frozen=True):
     @property
     def needed(self) -> int:
         """Number of components with 90 % of the variance."""
-        total = 0.0
-        for count, share in enumerate(self.explained, 1):
-            total += share
-            if total >= 0.9:
-                return count
-        return len(self.explained)
+        reached = np.searchsorted(np.cumsum(self.explained), 0.9)
+        return min(int(reached) + 1, len(self.explained))
 
 
 class LayerScale(msgspec.Struct, frozen=True):

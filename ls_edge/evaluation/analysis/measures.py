@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ls_edge.core.bands import Bands
 from ls_edge.evaluation.measure import Floats, Mean, Measure, Order, Scores, TokenModel, log_softmax, starts_of
+from ls_edge.evaluation.orders import AnalysisOrders, spearman
 
 MOST_CKA_IMAGES = 1000
 """Images over which similarity is computed, the first of the sample: memory holds a kernel matrix of each step."""
@@ -88,18 +88,22 @@ class Agreement(msgspec.Struct, frozen=True):
 class ImportanceMeasure(Scores):
     """Scores in trained order, without each block, and with each block at the other end of its band."""
 
-    def __init__(self, bands: Bands) -> None:
-        self._trained = tuple(range(bands.num_blocks))
+    def __init__(self, _: TokenModel, plan: AnalysisOrders) -> None:
+        self._trained = plan.trained
         self._variants: list[tuple[Order, int | None, Order]] = []
         for block in self._trained:
+            band = plan.bands.groups[plan.bands.band_of(block)]
+            first, last = band.start, band.stop - 1
+            # The farther end of the band, the last one from the middle.
+            slot = None if first == last else last if block - first <= last - block else first
             without = tuple(one for one in self._trained if one != block)
-            slot = _moved_to(bands, block)
             moved = self._trained if slot is None else (*without[:slot], block, *without[slot:])
             self._variants.append((without, slot, moved))
-        orders = {order for without, _, moved in self._variants for order in (without, moved)}
-        super().__init__({self._trained, *orders})
+        super().__init__(
+            {self._trained, *(order for without, _, moved in self._variants for order in (without, moved))}
+        )
 
-    def result(self) -> Importance:
+    def importance(self) -> Importance:
         """Return the importance of each block."""
         trained, blocks = self._score(self._trained), []
         for block, (without, slot, order) in enumerate(self._variants):
@@ -113,22 +117,13 @@ class ImportanceMeasure(Scores):
         return Score(self.top1(order), self.loss(order))
 
 
-def _moved_to(bands: Bands, block: int) -> int | None:
-    """Return the slot at the farther end of the block's band, the last one from the middle; None for a single slot."""
-    band = bands.groups[bands.band_of(block)]
-    first, last = band.start, band.stop - 1
-    if first == last:
-        return None
-    return last if block - first <= last - block else first
-
-
 class AgreementMeasure(Measure):
     """Answers in random orders and with blocks left out, compared with those in trained order."""
 
-    def __init__(self, trained: Order, random: Sequence[Order], left_out: Mapping[int, Sequence[Order]]) -> None:
-        self._trained = trained
-        self._groups = {0: list(random), **{count: list(orders) for count, orders in left_out.items()}}
-        self.orders = {trained, *(order for orders in self._groups.values() for order in orders)}
+    def __init__(self, _: TokenModel, plan: AnalysisOrders) -> None:
+        self._trained = plan.trained
+        self._groups = {0: plan.random(), **plan.left_out()}
+        self.orders = {plan.trained, *(order for orders in self._groups.values() for order in orders)}
         self._logits: dict[Order, np.ndarray] = {}
         self._same = {order: Mean() for order in self.orders}
         self._distance = {order: Mean() for order in self.orders}
@@ -153,42 +148,39 @@ class AgreementMeasure(Measure):
             self._always[count].add(float(always.sum()), len(trained))
         self._logits.clear()
 
-    def result(self) -> Agreement:
+    def agreement(self) -> Agreement:
         """Return the agreement of random orders, and by the number of blocks left out."""
-        first, *rest = (self._compared(count) for count in self._groups)
-        return Agreement(first, rest)
-
-    def _compared(self, count: int) -> AnswersCompared:
-        orders = self._groups[count]
-        distances = [distance for order in orders if (distance := self._distance[order].mean) is not None]
-        return AnswersCompared(
-            left_out=count,
-            same_class=float(np.mean([self._same[order].mean for order in orders])),
-            all_same_class=self._always[count].mean or 0.0,
-            total_variation=float(np.mean(distances)) if len(distances) == len(orders) else None,
-            orders=len(orders),
-        )
+        compared = []
+        for count, orders in self._groups.items():
+            distances = [self._distance[order].mean for order in orders]
+            known = [distance for distance in distances if distance is not None]
+            compared.append(
+                AnswersCompared(
+                    left_out=count,
+                    same_class=float(np.mean([self._same[order].mean for order in orders])),
+                    all_same_class=self._always[count].mean or 0.0,
+                    total_variation=float(np.mean(known)) if len(known) == len(orders) else None,
+                    orders=len(orders),
+                )
+            )
+        return Agreement(compared[0], compared[1:])
 
 
 class TokenMeasures(Measure):
     """Additions of blocks to tokens, in trained and in random orders."""
 
-    def __init__(
-        self, array_of: Callable[[Any], np.ndarray], trained: Order, random: Sequence[Order], pool: str
-    ) -> None:
-        self._array_of = array_of
-        self._trained = trained
-        self._random = list(random)
-        self.orders = {trained, *random}
-        self._pool = pool
+    def __init__(self, model: TokenModel, plan: AnalysisOrders) -> None:
+        self._array_of, self._pool, self._trained = model.array_of, plan.pool, plan.trained
+        self._random = plan.random()
+        self.orders = {plan.trained, *self._random}
         self._times = starts_of(self._random)
-        self._own = [Mean() for _ in trained]
-        self._by_slot = [[Mean() for _ in trained] for _ in trained]
-        self._cosine = [Mean() for _ in trained]
+        self._own = [Mean() for _ in plan.trained]
+        self._by_slot = [[Mean() for _ in plan.trained] for _ in plan.trained]
+        self._cosine = [Mean() for _ in plan.trained]
         self._arrays: list[np.ndarray] = []
         self._added: dict[int, tuple[np.ndarray, Floats]] = {}
         """Additions of each block in trained order to this batch, and their norms."""
-        self._pooled: list[list[Floats]] = [[] for _ in range(len(trained) + 1)]
+        self._pooled: list[list[Floats]] = [[] for _ in range(len(plan.trained) + 1)]
 
     def begin(self, start: Any, labels: np.ndarray) -> None:  # noqa: ARG002
         """Begin a batch with the tokens of the stem."""
@@ -302,19 +294,16 @@ class Pairs(msgspec.Struct, frozen=True):
             for value, cost in zip(values, costs, strict=True)
             if value is not None
         ]
-        if len(found) < 3:
-            return None
-        ranks = np.stack([_ranks([pair[side] for pair in found]) for side in (0, 1)])
-        return float(np.corrcoef(ranks)[0, 1]) if ranks.std(axis=1).min() > 0 else None
+        return spearman(*np.array(found).T) if len(found) > 2 else None
 
 
 class PairsMeasure(Measure):
     """Running means for each pair of a band."""
 
-    def __init__(self, model: TokenModel, bands: Bands) -> None:
-        self._model, self._bands = model, bands
+    def __init__(self, model: TokenModel, plan: AnalysisOrders) -> None:
+        self._model, self._trained = model, plan.trained
         self._images = 0
-        pairs = (pair for group in bands.groups for pair in itertools.combinations(group, 2))
+        pairs = (pair for group in plan.bands.groups for pair in itertools.combinations(group, 2))
         self._means = {pair: Mean() for pair in pairs}
 
     def begin(self, start: Any, labels: np.ndarray) -> None:
@@ -324,15 +313,14 @@ class PairsMeasure(Measure):
             return
         self._images += count
         before = start[:count]
-        for first in range(self._bands.num_blocks):
-            after = self._model.block(first, before, first)
-            for (one, other), mean in self._means.items():
-                if one == first:
-                    self._add(mean, before, after, (one, other))
+        for one in self._trained:
+            after = self._model.block(one, before, one)
+            for (first, other), mean in self._means.items():
+                if first == one:
+                    self._add(mean, before, after, one, other)
             before = after
 
-    def _add(self, mean: Mean, before: Any, after: Any, pair: tuple[int, int]) -> None:
-        one, other = pair
+    def _add(self, mean: Mean, before: Any, after: Any, one: int, other: int) -> None:
         array_of, block = self._model.array_of, self._model.block
         trained = array_of(block(other, after, one + 1)).astype(np.float64)
         swapped = array_of(block(one, block(other, before, one), one + 1))
@@ -341,15 +329,7 @@ class PairsMeasure(Measure):
         usable = added > 0
         mean.add(float((apart[usable] / added[usable]).sum()), int(usable.sum()))
 
-    def result(self) -> Pairs:
+    def pairs(self) -> Pairs:
         """Return the mean of each pair."""
-        depth = range(self._bands.num_blocks)
         means = {pair: mean.mean for pair, mean in self._means.items()}
-        return Pairs([[means.get((one, other)) for other in depth] for one in depth], self._images)
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    """Return the rank of each value, the mean rank of equal ones."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    found: np.ndarray = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    return found
+        return Pairs([[means.get((one, other)) for other in self._trained] for one in self._trained], self._images)

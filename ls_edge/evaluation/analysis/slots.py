@@ -150,12 +150,9 @@ class SlotOutputs(Measure):
         for steps, share in zip(self._steps, chance, strict=True):
             slots = np.array([slot for slot, _, _ in steps])
             outputs = np.stack([output for _, output, _ in steps])
-            if share == 1 or np.bincount(slots)[np.unique(slots)].min() < FEWEST:
-                accuracy.append(None)
-                shuffled.append(None)
-            else:
-                accuracy.append(_probed(outputs, slots))
-                shuffled.append(_probed(outputs, rng.permutation(slots)))
+            usable = share < 1 and np.bincount(slots)[np.unique(slots)].min() >= FEWEST
+            accuracy.append(_probed(outputs, slots) if usable else None)
+            shuffled.append(_probed(outputs, rng.permutation(slots)) if usable else None)
         if all(one is None for one in accuracy):
             return None
         return Probe(accuracy, shuffled, chance, min(self._images, MOST_IMAGES))
@@ -166,8 +163,8 @@ class SlotOutputs(Measure):
         found = []
         for of, steps in self._mapped.items():
             if len(steps) > 2 * NEIGHBORS:
-                blocks, slots = [block for block, _, _ in steps], [slot for _, slot, _ in steps]
-                points = _embedded(np.stack([vector for _, _, vector in steps]), self._plan.seed)
+                blocks, slots, vectors = (list(each) for each in zip(*steps, strict=True))
+                points = _embedded(np.stack(vectors), self._plan.seed)
                 near = _neighbors(points, np.array(slots))
                 shown = [(round(float(x), 3), round(float(y), 3)) for x, y in points]
                 found.append(Map(of, shown, blocks, slots, near, chance))
