@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -31,6 +31,9 @@ from ls_edge.evaluation.analysis.trace import TraceAnalysis, TraceCounts, read_l
 from ls_edge.report.analysis import print_analysis
 from ls_edge.report.shown import Shown, svg_or_nothing
 
+if TYPE_CHECKING:
+    from ls_edge.training.analysis import RunAnalysis
+
 
 class AnalysisResult(Shown, Analysis, frozen=True):
     """The function of each block of a model; see :class:`Analysis`."""
@@ -45,8 +48,8 @@ class AnalysisResult(Shown, Analysis, frozen=True):
         def draw() -> str:
             from ls_edge.report.charts import importance_chart, svg_of
 
-            drawn = None if self.importance is None else importance_chart(self.importance)
-            return "" if drawn is None else svg_of(drawn)
+            drawn = [] if self.importance is None else importance_chart(self.importance)
+            return svg_of(drawn[0]) if drawn else ""
 
         return svg_or_nothing(draw)
 
@@ -75,18 +78,24 @@ def analyze(
     with open_model(local_folder(model), device, precision, threads, on_warning) as opened:
         plan = AnalysisOrders(bands_in_force(bands, opened.bands), kinds, orders, seed, pool, block)
         some = opened.images(images, limit)
-        looks, reasons = _looks(opened, plan, on_progress)
+        of_run = _run_analysis(opened, plan, on_progress)
 
         def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             for pixels, labels in opened.batches(some, batch_size):
-                for look in looks.values():
-                    look.add(pixels, labels)
+                if of_run is not None:
+                    of_run.add(pixels, labels)
                 yield pixels, labels
 
         found = measure(opened.blocks, batches(), plan, on_batch=lambda done: on_progress(done, len(some), "images"))
+        if of_run is not None:
+            inside, reasons = of_run.results()
+        else:
+            asked = set(kinds) & set(RUN_KINDS)
+            inside = {}
+            reasons = dict.fromkeys(asked, "an engine shows neither attention nor gradients; analyze the run")
         chosen = {"what": list(kinds), "orders": orders, "pool": pool, "limit": limit, "seed": seed}
         more = {
-            **{kind: look.result() for kind, look in looks.items()},
+            **inside,
             "pairs": _with_order_costs(found, opened),
             "skipped": len(opened.skipped),
             "reasons": {**found.reasons, **reasons},
@@ -121,17 +130,13 @@ def _with_order_costs(found: Analysis, opened: OpenedModel) -> Pairs | None:
     return msgspec.structs.replace(found.pairs, inverted=[list(row) for row in costs.inverted])
 
 
-def _looks(opened: OpenedModel, plan: AnalysisOrders, on_progress: OnProgress) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the measures of a run by kind, and the reason for each kind that there is none."""
-    asked = tuple(kind for kind in RUN_KINDS if kind in plan.kinds)
+def _run_analysis(opened: OpenedModel, plan: AnalysisOrders, on_progress: OnProgress) -> RunAnalysis | None:
+    """Return the analysis of those kinds that read the weights of a run; None for a bundle."""
     if is_bundle(opened.folder):
-        return {}, dict.fromkeys(asked, "an engine shows neither attention nor gradients; analyze the run")
-    if not asked:
-        return {}, {}
-    from ls_edge.training.analysis import Inspected, looks_of
+        return None
+    from ls_edge.training.analysis import Inspected, RunAnalysis
     from ls_edge.training.models.torch_blocks import TorchBlocks
 
     assert isinstance(opened.blocks, TorchBlocks)
-    looks = looks_of(Inspected(opened.blocks, plan.bands, plan.seed, opened.image, on_progress), asked)
-    reasons = {kind: look.reason for kind, look in looks.items() if look.reason}
-    return {kind: look for kind, look in looks.items() if not look.reason}, reasons
+    inspected = Inspected(opened.blocks, plan.bands, plan.seed, opened.image, on_progress)
+    return RunAnalysis(inspected, [kind for kind in RUN_KINDS if kind in plan.kinds])

@@ -5,7 +5,7 @@ contains. A content security policy allows these scripts by their digests and no
 made from text, since Vega's interpreter runs the expressions. Jinja2 escapes everything from outside (names of images
 and peers, texts of errors). Long runs are binned, so a file stays below 3 MB for 100,000 requests.
 
-Needs the extra ``report``.
+Sections and their texts are in the templates, which call for charts and tables. Needs the extra ``report``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 from ls_edge.core.errors import printable
 from ls_edge.core.files import write_output
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.core.text import (
     NOTHING,
     counted,
@@ -37,24 +37,14 @@ from ls_edge.core.text import (
     show_ms,
     show_percent,
 )
-from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
-from ls_edge.evaluation.analysis.inside import Picture
+from ls_edge.evaluation.analysis import KINDS, NOT_ASKED, Analysis
 from ls_edge.evaluation.analysis.trace import TraceAnalysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
-from ls_edge.report import charts
-from ls_edge.report.analysis import (
-    AGREEMENT,
-    about_analysis,
-    agreement_rows,
-    block_table,
-    empty_cells,
-    finding,
-    trace_findings,
-    verdict,
-)
-from ls_edge.report.mistakes import confusions, pictures_of, wrong_images
-from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
+from ls_edge.report import analysis, charts
+from ls_edge.report.runs.mistakes import confusions, pictures_of, wrong_images
+from ls_edge.report.runs.statistics import RunData
+from ls_edge.report.runs.tracks import track_table
 from ls_edge.report.theme import STAGES, STYLE
 from ls_edge.version import __version__
 
@@ -82,33 +72,22 @@ def write_report(
 
     With the ``images`` of the run, it shows some of those that were answered wrong.
     """
-    run = _run("", RunData(summary, records, events, classes), images)
-    write_output(path, _render("report.html.j2", title=title, runs=[run], compared=None, lede=""))
+    data, wrong = RunData(summary, records, events, classes), wrong_images(records, images)
+    write_output(path, _render("report.html.j2", title=title, lede="", runs=[("", data)], wrong_images=wrong))
 
 
 def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Runs compared", lede: str = "") -> None:
     """Write one file with a comparison of ``runs`` before the report of each."""
     data = [(name, RunData(summary, records, events)) for name, summary, records, events in runs]
     summaries = [(name, summary) for name, summary, _, _ in runs]
-    compared = {
-        "accuracy": charts.accuracy_comparison(summaries),
-        "latency": charts.latency_comparison(summaries),
-        "stages": charts.stage_comparison(data),
-    }
-    each = [_run(name, one) for name, one in data]
-    write_output(path, _render("report.html.j2", title=title, lede=lede, compared=compared, runs=each))
+    text = _render("comparison.html.j2", title=title, lede=lede, runs=data, summaries=summaries, wrong_images=())
+    write_output(path, text)
 
 
 def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Sequence[SiteOutcome]) -> None:
     """Write the report of a simulated fleet."""
     latency = np.concatenate([outcome.latency_s[outcome.states != FAILED] for outcome in outcomes]) * 1e3
-    text = _render(
-        "simulation.html.j2",
-        title="A simulated fleet",
-        summary=summary,
-        latency=charts.latency_histogram(latency, summary.latency_ms),
-        over_time=charts.outcomes_over_time(outcomes),
-    )
+    text = _render("simulation.html.j2", title="A simulated fleet", summary=summary, latency=latency, outcomes=outcomes)
     write_output(path, text)
 
 
@@ -127,168 +106,26 @@ def write_side_by_side(
     write_output(path, _render("side_by_side.html.j2", scripts=[], title="Side by side", **tables))
 
 
-SECTIONS: dict[str, tuple[Callable[[Any], Any] | None, str]] = {
-    "importance": (
-        charts.importance_chart,
-        "Increase of the loss, in nats, without a block, and with the block at the other end of its band.",
-    ),
-    "contribution": (
-        charts.contribution_chart,
-        "Norm of what a block adds to a token over the norm of the token, by the slot of the block: means over images, "
-        "tokens and random orders.",
-    ),
-    "similarity": (
-        charts.similarity_chart,
-        "Linear centered kernel alignment of the pooled tokens after each two steps in trained order: 1 means equal "
-        "except for rotation and scale.",
-    ),
-    "agreement": (
-        charts.agreement_chart,
-        "Answers in random order compared with those in trained order. Total variation is half the sum of the "
-        "differences of the probabilities.",
-    ),
-    "slots": (
-        charts.slots_chart,
-        "Accuracy, in percent, over the images whose random order had the block in that slot.",
-    ),
-    "norms": (
-        charts.norms_chart,
-        "Norm of what a block adds to the pooled token of an image, by slot: the height is the fraction of the images.",
-    ),
-    "probe": (
-        charts.probe_chart,
-        "Accuracy of a linear classifier of the slot from the pooled output of a block, on images left out of its fit. "
-        "The line on a bar is a guess.",
-    ),
-    "umap": (
-        charts.umap_charts,
-        "UMAP of the whole output of a block, of the logits if the model ended after it, and of the outputs of all "
-        "blocks. Each point is an image in an order of its own; UMAP does not know slots and blocks.",
-    ),
-    "pairs": (
-        charts.pairs_charts,
-        "Difference between both orders of two blocks, from the tokens before the earlier one, over what both add: 0 "
-        "for a pair that commutes.",
-    ),
-    "parts": (
-        charts.parts_chart,
-        "Accuracy in trained order without a part of one block, and of all blocks: norms as identity, the layer of a "
-        "residual branch as zero, and only what the block adds passed on (residual). The dashed line is the accuracy "
-        "with all parts.",
-    ),
-    "attention": (
-        charts.attention_chart,
-        "Mean distance, in patches, between patches that attend to each other, for each head in trained order.",
-    ),
-    "rollout": (
-        None,
-        "Attention averaged over heads, plus the identity, multiplied through the blocks: an image, the patches that "
-        "reach its answer in trained order, and in a random order; white is most.",
-    ),
-    "class_attention": (
-        None,
-        "Attention of the class token to the patches: an image, and maps in trained and in random order of the patch "
-        "blocks, one row for each layer and one column for each head; white is most.",
-    ),
-    "saliency": (
-        None,
-        "Gradient of the answer's logit by pixel, the largest of its colors: an image, its map in trained order, and "
-        "the map of the same class in a random order.",
-    ),
-    "positions": (
-        charts.positions_chart,
-        "Cosine similarity of the position embeddings of patches, by their distance, and for some patches with all "
-        "others.",
-    ),
-    "filters": (
-        charts.filters_chart,
-        "Principal components of the filters of the patch embedding, the largest variance first; gray is 0.",
-    ),
-    "layer_scale": (
-        charts.layer_scale_chart,
-        "Mean magnitude of LayerScale, the learned factor of each residual branch, by depth.",
-    ),
-    "mixing": (
-        charts.mixing_chart,
-        "Weights by which a block mixes tokens: a tile has the weights of one output over the patches, gray is 0. The "
-        "chart has their distance from their center.",
-    ),
-    "excite": (
-        None,
-        "Images that gradient ascent makes from noise for the channel that varies most in what a block adds, with blur "
-        "and shifts against noise.",
-    ),
-    "inversion": (
-        charts.inversion_chart,
-        "Images that gradient descent makes from noise until their tokens after a block are those of an image: the "
-        "less of it returns, the more the blocks have thrown away. Distances are relative to the norm of the tokens.",
-    ),
-}
-"""Charts of each kind of analysis, and what they show."""
-
-
 def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str = "Blocks of a model") -> None:
     """Write a page with the analysis of a model, or of several side by side."""
     names = distinct_names([found.settings["of"] for found in analyses]) if len(analyses) > 1 else [""]
-    models = [
-        {
-            "name": name,
-            "about": about_analysis(found),
-            "verdict": verdict(found),
-            "empty_cells": empty_cells(found),
-            "blocks": block_table(found),
-            "agreement": agreement_rows(found),
-            "found": found,
-        }
-        for name, found in zip(names, analyses, strict=True)
+    models = list(zip(names, analyses, strict=True))
+    shown = [kind for kind in KINDS if any(getattr(found, kind) is not None for found in analyses)]
+    absent = [
+        (kind, analysis.finding(analyses[0], kind))
+        for kind in KINDS
+        if kind not in shown and any(found.reasons.get(kind) != NOT_ASKED for found in analyses)
     ]
-    sections, absent = [], {}
-    for kind, (draw, why) in SECTIONS.items():
-        if any(getattr(found, kind) is not None for found in analyses):
-            sections.append((kind, why, [_part(found, kind, draw) for found in analyses]))
-        elif any(found.reasons.get(kind) != NOT_ASKED for found in analyses):
-            absent[kind] = finding(analyses[0], kind)
-    text = _render("analysis.html.j2", title=title, models=models, sections=sections, absent=absent, headings=AGREEMENT)
-    write_output(path, text)
-
-
-def _part(
-    found: Analysis, kind: str, draw: Callable[[Any], Any] | None
-) -> tuple[str, list[charts.Chart], list[Picture]]:
-    measured = getattr(found, kind)
-    drawn = None if measured is None or draw is None else draw(measured)
-    shown = drawn if isinstance(drawn, list) else [drawn] if drawn is not None else []
-    return finding(found, kind), shown, getattr(measured, "pictures", [])
+    write_output(path, _render("analysis.html.j2", title=title, models=models, kinds=shown, absent=absent))
 
 
 def write_trace_analysis(
     path: str | Path, found: TraceAnalysis, images: Iterable[ImageRef] = (), classes: Mapping[int, str] | None = None
 ) -> None:
     """Write a page with an analysis of a trace, with pictures of ``images``; ``classes`` are names by label."""
-    drawn = [
-        [charts.order_chart(found)],
-        [charts.skips_chart(found), charts.blocks_chart(found)],
-        [],
-        [],
-    ]
-    reasons = [
-        "Accuracy of the most frequent orders and subsets, with 95 % intervals. A + separates tracks that ran in "
-        "parallel, a / waves.",
-        "Accuracy by number of skipped blocks, and of the answers without and with each block that was skipped.",
-        "Images that were answered wrong with blocks missing; those that were right with all blocks come first.",
-        "Answers of the same image in different orders, and how often each came.",
-    ]
-    findings = trace_findings(found).items()
-    sections = [(head, why, said, each) for (head, said), why, each in zip(findings, reasons, drawn, strict=True)]
-    names = [*(one.image for one in found.mistakes), *(one.image for one in found.images)]
-    text = _render(
-        "trace.html.j2",
-        title="Orders of a run",
-        found=found,
-        sections=sections,
-        classes=classes or {},
-        pictures=pictures_of(dict.fromkeys(names), images),
-    )
+    names = dict.fromkeys([*(one.image for one in found.mistakes), *(one.image for one in found.images)])
+    pictures = pictures_of(names, images)
+    text = _render("trace.html.j2", title="Orders of a run", found=found, classes=classes or {}, pictures=pictures)
     write_output(path, text)
 
 
@@ -301,11 +138,8 @@ class Figure(NamedTuple):
     """Columns of a grid of squares; 0 for other charts."""
 
 
-def _run(name: str, data: RunData, images: Iterable[ImageRef] = ()) -> dict[str, Any]:
-    """Return the values that the templates show of a run."""
-    summary = data.summary
-    waves = summary.settings.get("waves")
-    tracks = tracks_by_peer(data.records, waves if isinstance(waves, int) else 1)
+def _settings(summary: RunSummary) -> dict[str, Any]:
+    """Return the settings of a run that have a value."""
     settings = {
         "model": summary.model,
         "training method": summary.method,
@@ -316,24 +150,7 @@ def _run(name: str, data: RunData, images: Iterable[ImageRef] = ()) -> dict[str,
         **summary.settings,
         **{f"engine of {name}": engine_name(peer.engine) for name, peer in summary.peers.items()},
     }
-    return {
-        "name": name,
-        "data": data,
-        "summary": summary,
-        "latency": charts.latency_distribution(data),
-        "over_time": charts.latency_over_time(data),
-        "stages": charts.stage_breakdown(data),
-        "served": charts.served(data),
-        "served_window": charts.served_window(data),
-        "requests": charts.request_timelines(data),
-        "skips": charts.accuracy_by_skips(data),
-        "by_class": charts.accuracy_by_class(data),
-        "confusions": confusions(data.records),
-        "wrong_images": wrong_images(data.records, images),
-        "slots": charts.slot_heatmap(data),
-        "tracks": track_table(tracks, data.lanes),
-        "settings": {key: value for key, value in settings.items() if value not in (None, "", NOTHING)},
-    }
+    return {key: value for key, value in settings.items() if value not in (None, "", NOTHING)}
 
 
 def _render(template: str, *, scripts: Sequence[str] | None = None, **values: Any) -> str:
@@ -386,9 +203,12 @@ def environment() -> Environment:
     made.globals |= {
         "NOTHING": NOTHING,
         "STAGES": STAGES,
-        "MOST_POINTS": charts.MOST_POINTS,
         "MOST_ROWS": MOST_TABLE_ROWS,
-        "LOST": PeerState.LOST,
+        "charts": charts,
+        "analysis": analysis,
+        "confusions": confusions,
+        "settings_of": _settings,
+        "track_table": track_table,
     }
     return made
 

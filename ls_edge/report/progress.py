@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
@@ -53,7 +53,7 @@ class RunProgress:
         self._counts = Counter[str]()
         self._recent: deque[tuple[float, float | None]] = deque(maxlen=RECENT)
         """End of recent requests, and the latency in ms of those with an answer."""
-        self._texts = {"warning": "", "note": ""}
+        self._warning = self._note = ""
         self._begun = self._last_line = time.monotonic()
         self._live: Live | None = None
 
@@ -70,7 +70,7 @@ class RunProgress:
             self._live.stop()
             self._live = None
         elif self._counts:
-            self._print_line(self._status())
+            self._print_line(self._status().plain)
 
     def record(self, record: RequestRecord) -> None:
         """Count an answer or a failed request."""
@@ -83,7 +83,7 @@ class RunProgress:
             if due:
                 self._last_line = now
         if due:
-            self._print_line(self._status())
+            self._print_line(self._status().plain)
 
     def event(self, event: PeerEvent) -> None:
         """Note a change of a peer's state."""
@@ -100,57 +100,43 @@ class RunProgress:
 
     def note(self, text: str) -> None:
         """Show a remark, such as the reason for waiting, until the next one; an empty text removes it."""
-        with self._lock:
-            self._texts["note"] = printable(text)
-        if text and self._live is None:
-            self._print_line(printable(text))
+        self._note = printable(text)
+        self._print_line(self._note)
 
     def warn(self, text: str) -> None:
         """Show a warning until the next one; an empty text removes it."""
-        text = printable(text)
-        with self._lock:
-            changed, self._texts["warning"] = text != self._texts["warning"], text
-        if text and changed and self._live is None:
-            self._print_line(text)
+        before, self._warning = self._warning, printable(text)
+        if self._warning != before:
+            self._print_line(self._warning)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the current state; called by rich."""
         with self._lock:
-            done, total = self._counts["answered"] + self._counts["failed"], self._total
-            states = list(self._states.items())
-            note, warning = self._texts["note"], self._texts["warning"]
+            done, states = self._counts["answered"] + self._counts["failed"], list(self._states.items())
         if options.max_width < NARROW:
             yield Text.assemble(self._label, " ", self._status())
-            yield Text(warning, style="yellow")
-            yield Text(note, style="dim")
+            yield Text(self._warning, style="yellow")
+            yield Text(self._note, style="dim")
             return
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(
-            Text(self._label),
-            ProgressBar(
-                total=max(total, 1), completed=min(done, total), width=max(10, min(40, options.max_width // 3))
-            ),
-            self._status(),
-        )
-        peers = Text()
-        peers.append("peers ", style="dim")
-        for name, state in states[:MOST_NAMES]:
-            peers.append(f"{shorten(name, 24)} ", style=STATE_STYLES[state])
-            if state not in (PeerState.ALIVE, PeerState.UNKNOWN):
-                peers.append(f"({state}) ", style="dim")
-        if len(states) > MOST_NAMES:
-            peers.append(f"and {len(states) - MOST_NAMES} more", style="dim")
-        lines: list[RenderableType] = [bar, peers] if states else [bar]
-        if warning:
-            lines.append(Text(warning, style="yellow"))
-        yield Group(*lines, Text(shorten(note, max(20, options.max_width - 1)), style="dim"))
+        line = Table.grid(padding=(0, 1))
+        total, width = max(self._total, 1), max(10, min(40, options.max_width // 3))
+        line.add_row(Text(self._label), ProgressBar(total, min(done, total), width=width), self._status())
+        yield line
+        if states:
+            peers = Text("peers ", style="dim")
+            for name, state in states[:MOST_NAMES]:
+                peers.append(f"{shorten(name, 24)} ", style=f"not dim {STATE_STYLES[state]}")
+                if state not in (PeerState.ALIVE, PeerState.UNKNOWN):
+                    peers.append(f"({state}) ")
+            yield peers.append(f"and {len(states) - MOST_NAMES} more" if len(states) > MOST_NAMES else "")
+        if self._warning:
+            yield Text(self._warning, style="yellow")
+        yield Text(shorten(self._note, max(20, options.max_width - 1)), style="dim")
 
     def _status(self) -> Text:
         with self._lock:
-            recent = list(self._recent)
+            recent, states = list(self._recent), list(self._states.values())
             answered, failed, degraded = (self._counts[name] for name in ("answered", "failed", "degraded"))
-            alive = sum(state == PeerState.ALIVE for state in self._states.values())
-            peers = len(self._states)
         span = max(time.monotonic() - (recent[0][0] if len(recent) == RECENT else self._begun), 1e-3)
         latencies = sorted(ms for _, ms in recent if ms is not None)
         text = Text(f"{answered:,}/{self._total:,}")
@@ -160,13 +146,14 @@ class RunProgress:
             text.append(f"  {degraded:,} degraded", style="yellow")
         if failed:
             text.append(f"  {failed:,} failed", style="red")
-        if self._live is None and peers:
-            text.append(f"  {alive} of {counted(peers, 'peer')} alive")
+        if self._live is None and states:
+            text.append(f"  {states.count(PeerState.ALIVE)} of {counted(len(states), 'peer')} alive")
         return text
 
-    def _print_line(self, text: Text | str) -> None:
-        line = text.plain if isinstance(text, Text) else text
-        self._console.print(f"{self._label}: {line}", markup=False, highlight=False, soft_wrap=True)
+    def _print_line(self, text: str) -> None:
+        """Print a line, if there is no terminal whose lines are redrawn."""
+        if text and self._live is None:
+            self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 class StepProgress:

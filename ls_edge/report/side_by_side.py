@@ -84,31 +84,33 @@ class SideBySide(msgspec.Struct, frozen=True):
 def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     """Read documents and compare them; raise :class:`DataError` for any other file."""
     rows = [row for name, path in zip(distinct_names(paths), paths, strict=True) for row in _rows_of(name, Path(path))]
-    pairs: list[PlannedAgainstMeasured] = []
-    apart: list[NotCompared] = []
-    for plan, run in itertools.product(rows, rows):
-        if (plan.kind, run.kind) == ("plan", "run") and run.bundle_id == plan.bundle_id:
-            reason = _difference(plan.placement or {}, run.placement or {})
-            if reason:
-                apart.append(NotCompared(plan.name, run.name, reason))
+    runs = [row for row in rows if row.kind == "run"]
+    found = SideBySide(rows, [], [], [])
+    for plan, run in itertools.product((row for row in rows if row.kind == "plan"), runs):
+        if run.bundle_id == plan.bundle_id:
+            if reason := _difference(plan.placement or {}, run.placement or {}):
+                found.not_compared.append(NotCompared(plan.name, run.name, reason))
             else:
-                pairs += _compared(plan, run)
-    fleets = [row for row in rows if row.kind == "run" and len(row.placement or ()) != 1]
-    alone = [
-        row for row in rows if row.kind in ("profile", "bench") or (row.kind == "run" and len(row.placement or ()) == 1)
-    ]
-    compared = [
-        FleetAgainstAlone(run.name, one.name, figure, fleet, single, round(fleet / single, 4))
-        for run in fleets
-        for one in alone
-        if one.bundle_id is not None and one.bundle_id == run.bundle_id
-        for figure, fleet, single in (
-            ("latency_ms", run.latency_ms if run.at_once == 1 else None, one.latency_ms),
-            ("throughput", None if run.at_once == 1 else run.throughput, one.throughput),
-        )
-        if fleet is not None and single
-    ]
-    return SideBySide(rows, pairs, apart, compared)
+                found.planned_against_measured.extend(
+                    PlannedAgainstMeasured(plan.name, run.name, figure, planned, measured, round(measured / planned, 4))
+                    for figure, measured, planned in _quantities(run, plan)
+                )
+    by_one = [run for run in runs if len(run.placement or ()) == 1]
+    alone = [row for row in rows if row.kind in ("profile", "bench") or row in by_one]
+    for run, one in itertools.product((run for run in runs if run not in by_one), alone):
+        if one.bundle_id is not None and one.bundle_id == run.bundle_id:
+            found.fleet_against_alone.extend(
+                FleetAgainstAlone(run.name, one.name, figure, fleet, single, round(fleet / single, 4))
+                for figure, fleet, single in _quantities(run, one)
+            )
+    return found
+
+
+def _quantities(run: ComparedDocument, other: ComparedDocument) -> list[tuple[str, float, float]]:
+    """Return what a run and another document have in common: latency for one request at a time, else throughput."""
+    figure = "latency_ms" if run.at_once == 1 else "throughput"
+    measured, value = getattr(run, figure), getattr(other, figure)
+    return [(figure, measured, value)] if measured is not None and value else []
 
 
 def _difference(planned: Mapping[str, Sequence[ShownPart]], run: Mapping[str, Sequence[ShownPart]]) -> str:
@@ -178,24 +180,25 @@ _Rows = list[dict[str, Any]]
 
 
 def _run(name: str, document: Mapping[str, Any]) -> _Rows:
-    at_once = document.get("settings", {}).get("concurrency")
-    about = f"policy {document['policy']}" + ("" if at_once is None else f", {at_once} at a time")
-    held = {peer: one["blocks"] for peer, one in document.get("peers", {}).items() if one["blocks"]}
-    return [
-        _answered(name, "run", about, document) | {"accuracy": document["top1"], "at_once": at_once, "placement": held}
-    ]
-
-
-def _simulation(name: str, document: Mapping[str, Any]) -> _Rows:
-    about = f"simulated, {document['devices']} devices, policy {document['policy']}"
-    return [_answered(name, "simulate", about, document)]
-
-
-def _answered(name: str, kind: str, about: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    p50, throughput = document["latency_ms"]["p50"], document["throughput"]
+    about, simulated = f"policy {document['policy']}", "devices" in document
+    if simulated:
+        about = f"simulated, {document['devices']} devices, {about}"
+    at_once = None if simulated else document.get("settings", {}).get("concurrency")
+    if at_once is not None:
+        about += f", {at_once} at a time"
     if document["degraded"] or document["failed"]:
         about += f", {document['degraded']} degraded, {document['failed']} failed"
-    return {"name": name, "kind": kind, "about": about, "latency_ms": p50, "throughput": throughput}
+    row = {
+        "name": name,
+        "kind": "simulate" if simulated else "run",
+        "about": about,
+        "latency_ms": document["latency_ms"]["p50"],
+        "throughput": document["throughput"],
+    }
+    if not simulated:
+        held = {peer: one["blocks"] for peer, one in document.get("peers", {}).items() if one["blocks"]}
+        row |= {"accuracy": document["top1"], "at_once": at_once, "placement": held}
+    return [row]
 
 
 def _plan(name: str, document: Mapping[str, Any]) -> _Rows:
@@ -255,7 +258,6 @@ def _evals(name: str, document: Mapping[str, Any]) -> _Rows:
 
 
 _READERS: tuple[tuple[frozenset[str], Callable[[str, Mapping[str, Any]], _Rows]], ...] = (
-    (frozenset({"devices", "sites", "losses", "latency_ms"}), _simulation),
     (frozenset({"policy", "requests", "answered", "latency_ms"}), _run),
     (frozenset({"objective", "recommendation", "expected", "baselines"}), _plan),
     (frozenset({"device", "batch", "throttled", "parts"}), _profile),
@@ -264,18 +266,3 @@ _READERS: tuple[tuple[frozenset[str], Callable[[str, Mapping[str, Any]], _Rows]]
     (frozenset({"evaluations"}), _evals),
 )
 """Keys that identify each kind of document, and its reader."""
-
-
-def _compared(plan: ComparedDocument, run: ComparedDocument) -> list[PlannedAgainstMeasured]:
-    found = []
-    alone = run.at_once == 1
-    pairs = (
-        ("latency_ms", plan.latency_ms, run.latency_ms, alone),
-        ("throughput", plan.throughput, run.throughput, not alone),
-    )
-    for figure, planned, measured, comparable in pairs:
-        if comparable and planned and measured is not None:
-            found.append(
-                PlannedAgainstMeasured(plan.name, run.name, figure, planned, measured, round(measured / planned, 4))
-            )
-    return found

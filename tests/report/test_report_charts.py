@@ -20,8 +20,9 @@ from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
 from ls_edge.report.charts.specification import svg_of
 from ls_edge.report.html import environment
-from ls_edge.report.intervals import intervals_of
-from ls_edge.report.statistics import Away, RunData, coverage, pick_window, tracks_by_peer
+from ls_edge.report.runs.intervals import intervals_of
+from ls_edge.report.runs.statistics import Away, RunData, coverage, pick_window
+from ls_edge.report.runs.tracks import track_table
 from ls_edge.report.tables import summary_table
 from ls_edge.report.theme import CHART_CONFIG
 
@@ -162,12 +163,16 @@ def spec_of(chart):
     return json.loads(json.dumps(charts.spec_of(chart), allow_nan=False))
 
 
+def histogram(data):
+    return charts.latency_histogram(data.latency, data.summary.latency_ms)
+
+
 def data_of_run(run):
     return RunData(run.summary, run.records, run.events)
 
 
 def test_the_histogram_counts_every_answer(run_with_loss):
-    spec = spec_of(charts.latency_distribution(data_of_run(run_with_loss)))
+    spec = spec_of(histogram(data_of_run(run_with_loss)))
     rows = rows_of(spec)
     assert sum(row.get("answers", 0) for row in rows) == len(run_with_loss.records)
     figures = run_with_loss.summary.latency_ms
@@ -231,16 +236,16 @@ def test_a_request_chart_has_all_its_spans(run_in_waves):
 def test_the_slots_in_the_heat_map(run_with_loss):
     data = data_of_run(run_with_loss)
     counts, skipped = data.slots
-    rows = {(row["block"], row["slot"]): row["share"] for row in rows_of(spec_of(charts.slot_heatmap(data)))}
-    assert rows[0, "0"] == pytest.approx(counts[0, 0] / 400, abs=1e-3)
-    assert sum(share for (_, slot), share in rows.items() if slot == "skipped") * 400 == pytest.approx(
+    rows = {(row["row"], row["column"]): row["value"] for row in rows_of(spec_of(charts.slot_heatmap(data)))}
+    assert rows["0", "0"] == pytest.approx(100 * counts[0, 0] / 400, abs=0.1)
+    assert sum(share for (_, slot), share in rows.items() if slot == "skipped") * 4 == pytest.approx(
         skipped.sum(), abs=1
     )
 
 
 def test_a_comparison_holds_accuracy_and_interval(run_with_loss):
     spec = spec_of(charts.accuracy_comparison([("one", run_with_loss.summary)]))
-    (row,) = {json.dumps(row) for row in rows_of(spec) if "run" in row}
+    (row,) = {json.dumps(row) for row in rows_of(spec) if "answers" in row}
     row = json.loads(row)
     low, high = run_with_loss.summary.top1_interval
     assert (row["top1"], row["low"], row["high"]) == pytest.approx((run_with_loss.summary.top1, low, high), abs=1e-4)
@@ -252,7 +257,7 @@ def test_long_runs_make_no_larger_specifications(simulated):
     for draw, limit in (
         (charts.latency_over_time, 700),
         (charts.served, charts.MOST_SPANS * 1.1 + charts.MOST_CELLS * 1.5),
-        (charts.latency_distribution, 300),
+        (histogram, 300),
     ):
         assert len(rows_of(spec_of(draw(data)))) <= limit
 
@@ -283,7 +288,7 @@ events = st.builds(PeerEvent, times, st.sampled_from("abc"), st.sampled_from(Pee
 
 
 DRAWN = (
-    charts.latency_distribution, charts.latency_over_time, charts.stage_breakdown, charts.served,
+    histogram, charts.latency_over_time, charts.stage_breakdown, charts.served,
     charts.accuracy_by_skips, charts.slot_heatmap,
 )  # fmt: skip
 
@@ -301,7 +306,7 @@ def test_whatever_the_times_are_specifications_hold_only_numbers(records, happen
             if chart is not None:
                 json.dumps(chart.to_dict(validate=False), allow_nan=False)
     narrative(data)
-    tracks_by_peer(records)
+    track_table(records, data.lanes)
 
 
 def test_figures_in_words():
@@ -315,10 +320,10 @@ def test_figures_in_words():
 def test_one_of_anything_is_singular():
     data = data_of([record()])
     assert narrative(data).startswith("The one image was answered through 2 peers, in 12.0 ms.")
-    assert "Histogram of 1 answer." in spec_of(charts.latency_distribution(data))["description"]
+    assert "Histogram of 1 answer." in spec_of(histogram(data))["description"]
 
 
 def test_a_drawing_leaves_the_charts_of_pages_as_they_are():
     before = copy.deepcopy(CHART_CONFIG)
-    svg_of(charts.latency_distribution(data_of([record()])))
+    svg_of(histogram(data_of([record()])))
     assert before == CHART_CONFIG

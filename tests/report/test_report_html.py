@@ -19,7 +19,7 @@ from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecor
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
 from ls_edge.report.html import write_comparison, write_report
-from ls_edge.report.statistics import RunData
+from ls_edge.report.runs.statistics import RunData
 from ls_edge.report.theme import STAGES
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -302,7 +302,7 @@ def test_pictures_have_light_paper_where_style_sheets_are_not_read(tmp_path, run
 
 def test_a_picture_of_nothing_is_an_error(tmp_path):
     nothing = summarise([], [], RunContext())
-    for chart in (charts.latency_distribution(RunData(nothing, [], [])), charts.accuracy_comparison([("x", nothing)])):
+    for chart in (charts.slot_heatmap(RunData(nothing, [], [])), charts.accuracy_comparison([("x", nothing)])):
         with pytest.raises(UsageError, match="nothing to draw"):
             charts.write_svg(tmp_path / "p.svg", chart)
     assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,8 @@ from ls_edge.data.datasets import ImageRef
 from ls_edge.evaluation.run_summary import wilson
 from ls_edge.report import charts
 from ls_edge.report.html import write_report
-from ls_edge.report.mistakes import MOST_IMAGES, by_class, confusions, wrong_answers, wrong_images
-from ls_edge.report.statistics import RunData
+from ls_edge.report.runs.mistakes import MOST_IMAGES, by_class, confusions, wrong_answers, wrong_images
+from ls_edge.report.runs.statistics import RunData
 
 CLASSES = ("cat", "dog", "<b>bird</b>")
 
@@ -50,8 +50,8 @@ def test_classes_are_listed_from_the_worst(run):
     assert (cats.top1, dogs.top1, birds.top1) == (13 / 20, 19 / 20, 1.0)
     assert (cats.low, cats.high) == wilson(13, 20)
     spec = charts.spec_of(charts.accuracy_by_class(run))
-    rows = [row for rows in spec["datasets"].values() for row in rows if "label" in row]
-    assert list(dict.fromkeys(row["label"] for row in rows)) == ["cat", "dog", "<b>bird</b>"]
+    rows = [row for rows in spec["datasets"].values() for row in rows if "answers" in row]
+    assert list(dict.fromkeys(row["name"] for row in rows)) == ["cat", "dog", "<b>bird</b>"]
 
 
 def test_confusions_count_pairs_of_classes(run):

@@ -10,8 +10,9 @@ from ls_edge.core.text import NOTHING
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
 from ls_edge.report.html import write_report
-from ls_edge.report.intervals import Span, intervals_of
-from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
+from ls_edge.report.runs.intervals import Span, intervals_of
+from ls_edge.report.runs.statistics import RunData
+from ls_edge.report.runs.tracks import track_table
 
 OWN = TrackSpan(0, "a", (0, 1), 1000, 4000, 3500, 500, 2500)
 OTHER = TrackSpan(0, "b", (2, 3), 1000, 8000, 5000, 500, 4000, 500)
@@ -201,13 +202,13 @@ def test_a_run_of_plain_orders_has_none_of_it(tmp_path, run_with_loss):
     data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
     for _, _, chart in charts.request_timelines(data):
         assert not [row for row in rows_of(chart) if "order" in row]
-    assert tracks_by_peer(run_with_loss.records) == {}
+    assert track_table(run_with_loss.records, data.lanes)[1] == []
 
 
 def test_how_tracks_fared():
     late = TrackSpan(0, "b", (), 1000, 8000, 5000, why="late")
     records = [record(OWN, OTHER, UNUSED), record(OWN, OTHER, UNUSED), record(OWN, late)]
-    head, rows = track_table(tracks_by_peer(records), ["b", "nobody"])
+    head, rows = track_table(records, ["b", "nobody"])
     assert head == ("Peer", "Tracks", "Own", "Blocks", "Expected", "Took", "Not summed", "Given none")
     assert rows == [
         ("b", "2", "0", "4", "5.0 ms", "7.0 ms", "1 late", NOTHING),
@@ -221,7 +222,7 @@ def test_where_nothing_was_split_the_wave_took_what_its_blocks_took(waves, took)
     visit = Visit("a", (0, 1, 2, 3, 4, 5), 500, 12000, 0, 0, (UNUSED,))
     one = record(visit=visit, latency_us=15_000, waves=((tuple((block, "a") for block in range(6)),),))
     assert intervals_of(one).rows == [""]
-    _, rows = track_table(tracks_by_peer([one], waves), [])
+    _, rows = track_table([one], [], waves)
     assert [row[-1] for row in rows] == [f"no gain once: a block there 9.0 ms, the wave took {took}"]
 
 

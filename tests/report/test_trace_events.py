@@ -10,7 +10,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.run_summary import summarise
-from ls_edge.report.trace_events import trace_events, write_trace_events
+from ls_edge.report.runs.trace_events import trace_events, write_trace_events
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from ls_edge.core.bands import Bands
+from ls_edge.training.analysis import RunAnalysis
 from ls_edge.training.analysis.attention import AttentionMeasure
-from ls_edge.training.analysis.inspected import Inspected
+from ls_edge.training.analysis.inspected import Inspected, LackingError
 from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
@@ -22,9 +23,8 @@ def inspected(model):
 
 def measured(model, *batches):
     measure = AttentionMeasure(inspected(model))
-    assert measure.reason == ""
     for batch in batches:
-        measure.add(batch, None)
+        measure.add(batch)
     return measure.result()
 
 
@@ -103,10 +103,14 @@ def test_families_with_rotary_positions_and_biases(name, arguments, prefix):
     ],
 )
 def test_families_without_plain_attention_have_a_reason(name, arguments, why):
-    measure = AttentionMeasure(inspected(TorchBlocks(build(name, arguments, kept=[0, 1]))))
-    assert why in measure.reason
-    measure.add(np.zeros((1, 3, 32, 32), np.float32), None)
-    assert measure.result() is None
+    model = TorchBlocks(build(name, arguments, kept=[0, 1]))
+    with pytest.raises(LackingError, match=why):
+        AttentionMeasure(inspected(model))
+    analysis = RunAnalysis(inspected(model), ["attention", "layer_scale"])
+    analysis.add(np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, int))
+    found, reasons = analysis.results()
+    assert why in reasons["attention"]
+    assert "attention" not in found
 
 
 def test_a_block_in_several_places():

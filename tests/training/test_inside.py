@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from ls_edge.core.bands import Bands
-from ls_edge.evaluation.analysis import RUN_KINDS
-from ls_edge.report.analysis.inside import INSIDE
-from ls_edge.training.analysis import Inspected, gradients, looks_of
+from ls_edge.evaluation.analysis import KINDS, RUN_KINDS, AnalysisOrders, analyze
+from ls_edge.report.analysis.findings import FINDINGS, finding
+from ls_edge.training.analysis import Inspected, RunAnalysis, gradients
 from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.models.torch_blocks import TorchBlocks
 from ls_edge.training.models.view import BlockView
@@ -20,6 +20,26 @@ from ls_edge.training.models.view import BlockView
 VIT = {"depth": 3, "embed_dim": 32}
 CAIT = {"img_size": 32, "embed_dim": 24, "num_heads": 3, "depth": 2, "patch_size": 8, "num_classes": 3}
 MIXER = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_classes": 3, "num_blocks": 2}
+
+FAMILIES = [
+    ("vit_digits", VIT, {"class_attention", "mixing"}),
+    ("vit_cifar", {"depth": 2}, {"class_attention", "mixing", "filters", "layer_scale"}),
+    ("cait_xxs24_224", {k: v for k, v in CAIT.items() if k != "patch_size"}, {"attention", "rollout", "mixing"}),
+    ("mixer_cifar", MIXER, {"attention", "rollout", "class_attention", "positions", "layer_scale"}),
+    ("resmlp", MIXER, {"attention", "rollout", "class_attention", "positions"}),
+    ("gmlp", MIXER, {"attention", "rollout", "class_attention", "positions", "layer_scale"}),
+    (
+        "eva02_tiny_patch14_224",
+        {"img_size": 28, "depth": 2, "embed_dim": 24, "num_heads": 3},
+        {"class_attention", "mixing", "layer_scale"},
+    ),
+    (
+        "beit_base_patch16_224",
+        {"img_size": 48, "embed_dim": 24, "num_heads": 3, "depth": 2},
+        {"class_attention", "positions", "mixing"},
+    ),
+]
+"""Models of all families at toy size, and the kinds of a run that they lack."""
 
 
 def opened(name, arguments):
@@ -46,51 +66,46 @@ def images_for(inspected, count, seed=1):
 
 def found(inspected, kind, images=None, labels=None):
     images = images_for(inspected, 6) if images is None else images
-    look = looks_of(inspected, (kind,))[kind]
-    look.add(images, np.zeros(len(images), int) if labels is None else labels)
-    return look.result()
+    analysis = RunAnalysis(inspected, (kind,))
+    analysis.add(images, np.zeros(len(images), int) if labels is None else labels)
+    results, reasons = analysis.results()
+    assert reasons == {}
+    return results[kind]
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "lacks"),
-    [
-        ("vit_digits", VIT, {"class_attention", "mixing"}),
-        ("vit_cifar", {"depth": 2}, {"class_attention", "mixing", "filters", "layer_scale"}),
-        ("cait_xxs24_224", {k: v for k, v in CAIT.items() if k != "patch_size"}, {"attention", "rollout", "mixing"}),
-        ("mixer_cifar", MIXER, {"attention", "rollout", "class_attention", "positions", "layer_scale"}),
-        ("resmlp", MIXER, {"attention", "rollout", "class_attention", "positions"}),
-        ("gmlp", MIXER, {"attention", "rollout", "class_attention", "positions", "layer_scale"}),
-        (
-            "eva02_tiny_patch14_224",
-            {"img_size": 28, "depth": 2, "embed_dim": 24, "num_heads": 3},
-            {"class_attention", "mixing", "layer_scale"},
-        ),
-        (
-            "beit_base_patch16_224",
-            {"img_size": 48, "embed_dim": 24, "num_heads": 3, "depth": 2},
-            {"class_attention", "positions", "mixing"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments", "lacks"), FAMILIES)
 def test_every_family_has_its_kinds_and_a_sentence_for_each(name, arguments, lacks, monkeypatch):
     monkeypatch.setattr(gradients, "EXCITATION_STEPS", 4)
     monkeypatch.setattr(gradients, "INVERSION_STEPS", 4)
     inspected = opened(name, arguments)
     before = {name: value.clone() for name, value in inspected.model.view.weights().items()}
-    images, reasons = images_for(inspected, 5), {}
-    for kind, look in looks_of(inspected, RUN_KINDS).items():
-        look.add(images, np.zeros(5, int))
-        if look.reason:
-            reasons[kind] = look.reason
-            continue
-        result = look.result()
-        assert INSIDE[kind](result).endswith(".")
+    analysis = RunAnalysis(inspected, RUN_KINDS)
+    analysis.add(images_for(inspected, 5), np.zeros(5, int))
+    results, reasons = analysis.results()
+    assert results.keys() | reasons.keys() == set(RUN_KINDS)
+    for kind, result in results.items():
+        assert FINDINGS[kind](result).endswith(".")
         for one in getattr(result, "pictures", ()):
             shown = Image.open(io.BytesIO(base64.b64decode(one.source.partition(",")[2])))
             assert min(shown.size) >= 32
     assert set(reasons) == lacks
     after = inspected.model.view.weights()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(("name", "arguments"), [family[:2] for family in FAMILIES])
+def test_every_family_has_all_kinds_of_any_model(name, arguments):
+    pytest.importorskip("sklearn")
+    inspected = opened(name, arguments)
+    kinds = tuple(kind for kind in KINDS if kind not in (*RUN_KINDS, "umap"))
+    images, labels = images_for(inspected, 40), np.arange(40) % 3
+    found = analyze(inspected.model, [(images, labels)], AnalysisOrders(inspected.bands, kinds, 2, 0))
+    assert not found.reasons.keys() & set(kinds)
+    for kind in kinds:
+        said = finding(found, kind)
+        assert said.endswith(".")
+        assert not said.startswith("None")
+    assert np.diag(found.similarity.cka) == pytest.approx(1)
 
 
 def test_position_embeddings_of_a_gradient_are_similar_nearby():
@@ -105,7 +120,7 @@ def test_position_embeddings_of_a_gradient_are_similar_nearby():
     distances, cosines = zip(*result.by_distance, strict=True)
     assert distances == (1, 2, 3, 4)
     assert list(cosines) == sorted(cosines, reverse=True)
-    assert "close patches have similar embeddings" in INSIDE["positions"](result)
+    assert "close patches have similar embeddings" in FINDINGS["positions"](result)
 
 
 def test_components_of_filters_are_those_of_their_covariance():
@@ -152,7 +167,7 @@ def test_layer_scale_is_the_mean_magnitude_and_class_layers_come_last():
     result = found(inspected, "layer_scale")
     assert result.layers == ["0", "1", "class 0", "class 1"]
     assert result.branches["MLP"] == pytest.approx([1e-5, 0.5, 1e-5, 1e-5], rel=1e-4)
-    assert "largest in layer 1 (0.5)" in INSIDE["layer_scale"](result)
+    assert "largest in layer 1 (0.5)" in FINDINGS["layer_scale"](result)
 
 
 def test_the_spread_of_mixing_weights():
@@ -165,17 +180,15 @@ def test_the_spread_of_mixing_weights():
         weight.copy_(torch.eye(16)[: len(weight)])
     local = found(inspected, "mixing")
     assert local.spread[1] == pytest.approx(0, abs=1e-6)
-    assert "weights of block 1 are closest together" in INSIDE["mixing"](local)
+    assert "weights of block 1 are closest together" in FINDINGS["mixing"](local)
 
 
 def test_saliency_is_the_gradient():
     inspected = opened("vit_digits", VIT)
     images = images_for(inspected, 2)
-    look = looks_of(inspected, ("saliency",))["saliency"]
     colors = inspected.colors(images[:1])
-    answer, values = look._map(colors, (0, 1, 2), None)
-    logits = inspected.model.head(gradients.run_blocks(inspected, colors, (0, 1, 2)).detach())[0]
-    assert answer == logits.argmax()
+    answer = inspected.model.head(gradients.run_blocks(inspected, colors, (0, 1, 2)).detach())[0].argmax()
+    values = gradients.saliency_map(inspected, colors, (0, 1, 2), answer)
     place = np.unravel_index(values.argmax(), values.shape)
     slopes = []
     for channel in range(3):
@@ -203,7 +216,7 @@ def test_inversion_lowers_its_distance_and_ascent_raises_its_value(name, argumen
     inverted = found(inspected, "inversion")
     assert min(inverted.factors) > 5
     assert found(inspected, "inversion") == inverted
-    assert f"factor of {inverted.factors[0]:,.0f} after block 0" in INSIDE["inversion"](inverted)
+    assert f"factor of {inverted.factors[0]:,.0f} after block 0" in FINDINGS["inversion"](inverted)
     excited = found(inspected, "excite")
     assert all(after > before for before, after in zip(excited.noise, excited.reached, strict=True))
     assert found(inspected, "excite") == excited

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ls_edge.core.bands import Bands
-from ls_edge.training.analysis.attention import RolloutMeasure
+from ls_edge.training.analysis.attention import rollout, rollout_of
 from ls_edge.training.analysis.inspected import Inspected
 from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.models.torch_blocks import TorchBlocks
@@ -40,10 +40,10 @@ def test_rollout_is_the_published_one(args, order):
         tokens = model.block(block, tokens, 0)
     whole = published(seen)
     expected = whole[:, 0, 1:] if args else whole.mean(dim=1)
-    measure = RolloutMeasure(Inspected(model, Bands(3), 0, image_spec_of(view)))
-    assert measure.rollout(model.stem(images), order) == pytest.approx(expected.numpy(), rel=1e-4)
-    measure.add(images, None)
-    found = measure.result()
+    inspected = Inspected(model, Bands(3), 0, image_spec_of(view))
+    found = rollout_of(inspected, model.stem(images), order).reshape(2, -1)
+    assert found == pytest.approx(expected.numpy(), rel=1e-4)
+    found = rollout(inspected, [(images, None)])
     assert (found.images, found.grid, len(found.random)) == (2, (4, 4), 2)
     texts = ["trained order", "random order"]
     assert [one.text for one in found.pictures] == ["image 1", *texts, "image 2", *texts]

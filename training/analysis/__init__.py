@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
 from ls_edge.evaluation.analysis import RUN_KINDS
-from ls_edge.training.analysis.attention import AttentionMeasure, ClassAttentionMeasure, RolloutMeasure
-from ls_edge.training.analysis.gradients import ExcitationMeasure, InversionMeasure, SaliencyMeasure
-from ls_edge.training.analysis.inspected import Inspected, Look
-from ls_edge.training.analysis.parts import PartsMeasure
-from ls_edge.training.analysis.weights import FilterWeights, LayerScaleWeights, MixingWeights, PositionWeights
+from ls_edge.training.analysis.attention import AttentionMeasure, class_attention, rollout
+from ls_edge.training.analysis.gradients import excite, inversion, saliency
+from ls_edge.training.analysis.inspected import Batch, Inspected, LackingError
+from ls_edge.training.analysis.parts import parts
+from ls_edge.training.analysis.weights import filters, layer_scale, mixing, positions
 
-__all__ = ["Inspected", "Look", "looks_of"]
+__all__ = ["Inspected", "RunAnalysis"]
 
-LOOKS: dict[str, type[Look]] = {
-    "parts": PartsMeasure,
-    "attention": AttentionMeasure,
-    "rollout": RolloutMeasure,
-    "class_attention": ClassAttentionMeasure,
-    "saliency": SaliencyMeasure,
-    "positions": PositionWeights,
-    "filters": FilterWeights,
-    "layer_scale": LayerScaleWeights,
-    "mixing": MixingWeights,
-    "excite": ExcitationMeasure,
-    "inversion": InversionMeasure,
+FIRST_IMAGES = 256
+"""Images, the first of the sample, for all kinds but ``attention``; those that follow gradients take fewer of them."""
+OF_WEIGHTS: dict[str, Callable[[Inspected], Any]] = {
+    "positions": positions,
+    "filters": filters,
+    "layer_scale": layer_scale,
+    "mixing": mixing,
 }
-assert LOOKS.keys() == set(RUN_KINDS)
+OF_FIRST_IMAGES: dict[str, Callable[[Inspected, Sequence[Batch]], Any]] = {
+    "parts": parts,
+    "rollout": rollout,
+    "class_attention": class_attention,
+    "saliency": saliency,
+    "excite": excite,
+    "inversion": inversion,
+}
+assert OF_WEIGHTS.keys() | OF_FIRST_IMAGES.keys() | {"attention"} == set(RUN_KINDS)
 
 
-def looks_of(inspected: Inspected, kinds: tuple[str, ...]) -> dict[str, Look]:
-    """Return the measures of those ``kinds`` that read a run."""
-    return {kind: look(inspected) for kind, look in LOOKS.items() if kind in kinds}
+class RunAnalysis:
+    """Some ``kinds`` of analysis of a run: takes batches of images first, then computes the results."""
+
+    def __init__(self, inspected: Inspected, kinds: Sequence[str]) -> None:
+        self._inspected, self._kinds = inspected, kinds
+        self._first: list[Batch] = []
+        self._attention: AttentionMeasure | None = None
+        self._reasons: dict[str, str] = {}
+        if "attention" in kinds:
+            try:
+                self._attention = AttentionMeasure(inspected)
+            except LackingError as lacking:
+                self._reasons["attention"] = str(lacking)
+
+    def add(self, images: np.ndarray, labels: np.ndarray) -> None:
+        """Add images float32 ``[B, 3, H, W]`` and labels int ``[B]``."""
+        room = FIRST_IMAGES - sum(len(some) for some, _ in self._first)
+        if room > 0:
+            self._first.append((images[:room].copy(), labels[:room].copy()))
+        if self._attention is not None:
+            self._attention.add(images)
+
+    def results(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the result of each kind, and the reason for each kind that the model lacks."""
+        found: dict[str, Any] = {}
+        for kind in self._kinds:
+            try:
+                if kind in OF_WEIGHTS:
+                    found[kind] = OF_WEIGHTS[kind](self._inspected)
+                elif kind in OF_FIRST_IMAGES:
+                    found[kind] = OF_FIRST_IMAGES[kind](self._inspected, self._first)
+                elif self._attention is not None:
+                    found[kind] = self._attention.result()
+            except LackingError as lacking:
+                self._reasons[kind] = str(lacking)
+        return found, self._reasons

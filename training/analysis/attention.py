@@ -11,7 +11,7 @@ adding up to 1, multiplied through the blocks. Class attention is that of CaiT (
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,185 +19,138 @@ import torch
 from torch import Tensor, nn
 
 from ls_edge.evaluation.analysis.inside import AttentionStatistics, ClassAttention, Rollout
+from ls_edge.evaluation.measure import Order
 from ls_edge.training.analysis.inspected import (
     MOST_PICTURES,
-    FirstImages,
+    Batch,
     Inspected,
-    Look,
-    compared_pictures,
-    correlation,
+    LackingError,
+    compare,
+    images_of,
 )
 
 MOST_ROLLOUTS = 256
 """Images whose rollouts in trained and in random order are compared."""
+MOST_CLASS_MAPS = 64
+"""Images whose class attention is compared."""
 PLAIN = ("Attention", "AttentionRope", "EvaAttention")
 """timm's attention classes whose dropout takes the weights ``[B, heads, N, N]``, each row adding up to 1."""
 
 
-class AttentionMeasure(Look):
-    """Running sums over batches of images."""
+def _plain_attention(inspected: Inspected) -> tuple[list[Any], tuple[int, int], int]:
+    """Return the attention of each block, the grid of patches, and the number of tokens before the patches.
+
+    Raises :class:`LackingError` if the attention of a block is not plain.
+    """
+    view = inspected.model.view
+    modules = [getattr(block, "attn", None) for block in view.blocks]
+    odd = [type(one).__name__ for one in modules if type(one).__name__ not in PLAIN]
+    if odd:
+        has = "no attention" if odd[0] == "NoneType" else f"{odd[0]}, which is not plain attention"
+        raise LackingError(f"a block of {inspected.name} has {has}")
+    if inspected.grid is None:
+        raise LackingError(f"the tokens of {inspected.name} do not form a grid of patches")
+    height, width = inspected.grid
+    return modules, inspected.grid, view.token_spec.count - height * width
+
+
+class AttentionMeasure:
+    """Running sums over batches of images; raises :class:`LackingError` for a model without plain attention."""
 
     def __init__(self, inspected: Inspected) -> None:
-        super().__init__(inspected)
-        view = self.model.view
-        self._attention: list[Any] = [getattr(block, "attn", None) for block in view.blocks]
-        self._distance: list[Any] = [0.0] * view.num_blocks
-        self._entropy: list[Any] = [0.0] * view.num_blocks
+        self._model = inspected.model
+        self._attention, self._grid, self._prefix = _plain_attention(inspected)
+        self._apart = distances(*self._grid).to(self._model.view.device)
+        self._distance: list[Any] = [0.0] * self._model.num_blocks
+        self._entropy: list[Any] = [0.0] * self._model.num_blocks
         self._images = 0
-        odd = [type(one).__name__ for one in self._attention if type(one).__name__ not in PLAIN]
-        self.grid = inspected.grid or (0, 0)
-        """Rows and columns of patches."""
-        if odd:
-            has = "no attention" if odd[0] == "NoneType" else f"{odd[0]}, which is not plain attention"
-            self.reason = f"a block of {inspected.name} has {has}"
-        elif inspected.grid is None:
-            self.reason = f"the tokens of {inspected.name} do not form a grid of patches"
-        else:
-            self._prefix = view.token_spec.count - self.grid[0] * self.grid[1]
-            self._apart = distances(*self.grid).to(view.device)
 
     @torch.inference_mode()
-    def add(self, images: np.ndarray, labels: np.ndarray) -> None:  # noqa: ARG002
-        """Add a batch; does nothing if there is a :attr:`reason`."""
-        if self.reason:
-            return
+    def add(self, images: np.ndarray) -> None:
+        """Add a batch: means over queries, float64, and sums over images."""
         captured: list[Tensor] = []
         with _visible_weights(self._attention, captured):
-            tokens = self.model.stem(images)
-            for index in range(self.model.num_blocks):
-                tokens = self.model.block(index, tokens, index)
-                distance, entropy = self._measure(captured.pop())
-                self._distance[index] += distance
-                self._entropy[index] += entropy
+            tokens = self._model.stem(images)
+            for index in range(self._model.num_blocks):
+                tokens = self._model.block(index, tokens, index)
+                weights = captured.pop().double()
+                self._entropy[index] += torch.special.entr(weights).sum(dim=-1).mean(dim=-1).sum(dim=0)
+                patches = weights[:, :, self._prefix :, self._prefix :]
+                shares = patches / patches.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+                self._distance[index] += (shares * self._apart).sum(dim=-1).mean(dim=-1).sum(dim=0)
         self._images += len(images)
 
-    def result(self) -> AttentionStatistics | None:
-        """Return the means over all images; None if there is a :attr:`reason`."""
-        if self.reason or not self._images:
-            return None
+    def result(self) -> AttentionStatistics:
+        """Return the means over all images."""
         distance, entropy = (
             [(one / self._images).tolist() for one in sums] for sums in (self._distance, self._entropy)
         )
-        return AttentionStatistics(distance, entropy, self.grid, self._prefix)
-
-    def visible(self, captured: list[Tensor]) -> contextlib.AbstractContextManager[None]:
-        """Put the weights of each block that runs into ``captured``."""
-        return _visible_weights(self._attention, captured)
-
-    def of_patches(self, joined: Tensor) -> Tensor:
-        """Return the part ``[B, patches]`` of a rollout ``[B, N, N]``: the class token's, else the mean."""
-        row = joined[:, 0] if self._prefix else joined.mean(dim=1)
-        return row[:, self._prefix :]
-
-    def _measure(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return distance and entropy by head, float64, means over queries and sums over images."""
-        weights = weights.double()
-        entropy = torch.special.entr(weights).sum(dim=-1).mean(dim=-1).sum(dim=0)
-        patches = weights[:, :, self._prefix :, self._prefix :]
-        shares = patches / patches.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        distance = (shares * self._apart).sum(dim=-1).mean(dim=-1).sum(dim=0)
-        return distance, entropy
+        return AttentionStatistics(distance, entropy, self._grid, self._prefix)
 
 
-class RolloutMeasure(FirstImages):
-    """Attention rollout of the first images, in trained order and each image in a random order of its own."""
+def rollout_of(inspected: Inspected, tokens: Tensor, order: Sequence[int]) -> np.ndarray:
+    """Return the rollout over the patches, float64 ``[B, rows, columns]``, of tokens of the stem.
 
-    most = MOST_ROLLOUTS
+    It is the row of the class token, else the mean over tokens.
+    """
+    attention, grid, prefix = _plain_attention(inspected)
+    captured: list[Tensor] = []
+    with _visible_weights(attention, captured):
+        inspected.run(tokens, order)
+    identity = torch.eye(captured[0].shape[-1], device=captured[0].device)
+    joined = identity.double()
+    for weights in captured:
+        mixed = weights.double().mean(dim=1) + identity
+        joined = mixed / mixed.sum(dim=-1, keepdim=True) @ joined
+    row = joined[:, 0] if prefix else joined.mean(dim=1)
+    found: np.ndarray = row[:, prefix:].reshape(-1, *grid).cpu().numpy()
+    return found
 
-    def __init__(self, inspected: Inspected) -> None:
-        super().__init__(inspected)
-        self._attention = AttentionMeasure(inspected)
-        self.reason = self._attention.reason
 
-    def rollout(self, tokens: Tensor, order: Iterable[int]) -> np.ndarray:
-        """Return the rollout over the patches, float64 ``[B, patches]``, of tokens of the stem."""
+def rollout(inspected: Inspected, batches: Sequence[Batch]) -> Rollout:
+    """Return the rollout of the first images, in trained order and each image in a random order of its own."""
+    _, grid, _ = _plain_attention(inspected)
+    images = images_of(batches, MOST_ROLLOUTS)
+
+    def maps_of(number: int, order: Order) -> np.ndarray:
+        return rollout_of(inspected, inspected.model.stem(images[number : number + 1]), order)
+
+    found = compare(inspected, images, maps_of, "attention rollout")
+    trained, random = (
+        [np.round(one, 5).ravel().tolist() for one in maps[:MOST_PICTURES]] for maps in (found.trained, found.random)
+    )
+    peak = float(np.mean([one.max() / one.mean() for one in found.trained]))
+    return Rollout(trained, random, found.correlation, peak, len(images), grid, found.pictures)
+
+
+def class_attention(inspected: Inspected, batches: Sequence[Batch]) -> ClassAttention:
+    """Return the attention of CaiT's class token, in trained order and in random orders of the patch blocks."""
+    model, grid = inspected.model, inspected.grid
+    modules = [layer.attn for layer in getattr(model.view.model, "blocks_token_only", ())]
+    if not modules or grid is None:
+        raise LackingError(f"{inspected.name} has no class-attention layers")
+    images, heads = images_of(batches, MOST_CLASS_MAPS), modules[0].num_heads
+
+    def maps_of(number: int, order: Order) -> np.ndarray:
         captured: list[Tensor] = []
-        joined: Tensor | None = None
-        with self._attention.visible(captured):
-            for slot, index in enumerate(order):
-                tokens = self.model.block(index, tokens, slot)
-                weights = captured.pop().double().mean(dim=1)
-                weights = weights + torch.eye(weights.shape[-1], device=weights.device)
-                weights = weights / weights.sum(dim=-1, keepdim=True)
-                joined = weights if joined is None else weights @ joined
-        assert joined is not None
-        found: np.ndarray = self._attention.of_patches(joined).cpu().numpy()
-        return found
+        with _visible_weights(modules, captured):
+            model.head(inspected.run(model.stem(images[number : number + 1]), order))
+        patches = torch.cat([weights[0, :, 0, 1:].double() for weights in captured])
+        maps: np.ndarray = patches.reshape(-1, *grid).cpu().numpy()
+        return maps
 
-    @torch.inference_mode()
-    def result(self) -> Rollout | None:
-        """Return the comparison and the first rollouts; None if there is a :attr:`reason`."""
-        if self.reason or not self._kept:
-            return None
-        trained, random = [], []
-        for number, image in enumerate(self.images()):
-            start = self.model.stem(image[None])
-            trained.append(self.rollout(start, self.inspected.trained)[0])
-            random.append(self.rollout(start, self.inspected.random_order(number))[0])
-        grid = self._attention.grid
-        maps = {
-            name: [[one.reshape(grid)] for one in each[:MOST_PICTURES]]
-            for name, each in (("trained order", trained), ("random order", random))
-        }
-        return Rollout(
-            trained=[[round(float(value), 5) for value in one] for one in trained[:MOST_PICTURES]],
-            random=[[round(float(value), 5) for value in one] for one in random[:MOST_PICTURES]],
-            correlation=float(np.mean([correlation(*pair) for pair in zip(trained, random, strict=True)])),
-            peak=float(np.mean([one.max() / one.mean() for one in trained])),
-            images=len(trained),
-            grid=grid,
-            pictures=compared_pictures(self.inspected.colors(self.images()[:MOST_PICTURES]), maps),
-        )
-
-
-class ClassAttentionMeasure(FirstImages):
-    """Attention of CaiT's class token, in trained order and each image in a random order of its patch blocks."""
-
-    most = 64
-
-    def __init__(self, inspected: Inspected) -> None:
-        super().__init__(inspected)
-        layers = getattr(self.model.view.model, "blocks_token_only", ())
-        self._attention = [layer.attn for layer in layers]
-        if not self._attention:
-            self.reason = f"{inspected.name} has no class-attention layers"
-
-    @torch.inference_mode()
-    def result(self) -> ClassAttention | None:
-        """Return entropies, and maps of the first images; None if there is a :attr:`reason`."""
-        if self.reason or not self._kept:
-            return None
-        grid, images = self.inspected.grid, self.images()
-        assert grid is not None
-        trained = torch.cat([self._weights(image[None], self.inspected.trained) for image in images])
-        random = torch.cat(
-            [self._weights(image[None], self.inspected.random_order(number)) for number, image in enumerate(images)]
-        )
-        maps = [one[..., 1:].reshape(*one.shape[:-1], *grid).cpu().numpy() for one in (trained, random)]
-        layers, heads = trained.shape[1:3]
-        pairs = zip(*(one.reshape(-1, grid[0] * grid[1]) for one in maps), strict=True)
-        shown = {
-            name: [list(one.reshape(layers * heads, *grid)) for one in each[:MOST_PICTURES]]
-            for name, each in zip(("trained order", "random order"), maps, strict=True)
-        }
-        return ClassAttention(
-            entropy=torch.special.entr(trained).sum(dim=-1).mean(dim=0).tolist(),
-            own=trained[..., 0].mean(dim=0).tolist(),
-            correlation=float(np.mean([correlation(*pair) for pair in pairs])),
-            images=len(images),
-            grid=grid,
-            pictures=compared_pictures(self.inspected.colors(images[:MOST_PICTURES]), shown, heads),
-        )
-
-    def _weights(self, images: np.ndarray, order: Iterable[int]) -> Tensor:
-        """Return the weights ``[B, layers, heads, 1 + patches]``, the class token first."""
-        tokens = self.model.stem(images)
-        for slot, index in enumerate(order):
-            tokens = self.model.block(index, tokens, slot)
-        captured: list[Tensor] = []
-        with _visible_weights(self._attention, captured):
-            self.model.head(tokens)
-        return torch.stack([one[:, :, 0].double() for one in captured], dim=1)
+    found = compare(inspected, images, maps_of, "class attention", columns=heads)
+    shares = torch.from_numpy(found.trained).reshape(len(images), len(modules), heads, -1)
+    own = 1 - shares.sum(dim=-1)
+    entropy = torch.special.entr(shares).sum(dim=-1) + torch.special.entr(own)
+    return ClassAttention(
+        entropy=entropy.mean(dim=0).tolist(),
+        own=own.mean(dim=0).tolist(),
+        correlation=found.correlation,
+        images=len(images),
+        grid=grid,
+        pictures=found.pictures,
+    )
 
 
 def distances(height: int, width: int) -> Tensor:

@@ -7,7 +7,7 @@ the image shifted by a few pixels; both keep an image from becoming noise that h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -16,14 +16,8 @@ from torchvision.transforms.v2 import functional as transforms
 
 from ls_edge.data.pictures import picture
 from ls_edge.evaluation.analysis.inside import Excitation, Inversion, Picture, Saliency
-from ls_edge.training.analysis.inspected import (
-    MOST_PICTURES,
-    FirstImages,
-    Inspected,
-    color_picture,
-    compared_pictures,
-    correlation,
-)
+from ls_edge.evaluation.measure import Order
+from ls_edge.training.analysis.inspected import Batch, Inspected, color_picture, compare, images_of
 
 EXCITATION_STEPS = 200
 INVERSION_STEPS = 300
@@ -32,6 +26,8 @@ RATE = 0.05
 FIRST_SIGMA = 2.4
 SHIFT = 1 / 20
 """Standard deviation of the noise that an inversion is compared with, and of the noise it starts from."""
+MOST_IMAGES = 64
+"""Images with a saliency map, and images whose largest value an excitation is compared with."""
 INVERTED = 2
 """Images that are inverted."""
 
@@ -45,162 +41,106 @@ def run_blocks(inspected: Inspected, colors: Tensor, order: Iterable[int]) -> Te
     return tokens
 
 
-class SaliencyMeasure(FirstImages):
-    """Gradients of the answer's logit, in trained order and in a random order for each image."""
+def saliency(inspected: Inspected, batches: Sequence[Batch]) -> Saliency:
+    """Return the gradients of the answer's logit, in trained order and in a random order for each image."""
+    images = images_of(batches, MOST_IMAGES)
+    answers = inspected.model.head(inspected.run(inspected.model.stem(images), inspected.trained)).argmax(axis=1)
 
-    most = 64
+    def maps_of(number: int, order: Order) -> np.ndarray:
+        colors = inspected.colors(images[number : number + 1])
+        return saliency_map(inspected, colors, order, int(answers[number]))[None]
 
-    def result(self) -> Saliency | None:
-        """Return the statistics of the maps, and the first ones."""
-        if not self._kept:
-            return None
-        images = self.images()
-        colors = self.inspected.colors(images)
-        trained, random = [], []
-        for number in range(len(images)):
-            one = colors[number : number + 1]
-            answer, values = self._map(one, self.inspected.trained, None)
-            trained.append(values)
-            random.append(self._map(one, self.inspected.random_order(number), answer)[1])
-            self.inspected.on_progress(number + 1, len(images), "saliency")
-        tenth = max(1, trained[0].size // 10)
-        shares = [np.sort(one, axis=None)[-tenth:].sum() / max(float(one.sum()), 1e-300) for one in trained]
-        maps = {
-            name: [[one] for one in each[:MOST_PICTURES]]
-            for name, each in (("trained order", trained), ("random order", random))
-        }
-        return Saliency(
-            top_share=float(np.mean(shares)),
-            correlation=float(np.mean([correlation(*pair) for pair in zip(trained, random, strict=True)])),
-            images=len(images),
-            pictures=compared_pictures(colors[:MOST_PICTURES], maps),
-        )
-
-    def _map(self, colors: Tensor, order: Iterable[int], answer: int | None) -> tuple[int, np.ndarray]:
-        """Return the class, by default that of the answer, and the map ``[H, W]`` of its logit."""
-        colors = colors.detach().clone().requires_grad_()
-        logits = self.model.view.head(run_blocks(self.inspected, colors, order))[0]
-        chosen = int(logits.argmax()) if answer is None else answer
-        (slope,) = torch.autograd.grad(logits[chosen], colors)
-        return chosen, slope[0].abs().amax(dim=0).double().cpu().numpy()
+    found = compare(inspected, images, maps_of, "saliency")
+    ranked = np.sort(found.trained.reshape(len(images), -1), axis=1)
+    tenth = max(1, ranked.shape[1] // 10)
+    shares = ranked[:, -tenth:].sum(axis=1) / np.maximum(ranked.sum(axis=1), 1e-300)
+    return Saliency(float(np.mean(shares)), found.correlation, len(images), found.pictures)
 
 
-class ExcitationMeasure(FirstImages):
-    """For some blocks, an image that raises the channel that varies most over the data."""
-
-    most = 64
-
-    def result(self) -> Excitation | None:
-        """Return the values that were reached, and the images."""
-        if not self._kept:
-            return None
-        blocks = self.inspected.some_blocks
-        added = self._added_to_images()
-        channels = [int(added[index].std(dim=0).argmax()) for index in blocks]
-        most = [float(added[index][:, channel].max()) for index, channel in zip(blocks, channels, strict=True)]
-        noise, reached, shown = [], [], []
-        for number, (index, channel) in enumerate(zip(blocks, channels, strict=True)):
-            goal = self._goal(index, channel)
-            colors = _noise(self.inspected, 1)
-            noise.append(float(goal(colors).detach()))
-            colors = _climb(colors, goal)
-            reached.append(float(goal(colors).detach()))
-            shown.append(Picture(f"block {index}, channel {channel}", picture(color_picture(colors[0].detach()))))
-            self.inspected.on_progress(number + 1, len(blocks), "images that excite a block")
-        count = len(added[0])
-        return Excitation(list(blocks), channels, noise, most, reached, count, EXCITATION_STEPS, shown)
-
-    @torch.no_grad()
-    def _added_to_images(self) -> list[Tensor]:
-        """Return the means over tokens that each block adds to the kept images, ``[B, D]``."""
-        tokens = run_blocks(self.inspected, self.inspected.colors(self.images()), ())
-        added = []
-        for index in self.inspected.trained:
-            after = self.model.view.block(index, tokens, index)
-            added.append((after - tokens).mean(dim=1))
-            tokens = after
-        return added
-
-    def _goal(self, index: int, channel: int) -> Callable[[Tensor], Tensor]:
-        def value(colors: Tensor) -> Tensor:
-            before = run_blocks(self.inspected, colors, range(index))
-            after = self.model.view.block(index, before, index)
-            found: Tensor = (after - before)[..., channel].mean()
-            return found
-
-        return value
+def saliency_map(inspected: Inspected, colors: Tensor, order: Order, answer: int) -> np.ndarray:
+    """Return the magnitude of the gradient of a class's logit by pixel, its largest over the colors, ``[H, W]``."""
+    colors = colors.detach().requires_grad_()
+    logits = inspected.model.view.head(run_blocks(inspected, colors, order))[0]
+    (slope,) = torch.autograd.grad(logits[answer], colors)
+    found: np.ndarray = slope[0].abs().amax(dim=0).double().cpu().numpy()
+    return found
 
 
-def _climb(colors: Tensor, goal: Callable[[Tensor], Tensor]) -> Tensor:
-    """Raise ``goal`` by gradient ascent, with blur and shifts."""
+def excite(inspected: Inspected, batches: Sequence[Batch]) -> Excitation:
+    """Return, for some blocks, an image that raises the channel that varies most over the data."""
+    blocks, colors = inspected.some_blocks, inspected.colors(images_of(batches, MOST_IMAGES))
+    channels, noise, most, reached, shown = [], [], [], [], []
+    for number, index in enumerate(blocks):
+        with torch.no_grad():
+            added = _added(inspected, index, colors).mean(dim=1)
+        channel = int(added.std(dim=0).argmax())
+
+        def loss(some: Tensor, index: int = index, channel: int = channel) -> Tensor:
+            return -_added(inspected, index, some)[..., channel].mean()
+
+        start = _noise(inspected, 1)
+        raised = _descend(start, loss, EXCITATION_STEPS, smooth=True)
+        channels.append(channel)
+        most.append(float(added[:, channel].max()))
+        noise.append(-float(loss(start).detach()))
+        reached.append(-float(loss(raised).detach()))
+        shown.append(Picture(f"block {index}, channel {channel}", picture(color_picture(raised[0]))))
+        inspected.on_progress(number + 1, len(blocks), "images that excite a block")
+    return Excitation(list(blocks), channels, noise, most, reached, len(colors), EXCITATION_STEPS, shown)
+
+
+def _added(inspected: Inspected, index: int, colors: Tensor) -> Tensor:
+    """Return what a block adds to the tokens in trained order, ``[B, N, D]``."""
+    before = run_blocks(inspected, colors, range(index))
+    after: Tensor = inspected.model.view.block(index, before, index)
+    return after - before
+
+
+def inversion(inspected: Inspected, batches: Sequence[Batch]) -> Inversion:
+    """Return, for some blocks, images whose tokens after the block are those of the first images."""
+    blocks, target = inspected.some_blocks, inspected.colors(images_of(batches, INVERTED))
+    generator = torch.Generator().manual_seed(inspected.seed)
+    moved = target + SHIFT * torch.randn(target.shape, generator=generator).to(target.device)
+    noise, reached, shifted = [], [], []
+    shown = [Picture(f"image {number + 1}", picture(color_picture(one))) for number, one in enumerate(target)]
+    for number, index in enumerate(blocks):
+        with torch.no_grad():
+            wanted = run_blocks(inspected, target, range(index + 1))
+
+        def distance(colors: Tensor, index: int = index, wanted: Tensor = wanted) -> Tensor:
+            apart = run_blocks(inspected, colors, range(index + 1)) - wanted
+            return (apart.square().sum(dim=(1, 2)) / wanted.square().sum(dim=(1, 2)).clamp_min(1e-12)).mean()
+
+        start = _noise(inspected, len(target))
+        made = _descend(start, distance, INVERSION_STEPS)
+        for found, colors in ((noise, start), (shifted, moved), (reached, made)):
+            found.append(float(distance(colors).detach()))
+        shown += [Picture(f"from block {index}", picture(color_picture(one))) for one in made]
+        inspected.on_progress(number + 1, len(blocks), "inversion")
+    return Inversion(list(blocks), noise, reached, shifted, len(target), INVERSION_STEPS, shown)
+
+
+def _descend(colors: Tensor, loss: Callable[[Tensor], Tensor], steps: int, *, smooth: bool = False) -> Tensor:
+    """Lower ``loss`` by gradient descent: with a falling rate, or ``smooth``, with blur and shifts."""
     colors = colors.clone().requires_grad_()
     optimizer = torch.optim.Adam([colors], lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=RATE if smooth else 0.0)
     generator = torch.Generator().manual_seed(0)
-    for step in range(EXCITATION_STEPS):
+    most = max(1, colors.shape[-1] // 16)
+    for step in range(steps):
         seen = colors
-        if step >= EXCITATION_STEPS // 2:
-            most = max(1, colors.shape[-1] // 16)
+        if smooth and step >= steps // 2:
             shift = torch.randint(-most, most + 1, (2,), generator=generator).tolist()
             seen = torch.roll(colors, shift, dims=(2, 3))
-        (colors.grad,) = torch.autograd.grad(-goal(seen), colors)
-        optimizer.step()
-        sigma = FIRST_SIGMA * (1 - (step + 1) / EXCITATION_STEPS)
-        with torch.no_grad():
-            if sigma > 0.1:  # a smaller one changes no pixel
-                colors.copy_(transforms.gaussian_blur(colors, [3, 3], [sigma, sigma]))
-            colors.clamp_(0, 1)
-    return colors
-
-
-class InversionMeasure(FirstImages):
-    """For some blocks, images whose tokens after the block are those of the first images."""
-
-    most = INVERTED
-
-    def result(self) -> Inversion | None:
-        """Return the distances before and after, and the images."""
-        if not self._kept:
-            return None
-        blocks, target = self.inspected.some_blocks, self.inspected.colors(self.images())
-        generator = torch.Generator().manual_seed(self.inspected.seed)
-        moved = target + SHIFT * torch.randn(target.shape, generator=generator).to(target.device)
-        noise, reached, shifted = [], [], []
-        shown = [Picture(f"image {number + 1}", picture(color_picture(one))) for number, one in enumerate(target)]
-        for number, index in enumerate(blocks):
-            goal = self._goal(index, target)
-            colors = _noise(self.inspected, len(target))
-            shifted.append(float(goal(moved).detach()))
-            noise.append(float(goal(colors).detach()))
-            colors = _descend(colors, goal)
-            reached.append(float(goal(colors).detach()))
-            shown += [Picture(f"from block {index}", picture(color_picture(one))) for one in colors.detach()]
-            self.inspected.on_progress(number + 1, len(blocks), "inversion")
-        return Inversion(list(blocks), noise, reached, shifted, len(target), INVERSION_STEPS, shown)
-
-    def _goal(self, index: int, target: Tensor) -> Callable[[Tensor], Tensor]:
-        with torch.no_grad():
-            wanted = run_blocks(self.inspected, target, range(index + 1))
-            size = wanted.square().sum(dim=(1, 2)).clamp_min(1e-12)
-
-        def distance(colors: Tensor) -> Tensor:
-            apart = run_blocks(self.inspected, colors, range(index + 1)) - wanted
-            return (apart.square().sum(dim=(1, 2)) / size).mean()
-
-        return distance
-
-
-def _descend(colors: Tensor, goal: Callable[[Tensor], Tensor]) -> Tensor:
-    """Lower ``goal`` by gradient descent with a falling rate."""
-    colors = colors.clone().requires_grad_()
-    optimizer = torch.optim.Adam([colors], lr=RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, INVERSION_STEPS)
-    for _ in range(INVERSION_STEPS):
-        (colors.grad,) = torch.autograd.grad(goal(colors), colors)
+        (colors.grad,) = torch.autograd.grad(loss(seen), colors)
         optimizer.step()
         schedule.step()
+        sigma = FIRST_SIGMA * (1 - (step + 1) / steps)
         with torch.no_grad():
+            if smooth and sigma > 0.1:  # a smaller one changes no pixel
+                colors.copy_(transforms.gaussian_blur(colors, [3, 3], [sigma, sigma]))
             colors.clamp_(0, 1)
-    return colors
+    return colors.detach()
 
 
 def _noise(inspected: Inspected, count: int) -> Tensor:

@@ -1,9 +1,10 @@
-"""A run under inspection, the interface of what inspects it, and its images as pictures."""
+"""A run under inspection, its images as pictures, and maps over them in trained and in random order."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +20,16 @@ from ls_edge.evaluation.measure import Order
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
+Batch = tuple[np.ndarray, np.ndarray]
+"""Images float32 ``[B, 3, H, W]`` and labels int ``[B]``."""
 MOST_PICTURES = 4
 """Images, or blocks, of which a page shows pictures."""
 SIDE = 64
 """Side of an image, or of a map over its patches, in a picture."""
+
+
+class LackingError(Exception):
+    """A kind of analysis that the family of the model lacks, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +47,15 @@ class Inspected:
         """The trained order."""
         return tuple(range(self.model.num_blocks))
 
-    def random_order(self, number: int) -> Order:
-        """Return the random order of an image."""
-        return tuple(self.bands.random_order(self.seed, number))
-
     @property
     def some_blocks(self) -> tuple[int, ...]:
         """At most :data:`MOST_PICTURES` blocks, evenly spaced."""
         return evenly_spaced(self.model.num_blocks, min(MOST_PICTURES, self.model.num_blocks))
 
     @property
-    def patch_embedding(self) -> Any:
-        """Patch embedding of the model: ``patch_embed``, or ``stem`` in mixers."""
-        return self.model.view.patch_embedding
-
-    @property
     def grid(self) -> tuple[int, int] | None:
         """Rows and columns of patches; None if the tokens do not form a grid."""
-        grid = getattr(self.patch_embedding, "grid_size", None)
+        grid = getattr(self.model.view.patch_embedding, "grid_size", None)
         if grid is None or self.model.view.token_spec.count < grid[0] * grid[1]:
             return None
         return int(grid[0]), int(grid[1])
@@ -66,6 +64,12 @@ class Inspected:
     def name(self) -> str:
         """Name of the class of the model."""
         return type(self.model.view.model).__name__
+
+    def run(self, tokens: Tensor, order: Order) -> Tensor:
+        """Return the tokens after the blocks of an order, without gradients."""
+        for slot, index in enumerate(order):
+            tokens = self.model.block(index, tokens, slot)
+        return tokens
 
     def scale(self, colors: Tensor) -> Tensor:
         """Return colors 0 to 1, ``[B, 3, H, W]``, as the model takes them."""
@@ -80,70 +84,62 @@ class Inspected:
         return torch.tensor(values, device=self.model.view.device).view(1, 3, 1, 1)
 
 
-class Look:
-    """Base of measures of a run: batches of images first, then one result."""
-
-    reason = ""
-    """Reason for the lack of results; empty if there are some."""
-
-    def __init__(self, inspected: Inspected) -> None:
-        self.inspected, self.model = inspected, inspected.model
-
-    def add(self, images: np.ndarray, labels: np.ndarray) -> None:
-        """Add images float32 ``[B, 3, H, W]`` and labels int ``[B]``."""
-
-    def result(self) -> Any:
-        """Return the document of all images; None if there is a :attr:`reason`."""
-        raise NotImplementedError
+def images_of(batches: Sequence[Batch], most: int) -> np.ndarray:
+    """Return the first ``most`` images of batches."""
+    return np.concatenate([images for images, _ in batches])[:most]
 
 
-class FirstImages(Look):
-    """Base of measures of the first images only."""
+class Compared(NamedTuple):
+    """Maps ``[images, maps, H, W]`` of images in trained order, and of each in a random order of its own."""
 
-    most = 0
+    trained: np.ndarray
+    random: np.ndarray
+    correlation: float
+    """Mean of the correlation of both maps of an image."""
+    pictures: list[Picture]
+    """Each of the first images, followed by its maps."""
 
-    def __init__(self, inspected: Inspected) -> None:
-        super().__init__(inspected)
-        self._kept: list[np.ndarray] = []
 
-    def add(self, images: np.ndarray, labels: np.ndarray) -> None:  # noqa: ARG002
-        """Keep the first images."""
-        room = self.most - sum(map(len, self._kept))
-        if room > 0 and not self.reason:
-            self._kept.append(images[:room].copy())
-
-    def images(self) -> np.ndarray:
-        """Return the kept images."""
-        return np.concatenate(self._kept)
+def compare(
+    inspected: Inspected,
+    images: np.ndarray,
+    maps_of: Callable[[int, Order], np.ndarray],
+    text: str,
+    *,
+    columns: int = 1,
+) -> Compared:
+    """Compare the maps ``[maps, H, W]`` of each image, by its number and the order; pictures have ``columns`` maps."""
+    trained, random = [], []
+    for number in range(len(images)):
+        trained.append(maps_of(number, inspected.trained))
+        random.append(maps_of(number, tuple(inspected.bands.random_order(inspected.seed, number))))
+        inspected.on_progress(number + 1, len(images), text)
+    pictures = []
+    for number, colors in enumerate(inspected.colors(images[:MOST_PICTURES])):
+        pictures.append(Picture(f"image {number + 1}", picture(color_picture(colors))))
+        for order, maps in (("trained order", trained[number]), ("random order", random[number])):
+            sheet = tiles([_map_picture(values) for values in maps], columns, 2)
+            pictures.append(Picture(order, picture(sheet)))
+    correlations = [correlation(*pair) for pair in zip(trained, random, strict=True)]
+    return Compared(np.stack(trained), np.stack(random), float(np.mean(correlations)), pictures)
 
 
 def color_picture(colors: Tensor) -> np.ndarray:
     """Return one image ``[3, H, W]`` as an array ``[SIDE, SIDE, 3]`` for a picture."""
-    height = colors.shape[-2]
-    sized = functional.interpolate(colors[None].float(), (SIDE, SIDE), mode="area" if height > SIDE else "nearest")
-    shown: np.ndarray = sized[0].permute(1, 2, 0).cpu().numpy()
+    shown: np.ndarray = _sized(colors.float()).permute(1, 2, 0).cpu().numpy()
     return shown
 
 
-def map_picture(values: np.ndarray) -> np.ndarray:
+def _map_picture(values: np.ndarray) -> np.ndarray:
     """Return a map ``[H, W]`` with its largest value as white, ``[SIDE, SIDE]``."""
-    given = torch.from_numpy(np.ascontiguousarray(values, np.float32))[None, None]
-    sized = functional.interpolate(given, (SIDE, SIDE), mode="area" if values.shape[0] > SIDE else "nearest")[
-        0, 0
-    ].numpy()
+    sized = _sized(torch.from_numpy(np.ascontiguousarray(values, np.float32))[None])[0].numpy()
     shown: np.ndarray = sized / max(float(sized.max()), 1e-12)
     return shown
 
 
-def compared_pictures(colors: Tensor, maps: dict[str, list[list[np.ndarray]]], columns: int = 1) -> list[Picture]:
-    """Return a picture of each image, each followed by one of its maps of every kind, ``columns`` in a row."""
-    found = []
-    for number, one in enumerate(colors):
-        found.append(Picture(f"image {number + 1}", picture(color_picture(one))))
-        for text, of_images in maps.items():
-            sheet = tiles([map_picture(values) for values in of_images[number]], columns, 2)
-            found.append(Picture(text, picture(sheet)))
-    return found
+def _sized(channels: Tensor) -> Tensor:
+    mode = "area" if channels.shape[-2] > SIDE else "nearest"
+    return functional.interpolate(channels[None], (SIDE, SIDE), mode=mode)[0]
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:

@@ -13,9 +13,8 @@ from ls_edge.core.errors import ModelError
 from ls_edge.evaluation.analysis.inside import Part, Parts
 from ls_edge.evaluation.analysis.measures import Score
 from ls_edge.evaluation.measure import Mean, log_softmax
-from ls_edge.training.analysis.inspected import Inspected, Look
+from ls_edge.training.analysis.inspected import Batch, Inspected, LackingError
 
-MOST_IMAGES = 256
 NAMES = {
     "attn": "attention",
     "mlp_tokens": "token mixing",
@@ -24,88 +23,70 @@ NAMES = {
     "mlp_channels": "MLP",
 }
 """Layers of branches, by timm's names."""
-Change = Callable[[int, Tensor], Tensor]
-"""Runs a block, given its index and tokens, without a part."""
 
 
-class PartsMeasure(Look):
-    """Accuracy and loss in trained order without a part, in one block and in all, over the first images."""
+@torch.inference_mode()
+def parts(inspected: Inspected, batches: Sequence[Batch]) -> Parts:
+    """Return accuracy and loss in trained order without each part, in one block and in all."""
+    model, trained = inspected.model, inspected.trained
+    changes = _changes(inspected)
+    sums: dict[tuple[str, int | None], tuple[Mean, Mean]] = {}
 
-    def __init__(self, inspected: Inspected) -> None:
-        super().__init__(inspected)
-        self._images = 0
-        self._sums: dict[tuple[str, int | None], tuple[Mean, Mean]] = {}
-        try:
-            branches = self.model.view.branches
-        except ModelError:
-            self.reason = f"the blocks of {inspected.name} do not have a norm before each residual branch"
-            return
-        self._changes: dict[str, Change] = {"norm": self._without([branch.norm for branch in branches], _same)}
-        for branch in branches:
-            self._changes[NAMES[branch.layer]] = self._without([branch.layer], _nothing)
-        self._changes["residual"] = self._without_residual
-
-    @torch.inference_mode()
-    def add(self, images: np.ndarray, labels: np.ndarray) -> None:
-        """Run the first images without each part."""
-        images, labels = images[: MOST_IMAGES - self._images], labels[: MOST_IMAGES - self._images]
-        if self.reason or not len(images):
-            return
-        self._images += len(images)
-        before = [self.model.stem(images)]
-        for index in self.inspected.trained:
-            before.append(self.model.block(index, before[-1], index))
-        self._score("", None, before[-1], labels)
-        for name, run in self._changes.items():
-            everywhere = before[0]
-            for index in self.inspected.trained:
-                everywhere = run(index, everywhere)
-                tokens = run(index, before[index])
-                for later in self.inspected.trained[index + 1 :]:
-                    tokens = self.model.block(later, tokens, later)
-                self._score(name, index, tokens, labels)
-            self._score(name, None, everywhere, labels)
-
-    def result(self) -> Parts | None:
-        """Return the scores without each part; None if there is a :attr:`reason`."""
-        if self.reason or not self._images:
-            return None
-        scores = {key: Score(right.mean or 0.0, loss.mean) for key, (right, loss) in self._sums.items()}
-        parts = [
-            Part(name, [scores[name, index] for index in self.inspected.trained], scores[name, None])
-            for name in self._changes
-        ]
-        return Parts(scores["", None], parts, self._images)
-
-    def _score(self, name: str, block: int | None, tokens: Tensor, labels: np.ndarray) -> None:
-        logits = self.model.head(tokens)
-        right, loss = self._sums.setdefault((name, block), (Mean(), Mean()))
+    def score(name: str, block: int | None, tokens: Tensor, labels: np.ndarray) -> None:
+        logits = model.head(tokens)
+        right, loss = sums.setdefault((name, block), (Mean(), Mean()))
         right.add(float((logits.argmax(axis=1) == labels).sum()), len(labels))
         loss.add(-float(log_softmax(logits)[np.arange(len(labels)), labels].sum()), len(labels))
 
-    def _without(self, names: Sequence[str], replace: Callable[..., Tensor]) -> Change:
+    for images, labels in batches:
+        before = [model.stem(images)]
+        for index in trained:
+            before.append(model.block(index, before[-1], index))
+        score("", None, before[-1], labels)
+        for name, run_without in changes.items():
+            everywhere = before[0]
+            for index in trained:
+                everywhere = run_without(index, everywhere)
+                tokens = run_without(index, before[index])
+                for later in trained[index + 1 :]:
+                    tokens = model.block(later, tokens, later)
+                score(name, index, tokens, labels)
+            score(name, None, everywhere, labels)
+    scores = {key: Score(right.mean or 0.0, loss.mean) for key, (right, loss) in sums.items()}
+    found = [Part(name, [scores[name, index] for index in trained], scores[name, None]) for name in changes]
+    return Parts(scores["", None], found, sum(len(labels) for _, labels in batches))
+
+
+def _changes(inspected: Inspected) -> dict[str, Callable[[int, Tensor], Tensor]]:
+    """Return, by part, a function that runs a block without it, given its index and tokens."""
+    model = inspected.model
+    try:
+        branches = model.view.branches
+    except ModelError:
+        raise LackingError(f"the blocks of {inspected.name} do not have a norm before each residual branch") from None
+
+    def without(names: Sequence[str], replace: Callable[..., Tensor]) -> Callable[[int, Tensor], Tensor]:
         def run(index: int, tokens: Tensor) -> Tensor:
-            block = self.model.view.blocks[index]
+            block = model.view.blocks[index]
             with _replaced([block.get_submodule(name) for name in names], replace):
-                return self.model.block(index, tokens, index)
+                return model.block(index, tokens, index)
 
         return run
 
-    def _without_residual(self, index: int, tokens: Tensor) -> Tensor:
-        return self.model.block(index, tokens, index) - tokens
+    return {
+        "norm": without([branch.norm for branch in branches], lambda _, inputs, __: inputs[0]),
+        **{
+            NAMES[branch.layer]: without([branch.layer], lambda _, __, output: torch.zeros_like(output))
+            for branch in branches
+        },
+        "residual": lambda index, tokens: model.block(index, tokens, index) - tokens,
+    }
 
 
 @contextlib.contextmanager
 def _replaced(modules: Sequence[nn.Module], replace: Callable[..., Tensor]) -> Iterator[None]:
+    """Let ``replace`` make the outputs of modules; its arguments are those of a forward hook."""
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.callback(module.register_forward_hook(replace).remove)
         yield
-
-
-def _same(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:  # noqa: ARG001
-    return inputs[0]
-
-
-def _nothing(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:  # noqa: ARG001
-    return torch.zeros_like(output)

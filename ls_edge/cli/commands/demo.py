@@ -141,7 +141,7 @@ def _heading(console: Console, text: str) -> None:
 def _write_charts(folder: Path, runs: list[Run]) -> None:
     """Write the charts that the README shows as files."""
     from ls_edge.report import charts
-    from ls_edge.report.statistics import RunData
+    from ls_edge.report.runs.statistics import RunData
 
     folder.mkdir(exist_ok=True)
     data = RunData(*runs[0][1:])

@@ -28,8 +28,8 @@ from ls_edge.core.text import counted, name_blocks
 from ls_edge.data.datasets import ImageSet, image_warnings, open_data
 from ls_edge.evaluation.run_summary import RunSummary, summarise
 from ls_edge.report.progress import RunProgress
+from ls_edge.report.runs.trace_events import write_trace_events
 from ls_edge.report.tables import print_summary
-from ls_edge.report.trace_events import write_trace_events
 from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS
 from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from ls_edge.core.errors import printable
 from ls_edge.core.text import NOTHING, bands_text, counted, show_percent
-from ls_edge.evaluation.analysis import RUN_KINDS, Analysis
+from ls_edge.evaluation.analysis import RUN_KINDS, Agreement, Analysis
 from ls_edge.evaluation.analysis.trace import TraceAnalysis
-from ls_edge.report.analysis.findings import finding
+from ls_edge.report.analysis.findings import costs_of, finding, sentence
 from ls_edge.report.analysis.trace import trace_findings
 from ls_edge.report.terminal import PlainTable, print_table
 
@@ -51,15 +51,9 @@ def verdict(found: Analysis) -> str:
         share = found.agreement.random.same_class
         how = "hardly matters" if share >= 0.95 else "matters little" if share >= 0.8 else "matters"
         said.append(f"block order {how}: {show_percent(share)} of the answers stay the same in random order")
-    losses = [(one.importance, one.block) for one in found.importance.blocks] if found.importance is not None else []
-    known = [(loss, block) for loss, block in losses if loss is not None]
-    if known:
-        (least, dispensable), (most, needed) = min(known), max(known)
-        said.append(
-            f"leaving out block {needed} costs most ({most:+.3f} nats), block {dispensable} least ({least:+.3f})"
-        )
-    text = "; ".join(said)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    if found.importance is not None and (costs := costs_of(found.importance)):
+        said.append(costs)
+    return sentence("; ".join(said))
 
 
 def empty_cells(found: Analysis) -> list[str]:
@@ -105,10 +99,8 @@ def block_table(found: Analysis) -> tuple[list[str], list[tuple[str, ...]]]:
     return list(columns), list(zip(*columns.values(), strict=True))
 
 
-def agreement_rows(found: Analysis) -> list[tuple[str, ...]]:
+def agreement_rows(found: Agreement) -> list[tuple[str, ...]]:
     """Return the rows below :data:`AGREEMENT`."""
-    if found.agreement is None:
-        return []
     return [
         (
             "none" if one.left_out == 0 else str(one.left_out),
@@ -117,7 +109,7 @@ def agreement_rows(found: Analysis) -> list[tuple[str, ...]]:
             _number(one.total_variation),
             str(one.orders),
         )
-        for one in (found.agreement.random, *found.agreement.left_out)
+        for one in (found.random, *found.left_out)
     ]
 
 
@@ -134,7 +126,7 @@ def print_analysis(found: Analysis, console: Console) -> None:
         _print_rows(headings, rows, console)
     if found.agreement is not None:
         console.print("\nanswers in random order, compared with trained order:")
-        _print_rows(AGREEMENT, agreement_rows(found), console)
+        _print_rows(AGREEMENT, agreement_rows(found.agreement), console)
     for line in empty_cells(found):
         console.print(line)
     for kind in _IN_WORDS:

@@ -1,8 +1,8 @@
 """Charts of a report as Vega-Lite specifications (Altair), and as SVG files.
 
-Every chart is a function of the data that returns None if it has nothing to show. Specifications are bounded: long runs
-are binned or sampled. Colors are Vega's schemes and CSS variables (:mod:`ls_edge.report.theme`). Needs the extra
-``report``.
+Every chart is a function of the data that returns None, or no charts, if it has nothing to show. Specifications are
+bounded: long runs are binned or sampled. Colors are Vega's schemes and CSS variables (:mod:`ls_edge.report.theme`).
+Needs the extra ``report``.
 
 Names and other texts from outside are data of a chart or string literals of an expression, and never markup.
 """
@@ -12,36 +12,16 @@ from ls_edge.report.charts.accuracy_charts import (
     accuracy_by_skips,
     accuracy_comparison,
     accuracy_figure,
+    blocks_chart,
     check_figure,
     freedom_figure,
+    order_chart,
+    skips_chart,
     slot_heatmap,
 )
-from ls_edge.report.charts.analysis_charts import (
-    agreement_chart,
-    blocks_chart,
-    contribution_chart,
-    importance_chart,
-    norms_chart,
-    order_chart,
-    pairs_charts,
-    probe_chart,
-    similarity_chart,
-    skips_chart,
-    slots_chart,
-    umap_charts,
-)
-from ls_edge.report.charts.inside_charts import (
-    attention_chart,
-    filters_chart,
-    inversion_chart,
-    layer_scale_chart,
-    mixing_chart,
-    parts_chart,
-    positions_chart,
-)
+from ls_edge.report.charts.analysis_charts import importance_chart, of_analysis
 from ls_edge.report.charts.latency_charts import (
     latency_comparison,
-    latency_distribution,
     latency_histogram,
     latency_over_time,
     outcomes_over_time,
@@ -59,12 +39,6 @@ from ls_edge.report.charts.specification import (
 )
 
 __all__ = [
-    "positions_chart",
-    "parts_chart",
-    "mixing_chart",
-    "layer_scale_chart",
-    "inversion_chart",
-    "filters_chart",
     "FIRST_LOOK",
     "MOST_CELLS",
     "MOST_POINTS",
@@ -75,28 +49,19 @@ __all__ = [
     "accuracy_by_skips",
     "accuracy_comparison",
     "accuracy_figure",
-    "agreement_chart",
-    "attention_chart",
     "blocks_chart",
     "check_figure",
-    "contribution_chart",
     "freedom_figure",
     "importance_chart",
     "latency_comparison",
-    "latency_distribution",
     "latency_histogram",
     "latency_over_time",
-    "norms_chart",
-    "pairs_charts",
-    "probe_chart",
-    "slots_chart",
-    "umap_charts",
+    "of_analysis",
     "order_chart",
     "outcomes_over_time",
     "request_timelines",
     "served",
     "served_window",
-    "similarity_chart",
     "skips_chart",
     "slot_heatmap",
     "spec_of",

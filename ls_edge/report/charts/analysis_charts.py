@@ -1,13 +1,12 @@
-"""Charts of an analysis of the blocks of a model, and of a trace."""
+"""Charts of an analysis of the blocks of a model: lists, empty if there is nothing to draw."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
 
-from ls_edge.core.text import shorten, show_percent
 from ls_edge.evaluation.analysis import (
     AddedNorms,
     Agreement,
@@ -19,127 +18,96 @@ from ls_edge.evaluation.analysis import (
     Similarity,
     SlotAccuracy,
 )
-from ls_edge.evaluation.analysis.trace import Answers, TraceAnalysis
+from ls_edge.evaluation.analysis.inside import (
+    AttentionStatistics,
+    Inversion,
+    LayerScale,
+    Parts,
+    PatchFilters,
+    PositionEmbeddings,
+    TokenMixing,
+)
 from ls_edge.report.charts.specification import (
     Chart,
-    Row,
+    bars_chart,
     block_color,
-    category_color,
     chart_of,
-    names_axis,
+    lines_chart,
     row_of,
     square_of,
     title_with_text,
     tooltip_of,
-    wide_legend,
 )
 from ls_edge.report.theme import color
-
-_HEIGHT = 240
-
-
-def importance_chart(found: Importance) -> Chart | None:
-    """Draw the increase of the loss without each block, and with it at the other end of its band."""
-    if found.trained.loss is None:
-        return None
-    trained = found.trained
-    rows = []
-    for one in found.blocks:
-        for what, score in (("left out", one.left_out), ("moved", one.moved)):
-            if score is not None and score.loss is not None and trained.loss is not None:
-                rows.append(
-                    row_of(
-                        block=one.block,
-                        what=what,
-                        loss=score.loss - trained.loss,
-                        top1=score.top1,
-                        slot="" if what == "left out" else str(one.moved_to),
-                    )
-                )
-    if not rows:
-        return None
-    described = "; ".join(f"block {row['block']} {row['what']}: {row['loss']:+.3f}" for row in rows)
-    return (
-        chart_of(rows)
-        .mark_bar()
-        .encode(
-            x=_blocks_axis("block:O", "block"),
-            xOffset=alt.XOffset("what:N", sort=["left out", "moved"]),
-            y=alt.Y("loss:Q", title="added to the loss, nats", axis=alt.Axis(grid=True)),
-            color=category_color("what:N", ["left out", "moved"], legend=alt.Legend()),
-            tooltip=[
-                alt.Tooltip("block:O"),
-                alt.Tooltip("what:N"),
-                alt.Tooltip("slot:N", title="to slot"),
-                tooltip_of("loss", "added to the loss"),
-                tooltip_of("top1", "accuracy"),
-            ],
-        )
-        .properties(width="container", height=_HEIGHT, description=f"{described}.")
-    )
-
-
-def contribution_chart(found: Contribution) -> Chart:
-    """Draw the addition of each block by slot, relative to its input, in random orders."""
-    blocks = [str(block) for block in range(len(found.random))]
-    return square_of(found.random, blocks, ("block", "slot"), "added over input", exponent=0.5)
-
-
-def similarity_chart(found: Similarity) -> Chart:
-    """Draw the similarity of the tokens after each two steps in trained order."""
-    steps = found.steps
-    return square_of(found.cka, steps, ("after step", "after step"), "linear CKA")
-
-
-def agreement_chart(found: Agreement) -> Chart:
-    """Draw the agreement of random orders with the trained order, by the number of blocks left out."""
-    names = ["same class", "same class in all orders", "total variation"]
-    rows = []
-    for one in (found.random, *found.left_out):
-        for name, value in zip(names, (one.same_class, one.all_same_class, one.total_variation), strict=True):
-            if value is not None:
-                rows.append(row_of(left_out=one.left_out, what=name, value=value, text=show_percent(value)))
-    described = "; ".join(f"{row['what']} with {row['left_out']} left out: {row['text']}" for row in rows)
-    x = alt.X("left_out:O", title="blocks left out", axis=alt.Axis(labelAngle=0))
-    return (
-        chart_of(rows)
-        .mark_line(point=True)
-        .encode(
-            x=x,
-            y=alt.Y("value:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", grid=True)),
-            color=category_color("what:N", names, legend=wide_legend(3, 1)),
-            tooltip=[alt.Tooltip("what:N"), alt.Tooltip("left_out:O", title="left out"), alt.Tooltip("text:N")],
-        )
-        .properties(width="container", height=_HEIGHT, description=f"{described}.")
-    )
-
-
-def _blocks_axis(field: str, title: str) -> alt.X:
-    return alt.X(field, title=title, axis=alt.Axis(labelAngle=0))
-
 
 _RIDGE = 54
 _OVERLAP = 1.6
 """Height of the highest ridge over the distance between two rows."""
+_MOST_COMPONENTS = 28
 
 
-def slots_chart(found: SlotAccuracy) -> list[Chart]:
+def of_analysis(kind: str, measured: Any) -> list[Chart]:
+    """Return the charts of a kind of analysis; none for the kinds that are pictures."""
+    draw = _DRAWN.get(kind)
+    return [] if draw is None else draw(measured)
+
+
+def importance_chart(found: Importance) -> list[Chart]:
+    """Draw the increase of the loss without each block, and with it at the other end of its band."""
+    trained = found.trained.loss
+    rows = [
+        row_of(
+            block=one.block,
+            what=what,
+            value=score.loss - trained,
+            top1=score.top1,
+            slot="" if what == "left out" else str(one.moved_to),
+        )
+        for one in found.blocks
+        for what, score in (("left out", one.left_out), ("moved", one.moved))
+        if score is not None and score.loss is not None and trained is not None
+    ]
+    tips = [alt.Tooltip("slot:N", title="to slot"), tooltip_of("value", "added to the loss")]
+    tips.append(tooltip_of("top1", "accuracy"))
+    return [bars_chart(rows, ["left out", "moved"], "added to the loss, nats", tips)] if rows else []
+
+
+def _contribution(found: Contribution) -> list[Chart]:
+    """Draw the addition of each block by slot, relative to its input, in random orders."""
+    return [square_of(found.random, _blocks(found.random), ("block", "slot"), "added over input", exponent=0.5)]
+
+
+def _similarity(found: Similarity) -> list[Chart]:
+    """Draw the similarity of the tokens after each two steps in trained order."""
+    return [square_of(found.cka, found.steps, ("after step", "after step"), "linear CKA")]
+
+
+def _agreement(found: Agreement) -> list[Chart]:
+    """Draw the agreement of random orders with the trained order, by the number of blocks left out."""
+    compared = (found.random, *found.left_out)
+    series = {
+        "same class": {one.left_out: one.same_class for one in compared},
+        "same class in all orders": {one.left_out: one.all_same_class for one in compared},
+        "total variation": {one.left_out: one.total_variation for one in compared},
+    }
+    return [lines_chart(series, "blocks left out", None, scale=alt.Scale(domain=[0, 1]), format=".0%")]
+
+
+def _slots(found: SlotAccuracy) -> list[Chart]:
     """Draw the accuracy by block and slot."""
-    blocks = [str(block) for block in range(len(found.accuracy))]
     table = [[None if value is None else 100 * value for value in row] for row in found.accuracy]
-    return [square_of(table, blocks, ("block", "slot"), "right answers, %", digits=0)]
+    return [square_of(table, _blocks(table), ("block", "slot"), "right answers, %", text_of="{:.0f}".format)]
 
 
-def norms_chart(found: AddedNorms) -> list[Chart]:
+def _norms(found: AddedNorms) -> list[Chart]:
     """Draw a ridge of the norms that each block adds for each of its slots, the first block on top."""
-    shares = found.shares
-    depth = len(shares)
-    peak = max((max(bins) for row in shares for bins in row if bins), default=1.0)
+    depth = len(found.shares)
+    peak = max((max(bins) for row in found.shares for bins in row if bins), default=1.0)
     rows = []
-    for block, row in enumerate(shares):
+    for block, row in enumerate(found.shares):
+        base = depth - 1 - block
         for slot, bins in enumerate(row):
             for place, share in enumerate(bins):
-                base = depth - 1 - block
                 top = base + _OVERLAP * share / peak
                 rows.append(row_of(block=block, slot=slot, x=(place + 0.5) / len(bins), base=base, top=top))
     x = alt.X("x:Q", title="norm of what the block adds, over its largest", scale=alt.Scale(domain=[0, 1]))
@@ -161,32 +129,23 @@ def norms_chart(found: AddedNorms) -> list[Chart]:
     ]
 
 
-def probe_chart(found: Probe) -> list[Chart]:
+def _probe(found: Probe) -> list[Chart]:
     """Draw the accuracy of the probe of each block, with and without exchanged slots, and that of a guess."""
     names = ["outputs", "slots exchanged at random"]
-    rows = []
-    for block, values in enumerate(zip(found.accuracy, found.shuffled, strict=True)):
-        for name, value in zip(names, values, strict=True):
-            if value is not None:
-                rows.append(row_of(block=block, what=name, value=value, guess=found.chance[block]))
-    described = "; ".join(f"block {row['block']}, {row['what']}: {show_percent(row['value'])}" for row in rows)
-    base = chart_of(rows).encode(x=alt.X("block:O", title="block", axis=alt.Axis(labelAngle=0)))
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", grid=True))
-    tips = [tooltip_of("value", "accuracy"), tooltip_of("guess", "guess")]
-    return [
-        alt.layer(
-            base.mark_bar().encode(
-                y=y,
-                xOffset=alt.XOffset("what:N", sort=names),
-                color=category_color("what:N", names, legend=wide_legend(2, 1)),
-                tooltip=[alt.Tooltip("block:O"), alt.Tooltip("what:N"), *tips],
-            ),
-            base.mark_tick(color=color("ink"), thickness=1.5).encode(y=alt.Y("guess:Q")),
-        ).properties(width="container", height=220, description=f"{described}.")
+    rows = [
+        row_of(block=block, what=name, value=value, guess=found.chance[block])
+        for block, values in enumerate(zip(found.accuracy, found.shuffled, strict=True))
+        for name, value in zip(names, values, strict=True)
+        if value is not None
     ]
+    tips = [tooltip_of("value", "accuracy"), tooltip_of("guess", "guess")]
+    share = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format=".0%", grid=True)}
+    bars = bars_chart(rows, names, None, tips, **share)
+    guess = chart_of(rows).mark_tick(color=color("ink"), thickness=1.5).encode(x="block:O", y="guess:Q")
+    return [alt.layer(bars, guess).properties(width="container", height=220, description=bars.description)]
 
 
-def umap_charts(found: Sequence[Map]) -> list[Chart]:
+def _umap(found: Sequence[Map]) -> list[Chart]:
     """Draw each map with the color of the slots, and the one of all blocks also with that of the blocks."""
     depth = 1 + max(max(one.blocks + one.slots) for one in found)
     drawn = [_map(one, "slot", depth) for one in found]
@@ -217,10 +176,9 @@ def _map(found: Map, by: str, depth: int) -> Chart:
     )
 
 
-def pairs_charts(found: Pairs) -> list[Chart]:
+def _pairs(found: Pairs) -> list[Chart]:
     """Draw the difference that exchanging two blocks makes, and the order costs of the bundle."""
-    blocks = [str(block) for block in range(len(found.difference))]
-    titles = ("earlier block", "later block")
+    blocks, titles = _blocks(found.difference), ("earlier block", "later block")
     drawn = [square_of(found.difference, blocks, titles, "difference over what both add")]
     if found.inverted is not None:
         known = [
@@ -231,51 +189,98 @@ def pairs_charts(found: Pairs) -> list[Chart]:
     return drawn
 
 
-_ROW = 22
+def _blocks(rows: Sequence[Any]) -> list[str]:
+    return [str(block) for block in range(len(rows))]
 
 
-def order_chart(found: TraceAnalysis) -> Chart | None:
-    """Draw the accuracy of the most frequent orders, with 95 % intervals."""
-    return _intervals([(shorten(one.of, 60), "answers", one) for one in found.by_order], ["answers"])
+def _parts(found: Parts) -> list[Chart]:
+    """Draw the accuracy without each part of each block, and in trained order."""
+    where = [*_blocks(found.parts[0].blocks), "all"]
+    series = {
+        part.name: dict(zip(where, [one.top1 for one in (*part.blocks, part.everywhere)], strict=True))
+        for part in found.parts
+    }
+    points = lines_chart(series, "block without the part", "accuracy", order=where, format=".0%", joined=False)
+    rule = chart_of([row_of(value=found.trained.top1)]).mark_rule(color=color("ink"), strokeDash=[4, 3])
+    layers = alt.layer(rule.encode(y="value:Q", tooltip=[tooltip_of("value", "accuracy with all parts")]), points)
+    return [layers.properties(width="container", height=220, description=points.description)]
 
 
-def skips_chart(found: TraceAnalysis) -> Chart | None:
-    """Draw the accuracy by number of skipped blocks."""
-    rows = [(f"{one.of} skipped", "answers", one) for one in found.by_skips]
-    return _intervals(rows, ["answers"]) if len(rows) > 1 else None
-
-
-def blocks_chart(found: TraceAnalysis) -> Chart | None:
-    """Draw the accuracy of the answers without and with each block."""
-    kinds = ["without the block", "with it"]
-    rows = []
-    for one in found.by_block:
-        rows += [(f"block {one.block}", kinds[0], one.without), (f"block {one.block}", kinds[1], one.with_it)]
-    return _intervals(rows, kinds)
-
-
-def _intervals(given: Sequence[tuple[str, str, Answers]], kinds: Sequence[str]) -> Chart | None:
-    """Draw a point and an interval for each name and kind that has labels."""
-    rows: list[Row] = [
-        row_of(name=name, kind=kind, top1=one.top1, low=one.interval[0], high=one.interval[1], answers=one.answers)
-        for name, kind, one in given
-        if one.top1 is not None and one.interval is not None
+def _attention(found: AttentionStatistics) -> list[Chart]:
+    """Draw the mean attention distance of each head, by block."""
+    rows = [
+        row_of(block=block, head=head, distance=distance, entropy=found.entropy[block][head])
+        for block, heads in enumerate(found.distance)
+        for head, distance in enumerate(heads)
     ]
-    if not rows:
-        return None
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    described = "; ".join(f"{row['name']}, {row['kind']}: {show_percent(row['top1'])}" for row in rows)
-    legend = wide_legend(2, 1) if len(kinds) > 1 else None
-    numbers = [tooltip_of("top1", "accuracy"), tooltip_of("answers", "answers")]
-    base = chart_of(rows).encode(
-        y=names_axis("name:N", names),
-        yOffset=alt.YOffset("kind:N", sort=list(kinds)),
-        color=category_color("kind:N", list(kinds), legend=legend),
-        tooltip=[alt.Tooltip("name:N"), alt.Tooltip("kind:N"), *numbers],
-    )
-    axis = alt.Axis(format=".0%", grid=True)
-    x = alt.X("low:Q", title="right answers", scale=alt.Scale(domain=[0, 1]), axis=axis)
-    return alt.layer(
-        base.mark_rule(strokeWidth=2, opacity=0.6).encode(x=x, x2=alt.X2("high:Q")),
-        base.mark_circle(size=46, opacity=1).encode(x=alt.X("top1:Q")),
-    ).properties(width="container", height=_ROW * len(names) * len(kinds), description=f"{described}.")
+    described = "; ".join(f"block {row['block']} head {row['head']}: {row['distance']:.2f}" for row in rows)
+    return [
+        chart_of(rows)
+        .mark_circle(size=60, opacity=0.8, color=color("accent"))
+        .encode(
+            x=alt.X("block:O", title="block", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("distance:Q", title="patches", axis=alt.Axis(grid=True)),
+            tooltip=[
+                alt.Tooltip("block:O"),
+                alt.Tooltip("head:O"),
+                tooltip_of("distance", "distance in patches"),
+                tooltip_of("entropy", "entropy, nats"),
+            ],
+        )
+        .properties(width="container", height=220, description=f"{described}.")
+    ]
+
+
+def _positions(found: PositionEmbeddings) -> list[Chart]:
+    """Draw the mean cosine of position embeddings by distance."""
+    cosines = {round(apart): cosine for apart, cosine in found.by_distance}
+    return [lines_chart({"cosine": cosines}, "distance in patches", "mean cosine")]
+
+
+def _filters(found: PatchFilters) -> list[Chart]:
+    """Draw the share of the variance of the first components."""
+    shares = dict(enumerate(found.explained[:_MOST_COMPONENTS], 1))
+    return [lines_chart({"variance": shares}, "component", "share of the variance")]
+
+
+def _layer_scale(found: LayerScale) -> list[Chart]:
+    """Draw the magnitude of LayerScale by layer."""
+    series = {name: dict(zip(found.layers, values, strict=True)) for name, values in found.branches.items()}
+    return [lines_chart(series, "layer", "mean magnitude", order=found.layers)]
+
+
+def _mixing(found: TokenMixing) -> list[Chart]:
+    """Draw the spread of the mixing weights by block."""
+    spread = dict(enumerate(found.spread))
+    series = {"weights": spread, "equal weights": dict.fromkeys(spread, found.uniform)}
+    return [lines_chart(series, "block", "distance from the center, patches")]
+
+
+def _inversion(found: Inversion) -> list[Chart]:
+    """Draw the distances of noise, of the inversion and of a shifted image, by block."""
+    distances = {"noise at the start": found.noise, "image with slight noise": found.shifted, "reached": found.reached}
+    series = {
+        name: {block: max(value, 1e-9) for block, value in zip(found.blocks, values, strict=True)}
+        for name, values in distances.items()
+    }
+    return [lines_chart(series, "block", "distance", scale=alt.Scale(type="log"))]
+
+
+_DRAWN: dict[str, Callable[[Any], list[Chart]]] = {
+    "importance": importance_chart,
+    "contribution": _contribution,
+    "similarity": _similarity,
+    "agreement": _agreement,
+    "slots": _slots,
+    "norms": _norms,
+    "probe": _probe,
+    "umap": _umap,
+    "pairs": _pairs,
+    "parts": _parts,
+    "attention": _attention,
+    "positions": _positions,
+    "filters": _filters,
+    "layer_scale": _layer_scale,
+    "mixing": _mixing,
+    "inversion": _inversion,
+}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
 import numpy as np
 
-from ls_edge.core.records import PeerEvent
-from ls_edge.core.text import counted, shorten, show_ms, show_percent
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.core.text import NOTHING, counted, shorten, show_ms, show_percent
 from ls_edge.evaluation.run_summary import Floats, Quantiles, RunSummary
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
-from ls_edge.report.charts.accuracy_charts import distinct_labels
 from ls_edge.report.charts.served_chart import away_layer
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
@@ -20,28 +20,18 @@ from ls_edge.report.charts.specification import (
     Chart,
     at,
     chart_of,
-    event_row,
-    event_text,
+    distinct_labels,
     label,
-    latency_scale,
     names_axis,
-    position_of,
-    request_row,
     row_of,
-    sampled,
     tooltip_of,
     wide_legend,
 )
-from ls_edge.report.statistics import RunData
+from ls_edge.report.runs.statistics import RunData
 from ls_edge.report.theme import color
 
 _HEIGHT = 260
 MOST_LABELS = 8
-
-
-def latency_distribution(data: RunData) -> Chart | None:
-    """Draw a histogram of the latencies of a run."""
-    return latency_histogram(data.latency, data.summary.latency_ms)
 
 
 def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
@@ -55,7 +45,7 @@ def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
         for name, (_, q) in zip(names, found, strict=True)
     ]
     ends = np.array([value for row in rows for value in (row["p50"], row["max"])])
-    scale = latency_scale(ends, room=1.1)
+    scale = _latency_scale(ends, room=1.1)
     x = alt.X("p50:Q", title="latency, ms", scale=scale)
     y = names_axis("run:N", names)
     tips = [alt.Tooltip("run:N"), *(tooltip_of(name, f"{name}, ms") for name in ("p50", "p95", "max"))]
@@ -76,7 +66,7 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
     """Draw a histogram of latencies in ms, their cumulative fraction, and the median, 95th and 99th percentile."""
     if not values.size:
         return None
-    scale = latency_scale(values, from_zero=False)
+    scale = _latency_scale(values, from_zero=False)
     low, high = scale.domain
     bins = int(min(64, max(8, 2 * values.size**0.5)))
     edges = np.geomspace(low, high, bins + 1) if scale.type == "log" else np.linspace(low, high, bins + 1)
@@ -107,7 +97,7 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
     )
 
 
-def _cumulative(values: Floats, scale: alt.Scale, x: alt.X) -> alt.Chart:
+def _cumulative(values: Floats, scale: alt.Scale, x: alt.X) -> Chart:
     """Draw the cumulative fraction of the answers."""
     low, high = scale.domain
     order = np.sort(values)[np.linspace(0, len(values) - 1, min(len(values), 160)).astype(int)]
@@ -116,8 +106,7 @@ def _cumulative(values: Floats, scale: alt.Scale, x: alt.X) -> alt.Chart:
     steps += [row_of(at=high, share=1.0)]
     axis = alt.Axis(orient="right", format=".0%", values=[0.5, 1], grid=False, labelColor=color("bad"))
     y = alt.Y("share:Q", title=None, scale=alt.Scale(domain=[0, 1.3]), axis=axis)
-    drawn: alt.Chart = chart_of(steps).mark_line(color=color("bad"), strokeWidth=1.6).encode(x=x, y=y)
-    return drawn
+    return chart_of(steps).mark_line(color=color("bad"), strokeWidth=1.6).encode(x=x, y=y)
 
 
 def _quantile_marks(figures: Quantiles, scale: alt.Scale, x: alt.X) -> list[alt.Chart]:
@@ -128,7 +117,7 @@ def _quantile_marks(figures: Quantiles, scale: alt.Scale, x: alt.X) -> list[alt.
         one = chart_of([row_of(at=value, text=f"{name} {show_ms(value)}")]).encode(x=x)
         rule = one.mark_rule(color=color("ink"), strokeDash=[3, 3])
         layers.append(rule.encode(y=at("y", 4 + 16 * level), y2=at("y2", _HEIGHT)))
-        layers.append(label(one, "text:N", y=at("y", 9 + 16 * level), left=position_of(value, scale) < 0.6, dx=5))
+        layers.append(label(one, "text:N", y=at("y", 9 + 16 * level), left=_position_of(value, scale) < 0.6, dx=5))
     return layers
 
 
@@ -141,7 +130,7 @@ def latency_over_time(data: RunData) -> Chart | None:
         return None
     failed = data.failed
     degraded = [record for record in data.answers if record.degraded]
-    scale = latency_scale(data.latency if data.latency.size else np.array([1.0]), room=1.25)
+    scale = _latency_scale(data.latency if data.latency.size else np.array([1.0]), room=1.25)
     x = alt.X(
         "t:Q",
         title="submitted, seconds since the start",
@@ -160,27 +149,26 @@ def latency_over_time(data: RunData) -> Chart | None:
         for spell in data.away[:MOST_MARKS]
     ]
     layers = away_layer(away, x=x, x2=alt.X2("to:Q"))
+
+    def mark(records: Sequence[RequestRecord], **look: Any) -> None:
+        """Draw each request as a point; a layer of none would have scales without an extent."""
+        if records:
+            rows = [
+                row_of(t=r.submitted_us / 1e6, ms=r.latency_us / 1e3, request=r.id, image=shorten(r.image, 40))
+                for r in records
+            ]
+            layers.append(chart_of(rows).mark_point(clip=True, **look).encode(x=x, y=y, tooltip=tips))
+
     if len(data.answers) <= MOST_POINTS:
         whole = [record for record in data.answers if not record.degraded]
-        dots = chart_of([request_row(r) for r in whole])
-        layers.append(
-            dots.mark_circle(color=color("accent"), size=22, opacity=0.6, clip=True).encode(x=x, y=y, tooltip=tips)
-        )
+        mark(whole, shape="circle", filled=True, color=color("accent"), size=22, opacity=0.6)
     else:
         layers += _bands(data, x, scale)
     for records, shape, paint in ((degraded, "triangle-up", "warn"), (failed, "cross", "bad")):
-        if not records:
-            continue
-        marks = chart_of([request_row(r) for r in sampled(records)])
-        layers.append(
-            marks.mark_point(shape=shape, color=color(paint), fill=color(paint), size=42, clip=True).encode(
-                x=x, y=y, tooltip=tips
-            )
-        )
+        some = records[:: -(-len(records) // MOST_MARKS) or 1]
+        mark(some, shape=shape, color=color(paint), fill=color(paint), size=42)
     layers += _changes(data, events, x)
-    summary = (
-        " ".join(f"{event_text(event)} at {event.at_us / 1e6:.2f} s." for event in events[:20]) or "No peer changed."
-    )
+    changed = " ".join(f"{_event_text(event)} at {event.at_us / 1e6:.2f} s." for event in events[:20])
     return (
         alt.layer(*layers)
         .add_params(alt.selection_interval(name="zoom", bind="scales", encodings=["x"], zoom=ZOOM))
@@ -188,7 +176,7 @@ def latency_over_time(data: RunData) -> Chart | None:
             width="container",
             height=_HEIGHT,
             description=f"{counted(len(data.answers), 'answer')}, {len(degraded)} degraded, {len(failed)} failed. "
-            f"{summary}",
+            f"{changed or 'No peer changed.'}",
         )
     )
 
@@ -197,7 +185,16 @@ def _changes(data: RunData, events: Sequence[PeerEvent], x: alt.X) -> list[alt.C
     """Draw the changes of the peers, with labels if there are few."""
     if not events:
         return []
-    rows = [event_row(event, number) for number, event in enumerate(events)]
+    kinds = {PeerState.LOST: "lost", PeerState.ALIVE: "back"}
+    rows = [
+        row_of(
+            t=event.at_us / 1e6,
+            what=_event_text(event),
+            kind=kinds.get(event.state, "other change"),
+            why=shorten(event.why, 80) or NOTHING,
+        )
+        for event in events
+    ]
     kind = alt.Color(
         "kind:N",
         title="a peer",
@@ -211,6 +208,10 @@ def _changes(data: RunData, events: Sequence[PeerEvent], x: alt.X) -> list[alt.C
         one = chart_of([row]).encode(x=x, color=kind)
         layers.append(label(one, "what:N", y=at("y", 9 + 15 * (number % 2)), left=left, dx=3, bold=False))
     return layers
+
+
+def _event_text(event: PeerEvent) -> str:
+    return f"{shorten(event.peer, 18)} {'back' if event.state == PeerState.ALIVE else event.state.value}"
 
 
 def _bands(data: RunData, x: alt.X, scale: alt.Scale) -> list[alt.Chart]:
@@ -241,6 +242,28 @@ def _bands(data: RunData, x: alt.X, scale: alt.Scale) -> list[alt.Chart]:
             x=x, y=alt.Y("p50:Q", title=title, scale=scale), tooltip=tips
         ),
     ]
+
+
+def _latency_scale(values: Floats, *, from_zero: bool = True, room: float = 1.05) -> alt.Scale:
+    """Return a scale that is logarithmic if the largest value is far above the median, as after a retry.
+
+    It reaches ``room`` times the largest value.
+    """
+    low, high, middle = float(values.min()), float(values.max()), float(np.median(values))
+    if low > 0 and high > 5 * middle:
+        return alt.Scale(type="log", domain=[low / 1.12, high * max(room, 1.12)], nice=False)
+    if not from_zero and low > 0.4 * high > 0:
+        beside = max(high - low, 0.05 * high) * 0.12
+        return alt.Scale(type="linear", domain=[low - beside, high + beside], nice=False)
+    return alt.Scale(type="linear", domain=[0.0, high * room if high > 0 else 1.0], nice=False)
+
+
+def _position_of(value: float, scale: alt.Scale) -> float:
+    """Return the position of a value on its axis, from 0 to 1."""
+    low, high = scale.domain
+    if scale.type == "log":
+        return float(np.log(value / low) / np.log(high / low))
+    return float((value - low) / (high - low))
 
 
 _BINS = 96

@@ -18,13 +18,14 @@ from ls_edge.report.charts.specification import (
     category_color,
     chart_of,
     expression,
+    lanes_axis,
     lookup_expression,
     opacity_if,
     row_of,
     wide_legend,
 )
-from ls_edge.report.intervals import RequestIntervals, Span, intervals_of
-from ls_edge.report.statistics import RunData, StageMeans
+from ls_edge.report.runs.intervals import RequestIntervals, Span, intervals_of
+from ls_edge.report.runs.statistics import RunData, StageMeans
 from ls_edge.report.theme import STAGES, color
 
 MOST_ROWS = 24
@@ -159,9 +160,11 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
     spans = [span for span in laid.spans if span.row < MOST_ROWS]
     across = alt.Scale(domain=[0, limit_ms], nice=False)
     x = alt.X("ms:Q", title=None, scale=across)
+    # Each holder is named at its first row.
+    names = [shorten(name, 18) if name not in shown[:row] else "" for row, name in enumerate(shown)]
     upright: dict[str, Any] = {
         "title": None,
-        "axis": _holder_axis(shown) if several else None,
+        "axis": lanes_axis(names, 0.38, 66, 110, labelColor=color("ink")) if several else None,
         "scale": alt.Scale(domain=[0, len(shown) if several else 1.4], reverse=True, nice=False),
     }
     y = alt.Y("y0:Q", **upright)
@@ -193,21 +196,6 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
         alt.layer(*layers)
         .resolve_scale(color="independent", opacity="independent")
         .properties(width="container", height=height, description=f"{described}.")
-    )
-
-
-def _holder_axis(holders: Sequence[str]) -> alt.Axis:
-    """Return an axis with the name of each holder at its first row."""
-    names = [name if name not in holders[:row] else "" for row, name in enumerate(holders)]
-    return alt.Axis(
-        values=[row + 0.38 for row in range(len(holders))],
-        labelExpr=lookup_expression([shorten(name, 18) for name in names], "floor(datum.value)"),
-        grid=False,
-        labelOverlap=False,
-        labelColor=color("ink"),
-        minExtent=expression("narrow ? 66 : 110"),
-        maxExtent=expression("narrow ? 66 : 110"),
-        labelLimit=expression("narrow ? 62 : 106"),
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from ls_edge.core.parts import ShownPart
 from ls_edge.core.text import counted, format_ranges, shorten, show_percent
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
@@ -18,13 +17,12 @@ from ls_edge.report.charts.specification import (
     block_color,
     block_ink,
     chart_of,
-    expression,
-    lookup_expression,
+    lanes_axis,
     opacity_if,
     row_of,
     tooltip_of,
 )
-from ls_edge.report.statistics import RunData, Window, coverage, pack, pick_window, shown_lanes
+from ls_edge.report.runs.statistics import RunData, Window, coverage, pack, pick_window, shown_lanes
 from ls_edge.report.theme import color
 
 MOST_SPANS = 2000
@@ -37,7 +35,7 @@ FIRST_LOOK = 140
 """Runs of a block that the detail shows first; more would be too thin to read."""
 
 
-def served(data: RunData, *, width: int = 720, most: int = MOST_SPANS) -> Chart | None:
+def served(data: RunData, *, most: int = MOST_SPANS) -> Chart | None:
     """Draw a lane for each peer: the fraction of time that its engine ran each block, and every block of a part.
 
     The brush of the overview selects the part that the detail shows. The detail holds at most ``most`` runs of a block,
@@ -47,9 +45,14 @@ def served(data: RunData, *, width: int = 720, most: int = MOST_SPANS) -> Chart 
     if not len(engines) or not lanes:
         return None
     kept, first = pick_window(data, most), pick_window(data, FIRST_LOOK)
-    names = [shorten(data.lanes[lane], 18) for lane in lanes]
-    busy = [f"{show_percent(data.summary.peers[data.lanes[lane]].busy)} busy" for lane in lanes]
-    held = [_held(data.summary.peers[data.lanes[lane]].blocks) for lane in lanes]
+    peers = [(data.lanes[lane], data.summary.peers[data.lanes[lane]]) for lane in lanes]
+    names = [shorten(name, 18) for name, _ in peers]
+    busy = [f"{show_percent(peer.busy)} busy" for _, peer in peers]
+    held = [shorten(f"blocks {format_ranges(peer.blocks)}", 18) if peer.blocks else "" for _, peer in peers]
+    described = "; ".join(
+        f"{shorten(name, 60)}: busy {show_percent(peer.busy)}, {counted(peer.requests, 'answer')}"
+        for name, peer in peers
+    )
     domain = [data.start_ms / 1e3, data.end_ms / 1e3]
     brush = alt.selection_interval(
         name="brush",
@@ -67,23 +70,23 @@ def served(data: RunData, *, width: int = 720, most: int = MOST_SPANS) -> Chart 
     overview = alt.layer(
         *_lanes_ground(grounds, away, _lane_axis(names, busy), domain),
         _overview(data, lanes, _lane_axis(names, busy), domain).add_params(brush),
-    ).properties(width=width, height=max(54 * len(lanes), 60), name="overview")
+    ).properties(width=720, height=max(54 * len(lanes), 60), name="overview")
     detail = (
         alt.layer(
             *_lanes_ground(grounds, away, _lane_axis(names, held), brush),
             *_detail(data, lanes, kept, _lane_axis(names, held), alt.Scale(domain=brush, nice=False)),
         )
         .resolve_scale(color="independent")
-        .properties(width=width, height=max(46 * len(lanes), 60), name="detail")
+        .properties(width=720, height=max(46 * len(lanes), 60), name="detail")
     )
     return (
         alt.vconcat(overview, detail, spacing=26)
         .resolve_scale(x="independent", y="independent", color="independent")
-        .properties(description="; ".join(_lane_text(data, data.lanes[lane]) for lane in lanes) + ".")
+        .properties(description=f"{described}.")
     )
 
 
-def _overview(data: RunData, lanes: Sequence[int], y: alt.Y, domain: Sequence[float]) -> alt.Chart:
+def _overview(data: RunData, lanes: Sequence[int], y: alt.Y, domain: Sequence[float]) -> Chart:
     """Draw the fraction of time that each engine ran each block."""
     tips = [
         alt.Tooltip("block:O"),
@@ -94,8 +97,7 @@ def _overview(data: RunData, lanes: Sequence[int], y: alt.Y, domain: Sequence[fl
     x = alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False), title="seconds since the start")
     paint = block_color(data.num_blocks, legend=True)
     place: dict[str, Any] = {"x": x, "x2": alt.X2("to:Q"), "y": y, "y2": alt.Y2("y1:Q")}
-    drawn: alt.Chart = chart_of(_overview_rows(data, lanes)).mark_rect().encode(**place, color=paint, tooltip=tips)
-    return drawn
+    return chart_of(_overview_rows(data, lanes)).mark_rect().encode(**place, color=paint, tooltip=tips)
 
 
 def _detail(data: RunData, lanes: Sequence[int], kept: Window, y: alt.Y, scale: alt.Scale) -> list[alt.Chart]:
@@ -158,18 +160,8 @@ def _lanes_ground(grounds: list[Row], away: list[Row], y: alt.Y, domain: Any) ->
 def _lane_axis(names: Sequence[str], below: Sequence[str]) -> alt.Y:
     """Return an axis of lanes, with a line below each name."""
     both = [[name, under] for name, under in zip(names, below, strict=True)]
-    axis = alt.Axis(
-        values=[row + (1 - _GAP) / 2 for row in range(len(names))],
-        labelExpr=lookup_expression(both, "floor(datum.value)"),
-        grid=False,
-        labelOverlap=False,
-        labelLineHeight=14,
-        labelBaseline="bottom",
-        labelOffset=3,
-        minExtent=expression("narrow ? 92 : 128"),
-        maxExtent=expression("narrow ? 92 : 128"),
-        labelLimit=expression("narrow ? 88 : 124"),
-    )
+    look = {"labelLineHeight": 14, "labelBaseline": "bottom", "labelOffset": 3}
+    axis = lanes_axis(both, (1 - _GAP) / 2, 92, 128, **look)
     return alt.Y("y0:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, len(names)], reverse=True, nice=False))
 
 
@@ -226,12 +218,3 @@ def _span_rows(data: RunData, lanes: Sequence[int], window: Window) -> list[Row]
                 )
             )
     return rows
-
-
-def _held(blocks: Sequence[ShownPart]) -> str:
-    return shorten(f"blocks {format_ranges(blocks)}", 18) if blocks else ""
-
-
-def _lane_text(data: RunData, name: str) -> str:
-    peer = data.summary.peers[name]
-    return f"{shorten(name, 60)}: busy {show_percent(peer.busy)}, {counted(peer.requests, 'answer')}"

@@ -7,7 +7,7 @@ dictionary of ``alt.value`` or ``alt.condition``.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,7 @@ import numpy as np
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import NOTHING, shorten
-from ls_edge.evaluation.run_summary import Floats
+from ls_edge.core.text import distinct_names, shorten, show_percent
 from ls_edge.report.theme import BLOCK_SCHEME, CATEGORY_SCHEME, CHART_CONFIG, color, with_plain_colors
 
 Chart = Any
@@ -37,6 +35,8 @@ MOST_MARKS = 200
 
 MOST_TEXTS = 12
 """Rows of a square whose cells have texts."""
+
+PERCENT = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1], grid=True)
 
 ZOOM = "wheel![event.shiftKey]"
 """Wheel event for zooming; without the shift key the wheel scrolls the page."""
@@ -84,10 +84,22 @@ def category_color(field: str, names: Sequence[str], *, legend: alt.Legend | Non
     return alt.Color(field, title=None, scale=scale, legend=legend)
 
 
-def names_axis(field: str, names: Sequence[str]) -> alt.Y:
-    """Return an axis of names, which are truncated if the chart is narrow."""
-    limit = expression("narrow ? 110 : 230")
-    return alt.Y(field, title=None, sort=list(names), axis=alt.Axis(labelLimit=limit, labelColor=color("ink")))
+def lanes_axis(labels: Sequence[str | list[str]], middle: float, narrow: int, wide: int, **look: Any) -> alt.Axis:
+    """Return an axis of lanes of height 1 with a label, or lines of one, at the ``middle`` of each.
+
+    It takes ``wide`` pixels, or ``narrow`` ones if the chart is narrow.
+    """
+    extent = expression(f"narrow ? {narrow} : {wide}")
+    return alt.Axis(
+        values=[lane + middle for lane in range(len(labels))],
+        labelExpr=lookup_expression(labels, "floor(datum.value)"),
+        grid=False,
+        labelOverlap=False,
+        minExtent=extent,
+        maxExtent=extent,
+        labelLimit=expression(f"narrow ? {narrow - 4} : {wide - 4}"),
+        **look,
+    )
 
 
 def title_with_text(text: str, below: str) -> alt.TitleParams:
@@ -120,11 +132,10 @@ def with_parameters(spec: dict[str, Any], *, narrow: bool) -> dict[str, Any]:
     return {**spec, "params": [{"name": "narrow", "value": narrow}, *spec.get("params", [])]}
 
 
-def chart_of(rows: list[Row]) -> alt.Chart:
+def chart_of(rows: list[Row]) -> Chart:
     """Return a chart of rows, as one text: Altair copies a chart and everything in it at every step."""
     text = json.dumps(rows, allow_nan=False)
-    chart: alt.Chart = alt.Chart(alt.InlineData(values=text, format=alt.JsonDataFormat(type="json")))
-    return chart
+    return alt.Chart(alt.InlineData(values=text, format=alt.JsonDataFormat(type="json")))
 
 
 def row_of(*, digits: int = 4, **values: Any) -> Row:
@@ -159,87 +170,111 @@ def lookup_expression(values: Sequence[Any], index: str) -> str:
     return f"{json.dumps(list(values))}[{index}]"
 
 
-def request_row(record: RequestRecord) -> Row:
-    """Return a request as a row: seconds, milliseconds, and the text of its tooltip."""
-    return row_of(
-        t=record.submitted_us / 1e6, ms=record.latency_us / 1e3, request=record.id, image=shorten(record.image, 40)
-    )
+def names_axis(field: str, names: Sequence[str]) -> alt.Y:
+    """Return an axis of names, which are truncated if the chart is narrow."""
+    limit = expression("narrow ? 110 : 230")
+    return alt.Y(field, title=None, sort=list(names), axis=alt.Axis(labelLimit=limit, labelColor=color("ink")))
 
 
-def event_row(event: PeerEvent, number: int) -> Row:
-    """Return an event of a peer as a row."""
-    kind = {PeerState.LOST: "lost", PeerState.ALIVE: "back"}.get(event.state, "other change")
-    return row_of(
-        t=event.at_us / 1e6, what=event_text(event), kind=kind, why=shorten(event.why, 80) or NOTHING, number=number
-    )
+def distinct_labels(names: Sequence[str], limit: int) -> list[str]:
+    """Return names of at most ``limit`` characters, no two alike: numbered if they would be."""
+    if len(set(names)) < len(names):
+        names = distinct_names(names)
+    short = [shorten(name, limit) for name in names]
+    if len(set(short)) < len(short):
+        short = [shorten(f"{number} {name}", limit) for number, name in enumerate(names, 1)]
+    return short
 
 
-def event_text(event: PeerEvent) -> str:
-    """Return an event of a peer in a few words."""
-    return f"{shorten(event.peer, 18)} {'back' if event.state == PeerState.ALIVE else event.state.value}"
+def accuracy_chart(
+    rows: list[Row], height: int, *, kinds: Sequence[str] = (), chance: float | None = None, bars: bool = False
+) -> Chart | None:
+    """Draw accuracies with their 95 % intervals and numbers, and that of a guess; None without rows.
 
-
-def sampled(records: list[RequestRecord]) -> list[RequestRecord]:
-    """Return at most :data:`MOST_MARKS` records, evenly spaced."""
-    return records[:: -(-len(records) // MOST_MARKS)] if records else []
-
-
-def latency_scale(values: Floats, *, from_zero: bool = True, room: float = 1.05) -> alt.Scale:
-    """Return a scale that is logarithmic if the largest value is far above the median, as after a retry.
-
-    It reaches ``room`` times the largest value.
+    A row has ``name``, ``top1``, ``low``, ``high``, ``text`` and ``answers``, and either the color ``paint`` or a
+    ``kind``. Several rows of a name, of different kinds, are below each other.
     """
-    low, high, middle = float(values.min()), float(values.max()), float(np.median(values))
-    if low > 0 and high > 5 * middle:
-        return alt.Scale(type="log", domain=[low / 1.12, high * max(room, 1.12)], nice=False)
-    if not from_zero and low > 0.4 * high > 0:
-        beside = max(high - low, 0.05 * high) * 0.12
-        return alt.Scale(type="linear", domain=[low - beside, high + beside], nice=False)
-    return alt.Scale(type="linear", domain=[0.0, high * room if high > 0 else 1.0], nice=False)
-
-
-def position_of(value: float, scale: alt.Scale) -> float:
-    """Return the position of a value on its axis, from 0 to 1."""
-    low, high = scale.domain
-    if scale.type == "log":
-        return float(np.log(value / low) / np.log(high / low))
-    return float((value - low) / (high - low))
-
-
-def heat_map(
-    rows: list[Row],
-    row: tuple[str, str],
-    column: tuple[str, str],
-    columns: Sequence[str],
-    *,
-    size: int,
-    tips: list[alt.Tooltip],
-) -> Chart:
-    """Return a grid of cells with a color ``paint`` of ``depth`` 0 to 1, and their ``text`` if they are large enough.
-
-    ``row`` and ``column`` are field and title.
-    """
-    base = chart_of(rows).encode(
-        x=alt.X(
-            f"{column[0]}:O",
-            title=column[1],
-            sort=list(columns),
-            scale=alt.Scale(domain=list(columns)),
-            axis=alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False),
-        ),
-        y=alt.Y(f"{row[0]}:O", title=row[1], sort=list(dict.fromkeys(cell[row[0]] for cell in rows))),
-        tooltip=tips,
-    )
-    depth = alt.Opacity("depth:Q", legend=None, scale=alt.Scale(domain=[0, 1], range=[0, 1]))
-    paint = alt.Color("paint:N", scale=None, legend=None)
-    layers = [
-        base.mark_rect(color=color("panel"), stroke=color("bg")),
-        base.mark_rect(stroke=color("bg"), strokeWidth=1).encode(color=paint, opacity=depth),
+    if not rows:
+        return None
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    room = 8 * max(len(row["text"]) for row in rows)
+    scale = alt.Scale(domain=[0, 1], nice=False, rangeMax=expression(f"width - {room}"))
+    x = alt.X("top1:Q", title=None, scale=scale, axis=PERCENT)
+    tips = [
+        alt.Tooltip("name:N"),
+        *([alt.Tooltip("kind:N")] if kinds else []),
+        alt.Tooltip("text:N", title="accuracy"),
+        alt.Tooltip("answers:N"),
+        alt.Tooltip("low:Q", title="95 % from", format=".1%"),
+        alt.Tooltip("high:Q", title="to", format=".1%"),
     ]
-    if size > 30:
-        ink = alt.ColorValue(color("ink"), condition={"test": "datum.depth > 0.6", "value": color("bg")})
-        layers.append(base.mark_text(fontSize=11, fontWeight=600).encode(text=alt.Text("text:N"), color=ink))
-    return alt.layer(*layers).properties(width="container")
+    base = chart_of(rows).encode(y=names_axis("name:N", names), tooltip=tips)
+    if len(rows) > len(names):
+        base = base.encode(yOffset=alt.YOffset("kind:N", sort=list(kinds)))
+    legend = wide_legend() if len(kinds) > 1 else None
+    paint = category_color("kind:N", kinds, legend=legend) if kinds else alt.Color("paint:N", scale=None, legend=None)
+    dots = {"size": 90, "stroke": color("bg"), "strokeWidth": 1.5, "opacity": 1}
+    marks = (base.mark_bar(height=12) if bars else base.mark_circle(**dots)).encode(x=x, color=paint)
+    interval = base.transform_filter("datum.low !== null").mark_rule(color=color("ink"), strokeWidth=1.6)
+    interval = interval.encode(x=alt.X("low:Q", scale=scale, title=None, axis=PERCENT), x2=alt.X2("high:Q"))
+    text = base.mark_text(align="right", color=color("ink"), fontWeight=600)
+    layers = [marks, interval] if bars else [interval, marks]
+    layers.append(text.encode(x=at("x", "width"), text=alt.Text("text:N")))
+    if chance is not None:
+        guess = chart_of([row_of(top1=chance, what=f"a guess: {show_percent(chance)}")])
+        rule = guess.mark_rule(color=color("axis"), strokeDash=[3, 3]).encode(x=x, tooltip=alt.Tooltip("what:N"))
+        layers.insert(0, rule)
+    described = "; ".join(f"{row['name']}{', ' + row['kind'] if kinds else ''}: {row['text']}" for row in rows)
+    return alt.layer(*layers).properties(width="container", height=height * len(rows), description=f"{described}.")
+
+
+def lines_chart(
+    series: Mapping[str, Mapping[Any, float | None]],
+    title: str,
+    value: str | None,
+    *,
+    order: Sequence[str] | None = None,
+    scale: alt.Scale | None = None,
+    format: str | None = None,  # noqa: A002 - Altair's name
+    joined: bool = True,
+) -> Chart:
+    """Draw a line, or a row of points, for each name of ``series``, which has a value for each x."""
+    rows = [
+        row_of(digits=9, what=name, x=x, value=y)
+        for name, values in series.items()
+        for x, y in values.items()
+        if y is not None
+    ]
+    names = list(series)
+    described = "; ".join(f"{row['what']}, {title} {row['x']}: {row['value']:.3g}" for row in rows)
+    chart = chart_of(rows)
+    marked = chart.mark_line(point=True) if joined else chart.mark_point(filled=True, size=70, opacity=0.8)
+    axis = alt.Axis(grid=True) if format is None else alt.Axis(grid=True, format=format)
+    return marked.encode(
+        x=alt.X("x:O", title=title, sort=None if order is None else list(order), axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("value:Q", title=value, scale=scale or alt.Scale(), axis=axis),
+        color=category_color("what:N", names, legend=wide_legend(4, 2) if len(names) > 1 else None),
+        tooltip=[alt.Tooltip("what:N"), alt.Tooltip("x:O", title=title), tooltip_of("value", value or "value")],
+    ).properties(width="container", height=220, description=f"{described}.")
+
+
+def bars_chart(
+    rows: list[Row], names: Sequence[str], value: str | None, tips: Sequence[alt.Tooltip], **axis: Any
+) -> Chart:
+    """Draw the ``value`` of each row by ``block``, a bar for each ``what`` of ``names``."""
+    described = "; ".join(f"block {row['block']}, {row['what']}: {row['value']:.3g}" for row in rows)
+    return (
+        chart_of(rows)
+        .mark_bar()
+        .encode(
+            x=alt.X("block:O", title="block", axis=alt.Axis(labelAngle=0)),
+            xOffset=alt.XOffset("what:N", sort=list(names)),
+            y=alt.Y("value:Q", title=value, **{"axis": alt.Axis(grid=True), **axis}),
+            color=category_color("what:N", names, legend=wide_legend(2, 1)),
+            tooltip=[alt.Tooltip("block:O"), alt.Tooltip("what:N"), *tips],
+        )
+        .properties(width="container", height=220, description=f"{described}.")
+    )
 
 
 def square_of(
@@ -248,14 +283,18 @@ def square_of(
     titles: tuple[str, str],
     what: str,
     *,
+    columns: Sequence[str] | None = None,
+    warned: str = "",
     exponent: float = 1.0,
-    digits: int = 2,
+    text_of: Callable[[float], str] = "{:.2f}".format,
 ) -> Chart:
-    """Draw a square of cells whose depth is the value over the largest one, to the power ``exponent``.
+    """Draw a grid of cells whose depth is the value over the largest one, to the power ``exponent``.
 
-    ``names`` and ``titles`` are those of rows and columns.
+    ``names`` and ``titles`` are those of rows and columns; further ``columns`` have other names, and that of
+    ``warned`` another color. Cells have their text if there is room for it.
     """
     row_title, column_title = titles
+    columns = names if columns is None else columns
     peak = max((value for row in values for value in row if value is not None), default=1.0) or 1.0
     rows = [
         row_of(
@@ -263,18 +302,33 @@ def square_of(
             column=column,
             value=value,
             depth=0.0 if value is None else (max(0.0, value) / peak) ** exponent,
-            text="" if value is None else f"{value:.{digits}f}",
-            paint=color("accent"),
+            text="" if value is None else text_of(value),
+            paint=color("warn" if column == warned else "accent"),
         )
         for name, cells in zip(names, values, strict=True)
-        for column, value in zip(names, cells, strict=True)
+        for column, value in zip(columns, cells, strict=True)
     ]
-    tips = [
-        alt.Tooltip("row:O", title=row_title),
-        alt.Tooltip("column:O", title=column_title),
-        tooltip_of("value", what),
+    top = alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False)
+    base = chart_of(rows).encode(
+        x=alt.X("column:O", title=column_title, sort=list(columns), scale=alt.Scale(domain=list(columns)), axis=top),
+        y=alt.Y("row:O", title=row_title, sort=list(names)),
+        tooltip=[
+            alt.Tooltip("row:O", title=row_title),
+            alt.Tooltip("column:O", title=column_title),
+            tooltip_of("value", what),
+        ],
+    )
+    depth = alt.Opacity("depth:Q", legend=None, scale=alt.Scale(domain=[0, 1], range=[0, 1]))
+    layers = [
+        base.mark_rect(color=color("panel"), stroke=color("bg")),
+        base.mark_rect(stroke=color("bg"), strokeWidth=1).encode(
+            color=alt.Color("paint:N", scale=None, legend=None), opacity=depth
+        ),
     ]
-    size = 34 if len(names) <= MOST_TEXTS else 20
-    chart = heat_map(rows, ("row", row_title), ("column", column_title), names, size=size, tips=tips)
+    has_texts = len(names) <= MOST_TEXTS
+    if has_texts:
+        ink = alt.ColorValue(color("ink"), condition={"test": "datum.depth > 0.6", "value": color("bg")})
+        layers.append(base.mark_text(fontSize=11, fontWeight=600).encode(text=alt.Text("text:N"), color=ink))
     described = f"{what} by {row_title} and {column_title}; the largest is {peak:.3f}."
-    return chart.properties(height=size * len(names), description=described)
+    height = (34 if has_texts else 20) * len(names)
+    return alt.layer(*layers).properties(width="container", height=height, description=described)

@@ -240,10 +240,3 @@ def _between(record: RequestRecord, visit: Visit) -> list[list[int]]:
         if block not in joined:
             found[sum(number < place.get(block, len(place)) for number in numbers)].append(block)
     return found
-
-
-def typical(records: Sequence[RequestRecord]) -> RequestRecord | None:
-    """Return the answer of median latency among those with tracks of several holders, or None."""
-    parallel = [record for record in records if record.error is None and has_tracks(record)]
-    parallel.sort(key=lambda record: record.latency_us)
-    return parallel[(len(parallel) - 1) // 2] if parallel else None

@@ -5,8 +5,7 @@ Times are milliseconds since the start of the run.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ls_edge.core.records import NO_GAIN, PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
-from ls_edge.core.text import NOTHING, class_name, shorten, show_ms
+from ls_edge.core.records import NO_GAIN, PeerEvent, PeerState, RequestRecord
+from ls_edge.core.text import class_name
 from ls_edge.evaluation.run_summary import Floats, RunSummary
-from ls_edge.report.intervals import Span, has_tracks, intervals_of, joins, typical
+from ls_edge.report.runs.intervals import Span, has_tracks, intervals_of, joins
 from ls_edge.report.theme import STAGES
 
 MOST_HOPS = 12
@@ -158,48 +157,41 @@ class RunData:
 
     @cached_property
     def _work(self) -> tuple[Engines, list[StageMeans]]:
-        """Engine use and stage means; the intervals of each request are computed once for both."""
+        """Engine use and stage means, in one pass: the intervals of a long run are too many to keep."""
         lane = {name: index for index, name in enumerate(self.lanes)}
         ran: list[tuple[float, ...]] = []
-        whole = _Sums()
-        groups: dict[str, dict[str, _Sums]] = {
-            group: defaultdict(_Sums) for group in ("By hop", "By holder, visits", "By holder, tracks")
-        }
-        back_us = 0.0
+        whole, back = _Sums(), _Sums()
+        hops, visits, tracks = (defaultdict[str, _Sums](_Sums) for _ in range(3))
         for number, record in enumerate(self.answers):
             laid = intervals_of(record)
-            for span in laid.spans:
-                if span.block is not None and span.holder in lane:
-                    ran.append((lane[span.holder], span.block, span.start / 1e3, span.end / 1e3, number))
+            ran += [
+                (lane[span.holder], span.block, span.start / 1e3, span.end / 1e3, number)
+                for span in laid.spans
+                if span.block is not None and span.holder in lane
+            ]
             if not record.visits:
                 continue
             whole.add(_critical(laid.spans))
-            back_us += record.hop_us
+            back.add([("wire", record.hop_us)])
             for hop, (visit, spans) in enumerate(zip(record.visits, laid.visits, strict=True), 1):
-                groups["By hop"][f"hop {hop}"].add(_critical(spans))
+                hops[f"hop {hop}"].add(_critical(spans))
                 own = (record.hop_us, visit.queue_us, visit.codec_us, visit.engine_us, visit.wait_us)
-                visits = groups["By holder, visits"][visit.holder]
-                visits.add(zip(("wire", "queue", "codec", "engine", "wait"), own, strict=True))
+                visits[visit.holder].add(zip(("wire", "queue", "codec", "engine", "wait"), own, strict=True))
             for track in record.tracks_of_others:
                 there = (track.transfer_us, track.queue_us, track.codec_us, track.engine_us)
-                tracks = groups["By holder, tracks"][track.holder]
-                tracks.add(zip(("wire", "queue", "codec", "engine"), there, strict=True))
+                tracks[track.holder].add(zip(("wire", "queue", "codec", "engine"), there, strict=True))
         columns = np.array(ran, dtype=np.float64).reshape(-1, 5).T
         lanes, blocks, requests = (columns[row].astype(np.int64) for row in (0, 1, 4))
         engines = Engines(lanes, blocks, columns[2], columns[3], requests)
         if not whole.count:
             return engines, []
-        rows = [StageMeans("All answers", "one request", whole.count, whole.means)]
-        for group, found in groups.items():
-            if group == "By hop":
-                names = list(found)[:MOST_HOPS]
-            else:
-                names = sorted(found, key=lambda name: lane.get(name, len(lane)))[:MOST_HOLDERS]
-            rows += [StageMeans(group, name, found[name].count, found[name].means) for name in names]
-            if group == "By hop":
-                back = {"wire": back_us / 1e3 / whole.count}
-                rows.append(StageMeans(group, "back to the source", whole.count, back))
-        return engines, rows
+        rows = [("All answers", "one request", whole)]
+        rows += [("By hop", name, sums) for name, sums in list(hops.items())[:MOST_HOPS]]
+        rows.append(("By hop", "back to the source", back))
+        for group, found in (("By holder, visits", visits), ("By holder, tracks", tracks)):
+            names = sorted(found, key=lambda name: lane.get(name, len(lane)))[:MOST_HOLDERS]
+            rows += [(group, name, found[name]) for name in names]
+        return engines, [StageMeans(group, name, sums.count, sums.means) for group, name, sums in rows]
 
     @cached_property
     def slots(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -245,24 +237,23 @@ class RunData:
         drawable = sorted((record for record in self.answers if record.visits), key=lambda record: record.latency_us)
         if not drawable:
             return []
-        last = len(drawable) - 1
-        wanted = [("Median", drawable[last // 2])]
-        parallel = typical(drawable)
-        if parallel is not None and not has_tracks(drawable[last // 2]):
-            wanted.append(("Median of those in tracks", parallel))
-        wanted.append(("95th percentile", drawable[round(0.95 * last)]))
-        for why, matches in (
-            ("Retried", lambda record: record.attempts > 1),
-            ("Degraded", lambda record: bool(record.skipped)),
-            ("A track did not come back", _lost_a_track),
-        ):
-            found = min(filter(matches, drawable), key=lambda record: record.submitted_us, default=None)
-            if found is not None:
-                wanted.append((why, found))
-        wanted.append(("Slowest", drawable[-1]))
+        parallel = [record for record in drawable if has_tracks(record)]
+        median = drawable[(len(drawable) - 1) // 2]
+        wanted: list[tuple[str, RequestRecord | None]] = [("Median", median)]
+        if parallel and not has_tracks(median):
+            wanted.append(("Median of those in tracks", parallel[(len(parallel) - 1) // 2]))
+        in_time = sorted(drawable, key=lambda record: record.submitted_us)
+        wanted += [
+            ("95th percentile", drawable[round(0.95 * (len(drawable) - 1))]),
+            ("Retried", next((record for record in in_time if record.attempts > 1), None)),
+            ("Degraded", next((record for record in in_time if record.skipped), None)),
+            ("A track did not come back", next(filter(_lost_a_track, in_time), None)),
+            ("Slowest", drawable[-1]),
+        ]
         once: dict[int, tuple[str, RequestRecord]] = {}
         for why, record in wanted:
-            once.setdefault(id(record), (why, record))
+            if record is not None:
+                once.setdefault(id(record), (why, record))
         return list(once.values())
 
     @cached_property
@@ -303,13 +294,9 @@ def pick_window(data: RunData, most: int) -> Window:
     if len(engines) <= most:
         return whole
     anchor = next((e.at_us / 1e3 for e in data.changes if e.state == PeerState.LOST), (data.start_ms + data.end_ms) / 2)
-    starts = np.sort(engines.start)
-    low, high = 0.0, data.end_ms - data.start_ms
-    for _ in range(40):
-        middle = (low + high) / 2
-        begin, end = np.searchsorted(starts, (anchor - middle / 3, anchor + middle * 2 / 3))
-        low, high = (middle, high) if end - begin <= most else (low, middle)
-    return Window(max(whole.start, anchor - low / 3), min(whole.end, anchor + low * 2 / 3))
+    starts = np.append(np.sort(engines.start), whole.end)
+    first = int(np.clip(np.searchsorted(starts, anchor) - most // 3, 0, len(engines) - most))
+    return Window(float(starts[first]) if first else whole.start, float(starts[first + most]))
 
 
 def pack(engines: Engines, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[int, int]]:
@@ -330,78 +317,3 @@ def shown_lanes(data: RunData) -> list[int]:
     """Return the lanes to draw: those of the busiest peers."""
     busiest = sorted(range(len(data.lanes)), key=lambda lane: -data.summary.peers[data.lanes[lane]].busy)
     return sorted(busiest[:MOST_LANES])
-
-
-class PlannedTrack(NamedTuple):
-    """A track, or a holder that was assigned none, with its wave."""
-
-    track: TrackSpan
-    visit: Visit
-    size: int
-
-
-def tracks_by_peer(records: Iterable[RequestRecord], waves: int = 1) -> dict[str, list[PlannedTrack]]:
-    """Return the tracks of every peer that a record names, those of failed requests and of its own waves included.
-
-    ``waves`` is the planned number of waves per request.
-    """
-    found: dict[str, list[PlannedTrack]] = defaultdict(list)
-    for record in records:
-        size = math.ceil((len(record.steps) + len(record.skipped)) / max(1, waves))
-        for visit in record.visits:
-            for track in visit.tracks:
-                found[track.holder].append(PlannedTrack(track, visit, size))
-    return found
-
-
-def _wave_ms(unused: PlannedTrack) -> float:
-    """Return the duration of a wave in which a holder was assigned no track.
-
-    A wave that was not split left no track. Its duration is then the engine's time for its blocks, or for all blocks
-    that the joiner ran outside of tracks if there are fewer.
-    """
-    visit = unused.visit
-    wave = [track for track in visit.tracks if track.wave == unused.track.wave and track.why != NO_GAIN]
-    if wave:
-        return (max(track.end_us for track in wave) - min(track.begin_us for track in wave)) / 1e3
-    own = [track for track in visit.tracks if track.holder == visit.holder]
-    blocks = len(visit.blocks) - sum(len(track.blocks) for track in own)
-    engine = (visit.engine_us - sum(track.engine_us for track in own)) / 1e3
-    return max(0.0, engine / blocks * min(unused.size, blocks)) if blocks > 0 else 0.0
-
-
-def track_table(
-    tracks: dict[str, list[PlannedTrack]], peers: Sequence[str]
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return headings, and a row for each peer with tracks: first ``peers`` in their order, then any others."""
-    head = ("Peer", "Tracks", "Own", "Blocks", "Expected", "Took", "Not summed", "Given none")
-    order = [name for name in peers if name in tracks] + sorted(tracks.keys() - set(peers))
-    return head, [_track_row(name, tracks[name]) for name in order]
-
-
-def _track_row(name: str, planned: Sequence[PlannedTrack]) -> tuple[str, ...]:
-    given = [one for one in planned if one.track.why != NO_GAIN]
-    joined = [one.track for one in given if one.track.blocks]
-    lost = Counter(one.track.why or "lost" for one in given if not one.track.blocks)
-    unused = [one for one in planned if one.track.why == NO_GAIN]
-    none = NOTHING
-    if unused:
-        without = _median([ms for ms in map(_wave_ms, unused) if ms > 0])
-        against = "" if without is None else f", the wave took {show_ms(without)}"
-        often = "once" if len(unused) == 1 else f"{len(unused):,} times"
-        single = show_ms(_median([one.track.expected_us / 1e3 for one in unused]))
-        none = f"no gain {often}: a block there {single}{against}"
-    return (
-        shorten(name, 60),
-        f"{len(joined):,}",
-        f"{sum(one.track.holder == one.visit.holder for one in given if one.track.blocks):,}",
-        f"{sum(len(track.blocks) for track in joined):,}",
-        show_ms(_median([track.expected_us / 1e3 for track in joined])),
-        show_ms(_median([(track.end_us - track.begin_us) / 1e3 for track in joined])),
-        ", ".join(f"{count:,} {shorten(why, 40)}" for why, count in lost.most_common()) or NOTHING,
-        none,
-    )
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if values else None

@@ -5,8 +5,8 @@ process row. The work on a request in a process is in one lane (a "thread") at a
 the same time, or two tracks of a wave, has another lane, so that slices of a lane overlap only if one contains the
 other.
 
-Times are those of :mod:`ls_edge.report.intervals`, on the clock of the source. Durations are measured; their places in
-a visit and the time on the wire are inferred, as the file states (``otherData``).
+Times are those of :mod:`ls_edge.report.runs.intervals`, on the clock of the source. Durations are measured; their
+places in a visit and the time on the wire are inferred, as the file states (``otherData``).
 
 Events are generated and written one by one: besides the records of the run, memory holds only those of the requests in
 flight at one moment.
@@ -27,7 +27,7 @@ from ls_edge.core.files import open_output
 from ls_edge.core.parts import part_name
 from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.intervals import Span, intervals_of
+from ls_edge.report.runs.intervals import Span, intervals_of
 from ls_edge.version import __version__
 
 SOURCE = ""
@@ -54,14 +54,6 @@ class _Chain(NamedTuple):
     spans: list[Span]
     visit: bool
 
-    @property
-    def start(self) -> int:
-        return _ns(self.spans[0].start)
-
-    @property
-    def end(self) -> int:
-        return _ns(self.spans[-1].end)
-
 
 def write_trace_events(
     path: str | Path, summary: RunSummary, records: Sequence[RequestRecord], events: Sequence[PeerEvent]
@@ -74,11 +66,12 @@ def write_trace_events(
         "policy": summary.policy,
         **_NOTES,
     }
+    encode = msgspec.json.encode
     with open_output(path) as stream:
-        stream.write('{"displayTimeUnit":"ms",\n"otherData":' + _json(about) + ',\n"traceEvents":[\n')
+        stream.write('{"displayTimeUnit":"ms",\n"otherData":' + encode(about).decode() + ',\n"traceEvents":[\n')
         between = ""
         for event in trace_events(records, events, summary.peers):
-            stream.write(between + _json(event))
+            stream.write(between + encode(event).decode())
             between = ",\n"
         stream.write("\n]}\n")
 
@@ -92,38 +85,20 @@ def trace_events(
         yield from rows.process(name)
     for event in events:
         yield from rows.process(event.peer)
-        yield {
-            "name": event.state.value,
-            "cat": "peer",
-            "ph": "i",
-            "s": "p",
-            "ts": event.at_us,
-            "tid": 0,
-            "pid": rows.pids[event.peer],
-            "args": {"why": printable(event.why)},
-        }
-    in_flight = 0
-    for ts, change in _changes(records):
-        in_flight += change
-        yield {
-            "name": "requests in flight",
-            "ph": "C",
-            "ts": ts,
-            "pid": _SOURCE_PID,
-            "tid": 0,
-            "args": {"requests": in_flight},
-        }
+        mark = {"name": event.state.value, "cat": "peer", "ph": "i", "s": "p", "ts": event.at_us, "tid": 0}
+        yield {**mark, "pid": rows.pids[event.peer], "args": {"why": printable(event.why)}}
+    yield from _in_flight(records)
     # Chains of later requests begin later, so all that begin before the next submission can be given their lanes.
     waiting: list[tuple[int, int, RequestRecord, _Chain]] = []
     count = itertools.count()
     for record in sorted(records, key=lambda one: one.submitted_us):
         while waiting and waiting[0][0] < record.submitted_us * 1000:
-            yield from _slices(rows, *heapq.heappop(waiting)[2:])
+            yield from rows.slices(*heapq.heappop(waiting)[2:])
         yield from _request(record)
         for chain in _chains(record):
-            heapq.heappush(waiting, (chain.start, next(count), record, chain))
+            heapq.heappush(waiting, (_ns(chain.spans[0].start), next(count), record, chain))
     while waiting:
-        yield from _slices(rows, *heapq.heappop(waiting)[2:])
+        yield from rows.slices(*heapq.heappop(waiting)[2:])
 
 
 class _ProcessRows:
@@ -132,6 +107,7 @@ class _ProcessRows:
     def __init__(self) -> None:
         self.pids: dict[str, int] = {}
         self._free: dict[str, list[int]] = {}
+        """Time in ns from which on each lane is free, by process."""
 
     def process(self, name: str) -> Iterator[_Event]:
         """Yield the metadata of a new process."""
@@ -141,27 +117,54 @@ class _ProcessRows:
             yield _metadata("process_name", pid, 0, {"name": printable(name) or "source"})
             yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
-    def lane(self, name: str, start: int, end: int) -> tuple[int, Iterator[_Event]]:
-        """Occupy a free lane, counted from 1, until ``end``; return it, and its metadata if it is new."""
-        free = self._free[name]
-        for number, since in enumerate(free):
-            if since <= start:
-                free[number] = end
-                return number + 1, iter(())
-        free.append(end)
-        tid = len(free)
-        return tid, iter([_metadata("thread_name", self.pids[name], tid, {"name": f"lane {tid}"})])
+    def slices(self, record: RequestRecord, chain: _Chain) -> Iterator[_Event]:
+        """Yield the slices of a chain, in a lane that is free, and the metadata of what is new."""
+        yield from self.process(chain.process)
+        pid, free, spans = self.pids[chain.process], self._free[chain.process], chain.spans
+        start, end = _ns(spans[0].start), _ns(spans[-1].end)
+        lane = next((lane for lane, since in enumerate(free) if since <= start), len(free))
+        if lane == len(free):
+            free.append(end)
+            yield _metadata("thread_name", pid, lane + 1, {"name": f"lane {lane + 1}"})
+        free[lane] = end
+        place = {"pid": pid, "tid": lane + 1}
+        if chain.visit:
+            blocks = [span.block for span in spans if span.block is not None]
+            about = {"request": record.id, "blocks": blocks, "attempts": record.attempts}
+            yield _slice(f"request {record.id}", "visit", start, end, place, about)
+        for span in spans:
+            about = {"request": record.id, "critical": span.critical}
+            name = f"{span.stage} ({span.why})" if span.why else span.stage
+            if span.block is not None:
+                name = part_name(span.block)
+                about |= {"block": span.block, "attempts": record.attempts}
+            yield _slice(name, span.stage, _ns(span.start), _ns(span.end), place, about)
+        # An arrow from the stem through all processes to the head.
+        flow = {"name": "request", "cat": "flow", "id": record.id, **place}
+        if chain.visit or spans[0].stage == "stem":
+            yield {**flow, "ph": "t" if chain.visit else "s", "ts": start / 1000}
+        else:
+            yield {**flow, "ph": "f", "bp": "e", "ts": _ns(spans[-1].start) / 1000}
 
 
 def _metadata(kind: str, pid: int, tid: int, arguments: Mapping[str, Any]) -> _Event:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": arguments}
 
 
-def _changes(records: Sequence[RequestRecord]) -> Iterator[tuple[int, int]]:
-    """Yield changes of the number of requests in flight; of changes at the same time, ends come first."""
-    begins = sorted(record.submitted_us for record in records)
-    ends = sorted(record.submitted_us + record.latency_us for record in records)
-    return heapq.merge(((ts, -1) for ts in ends), ((ts, 1) for ts in begins))
+def _slice(name: str, category: str, start: int, end: int, place: Mapping[str, int], arguments: _Event) -> _Event:
+    times = {"ts": start / 1000, "dur": (end - start) / 1000}
+    return {"name": name, "cat": category, "ph": "X", **times, **place, "args": arguments}
+
+
+def _in_flight(records: Sequence[RequestRecord]) -> Iterator[_Event]:
+    """Yield the number of requests in flight at each of its changes; of those at the same time, ends come first."""
+    begins = ((ts, 1) for ts in sorted(record.submitted_us for record in records))
+    ends = ((ts, -1) for ts in sorted(record.submitted_us + record.latency_us for record in records))
+    number = 0
+    for ts, change in heapq.merge(ends, begins):
+        number += change
+        counter = {"name": "requests in flight", "ph": "C", "ts": ts, "pid": _SOURCE_PID, "tid": 0}
+        yield {**counter, "args": {"requests": number}}
 
 
 def _request(record: RequestRecord) -> Iterator[_Event]:
@@ -193,68 +196,19 @@ def _chains(record: RequestRecord) -> Iterator[_Chain]:
             if span.end > span.start or span.block is not None:
                 by_row.setdefault((span.holder, span.row), []).append(span)
         for (holder, _), spans in by_row.items():
-            yield from (_Chain(holder, chain, visit=True) for chain in _without_overlap(spans))
+            # Spans of a row are one chain, unless a joiner did two things at the same time.
+            chains: list[list[Span]] = []
+            for span in sorted(spans, key=lambda one: (_ns(one.start), _ns(one.end))):
+                home = next((chain for chain in chains if _ns(chain[-1].end) <= _ns(span.start)), None)
+                if home is None:
+                    chains.append([span])
+                else:
+                    home.append(span)
+            yield from (_Chain(holder, chain, visit=True) for chain in chains)
     if len(at_source) > len(stem):
         yield _Chain(SOURCE, at_source[len(stem) :], visit=False)
-
-
-def _without_overlap(spans: Sequence[Span]) -> list[list[Span]]:
-    """Split spans into chains that do not overlap: one, unless a joiner did two things at the same time."""
-    chains: list[list[Span]] = []
-    for span in sorted(spans, key=lambda one: (_ns(one.start), _ns(one.end))):
-        home = next((chain for chain in chains if _ns(chain[-1].end) <= _ns(span.start)), None)
-        if home is None:
-            chains.append([span])
-        else:
-            home.append(span)
-    return chains
-
-
-def _slices(rows: _ProcessRows, record: RequestRecord, chain: _Chain) -> Iterator[_Event]:
-    yield from rows.process(chain.process)
-    tid, named = rows.lane(chain.process, chain.start, chain.end)
-    yield from named
-    place = {"pid": rows.pids[chain.process], "tid": tid}
-    if chain.visit:
-        blocks = [span.block for span in chain.spans if span.block is not None]
-        about = {"request": record.id, "blocks": blocks, "attempts": record.attempts}
-        yield _slice(f"request {record.id}", "visit", chain.start, chain.end, place, about)
-    for span in chain.spans:
-        yield _slice(*_label(span), _ns(span.start), _ns(span.end), place, _arguments(record, span))
-    # An arrow from the stem through all processes to the head.
-    kind = "t" if chain.visit else "s" if chain.spans[0].stage == "stem" else "f"
-    at = chain.spans[-1] if kind == "f" else chain.spans[0]
-    flow = {"name": "request", "cat": "flow", "ph": kind, "id": record.id, "ts": _ns(at.start) / 1000, **place}
-    yield {**flow, "bp": "e"} if kind == "f" else flow
-
-
-def _slice(name: str, category: str, start: int, end: int, place: Mapping[str, int], arguments: _Event) -> _Event:
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "ts": start / 1000,
-        "dur": (end - start) / 1000,
-        **place,
-        "args": arguments,
-    }
-
-
-def _label(span: Span) -> tuple[str, str]:
-    if span.block is not None:
-        return part_name(span.block), span.stage
-    return f"{span.stage} ({span.why})" if span.why else span.stage, span.stage
-
-
-def _arguments(record: RequestRecord, span: Span) -> _Event:
-    found: _Event = {"request": record.id, "critical": span.critical}
-    return found if span.block is None else {**found, "block": span.block, "attempts": record.attempts}
 
 
 def _ns(microseconds: float) -> int:
     """Return whole nanoseconds, so that consecutive slices do not overlap after rounding."""
     return round(microseconds * 1000)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
