@@ -25,19 +25,15 @@ class BlockModel(Protocol):
     @property
     def num_blocks(self) -> int:
         """Number of blocks."""
-        ...
 
     def stem(self, images: np.ndarray, /) -> Any:
         """Convert images float32 ``[B, 3, H, W]`` to tokens."""
-        ...
 
     def block(self, index: int, tokens: Any, slot: int, /) -> Any:
         """Run block ``index`` on tokens, after ``slot`` other blocks."""
-        ...
 
     def head(self, tokens: Any, /) -> np.ndarray:
         """Convert tokens to logits ``[B, C]``."""
-        ...
 
 
 class TokenModel(BlockModel, Protocol):
@@ -45,7 +41,6 @@ class TokenModel(BlockModel, Protocol):
 
     def array_of(self, tokens: Any, /) -> np.ndarray:
         """Return tokens as an array float32 ``[B, N, D]``."""
-        ...
 
 
 class Measure:

@@ -146,8 +146,9 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
     first = min((record.submitted_us for record in records), default=0)
     last_answer = max((record.submitted_us + record.latency_us for record in answers), default=first)
     last = max((record.submitted_us + record.latency_us for record in records), default=first)
-    labelled = [record for record in answers if record.label is not None]
-    correct = sum(record.prediction == record.label for record in labelled)
+    tally = Tally()
+    for record in answers:
+        tally.add(record.label, record.prediction)
     skipped = [len(record.skipped) for record in answers]
     reasons = Counter(record.why_skipped for record in answers if record.why_skipped)
     return RunSummary(
@@ -157,7 +158,7 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         answered=len(answers),
         failed=len(records) - len(answers),
         degraded=sum(record.degraded for record in answers),
-        top1=correct / len(labelled) if labelled else None,
+        top1=tally.top1,
         throughput=1e6 * len(answers) / (last_answer - first) if last_answer > first else None,
         latency_ms=quantiles(latency),
         skips=Skips(sum(skipped) / len(skipped), max(skipped), dict(reasons.most_common(MOST_REASONS)))
@@ -170,7 +171,7 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         preprocess_ms=quantiles(np.asarray(context.preprocess_ms, dtype=np.float64)),
         duration_s=(last - first) / 1e6 if records else None,
         wall_s=context.wall_s,
-        top1_interval=wilson(correct, len(labelled)),
+        top1_interval=tally.interval,
         chance=1 / context.classes if context.classes else None,
         order_tau=_order_tau(answers),
         accuracy_by_skips=_by_skips(answers),
@@ -192,18 +193,49 @@ def quantiles(values: Floats) -> Quantiles:
     return Quantiles(mean=float(values.mean()), p50=p50, p95=p95, p99=p99, max=float(values.max()))
 
 
-def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float] | None:
-    """Return the Wilson score interval of a proportion (E. B. Wilson, 1927), by default 95 %; None without trials.
+def wilson(successes: int, trials: int) -> tuple[float, float] | None:
+    """Return the 95 % Wilson score interval of a proportion (E. B. Wilson, 1927); None without trials.
 
     Unlike the normal interval, it stays within 0 to 1 and keeps a width if all answers are right.
     """
     if trials == 0:
         return None
-    share = successes / trials
+    share, z = successes / trials, 1.959964
     spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     centre = share + z * z / (2 * trials)
     scale = 1 + z * z / trials
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+class Tally:
+    """Count of answers, and the accuracy of those with labels."""
+
+    def __init__(self) -> None:
+        self.answers = self.labeled = self.right = 0
+
+    def add(self, label: int | None, prediction: int | None) -> None:
+        """Count an answer."""
+        self.answers += 1
+        if label is not None:
+            self.labeled += 1
+            self.right += label == prediction
+
+    def minus(self, other: Tally) -> Tally:
+        """Return the count without some of its answers."""
+        rest = Tally()
+        rest.answers, rest.labeled = self.answers - other.answers, self.labeled - other.labeled
+        rest.right = self.right - other.right
+        return rest
+
+    @property
+    def top1(self) -> float | None:
+        """Fraction that is right; None without labels."""
+        return self.right / self.labeled if self.labeled else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of :attr:`top1`."""
+        return wilson(self.right, self.labeled)
 
 
 def error_type(error: str) -> str:
@@ -277,14 +309,10 @@ def _peers(
 
 
 def _by_skips(answers: Sequence[RequestRecord]) -> tuple[SkipAccuracy, ...]:
-    groups: dict[int, list[RequestRecord]] = defaultdict(list)
+    groups: dict[int, Tally] = defaultdict(Tally)
     for record in answers:
-        groups[len(record.skipped)].append(record)
-    result = []
-    for skipped, records in sorted(groups.items()):
-        labelled = [record for record in records if record.label is not None]
-        correct = sum(record.prediction == record.label for record in labelled)
-        low, high = wilson(correct, len(labelled)) or (None, None)
-        top1 = correct / len(labelled) if labelled else None
-        result.append(SkipAccuracy(skipped, len(records), len(labelled), top1, low, high))
-    return tuple(result)
+        groups[len(record.skipped)].add(record.label, record.prediction)
+    return tuple(
+        SkipAccuracy(skipped, tally.answers, tally.labeled, tally.top1, *(tally.interval or (None, None)))
+        for skipped, tally in sorted(groups.items())
+    )

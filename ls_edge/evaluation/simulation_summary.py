@@ -128,6 +128,11 @@ def summarise_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
     device_s = sum(outcome.used * outcome.seconds for outcome in outcomes)
     losses = _total(outcome.losses for outcome in outcomes)
     reasons = _total(outcome.reasons for outcome in outcomes)
+    profiles = {}
+    for name, count in _total(outcome.devices for outcome in outcomes).items():
+        busy = sum(outcome.busy_s.get(name, 0.0) for outcome in outcomes)
+        seconds = sum(outcome.devices[name] * outcome.seconds for outcome in outcomes)
+        profiles[name] = ProfileOutcome(count, _rounded(min(1.0, busy / seconds)) if seconds else None)
     skips = (
         Skips(
             _rounded(sum(outcome.skipped for outcome in outcomes) / answered),
@@ -156,23 +161,13 @@ def summarise_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
             dict(losses.most_common()),
             _rounded(sum(outcome.up_seconds for outcome in outcomes) / device_s) if device_s else None,
         ),
-        profiles=_profiles(outcomes),
+        profiles=profiles,
         **msgspec.structs.asdict(context),
     )
 
 
 def _total(counters: Iterable[Counter[str]]) -> Counter[str]:
     return sum(counters, Counter[str]())
-
-
-def _profiles(outcomes: Sequence[SiteOutcome]) -> dict[str, ProfileOutcome]:
-    devices = _total(outcome.devices for outcome in outcomes)
-    busy = {name: sum(outcome.busy_s.get(name, 0.0) for outcome in outcomes) for name in devices}
-    seconds = {name: sum(outcome.devices[name] * outcome.seconds for outcome in outcomes) for name in devices}
-    return {
-        name: ProfileOutcome(count, _rounded(min(1.0, busy[name] / seconds[name])) if seconds[name] else None)
-        for name, count in devices.items()
-    }
 
 
 def _rounded(value: float | None) -> float | None:

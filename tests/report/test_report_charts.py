@@ -185,7 +185,7 @@ def test_the_histogram_counts_every_answer(run_with_loss):
 def test_what_happened_stands_in_the_chart_over_time(run_with_loss):
     rows = rows_of(spec_of(charts.latency_over_time(data_of_run(run_with_loss))))
     assert {row["request"] for row in rows if "request" in row} == {r.id for r in run_with_loss.records}
-    assert {row["what"] for row in rows if "what" in row} == {"board-b lost", "board-b back"}
+    assert {row["text"] for row in rows if "kind" in row} == {"board-b lost", "board-b back"}
     (away,) = [row for row in rows if row.get("peer") == "board-b"]
     lost, back = (event.at_us / 1e6 for event in run_with_loss.events[-2:])
     assert (away["t"], away["to"]) == (pytest.approx(lost, abs=1e-4), pytest.approx(back, abs=1e-4))

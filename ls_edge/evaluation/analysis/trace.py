@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ls_edge.core.errors import DataError
-from ls_edge.evaluation.run_summary import wilson
+from ls_edge.evaluation.run_summary import Tally
 
 START = b'{"id":'
 MOST_ROWS = 24
@@ -103,36 +103,15 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
 
 
-class _Count:
-    def __init__(self) -> None:
-        self.answers = self.labeled = self.right = 0
-
-    def add(self, line: TraceLine) -> None:
-        self.answers += 1
-        if line.label is not None:
-            self.labeled += 1
-            self.right += line.label == line.prediction
-
-    def without(self, other: _Count) -> _Count:
-        rest = _Count()
-        rest.answers, rest.labeled = self.answers - other.answers, self.labeled - other.labeled
-        rest.right = self.right - other.right
-        return rest
-
-    def result(self, of: str) -> Answers:
-        top1 = self.right / self.labeled if self.labeled else None
-        return Answers(of, self.answers, top1, wilson(self.right, self.labeled))
-
-
 class TraceCounts:
     """Counts over the lines of a trace."""
 
     def __init__(self) -> None:
         self.requests = self.failed = 0
-        self._all = _Count()
-        self._orders: dict[str, _Count] = {}
-        self._skips: dict[int, _Count] = {}
-        self._blocks: dict[int, _Count] = {}
+        self._all = Tally()
+        self._orders: dict[str, Tally] = {}
+        self._skips: dict[int, Tally] = {}
+        self._blocks: dict[int, Tally] = {}
         self._predictions: dict[str, Counter[int]] = {}
         self._labels: dict[str, int | None] = {}
         self._right_whole: set[str] = set()
@@ -148,12 +127,12 @@ class TraceCounts:
             return
         counts = [
             self._all,
-            self._orders.setdefault(line.path, _Count()),
-            self._skips.setdefault(len(line.skipped), _Count()),
-            *(self._blocks.setdefault(block, _Count()) for block in line.skipped),
+            self._orders.setdefault(line.path, Tally()),
+            self._skips.setdefault(len(line.skipped), Tally()),
+            *(self._blocks.setdefault(block, Tally()) for block in line.skipped),
         ]
         for count in counts:
-            count.add(line)
+            count.add(line.label, line.prediction)
         self._predictions.setdefault(line.image, Counter())[line.prediction] += 1
         self._labels[line.image] = line.label
         if line.label == line.prediction and not line.skipped:
@@ -178,12 +157,12 @@ class TraceCounts:
             schema=1,
             requests=self.requests,
             failed=self.failed,
-            all=self._all.result("all"),
+            all=_answers("all", self._all),
             orders=len(self._orders),
-            by_order=[count.result(path) for path, count in frequent[:MOST_ROWS]],
-            by_skips=[count.result(str(skips)) for skips, count in sorted(self._skips.items())],
+            by_order=[_answers(path, count) for path, count in frequent[:MOST_ROWS]],
+            by_skips=[_answers(str(skips), count) for skips, count in sorted(self._skips.items())],
             by_block=[
-                SkippedBlock(block, count.result("without"), self._all.without(count).result("with"))
+                SkippedBlock(block, _answers("without", count), _answers("with", self._all.minus(count)))
                 for block, count in sorted(self._blocks.items())
             ],
             mistakes_after_skips=self._after_skips,
@@ -198,6 +177,10 @@ class TraceCounts:
         ranked = {str(prediction): count for prediction, count in found.most_common()}
         most = next(iter(ranked.values()))
         return DependentImage(name, self._labels[name], found.total(), ranked, most / found.total())
+
+
+def _answers(of: str, tally: Tally) -> Answers:
+    return Answers(of, tally.answers, tally.top1, tally.interval)
 
 
 def is_trace(path: Path) -> bool:

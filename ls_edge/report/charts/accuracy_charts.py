@@ -22,6 +22,7 @@ from ls_edge.report.charts.specification import (
     category_color,
     chart_of,
     distinct_labels,
+    expression,
     row_of,
     square_of,
     title_with_text,
@@ -191,7 +192,7 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     by_kept = alt.layer(
         right.mark_line(strokeWidth=1.8).encode(strokeDash=dash),
         right.mark_circle(size=36, opacity=1).transform_filter("datum.order == 'random order'"),
-        *_end_labels(in_random_order, "blocks", x, tall),
+        _end_labels(in_random_order, "blocks", x, tall),
     ).properties(
         width=360,
         height=tall,
@@ -276,7 +277,7 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
         base.mark_line(strokeWidth=1.8),
         base.mark_point(fill=color("bg"), strokeWidth=1.6, **point),
         base.mark_point(filled=True, **point).transform_filter("datum.within == 'own'"),
-        *_end_labels(rows, "allowed", x, _TALL),
+        _end_labels(rows, "allowed", x, _TALL),
     ).properties(
         width=620,
         height=_TALL,
@@ -304,15 +305,13 @@ def _ends(rows: Sequence[Row], field: str) -> list[Row]:
     return list({row["name"]: row for row in sorted(rows, key=lambda row: float(row[field]))}.values())
 
 
-def _end_labels(rows: Sequence[Row], field: str, x: alt.X, height: float) -> list[alt.Chart]:
+def _end_labels(rows: Sequence[Row], field: str, x: alt.X, height: float) -> Chart:
     """Return the name of each line at its right end."""
     ends = _ends(rows, field)
-    return [
-        chart_of([row])
-        .mark_text(align="left", dx=12, dy=dy, color=color("ink"))
-        .encode(x=x, y=alt.Y("top1:Q"), text=alt.Text("name:N"))
-        for row, dy in zip(ends, labels_apart([row["top1"] for row in ends], height), strict=True)
-    ]
+    moves = labels_apart([row["top1"] for row in ends], height)
+    labels = chart_of([{**row, "dy": dy} for row, dy in zip(ends, moves, strict=True)])
+    text = labels.mark_text(align="left", dx=12, dy=expression("datum.dy"), color=color("ink"))
+    return text.encode(x=x, y=alt.Y("top1:Q"), text=alt.Text("name:N"))
 
 
 def _count(allowed: float) -> str:

@@ -18,9 +18,9 @@ from ls_edge.report.charts.specification import (
     MOST_POINTS,
     ZOOM,
     Chart,
-    at,
     chart_of,
     distinct_labels,
+    expression,
     label,
     names_axis,
     row_of,
@@ -83,7 +83,7 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
             tooltip=[tooltip_of("at", "from, ms"), tooltip_of("to", "to, ms"), alt.Tooltip("answers:Q")],
         )
     )
-    layers = [bars, _cumulative(values, scale, x), *_quantile_marks(figures, scale, x)]
+    layers = [bars, _cumulative(values, scale, x), *_quantile_marks(figures, x)]
     return (
         alt.layer(*layers)
         .resolve_scale(y="independent")
@@ -109,16 +109,16 @@ def _cumulative(values: Floats, scale: alt.Scale, x: alt.X) -> Chart:
     return chart_of(steps).mark_line(color=color("bad"), strokeWidth=1.6).encode(x=x, y=y)
 
 
-def _quantile_marks(figures: Quantiles, scale: alt.Scale, x: alt.X) -> list[alt.Chart]:
+def _quantile_marks(figures: Quantiles, x: alt.X) -> list[Chart]:
     """Draw the median, 95th and 99th percentile, with each label in its own row, so that labels do not touch."""
-    layers = []
-    for level, name in enumerate(("p50", "p95", "p99")):
-        value = float(getattr(figures, name) or 0)
-        one = chart_of([row_of(at=value, text=f"{name} {show_ms(value)}")]).encode(x=x)
-        rule = one.mark_rule(color=color("ink"), strokeDash=[3, 3])
-        layers.append(rule.encode(y=at("y", 4 + 16 * level), y2=at("y2", _HEIGHT)))
-        layers.append(label(one, "text:N", y=at("y", 9 + 16 * level), left=_position_of(value, scale) < 0.6, dx=5))
-    return layers
+    found = {"p50": figures.p50 or 0.0, "p95": figures.p95 or 0.0, "p99": figures.p99 or 0.0}
+    rows = [
+        row_of(at=value, level=level, text=f"{name} {show_ms(value)}")
+        for level, (name, value) in enumerate(found.items())
+    ]
+    marks = chart_of(rows).encode(x=x)
+    dashed = {"color": color("ink"), "strokeDash": [3, 3], "y": expression("4 + 16 * datum.level"), "y2": _HEIGHT}
+    return [marks.mark_rule(**dashed), label(marks, "at", y="9 + 16 * datum.level", turn=0.6, dx=5)]
 
 
 def latency_over_time(data: RunData) -> Chart | None:
@@ -167,7 +167,7 @@ def latency_over_time(data: RunData) -> Chart | None:
     for records, shape, paint in ((degraded, "triangle-up", "warn"), (failed, "cross", "bad")):
         some = records[:: -(-len(records) // MOST_MARKS) or 1]
         mark(some, shape=shape, color=color(paint), fill=color(paint), size=42)
-    layers += _changes(data, events, x)
+    layers += _changes(events, x)
     changed = " ".join(f"{_event_text(event)} at {event.at_us / 1e6:.2f} s." for event in events[:20])
     return (
         alt.layer(*layers)
@@ -181,7 +181,7 @@ def latency_over_time(data: RunData) -> Chart | None:
     )
 
 
-def _changes(data: RunData, events: Sequence[PeerEvent], x: alt.X) -> list[alt.Chart]:
+def _changes(events: Sequence[PeerEvent], x: alt.X) -> list[alt.Chart]:
     """Draw the changes of the peers, with labels if there are few."""
     if not events:
         return []
@@ -189,11 +189,12 @@ def _changes(data: RunData, events: Sequence[PeerEvent], x: alt.X) -> list[alt.C
     rows = [
         row_of(
             t=event.at_us / 1e6,
-            what=_event_text(event),
+            text=_event_text(event),
+            number=number,
             kind=kinds.get(event.state, "other change"),
             why=shorten(event.why, 80) or NOTHING,
         )
-        for event in events
+        for number, event in enumerate(events)
     ]
     kind = alt.Color(
         "kind:N",
@@ -201,12 +202,11 @@ def _changes(data: RunData, events: Sequence[PeerEvent], x: alt.X) -> list[alt.C
         legend=wide_legend(),
         scale=alt.Scale(domain=["lost", "back", "other change"], range=[color("bad"), color("good"), color("axis")]),
     )
-    tip = [alt.Tooltip("what:N", title="peer"), tooltip_of("t", "at, s"), alt.Tooltip("why:N")]
+    tip = [alt.Tooltip("text:N", title="peer"), tooltip_of("t", "at, s"), alt.Tooltip("why:N")]
     layers = [chart_of(rows).mark_rule(strokeWidth=1.3, clip=True).encode(x=x, color=kind, tooltip=tip)]
-    for number, row in enumerate(rows if len(rows) <= MOST_LABELS else []):
-        left = (row["t"] * 1e3 - data.start_ms) / (data.end_ms - data.start_ms) < 0.75
-        one = chart_of([row]).encode(x=x, color=kind)
-        layers.append(label(one, "what:N", y=at("y", 9 + 15 * (number % 2)), left=left, dx=3, bold=False))
+    if len(rows) <= MOST_LABELS:
+        marks = chart_of(rows).encode(x=x, color=kind)
+        layers.append(label(marks, "t", y="9 + 15 * (datum.number % 2)", turn=0.75, dx=3, bold=False))
     return layers
 
 
@@ -256,14 +256,6 @@ def _latency_scale(values: Floats, *, from_zero: bool = True, room: float = 1.05
         beside = max(high - low, 0.05 * high) * 0.12
         return alt.Scale(type="linear", domain=[low - beside, high + beside], nice=False)
     return alt.Scale(type="linear", domain=[0.0, high * room if high > 0 else 1.0], nice=False)
-
-
-def _position_of(value: float, scale: alt.Scale) -> float:
-    """Return the position of a value on its axis, from 0 to 1."""
-    low, high = scale.domain
-    if scale.type == "log":
-        return float(np.log(value / low) / np.log(high / low))
-    return float((value - low) / (high - low))
 
 
 _BINS = 96

@@ -154,15 +154,21 @@ def tooltip_of(field: str, title: str) -> alt.Tooltip:
     return alt.Tooltip(f"{field}:Q", title=title, format=",.4~g")
 
 
-def label(chart: alt.Chart, text: str, *, y: Any, left: bool, dx: int, bold: bool = True) -> Any:
-    """Return text next to a point, aligned ``left`` or right; ``bold`` has the color of headings.
+def label(chart: Chart, field: str, *, y: str, turn: float, dx: int, bold: bool = True) -> Chart:
+    """Return text next to points, at the height of the expression ``y``: left of those beyond ``turn`` of the width.
 
-    A rim in the color of the paper keeps it legible over lines.
+    ``field`` is that of x. ``bold`` has the color of headings. A rim in the color of the paper keeps text legible over
+    lines.
     """
-    mark: dict[str, Any] = {"fontWeight": 600, "color": color("ink")} if bold else {}
-    mark |= {"align": "left", "dx": dx} if left else {"align": "right", "dx": -dx}
+    right = f"scale('x', datum.{field}) < {turn} * width"
+    mark: dict[str, Any] = {
+        "align": expression(f"{right} ? 'left' : 'right'"),
+        "dx": expression(f"{right} ? {dx} : -{dx}"),
+        "y": expression(y),
+        **({"fontWeight": 600, "color": color("ink")} if bold else {}),
+    }
     rim = chart.mark_text(**{**mark, "stroke": color("bg"), "strokeWidth": 4, "strokeJoin": "round"})
-    return alt.layer(*(each.encode(y=y, text=alt.Text(text)) for each in (rim, chart.mark_text(**mark))))
+    return alt.layer(*(each.encode(text=alt.Text("text:N")) for each in (rim, chart.mark_text(**mark))))
 
 
 def lookup_expression(values: Sequence[Any], index: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ls_edge.core.errors import DataError
 from ls_edge.core.records import RequestRecord
-from ls_edge.evaluation.run_summary import wilson
+from ls_edge.evaluation.run_summary import Tally
 
 if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageRef
@@ -47,14 +47,13 @@ class WrongImage(NamedTuple):
 
 def by_class(records: Iterable[RequestRecord]) -> list[ClassAccuracy]:
     """Return the accuracy of each class, the worst one first."""
-    right, answers = Counter[int](), Counter[int]()
+    tallies: dict[int, Tally] = defaultdict(Tally)
     for record in records:
         if record.error is None and record.label is not None:
-            answers[record.label] += 1
-            right[record.label] += record.prediction == record.label
+            tallies[record.label].add(record.label, record.prediction)
     found = [
-        ClassAccuracy(label, count, right[label] / count, *(wilson(right[label], count) or (0.0, 1.0)))
-        for label, count in answers.items()
+        ClassAccuracy(label, one.answers, one.top1 or 0.0, *(one.interval or (0.0, 1.0)))
+        for label, one in tallies.items()
     ]
     return sorted(found, key=lambda one: (one.top1, one.label))
 
