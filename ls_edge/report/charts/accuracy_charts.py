@@ -34,51 +34,51 @@ from ls_edge.report.theme import MOST_CATEGORIES, color
 MOST_CLASSES = 24
 
 
+def _row(
+    name: str,
+    top1: float | None,
+    interval: tuple[float | None, float | None] | None,
+    answers: int,
+    *,
+    labeled: int | None = None,
+    kind: str = "",
+    paint: str = "accent",
+) -> Row:
+    """Return a row of :func:`accuracy_chart`; its text has the number of ``labeled`` answers, if given."""
+    low, high = interval or (None, None)
+    text = "no labels" if top1 is None else show_percent(top1) + ("" if labeled is None else f" of {labeled:,}")
+    count = f"{answers:,}"
+    return row_of(name=name, kind=kind, top1=top1, low=low, high=high, text=text, answers=count, paint=color(paint))
+
+
 def accuracy_by_skips(data: RunData) -> Chart | None:
     """Draw the accuracy of the answers by their number of skipped blocks."""
-    rows = [
-        row_of(
-            name="none" if one.skipped == 0 else counted(one.skipped, "block"),
-            answers=f"{one.answers:,} answers",
-            top1=one.top1,
-            low=one.low,
-            high=one.high,
-            text="no labels" if one.top1 is None else f"{show_percent(one.top1)} of {one.labelled:,}",
-            paint=color("warn" if one.skipped else "accent"),
-        )
-        for one in data.summary.accuracy_by_skips
-    ]
+    rows = []
+    for one in data.summary.accuracy_by_skips:
+        name, paint = ("none", "accent") if one.skipped == 0 else (counted(one.skipped, "block"), "warn")
+        rows.append(_row(name, one.top1, (one.low, one.high), one.answers, labeled=one.labelled, paint=paint))
     return accuracy_chart(rows, 34, chance=data.summary.chance)
 
 
 def accuracy_by_class(data: RunData) -> Chart | None:
     """Draw the accuracy of each class, the worst ones first; None for less than two classes with labels."""
     found = by_class(data.records)
-    names = distinct_labels([data.class_name(one.label) for one in found], 42)[:MOST_CLASSES]
+    names = distinct_labels([data.class_name(label) for label, _ in found], 42)[:MOST_CLASSES]
     rows = [
-        row_of(
-            name=name,
-            answers=f"{one.answers:,} answers",
-            top1=one.top1,
-            low=one.low,
-            high=one.high,
-            text=f"{show_percent(one.top1)} of {one.answers:,}",
-            paint=color("accent"),
-        )
-        for name, one in zip(names, found, strict=False)
+        _row(name, tally.top1, tally.interval, tally.answers, labeled=tally.labeled)
+        for name, (_, tally) in zip(names, found, strict=False)
     ]
     return accuracy_chart(rows, 24, chance=data.summary.chance) if len(rows) > 1 else None
 
 
 def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
     """Draw the accuracy of several runs with labels, colored by training method."""
-    found = [(name, run) for name, run in runs if run.top1 is not None and run.top1_interval is not None]
+    found = [(name, run) for name, run in runs if run.top1 is not None]
     names = distinct_labels([name for name, _ in found], 42)
-    rows = []
-    for name, (_, run) in zip(names, found, strict=True):
-        low, high = run.top1_interval or (0.0, 0.0)
-        kind, text, answers = shorten(run.method or "unknown", 28), show_percent(run.top1), f"{run.answered:,}"
-        rows.append(row_of(name=name, kind=kind, top1=run.top1, low=low, high=high, text=text, answers=answers))
+    rows = [
+        _row(name, run.top1, run.top1_interval, run.answered, kind=shorten(run.method or "unknown", 28))
+        for name, (_, run) in zip(names, found, strict=True)
+    ]
     methods = list(dict.fromkeys(row["kind"] for row in rows))
     chance = next((run.chance for _, run in found if run.chance is not None), None)
     return accuracy_chart(rows, 36, kinds=methods, chance=chance, bars=True)
@@ -86,35 +86,28 @@ def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
 
 def order_chart(found: TraceAnalysis) -> Chart | None:
     """Draw the accuracy of the most frequent orders of a trace."""
-    return accuracy_chart([row for one in found.by_order for row in _answers(shorten(one.of, 60), one)], 22)
+    return _trace_chart([(shorten(one.of, 60), "", one) for one in found.by_order])
 
 
 def skips_chart(found: TraceAnalysis) -> Chart | None:
     """Draw the accuracy by number of skipped blocks; None if all answers skipped as many."""
-    if len(found.by_skips) < 2:
-        return None
-    return accuracy_chart([row for one in found.by_skips for row in _answers(f"{one.of} skipped", one)], 22)
+    rows = [(f"{one.of} skipped", "", one) for one in found.by_skips]
+    return _trace_chart(rows) if len(rows) > 1 else None
 
 
 def blocks_chart(found: TraceAnalysis) -> Chart | None:
     """Draw the accuracy of the answers without and with each block."""
     kinds = ("without the block", "with it")
+    without = [(f"block {one.block}", kinds[0], one.without) for one in found.by_block]
+    return _trace_chart([*without, *((f"block {one.block}", kinds[1], one.with_it) for one in found.by_block)], kinds)
+
+
+def _trace_chart(given: Sequence[tuple[str, str, Answers]], kinds: Sequence[str] = ()) -> Chart | None:
+    """Draw the accuracy of each name and kind that has labels."""
     rows = [
-        row
-        for one in found.by_block
-        for kind, answers in zip(kinds, (one.without, one.with_it), strict=True)
-        for row in _answers(f"block {one.block}", answers, kind)
+        _row(name, one.top1, one.interval, one.answers, kind=kind) for name, kind, one in given if one.top1 is not None
     ]
     return accuracy_chart(rows, 22, kinds=kinds)
-
-
-def _answers(name: str, one: Answers, kind: str = "") -> list[Row]:
-    """Return a row of :func:`accuracy_chart`; none without labels."""
-    if one.top1 is None or one.interval is None:
-        return []
-    (low, high), text, paint = one.interval, show_percent(one.top1), color("accent")
-    answers = f"{one.answers:,}"
-    return [row_of(name=name, kind=kind, top1=one.top1, low=low, high=high, text=text, answers=answers, paint=paint)]
 
 
 def slot_heatmap(data: RunData) -> Chart | None:

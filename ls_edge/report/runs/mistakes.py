@@ -18,16 +18,6 @@ MOST_CONFUSED = 10
 MOST_IMAGES = 24
 
 
-class ClassAccuracy(NamedTuple):
-    """Labeled answers of a class, with the 95 % interval of the fraction that was right."""
-
-    label: int
-    answers: int
-    top1: float
-    low: float
-    high: float
-
-
 class Confusion(NamedTuple):
     """Images of one class that were taken for another."""
 
@@ -45,25 +35,21 @@ class WrongImage(NamedTuple):
     source: str
 
 
-def by_class(records: Iterable[RequestRecord]) -> list[ClassAccuracy]:
-    """Return the accuracy of each class, the worst one first."""
+def by_class(records: Iterable[RequestRecord]) -> list[tuple[int, Tally]]:
+    """Return the labeled answers of each class, by label, the worst class first."""
     tallies: dict[int, Tally] = defaultdict(Tally)
     for record in records:
         if record.error is None and record.label is not None:
             tallies[record.label].add(record.label, record.prediction)
-    found = [
-        ClassAccuracy(label, one.answers, one.top1 or 0.0, *(one.interval or (0.0, 1.0)))
-        for label, one in tallies.items()
-    ]
-    return sorted(found, key=lambda one: (one.top1, one.label))
+    return sorted(tallies.items(), key=lambda item: (item[1].top1 or 0.0, item[0]))
 
 
 def confusions(records: Sequence[RequestRecord]) -> list[Confusion]:
     """Return the pairs of classes that were confused most often, at most :data:`MOST_CONFUSED`."""
-    answers = {one.label: one.answers for one in by_class(records)}
+    tallies = dict(by_class(records))
     pairs = Counter((record.label, record.prediction) for record in wrong_answers(records))
     return [
-        Confusion(label, prediction, count, count / answers[label])
+        Confusion(label, prediction, count, count / tallies[label].answers)
         for (label, prediction), count in pairs.most_common(MOST_CONFUSED)
         if label is not None and prediction is not None
     ]
