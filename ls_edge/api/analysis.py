@@ -29,7 +29,7 @@ from ls_edge.evaluation.analysis import analyze as measure
 from ls_edge.evaluation.analysis.measures import Pairs
 from ls_edge.evaluation.analysis.trace import TraceAnalysis, TraceCounts, read_lines
 from ls_edge.report.analysis import print_analysis
-from ls_edge.report.shown import Shown, svg_or_nothing
+from ls_edge.report.shown import Shown
 
 if TYPE_CHECKING:
     from ls_edge.training.analysis import RunAnalysis
@@ -43,15 +43,11 @@ class AnalysisResult(Shown, Analysis, frozen=True):
         print_analysis(self, console)
 
     def chart(self) -> str:
-        """Return the importance of each block as an SVG; empty without it, or without the extra ``report``."""
+        """Return the importance of each block as an SVG; empty without it."""
+        from ls_edge.report.charts import importance_chart, svg_of
 
-        def draw() -> str:
-            from ls_edge.report.charts import importance_chart, svg_of
-
-            drawn = [] if self.importance is None else importance_chart(self.importance)
-            return svg_of(drawn[0]) if drawn else ""
-
-        return svg_or_nothing(draw)
+        drawn = [] if self.importance is None else importance_chart(self.importance)
+        return svg_of(drawn[0]) if drawn else ""
 
 
 def analyze(

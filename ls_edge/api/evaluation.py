@@ -24,7 +24,7 @@ from ls_edge.evaluation.evaluate import evaluate as measure
 from ls_edge.evaluation.measure import blocks_to_run
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.report.evaluation import evaluation_remarks, print_evaluation
-from ls_edge.report.shown import Shown, svg_or_nothing
+from ls_edge.report.shown import Shown
 
 
 class EvaluationResult(Shown, Evaluation, frozen=True):
@@ -37,14 +37,10 @@ class EvaluationResult(Shown, Evaluation, frozen=True):
             console.print(remark)
 
     def chart(self) -> str:
-        """Return the figure of ``eval --figure`` as an SVG; empty without the extra ``report``."""
+        """Return the figure of ``eval --figure`` as an SVG."""
+        from ls_edge.report.charts import accuracy_figure, freedom_figure, svg_of
 
-        def draw() -> str:
-            from ls_edge.report.charts import accuracy_figure, freedom_figure, svg_of
-
-            return svg_of((freedom_figure if self.freedom else accuracy_figure)([self]))
-
-        return svg_or_nothing(draw)
+        return svg_of((freedom_figure if self.freedom else accuracy_figure)([self]))
 
 
 def evaluate(

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # results are made where rich is not needed, such as on a camera
     from rich.console import Console
-
-
-def svg_or_nothing(draw: Callable[[], str]) -> str:
-    """Return the SVG that a function draws, or an empty string without the extra ``report``."""
-    try:
-        return draw()
-    except ImportError:
-        return ""
 
 
 class Shown:
@@ -27,7 +19,7 @@ class Shown:
         raise NotImplementedError
 
     def chart(self) -> str:
-        """Return an SVG for notebooks; empty without one, or without the extra ``report``."""
+        """Return an SVG for notebooks, empty if there is none; raise ImportError without the extra ``report``."""
         return ""
 
     def __str__(self) -> str:
@@ -43,4 +35,7 @@ class Shown:
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>{self.chart()}"
+        chart = ""
+        with contextlib.suppress(ImportError):
+            chart = self.chart()
+        return f"<pre>{html.escape(str(self))}</pre>{chart}"
