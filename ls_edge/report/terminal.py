@@ -90,7 +90,7 @@ def fits(table: Table, console: Console) -> bool:
 def as_list(table: Table) -> list[Text]:
     """Return the cells of a table as lines ``heading: cell``, indented after the first of a row."""
     lines = [_text(table.title)] if table.title else []
-    columns = [(_plain(column.header), [_text(cell) for cell in column.cells]) for column in table.columns]
+    columns = [(_text(column.header).plain, [_text(cell) for cell in column.cells]) for column in table.columns]
     headed = table.show_header and any(header for header, _ in columns)
     for number in range(table.row_count):
         row = [(header if headed else "", cells[number]) for header, cells in columns]
@@ -104,10 +104,6 @@ def as_list(table: Table) -> list[Text]:
 
 def _text(cell: RenderableType) -> Text:
     return cell if isinstance(cell, Text) else Text(printable(cell))
-
-
-def _plain(cell: RenderableType) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell)
 
 
 def print_times(title: str, found: Bench | BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
