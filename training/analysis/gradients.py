@@ -113,8 +113,9 @@ def inversion(inspected: Inspected, batches: Sequence[Batch]) -> Inversion:
 
         start = _noise(inspected, len(target))
         made = _descend(start, distance, INVERSION_STEPS)
-        for found, colors in ((noise, start), (shifted, moved), (reached, made)):
-            found.append(float(distance(colors).detach()))
+        noise.append(float(distance(start).detach()))
+        shifted.append(float(distance(moved).detach()))
+        reached.append(float(distance(made).detach()))
         shown += [Picture(f"from block {index}", picture(color_picture(one))) for one in made]
         inspected.on_progress(number + 1, len(blocks), "inversion")
     return Inversion(list(blocks), noise, reached, shifted, len(target), INVERSION_STEPS, shown)

@@ -85,7 +85,7 @@ def _similarity(found: Similarity) -> list[Chart]:
 def _agreement(found: Agreement) -> list[Chart]:
     """Draw the agreement of random orders with the trained order, by the number of blocks left out."""
     compared = (found.random, *found.left_out)
-    series = {
+    series: dict[str, dict[int, float | None]] = {
         "same class": {one.left_out: one.same_class for one in compared},
         "same class in all orders": {one.left_out: one.all_same_class for one in compared},
         "total variation": {one.left_out: one.total_variation for one in compared},
