@@ -124,7 +124,7 @@ def spearman(one: np.ndarray, two: np.ndarray) -> float | None:
     for values in (one, two):
         _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
         ranks.append((np.cumsum(counts) - (counts - 1) / 2)[places])
-    return float(np.corrcoef(ranks)[0, 1]) if np.std(ranks, axis=1).min() > 0 else None
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if np.std(ranks, axis=1).min() > 0 else None
 
 
 def graded_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:

@@ -65,7 +65,7 @@ class Inspected:
         """Name of the class of the model."""
         return type(self.model.view.model).__name__
 
-    def run(self, tokens: Tensor, order: Order) -> Tensor:
+    def run(self, tokens: Tensor, order: Sequence[int]) -> Tensor:
         """Return the tokens after the blocks of an order, without gradients."""
         for slot, index in enumerate(order):
             tokens = self.model.block(index, tokens, slot)
