@@ -187,7 +187,7 @@ def onnxruntime_builds() -> list[str]:
 
 
 def install_line(build: str) -> str:
-    """Return how to install a build of ONNX Runtime here; the index has no ``onnxruntime-gpu`` for boards."""
+    """Return how to install a build of ONNX Runtime here; PyPI has no ``onnxruntime-gpu`` for boards."""
     return engine_advice() if build == "onnxruntime-gpu" and hardware.has_nvidia() else f"pip install {build}"
 
 

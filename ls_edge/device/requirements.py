@@ -89,7 +89,8 @@ def engine_advice() -> str:
         return "pip install onnxruntime"
     if platform.machine() == "x86_64":
         return "pip install 'onnxruntime-gpu[cuda,cudnn]'"
-    return "install the onnxruntime-gpu wheel that NVIDIA provides for this board's JetPack (the index has none for it)"
+    # PyPI's wheels for arm64 (CUDA 13, from Python 3.11 on) have no code for the GPUs of Jetsons
+    return "install the onnxruntime-gpu wheel that NVIDIA provides for this board's JetPack (not the one on PyPI)"
 
 
 def requirements() -> dict[str, list[Requirement]]:

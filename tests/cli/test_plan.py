@@ -79,6 +79,17 @@ def test_one_fast_board_is_better_alone_for_latency(command, bundle, profile):
     assert "there is no other device" in printed
 
 
+def test_a_visit_is_counted_as_it_was_measured(command, bundle, profile):
+    """Both boards run a block alone in 4 ms; in ``b`` that is 3 ms for the call and 1 ms for each block."""
+    a, b = profile("a", 4.0), profile("b", 4.0)
+    document = json.loads(b.read_text(encoding="utf-8"))
+    document["batch"]["1"]["visits_ms"] = {str(n): dict.fromkeys(("p50", "p95", "min"), 3 + n) for n in (1, 2, 4)}
+    b.write_text(json.dumps(document), encoding="utf-8")
+    words = ("--bundle", bundle, "--objective", "latency", "--link-ms", "2", "--mbit", "100000", "--profiles")
+    alone = [planned(command, *words, path)["baselines"]["single"]["latency_ms"] for path in (a, b)]
+    assert alone[0] - alone[1] == pytest.approx((4 * 4) - (3 + 4 * 1), abs=0.1)
+
+
 @pytest.mark.parametrize("objective", ["latency", "throughput", "survival"])
 def test_a_plan_for_one_device_never_says_distribute(command, bundle, profile, objective):
     found = planned(command, "--bundle", bundle, "--profiles", profile("a", 1.0), "--objective", objective)

@@ -5,6 +5,7 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
+from ls_edge.core.parts import STEM
 from ls_edge.engines import executor
 from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.opening import open_block_engines
@@ -152,4 +153,13 @@ def test_the_typical_time_is_of_one_image_whatever_the_largest_batch(tiny_bundle
     runner = Executor(open_block_engines(Bundle.open(tiny_bundle), range(2), threads=1))
     monkeypatch.setattr("ls_edge.engines.executor.warm_up", lambda engine, batch: float(batch))
     assert runner.measure(max_batch) == 1.0
+    runner.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, STEM), (STEM, 2, 0, 1), (1, STEM, 0, 2)])
+def test_the_typical_time_is_that_of_the_blocks_in_any_order(tiny_bundle, monkeypatch, order):
+    runner = Executor(open_block_engines(Bundle.open(tiny_bundle), order, threads=1))
+    times = {"block 0": 5.0, "block 1": 1.0, "block 2": 3.0, "stem": 100.0}
+    monkeypatch.setattr("ls_edge.engines.executor.warm_up", lambda engine, batch: times[engine.part])
+    assert runner.measure(1) == 3.0
     runner.close()

@@ -61,6 +61,7 @@ def test_no_provider_rounds_float32(precision):
     behind = providers_of(TENSORRT, options=options)
     assert [name for name, _ in behind] == [TENSORRT, CUDA, CPU]  # nodes that TensorRT rejects run on CUDA
     assert dict(behind)[CUDA]["use_tf32"] == "0"
+    assert dict(behind)[CUDA]["arena_extend_strategy"] == "kSameAsRequested"  # each session's arena, on shared memory
     assert dict(behind)[TENSORRT]["trt_fp16_enable"] == str(precision == "fp16")
     assert dict(behind)[TENSORRT]["trt_int8_enable"] == str(precision == "int8")
     openvino = dict(providers_of("OpenVINOExecutionProvider", options=options))["OpenVINOExecutionProvider"]
@@ -117,6 +118,9 @@ def test_the_recorded_options_are_those_of_the_installed_wheel(doubles):
     found = importlib.import_module("read_provider_options").options_in(binary)
     used = dict(providers_of(TENSORRT, onnx_sha256="0", options=EngineOptions(gpu_mem_limit=1 << 20)))[TENSORRT]
     assert b'CUDA execution provider option "gpu_mem_limit"' in binary
+    cuda = dict(providers_of(CUDA, stream=1, options=EngineOptions(gpu_mem_limit=1 << 20)))[CUDA]
+    words = (*cuda, cuda["arena_extend_strategy"], cuda["cudnn_conv_algo_search"])
+    assert [word for word in words if word.encode() not in binary] == []
     assert {key: found[key] for key in used} == {key: recorded[key] for key in used}
 
 

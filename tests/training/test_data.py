@@ -14,6 +14,7 @@ from ls_edge.data.preprocess import Preprocessor
 from ls_edge.device import hardware
 from ls_edge.training.config import DataConfig, TrainConfig
 from ls_edge.training.data import Batches, augment, choose_augment, default_workers, normaliser, split
+from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.precision import seed_epoch
 
 SPEC = ImageSpec(size=(16, 16), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_pct=0.9)
@@ -61,6 +62,19 @@ def test_pixels_are_those_of_the_boards_preprocessing(tmp_path, cache_mb):
     assert labels.tolist() == [image.label for image in images]
     expected = np.stack([Preprocessor(SPEC)(image.read()) for image in images])
     np.testing.assert_allclose(normaliser(SPEC, torch.device("cpu"))(pixels).numpy(), expected, atol=1e-5)
+
+
+def test_processes_divide_the_images_of_the_evaluation(tmp_path):
+    images = open_data(str(folder(tmp_path)), "train").images
+    config = TrainConfig(batch_size=2)
+    labels = []
+    for rank in range(2):
+        part = Batches(
+            images, SPEC, config, augment="none", on_skipped=pytest.fail, context=DistributedContext(rank, 2)
+        )
+        labels.append(torch.cat([labels for _, labels in part.fixed()]).tolist())
+    assert [len(part) for part in labels] == [6, 6]
+    assert sorted(labels[0] + labels[1]) == sorted(image.label for image in images)
 
 
 def odd_folder(path):
