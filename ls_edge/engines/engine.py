@@ -6,6 +6,7 @@ or that were opened separately, do not disturb each other. ``ls_edge.engines.ope
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -113,6 +114,20 @@ def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarra
                 "file itself a negative one counts from the end"
             )
     return batch
+
+
+# Tag of the key, its length and "location", each in any encoding that protobuf reads.
+_EXTERNAL_DATA = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
+"""The entry of a ``TensorProto`` that names the file of its weights."""
+
+
+def refuse_weights_elsewhere(raw: bytes, part: str) -> None:
+    """Raise :class:`EngineError` if a part has weights in another file: an engine library would read what it names.
+
+    The bytes are searched before any library parses them, and without the package ``onnx``.
+    """
+    if _EXTERNAL_DATA.search(raw):
+        raise EngineError(f"{part} does not load: its weights are in another file; export it again")
 
 
 def first_line(error: BaseException) -> str:

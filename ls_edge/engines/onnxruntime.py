@@ -24,8 +24,7 @@ from ls_edge.core.errors import EngineError
 from ls_edge.device import hardware
 from ls_edge.device.requirements import engine_advice
 from ls_edge.engines.cuda_memory import CudaWorkspace
-from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
-from ls_edge.engines.external_weights import refuse_weights_elsewhere
+from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line, refuse_weights_elsewhere
 from ls_edge.engines.providers import (
     CPU,
     TENSORRT,
@@ -68,6 +67,7 @@ def open_session(
     options.log_severity_level = 4
     # weights in another file would be looked for in the working directory; below this there is none
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # its own format was not searched for them
     if not plain:
         _share_allocator(ort)
         options.intra_op_num_threads = threads or 0

@@ -1,11 +1,13 @@
-"""External weights are found in the bytes of an ONNX file, in any tensor."""
+"""Weights in another file are found in the bytes of a part, in any tensor and any encoding."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ls_edge.engines.external_weights import has_weights_elsewhere
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError
+from ls_edge.engines.engine import refuse_weights_elsewhere
+from ls_edge.engines.onnxruntime import onnxruntime_module, open_session
+from ls_edge.engines.providers import CPU
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 helper = onnx.helper
@@ -52,26 +54,54 @@ PLACES = {
 }
 
 
+def refuses(raw):
+    try:
+        refuse_weights_elsewhere(raw, "block 0")
+    except EngineError as error:
+        return str(error) == "block 0 does not load: its weights are in another file; export it again"
+    return False
+
+
 @pytest.mark.parametrize("place", sorted(PLACES))
 def test_weights_are_found_wherever_they_are(place):
-    assert has_weights_elsewhere(PLACES[place](True).SerializeToString())
-    assert not has_weights_elsewhere(PLACES[place](False).SerializeToString())
+    assert refuses(PLACES[place](True).SerializeToString())
+    assert not refuses(PLACES[place](False).SerializeToString())
 
 
-def test_either_sign_is_enough():
-    one, other = tensor(True), tensor(True)
-    one.ClearField("external_data")
-    other.ClearField("data_location")
-    for each in (one, other):
-        assert has_weights_elsewhere(model(initializers=[each]).SerializeToString())
+@pytest.mark.parametrize("tag", [b"\x0a", b"\x8a\x00", b"\x8a\x80\x80\x00"])
+@pytest.mark.parametrize("length", [b"\x08", b"\x88\x00", b"\x88\x80\x00"])
+def test_weights_are_found_in_encodings_that_protobuf_does_not_write(tag, length):
+    key = tag + length + b"location"
+    entry = onnx.StringStringEntryProto.FromString(key + b"\x12\x01w")
+    assert (entry.key, entry.value) == ("location", "w")
+    assert refuses(b"weights" + key + b"\x12\x01w")
 
 
-def test_what_is_cut_off_is_not_trusted():
-    raw = model(initializers=[tensor(False)]).SerializeToString()
-    assert not has_weights_elsewhere(raw)
-    assert all(has_weights_elsewhere(raw[:end]) for end in range(len(raw) - 1200, len(raw) - 10, 7))
+def test_a_name_that_contains_the_word_is_no_file():
+    raw = model([helper.make_node("Identity", ["w.location.weight"], ["location_of_y"])]).SerializeToString()
+    assert b"location" in raw
+    assert not refuses(raw)
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_have_an_answer(raw):
-    assert has_weights_elsewhere(raw) in (True, False)
+@pytest.mark.parametrize("spoilt", ["no place", "cut off"])
+def test_what_names_no_file_does_not_load(tiny_bundle, spoilt):
+    whole = onnx.load_model_from_string(Bundle.open(tiny_bundle).read("block 0"))
+    raw = whole.SerializeToString()[:-1000]
+    if spoilt == "no place":
+        whole.graph.initializer[0].data_location = onnx.TensorProto.EXTERNAL
+        raw = whole.SerializeToString()
+    assert not refuses(raw)
+    with pytest.raises(EngineError, match=r"^block 0 does not load in onnxruntime"):
+        open_session(raw, "block 0", provider=CPU, threads=1)
+
+
+def test_onnx_runtimes_own_format_is_not_read(tiny_bundle, tmp_path):
+    """It is not protobuf, so it was not searched."""
+    ort = onnxruntime_module()
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "block.ort")
+    ort.InferenceSession(Bundle.open(tiny_bundle).read("block 0"), options, providers=[CPU])
+    raw = (tmp_path / "block.ort").read_bytes()
+    assert ort.InferenceSession(raw, providers=[CPU]).get_inputs()
+    with pytest.raises(EngineError, match=r"^block 0 does not load in onnxruntime"):
+        open_session(raw, "block 0", provider=CPU, threads=1)
