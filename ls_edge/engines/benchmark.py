@@ -28,7 +28,7 @@ from ls_edge.engines.profiling import (
     noise_images,
     resident_bytes,
     taken_bytes,
-    time_chain,
+    time_parts,
     time_visits,
 )
 
@@ -99,52 +99,45 @@ def bench(
     images, resident = noise_images(bundle, batch), resident_bytes()
     with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind, max_batch=batch) as pipeline:
         choice, memory = pipeline.choice, taken_bytes(resident, pipeline.executor.workspace)
-        if choice.kind == "tensorrt" and bundle.manifest.parts.whole is None:
-            monolith = None, "TensorRT needs a whole.onnx in the bundle; export it with --whole"
         raw, origin = monolith
+        if choice.kind == "tensorrt" and bundle.manifest.parts.whole is None:
+            raw, origin = None, "TensorRT needs a whole.onnx in the bundle; export it with --whole"
         whole = _whole(bundle, pipeline, raw, threads, batch)
         calls: list[Callable[[], Any]] = [lambda: pipeline.forward(images)]
         if whole is not None:
             calls.append(lambda: whole.run({"images": images}))
         chain_s, *whole_s = _alternate(calls, duration)
-        parts, _ = time_chain(pipeline, batch, duration / 4)
+        (stem_ms, *blocks_ms, head_ms), _ = time_parts(pipeline, batch, duration / 4)
         visits = time_visits(bundle, range(bundle.num_blocks), batch, duration / 4, pipeline.executor.run)
         if whole is not None:
             whole.close()
-    default = None
+    default_ms = None
     if raw is not None and choice.kind == "onnx":
-        default = _time_default(raw, pipeline.provider, images, duration / 4)
-    assert parts.stem_ms is not None
-    assert parts.head_ms is not None
-    manifest, chain_ms, whole_ms = bundle.manifest, Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
+        session = open_session(raw, "whole", provider=pipeline.provider, threads=None, plain=True)
+        default_ms = Times.of(_alternate([lambda: session.run(None, {"images": images})], duration / 4)[0])
+    chain_ms, whole_ms = Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
     return Bench(
-        bundle_id=manifest.bundle_id,
-        model=manifest.model,
-        precision=manifest.precision,
+        bundle_id=bundle.manifest.bundle_id,
+        model=bundle.manifest.model,
+        precision=bundle.manifest.precision,
         engine=engine_name(choice.kind),
         provider=pipeline.provider,
         threads=threads,
         batch=batch,
         duration=duration,
         repeats=len(chain_s),
-        stem_ms=parts.stem_ms,
-        blocks_ms=parts.blocks_ms,
-        head_ms=parts.head_ms,
+        stem_ms=stem_ms,
+        blocks_ms=blocks_ms,
+        head_ms=head_ms,
         visits_ms=visits,
         memory_bytes=memory,
         chain_ms=chain_ms,
         monolith_ms=whole_ms,
         chain_over_monolith=None if whole_ms is None else round(chain_ms.p50 / whole_ms.p50, 4),
-        monolith_default_ms=default,
+        monolith_default_ms=default_ms,
         monolith=None if raw is None else origin,
         monolith_reason=origin if raw is None else None,
     )
-
-
-def _time_default(model: bytes, provider: str, images: Any, duration: float) -> Times:
-    """Time a session that has ONNX Runtime's default options."""
-    session = open_session(model, "whole", provider=provider, threads=None, plain=True)
-    return Times.of(_alternate([lambda: session.run(None, {"images": images})], duration)[0])
 
 
 def chain_accuracy(

@@ -56,11 +56,10 @@ class CudaWorkspace:
         self._slot_bytes = _aligned(max_batch * 8)
         tensors = [tensor for signature in signatures for tensor in (signature.inputs[0], signature.output)]
         largest = max(math.prod(t.shape(max_batch)) * t.numpy_dtype.itemsize for t in tensors)
-        self._buffer_bytes = self._slot_bytes * slot_rows + _aligned(largest)
+        size = self._slot_bytes * slot_rows + _aligned(largest)
         self.is_integrated = self.cuda.is_integrated()
-        self._buffers = tuple(_Buffer(self.cuda, is_shared=self.is_integrated) for _ in range(2))
-        self._scratch = 0
-        self._scratch_bytes = 0
+        self._buffers = tuple(_Buffer(self.cuda, size, is_shared=self.is_integrated) for _ in range(2))
+        self._scratch = 0, 0
         self._holders = 0
         self.generation = 0
         """Number of times that scratch memory has moved, which makes captured graphs invalid."""
@@ -92,9 +91,7 @@ class CudaWorkspace:
         stream, self._stream = self._stream, None
         # Errors do not matter here: the first one has been reported, and everything else still has to be freed.
         self.cuda.attempt("cudaStreamSynchronize", stream)
-        if self._scratch:
-            self.cuda.attempt("cudaFree", self._scratch)
-            self._scratch = 0
+        self.cuda.attempt("cudaFree", self._scratch[0])  # which may be 0
         for buffer in self._buffers:
             buffer.free()
         self.cuda.attempt("cudaStreamDestroy", stream)
@@ -109,16 +106,16 @@ class CudaWorkspace:
 
     def scratch(self, size: int) -> tuple[int, int]:
         """Address and bytes of memory that the kernels of one engine at a time may use; at least ``size`` bytes."""
-        if size > self._scratch_bytes or not self._scratch:
+        address, available = self._scratch
+        if size > available or not address:
             self.synchronize("waiting for engines that run")
-            if self._scratch:
-                self.cuda.call("cudaFree", self._scratch, doing="making room")
-                self._scratch = 0
+            self._scratch = 0, 0
+            self.cuda.call("cudaFree", address, doing="making room")
             wanted = _aligned(max(size, 1))
-            self._scratch = self.cuda.call("cudaMalloc", wanted, doing=f"making {wanted >> 20} MiB of scratch memory")
-            self._scratch_bytes = wanted
+            address = self.cuda.call("cudaMalloc", wanted, doing=f"making {wanted >> 20} MiB of scratch memory")
+            self._scratch = address, wanted
             self.generation += 1
-        return self._scratch, self._scratch_bytes
+        return self._scratch
 
     def synchronize(self, doing: str) -> None:
         """Wait for all that was queued."""
@@ -153,7 +150,7 @@ class CudaWorkspace:
         if slots is not None and len(engines) > self._slot_rows:
             raise EngineError(f"{len(engines)} engines in a row are more than the {self._slot_rows} that were planned")
         for buffer in self._buffers:
-            buffer.make(self._buffer_bytes, f"making buffers for {_parts(engines)}")
+            buffer.make(f"making buffers for {_parts(engines)}")
         data = self._slot_bytes * self._slot_rows
         source, target = self._buffers
         if slots is not None:
@@ -181,14 +178,15 @@ class CudaWorkspace:
 class _Buffer:
     """Pinned host memory and memory on the GPU, which are one where the GPU shares the memory of the host."""
 
-    def __init__(self, cuda: CudaRuntime, *, is_shared: bool) -> None:
-        self._cuda, self._is_shared = cuda, is_shared
+    def __init__(self, cuda: CudaRuntime, size: int, *, is_shared: bool) -> None:
+        self._cuda, self._size, self._is_shared = cuda, size, is_shared
         self._host = self.device = 0
         """Addresses; 0 before :meth:`make`."""
         self.array = np.empty(0, np.uint8)
 
-    def make(self, size: int, doing: str) -> None:
+    def make(self, doing: str) -> None:
         """Allocate the memory, once."""
+        size = self._size
         if not self._host:
             self._host = self._cuda.call("cudaHostAlloc", size, MAPPED if self._is_shared else 0, doing=doing)
             self.array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._host))
@@ -212,7 +210,7 @@ class _Buffer:
         """Free the memory."""
         host, device, self._host, self.device = self._host, self.device, 0, 0
         self.array = np.empty(0, np.uint8)
-        if device and not self._is_shared:
+        if not self._is_shared:
             self._cuda.attempt("cudaFree", device)
         if host:
             self._cuda.attempt("cudaFreeHost", host)

@@ -10,7 +10,6 @@ import itertools
 import platform
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any
 
@@ -23,6 +22,7 @@ from ls_edge.core.parts import ENDS, part_name
 from ls_edge.core.peers_file import EngineKind, is_name
 from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
+from ls_edge.device.requirements import installed
 from ls_edge.device.sensors import DeviceState, PowerMeter, PowerReading, Sensors, throttling
 from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.executor import Executor
@@ -41,7 +41,29 @@ class Device:
     def __init__(self, name: str | None = None, sensors: Sensors | None = None) -> None:
         """``name`` is the name in plans, by default the host name; raise :class:`UsageError` if no peer may have it."""
         self.sensors = sensors or Sensors()
-        self.facts = _facts(name, self.sensors)
+        named = platform.node().split(".")[0] if name is None else name
+        if not is_name(named):
+            raise UsageError(
+                f"the device's name {named!r} is not allowed in peers.yaml; give one with --name: 1 to 63 letters, "
+                "digits, dots, hyphens or underscores, a letter or digit first"
+            )
+        versions = {"python": platform.python_version(), "kernel": platform.release()}
+        versions |= {package: found for package in _PACKAGES if (found := installed(package)) is not None}
+        memory = hardware.memory_gib()
+        self.facts = DeviceFacts(
+            name=named,
+            board=hardware.board(),
+            cpu=hardware.cpu_name(),
+            cores=hardware.cores(),
+            cpu_quota=hardware.cpu_quota(),
+            gpus=[gpu.name for gpu in self.sensors.gpus()],
+            memory_bytes=None if memory is None else round(memory[0] * 2**30),
+            available_bytes=None if memory is None else round(memory[1] * 2**30),
+            l4t=self.sensors.l4t(),
+            power_mode=self.sensors.power_mode(),
+            battery_wh=self.sensors.battery_wh(),
+            versions=versions,
+        )
 
 
 def profile_bundle(
@@ -257,36 +279,6 @@ class _Loads:
         return [found.get(name) or PartLoad(name, 0.0, False, 0, 0) for name in names]
 
 
-def _facts(name: str | None, sensors: Sensors) -> DeviceFacts:
-    named = platform.node().split(".")[0] if name is None else name
-    if not is_name(named):
-        raise UsageError(
-            f"the device's name {named!r} is not allowed in peers.yaml; give one with --name: 1 to 63 letters, digits, "
-            "dots, hyphens or underscores, a letter or digit first"
-        )
-    versions = {"python": platform.python_version(), "kernel": platform.release()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    memory = hardware.memory_gib()
-    return DeviceFacts(
-        name=named,
-        board=hardware.board(),
-        cpu=hardware.cpu_name(),
-        cores=hardware.cores(),
-        cpu_quota=hardware.cpu_quota(),
-        gpus=[gpu.name for gpu in sensors.gpus()],
-        memory_bytes=None if memory is None else round(memory[0] * 2**30),
-        available_bytes=None if memory is None else round(memory[1] * 2**30),
-        l4t=sensors.l4t(),
-        power_mode=sensors.power_mode(),
-        battery_wh=sensors.battery_wh(),
-        versions=versions,
-    )
-
-
 def _idle_power(sensors: Sensors) -> PowerReading | None:
     if not sensors.has_power:
         return None
@@ -295,17 +287,17 @@ def _idle_power(sensors: Sensors) -> PowerReading | None:
     return meter.reading
 
 
-def time_chain(pipeline: Pipeline, size: int, duration: float) -> tuple[BatchTimes, float]:
-    """Run chains for about ``duration`` seconds, at least three; return their times, and the seconds in all."""
+def time_parts(pipeline: Pipeline, size: int, duration: float) -> tuple[list[Times], list[float]]:
+    """Run chains for about ``duration`` seconds, at least three.
+
+    Return the times of stem, blocks and head, and the seconds of each chain.
+    """
     images = noise_images(pipeline.bundle, size)
     runs: list[list[float]] = []
-    began = time.perf_counter()
-    while time.perf_counter() < began + duration or len(runs) < 3:
+    end = time.perf_counter() + duration
+    while time.perf_counter() < end or len(runs) < 3:
         runs.append(pipeline.profile(images)[1])
-    seconds = time.perf_counter() - began
-    stem, *blocks, head = (Times.of(list(part)) for part in zip(*runs, strict=True))
-    chains = [sum(run) for run in runs]
-    return BatchTimes(stem, head, blocks, Times.of(chains), len(runs), _slowdown(chains), None, None), seconds
+    return [Times.of(list(part)) for part in zip(*runs, strict=True)], [sum(run) for run in runs]
 
 
 def noise_images(bundle: Bundle, batch: int) -> np.ndarray:
@@ -320,14 +312,21 @@ def _time_batch(
         logits = pipeline.forward(noise_images(pipeline.bundle, size))
     if not np.isfinite(logits).all():
         raise EngineError(f"{pipeline.bundle.folder} returns logits that are not finite; run 'ls-edge verify' on it")
+    began = time.perf_counter()
     with PowerMeter(sensors) as meter:
-        times, seconds = time_chain(pipeline, size, duration)
-    power = meter.reading
-    visits = time_visits(pipeline.bundle, range(pipeline.num_blocks), size, duration / 4, pipeline.executor.run)
-    times = msgspec.structs.replace(times, visits_ms=visits)
-    if power is not None:
-        energy = round(power.watts * 1e3 * seconds / (size * times.repeats), 4)
-        times = msgspec.structs.replace(times, power_watts=power.watts, energy_mj_per_image=energy)
+        (stem, *blocks, head), chains = time_parts(pipeline, size, duration)
+    power, seconds = meter.reading, time.perf_counter() - began
+    times = BatchTimes(
+        stem_ms=stem,
+        head_ms=head,
+        blocks_ms=blocks,
+        chain_ms=Times.of(chains),
+        repeats=len(chains),
+        slowdown=_slowdown(chains),
+        power_watts=None if power is None else power.watts,
+        energy_mj_per_image=None if power is None else round(power.watts * 1e3 * seconds / (size * len(chains)), 4),
+        visits_ms=time_visits(pipeline.bundle, range(pipeline.num_blocks), size, duration / 4, pipeline.executor.run),
+    )
     return times, power
 
 

@@ -262,7 +262,7 @@ def cudaHostGetDevicePointer(pHost, flags):
 
 
 def cudaFree(devPtr):
-    return _call("cudaFree", lambda: DEVICE.free("device", devPtr))
+    return _call("cudaFree", lambda: DEVICE.free("device", devPtr) if devPtr else None)
 
 
 def cudaFreeHost(ptr):

@@ -361,7 +361,7 @@ def test_without_onnx_runtime_the_reason_against_tensorrt_stays(bundle, gpu, mon
 
 
 WAIT = 'self.synchronize(f"running {_parts(engines)}")'
-FREE = 'self.cuda.attempt("cudaFree", self._scratch)'
+FREE = 'self.cuda.attempt("cudaFree", self._scratch[0])'
 NEW = "self._new_context(batch)"
 ONE = f"found = self._graphs[key] = {NEW}"
 SHARED = ONE.replace(NEW, f"_Context((next(iter(self._graphs.values()), None) or {NEW}).context, 0)")
@@ -379,7 +379,7 @@ READ = "result[...] = source.values(data, engines[-1].signature.output, batch)"
         ("buffers for too few images", "size, doing=doing)\n\n", "size // 4, doing=doing)\n\n"),
         ("an address of the host", "first.name: source.device + data", "first.name: source._host + data"),
         ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
-        ("frees scratch memory too early", WAIT, f"{FREE}; self._scratch = 0; {WAIT}"),
+        ("frees scratch memory too early", WAIT, f"{FREE}; self._scratch = 0, 0; {WAIT}"),
         ("pinned memory is left", 'self._cuda.attempt("cudaFreeHost", host)', "pass"),
         ("the stream is left", 'self.cuda.attempt("cudaStreamDestroy", stream)', "pass"),
         ("memory on the GPU is left", 'self._cuda.attempt("cudaFree", device)', "pass"),
