@@ -40,8 +40,8 @@ from ls_edge.core.bundle import (
     shared_groups,
     write_manifest,
 )
-from ls_edge.core.callbacks import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.core.errors import BundleError, RunError, UsageError, VerificationError, printable
+from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline

@@ -21,11 +21,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ls_edge.core import yaml_source
+from ls_edge.core import validation
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import ModelError, RunError, UsageError
-from ls_edge.core.files import write_file
-from ls_edge.core.hub import local_folder
+from ls_edge.core.files import local_folder, write_file
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
@@ -103,7 +102,7 @@ def read_record(folder: str | Path) -> tuple[RunFile, RunRecord]:
         raise RunError(
             f"{folder} is not a run: it has no {CONFIG}; make one with 'ls-edge train --data DATA --out {folder}'"
         )
-    config, _ = yaml_source.load(folder / CONFIG, RunFile)
+    config, _ = validation.load_yaml(folder / CONFIG, RunFile)
     if config.run is None:
         raise RunError(f"{folder / CONFIG} has no section 'run', so it was not written by training; give a run folder")
     return config, config.run

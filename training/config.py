@@ -16,7 +16,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from ls_edge.core import validation, yaml_source
+from ls_edge.core import validation
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import UsageError
@@ -221,7 +221,7 @@ def read_config(
     """
     plain: dict[str, Any] = {}
     if path is not None:
-        parsed, source_map = yaml_source.load(path, RunFile)
+        parsed, source_map = validation.load_yaml(path, RunFile)
         plain = _named(msgspec.to_builtins(parsed), source_map)
         for where, text in _conflicts(parsed):
             raise source_map.error(text, *where)
@@ -256,10 +256,10 @@ def _change(plain: dict[str, Any], change: str) -> None:
         plain = plain.setdefault(section, {})
         if not isinstance(plain, dict):
             raise UsageError(f"--set {change}: {section} has no keys; write {section}=VALUE")
-    plain[key] = yaml_source.parse_value(text, f"--set {change}")
+    plain[key] = validation.parse_yaml_value(text, f"--set {change}")
 
 
-def _named(value: dict[str, Any], source_map: yaml_source.SourceMap, *where: str) -> dict[str, Any]:
+def _named(value: dict[str, Any], source_map: validation.SourceMap, *where: str) -> dict[str, Any]:
     """Return only the settings that the file names, without the section ``run``."""
     return {
         key: _named(item, source_map, key) if not where and key in SECTIONS else item
@@ -312,7 +312,7 @@ def recipe_names() -> list[str]:
 
 
 def to_yaml(value: msgspec.Struct) -> str:
-    """Return a struct as YAML that :func:`ls_edge.core.yaml_source.load` reads."""
+    """Return a struct as YAML that :func:`ls_edge.core.validation.load_yaml` reads."""
     return yaml.safe_dump(
         msgspec.to_builtins(value), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
     )

@@ -22,8 +22,7 @@ import torch
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
-from ls_edge.core.files import folder_lock
-from ls_edge.core.hub import is_hub, pin
+from ls_edge.core.files import folder_lock, is_hub, pin_to_commit
 from ls_edge.data.datasets import empty_classes_warning, open_data
 from ls_edge.training.checkpoint import (
     CONFIG,
@@ -152,7 +151,7 @@ class _Training:
         method = make_method(config.method, config.method_args)
         if is_hub(config.model.name):  # the run names the commit, so that it can be repeated
             config = msgspec.structs.replace(
-                config, model=msgspec.structs.replace(config.model, name=pin(config.model.name))
+                config, model=msgspec.structs.replace(config.model, name=pin_to_commit(config.model.name))
             )
         with context.one_first():  # the first process downloads data and weights
             self.images = images = open_data(config.data.source, "train")

@@ -8,8 +8,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from ls_edge.core.callbacks import OnProgress, OnWarning
 from ls_edge.core.errors import printable
+from ls_edge.core.logs import OnProgress, OnWarning
 from ls_edge.core.text import counted
 from ls_edge.report.shown import Shown
 from ls_edge.training.config import TrainConfig

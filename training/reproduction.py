@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
-from ls_edge.core import yaml_source
+from ls_edge.core import validation
 from ls_edge.core.errors import UsageError
 from ls_edge.training.config import ModelConfig, TrainConfig, find_recipe
 
@@ -113,7 +113,7 @@ def find_plan(name: str) -> Path:
 
 def read_plan(path: Path) -> Plan:
     """Read a plan; raises :class:`ConfigError` with file, line and column."""
-    plan, source_map = yaml_source.load(path, Plan)
+    plan, source_map = validation.load_yaml(path, Plan)
     if not plan.rows:
         raise source_map.error("a plan needs at least one row", "rows")
     for section, rows in (("rows", plan.rows), (START, plan.start)):

@@ -18,9 +18,9 @@ from ls_edge.api.models import (
     is_bundle,
     open_model,
 )
-from ls_edge.core.callbacks import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.core.errors import printable
-from ls_edge.core.hub import local_folder
+from ls_edge.core.files import local_folder
+from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline

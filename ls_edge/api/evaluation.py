@@ -15,8 +15,8 @@ from ls_edge.api.models import (
     model_folders,
     open_model,
 )
-from ls_edge.core.callbacks import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.core.text import counted, format_bands
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.evaluation.evaluate import Evaluation, aggregate

@@ -15,9 +15,9 @@ import numpy as np
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle, ImageSpec, shared_groups
-from ls_edge.core.callbacks import OnWarning, warn_in_python
 from ls_edge.core.errors import DataError, RunError, printable
-from ls_edge.core.hub import local_folder
+from ls_edge.core.files import local_folder
+from ls_edge.core.logs import OnWarning, warn_in_python
 from ls_edge.data.datasets import ImageRef, ImageSet, image_warnings, require_labels
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.device.requirements import require_extras

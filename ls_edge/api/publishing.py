@@ -14,7 +14,7 @@ from rich.console import Console
 from ls_edge.api.models import is_bundle
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError, printable
-from ls_edge.core.hub import ask, is_hub, library, local_folder, repository
+from ls_edge.core.files import ask_hub, hub_library, hub_repository, is_hub, local_folder
 from ls_edge.core.text import byte_size, counted
 from ls_edge.device.requirements import require_extras
 from ls_edge.evaluation.evaluate import Evaluation
@@ -54,9 +54,9 @@ def publish(source: str | Path, to: str | Path, *, license: str | None = None) -
     identifier such as ``apache-2.0``.
     """
     folder = local_folder(source)
-    name = repository(to)[0] if is_hub(to) else Path(to).absolute().name
+    name = hub_repository(to)[0] if is_hub(to) else Path(to).absolute().name
     if is_hub(to):
-        library()
+        hub_library()
     elif Path(to).is_symlink() or (Path(to).exists() and (not Path(to).is_dir() or any(Path(to).iterdir()))):
         raise UsageError(f"{to} exists and is not an empty folder; name a new one")
     evaluation = _evaluation(folder / EVALUATION)
@@ -135,11 +135,11 @@ def _upload(folder: Path, to: str, name: str) -> str:
     """Upload a folder in one commit, and return its name with that commit."""
 
     def send() -> Any:
-        hub = library().HfApi()
+        hub = hub_library().HfApi()
         hub.create_repo(name, exist_ok=True)
-        revision = repository(to)[1] or None
+        revision = hub_repository(to)[1] or None
         return hub.upload_folder(
             repo_id=name, folder_path=folder, revision=revision, commit_message="Publish with ls-edge"
         )
 
-    return f"hf-hub:{name}@{ask(to, send).oid}"
+    return f"hf-hub:{name}@{ask_hub(to, send).oid}"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ls_edge.core.callbacks import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.core.errors import RunError, UsageError
-from ls_edge.core.hub import is_hub
+from ls_edge.core.files import is_hub
+from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.data.datasets import open_data
 from ls_edge.device.requirements import require_extras
 

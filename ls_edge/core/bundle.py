@@ -22,8 +22,7 @@ from msgspec import Meta
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
-from ls_edge.core.files import read_file, write_file
-from ls_edge.core.hub import local_folder
+from ls_edge.core.files import local_folder, read_file, write_file
 from ls_edge.core.text import short_id
 from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
 

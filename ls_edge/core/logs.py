@@ -1,4 +1,4 @@
-"""Log lines on standard error: for people, or as JSON (``--log-json``).
+"""Log lines on standard error: for people, or as JSON (``--log-json``); callbacks of long work in Python.
 
 Fields of a line are ``extra`` of the standard library's logging. No line holds a key, and text from outside cannot
 control the terminal (:func:`ls_edge.core.errors.printable`).
@@ -10,11 +10,17 @@ import json
 import logging
 import sys
 import time
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from ls_edge.core.errors import printable
 
+OnProgress = Callable[[int, int, str], None]
+"""Called with the number of finished steps, the number of all steps, and what they are."""
+OnWarning = Callable[[str], None]
+"""Called with a warning, a sentence."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -90,3 +96,12 @@ def show_engine_status() -> None:
     logger = logging.getLogger("ls_edge.engines")
     logger.handlers[:] = [_EngineStatus()]
     logger.setLevel(logging.INFO)
+
+
+def ignore_progress(done: int, total: int, text: str) -> None:
+    """Report no progress."""
+
+
+def warn_in_python(text: str) -> None:
+    """Report a warning as Python's warnings do, at the call of a public function."""
+    warnings.warn(text, stacklevel=3)

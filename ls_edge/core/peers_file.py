@@ -18,11 +18,10 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from ls_edge.core import yaml_source
 from ls_edge.core.errors import ConfigError, UsageError
 from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.core.text import parse_ranges
-from ls_edge.core.validation import unknown_name
+from ls_edge.core.validation import SourceMap, load_yaml, parse_yaml, unknown_name
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
@@ -198,7 +197,7 @@ class PeersFile:
     sources: tuple[SourceEntry, ...]
     insecure: bool
     heartbeat: HeartbeatSettings
-    _source_map: yaml_source.SourceMap
+    _source_map: SourceMap
 
     @property
     def uses_keys(self) -> bool:
@@ -259,7 +258,7 @@ class PeersFile:
 
 def load_peers(path: str | Path) -> PeersFile:
     """Read and check a ``peers.yaml``; raise :class:`ConfigError` with file, line and column."""
-    file, source_map = yaml_source.load(path, PeersDocument)
+    file, source_map = load_yaml(path, PeersDocument)
     for error in _contradictions(file, source_map):
         raise error
     return PeersFile(Path(path), tuple(file.peers), tuple(file.sources), file.insecure, file.heartbeat, source_map)
@@ -272,7 +271,7 @@ def place_of_key(path: str | Path, name: str) -> tuple[str, str]:
     there is no such entry.
     """
     path = Path(path)
-    text, top = yaml_source.parse(path)
+    text, top = parse_yaml(path)
     for kind in _values(top, "peers", "sources"):
         for entry in kind.value if isinstance(kind, yaml.SequenceNode) else ():
             for key, value in entry.value if isinstance(entry, yaml.MappingNode) else ():
@@ -342,7 +341,7 @@ def _uses_keys(file: PeersFile | PeersDocument) -> bool:
     return any(entry.public_key for entry in (*file.peers, *file.sources))
 
 
-def _contradictions(file: PeersDocument, source_map: yaml_source.SourceMap) -> Iterator[ConfigError]:
+def _contradictions(file: PeersDocument, source_map: SourceMap) -> Iterator[ConfigError]:
     """Yield what is wrong between values of the file."""
     error = source_map.error
     names: set[str] = set()

@@ -68,14 +68,17 @@ def worst(findings: list[Finding]) -> Status:
     return max((finding.status for finding in findings), key=("ok", "warn", "bad").index, default="ok")
 
 
+def judged(what: str, detail: str, fix: str | None, otherwise: Status = "warn") -> Finding:
+    """Return a finding that is ``ok`` if there is nothing to fix."""
+    return Finding("ok" if fix is None else otherwise, what, detail, fix)
+
+
 def check_python() -> Iterator[Finding]:
     """Check the version of Python."""
     version = platform.python_version()
     detail = f"{platform.python_implementation()} {version}, {platform.machine()}, {platform.platform(terse=True)}"
-    if numbers(version) >= (3, 10):
-        yield Finding("ok", "Python", detail)
-    else:
-        yield Finding("bad", "Python", detail, "install Python 3.10 or newer and make the environment again with it")
+    fix = None if numbers(version) >= (3, 10) else "install Python 3.10 or newer and make the environment again with it"
+    yield judged("Python", detail, fix, "bad")
 
 
 def check_packages() -> Iterator[Finding]:
@@ -120,12 +123,13 @@ def _package(item: Requirement, *, needed: bool) -> Finding:
     version = installed(item.name)
     if version is None:
         return Finding("bad", item.name, "not installed", f"pip install {item}")
-    status: Status = "bad" if needed else "warn"
+    problem = ""
     if too_new(item, version):
-        return Finding(status, item.name, f"{version}, and {item.below} is too new", f"pip install {item}")
-    if numbers(version) < numbers(item.least):
-        return Finding(status, item.name, f"{version}, older than {item.least}", f"pip install {item}")
-    return Finding("ok", item.name, version)
+        problem = f", and {item.below} is too new"
+    elif numbers(version) < numbers(item.least):
+        problem = f", older than {item.least}"
+    fix = f"pip install {item}" if problem else None
+    return judged(item.name, f"{version}{problem}", fix, "bad" if needed else "warn")
 
 
 @dataclass(frozen=True)
@@ -196,15 +200,11 @@ def check_zmq() -> Iterator[Finding]:
     tried = probe(_ZMQ_CODE)
     if tried.found is None:
         yield Finding("bad", "libzmq", f"does not load: {tried.why}", "pip install --force-reinstall pyzmq")
-    elif tried.found["curve"]:
-        yield Finding("ok", "libzmq", f"{tried.found['version']} with CURVE")
     else:
-        yield Finding(
-            "warn",
-            "libzmq",
-            f"{tried.found['version']} without CURVE (libsodium), so links cannot be encrypted",
-            "pip install --force-reinstall --only-binary pyzmq pyzmq",
-        )
+        with_curve = tried.found["curve"]
+        features = "with CURVE" if with_curve else "without CURVE (libsodium), so links cannot be encrypted"
+        fix = None if with_curve else "pip install --force-reinstall --only-binary pyzmq pyzmq"
+        yield judged("libzmq", f"{tried.found['version']} {features}", fix)
 
 
 def check_torch() -> Iterator[Finding]:
@@ -225,29 +225,21 @@ def check_torch() -> Iterator[Finding]:
 
 def check_hardware() -> Iterator[Finding]:
     """Check the board, the processor, memory, and disk."""
-    board = hardware.board()
-    if board is not None:
-        yield Finding("ok", "board", board)
-    jetpack = hardware.jetpack()
-    if jetpack is not None:
-        yield Finding("ok", "JetPack", jetpack)
-    features = hardware.cpu_features()
-    yield Finding("ok", "CPU", f"{hardware.cpu_name()}; {' '.join(features) or 'no vector instructions of note'}")
+    features = " ".join(hardware.cpu_features()) or "no vector instructions of note"
+    facts = {"board": hardware.board(), "JetPack": hardware.jetpack(), "CPU": f"{hardware.cpu_name()}; {features}"}
+    yield from (Finding("ok", what, detail) for what, detail in facts.items() if detail is not None)
     cores, quota = hardware.cores(), hardware.cpu_quota()
     if quota is not None and quota < cores:
-        yield Finding(
-            "warn",
-            "cores",
-            f"{cores}, but the control group grants the time of {quota:g}",
-            f"limit the threads of all peers together to {max(1, int(quota))} (--threads, or 'threads' in peers.yaml)",
-        )
+        threads = f"{max(1, int(quota))} (--threads, or 'threads' in peers.yaml)"
+        fix = f"limit the threads of all peers together to {threads}"
+        yield judged("cores", f"{cores}, but the control group grants the time of {quota:g}", fix)
     else:
         yield Finding("ok", "cores", str(cores))
     memory = hardware.memory_gib()
     if memory is not None:
-        scarce = memory[1] < 0.5
-        fix = "end other programs: a peer needs about 100 MiB in addition to its blocks" if scarce else None
-        yield Finding("warn" if scarce else "ok", "memory", f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free", fix)
+        scarce = "end other programs: a peer needs about 100 MiB in addition to its blocks"
+        detail = f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free"
+        yield judged("memory", detail, scarce if memory[1] < 0.5 else None)
     disk = shutil.disk_usage(".").free / 2**30
-    fix = None if disk >= 1 else "free some space: runs and bundles take up to a few GiB"
-    yield Finding("ok" if disk >= 1 else "warn", "disk", f"{disk:.1f} GiB free here", fix)
+    full = "free some space: runs and bundles take up to a few GiB"
+    yield judged("disk", f"{disk:.1f} GiB free here", full if disk < 1 else None)

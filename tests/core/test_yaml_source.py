@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from ls_edge.core import yaml_source
+from ls_edge.core import validation
 from ls_edge.core.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True):
 def load(tmp_path, text):
     path = tmp_path / "settings.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return yaml_source.load(path, Settings)
+    return validation.load_yaml(path, Settings)
 
 
 def failure(tmp_path, text):
@@ -71,9 +71,9 @@ def test_complaints_have_a_place(tmp_path, text, line, column, what):
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match=r"settings\.yaml: cannot be read: No such file or directory; check the path"):
-        yaml_source.load(tmp_path / "settings.yaml", Settings)
+        validation.load_yaml(tmp_path / "settings.yaml", Settings)
     with pytest.raises(ConfigError, match="cannot be read: Is a directory; check the path"):
-        yaml_source.load(tmp_path, Settings)
+        validation.load_yaml(tmp_path, Settings)
     assert "not UTF-8 text (byte 6)" in str(failure(tmp_path, b"rate: \xff"))
     assert "'rate' is missing" in str(failure(tmp_path, ""))
 
@@ -134,7 +134,7 @@ def test_kinds_of_values_in_plain_words(tmp_path, text, line, column, what):
     path = tmp_path / "kinds.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        yaml_source.load(path, Kinds)
+        validation.load_yaml(path, Kinds)
     assert what in str(caught.value)
     assert (caught.value.line, caught.value.column) == (line, column)
     assert "`" not in str(caught.value)
@@ -160,4 +160,4 @@ def test_an_empty_file_is_called_empty(tmp_path):
 def test_what_never_ends_is_not_read_to_its_end(tmp_path):
     (tmp_path / "settings.yaml").symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match="cannot be read: larger than 4000000 bytes"):
-        yaml_source.load(tmp_path / "settings.yaml", Settings)
+        validation.load_yaml(tmp_path / "settings.yaml", Settings)

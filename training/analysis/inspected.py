@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
-from ls_edge.core.callbacks import OnProgress, ignore_progress
+from ls_edge.core.logs import OnProgress, ignore_progress
 from ls_edge.data.pictures import picture, tiles
 from ls_edge.evaluation.analysis.inside import Picture
 from ls_edge.evaluation.measure import Order

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import ModelError
-from ls_edge.core.hub import PREFIX, ask, is_hub
+from ls_edge.core.files import HUB_PREFIX, ask_hub, is_hub
 from ls_edge.training.models.view import BlockView
 
 _data: Any = timm.data  # it re-exports its functions without declaring them
@@ -160,7 +160,7 @@ def architecture(name: str) -> tuple[str, dict[str, Any]]:
     """Return the name in timm's registry, and the arguments, of a model that may be on the Hub."""
     if not is_hub(name):
         return name, {}
-    cfg, model, args = ask(name, lambda: load_model_config_from_hf(name.removeprefix(PREFIX)))
+    cfg, model, args = ask_hub(name, lambda: load_model_config_from_hf(name.removeprefix(HUB_PREFIX)))
     size = {"img_size": cfg["input_size"][-1]} if cfg.get("fixed_input_size") and "input_size" in cfg else {}
     return model, {**size, **args}
 

@@ -13,7 +13,7 @@ from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json, warn
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.hub import local_folder
+from ls_edge.core.files import local_folder
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.evaluation.analysis import KINDS, NOT_ASKED, parse_kinds
 from ls_edge.evaluation.analysis.trace import is_trace

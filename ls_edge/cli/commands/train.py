@@ -15,8 +15,8 @@ from ls_edge.api.training import read_settings, train_run
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
-from ls_edge.core.callbacks import ignore_progress
 from ls_edge.core.errors import printable
+from ls_edge.core.logs import ignore_progress
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 from ls_edge.training.methods.registry import METHODS

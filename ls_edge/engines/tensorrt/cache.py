@@ -28,7 +28,7 @@ import msgspec
 
 from ls_edge.core.bundle import digest_of
 from ls_edge.core.errors import EngineError
-from ls_edge.core.files import FolderInUse, folder_lock, write_file
+from ls_edge.core.files import FolderInUse, cache_folder, folder_lock, write_file
 
 OnStatus = Callable[[str], None]
 """Callback that receives the reason for a build or a wait."""
@@ -73,8 +73,7 @@ _POLL_S = 0.1
 
 def default_folder() -> Path:
     """Return the folder of this user's engines."""
-    base = os.environ.get("LS_EDGE_CACHE")
-    return (Path(base) if base else Path.home() / ".cache" / "ls-edge") / "engines"
+    return cache_folder() / "engines"
 
 
 class EngineCache:
