@@ -40,7 +40,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "wb", opener=_open_new) as stream:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644)) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -49,10 +49,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def _open_new(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -127,27 +127,19 @@ def describe_type(info: inspect.Type) -> str:
     if isinstance(info, inspect.LiteralType):
         return f"{'one of ' if len(info.values) > 1 else ''}{', '.join(map(str, info.values))}"
     if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
-        inner = describe_type(info.item_type)
-        return "a list" if isinstance(info.item_type, inspect.AnyType) else f"a list of {_plural(inner)}"
+        inner = re.sub(r"^a (group|list|number|whole number)\b", r"\1s", describe_type(info.item_type))
+        return "a list" if isinstance(info.item_type, inspect.AnyType) else f"a list of {inner}"
     if isinstance(info, inspect.TupleType):
         return f"a list of {len(info.item_types)}: {', '.join(describe_type(item) for item in info.item_types)}"
     if isinstance(info, inspect.StructType):
         keys = _keys(info)
         return f"a group of keys ({', '.join(keys[:6])}{', …' if len(keys) > 6 else ''})"
     if isinstance(info, (inspect.IntType, inspect.FloatType)):
-        return ("a whole number" if isinstance(info, inspect.IntType) else "a number") + _bounds(info)
+        bounds = {"from": info.ge, "above": info.gt, "to": info.le, "below": info.lt}
+        number = "a whole number" if isinstance(info, inspect.IntType) else "a number"
+        return number + "".join(f" {words} {bound:.12g}" for words, bound in bounds.items() if bound is not None)
     simple = {inspect.StrType: "text", inspect.BoolType: "true or false", inspect.DictType: "a group of keys"}
     return simple.get(type(info), "something else")
-
-
-def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
-    bounds = {"from": info.ge, "above": info.gt, "to": info.le, "below": info.lt}
-    return "".join(f" {words} {bound:.12g}" for words, bound in bounds.items() if bound is not None)
-
-
-def _plural(inner: str) -> str:
-    known = {"a whole number": "whole numbers", "a number": "numbers", "text": "text"}
-    return known.get(inner, re.sub(r"^a (group|list) of", r"\1s of", inner))
 
 
 def _members(info: inspect.Type) -> tuple[inspect.Type, ...]:

@@ -124,7 +124,9 @@ class ImageSet:
                 self, images=tuple(ImageRef(f"{self.source}#{i}", None, self.live.read) for i in range(count))
             )
         size = len(self.images)
-        step = 1 if self.in_order else _coprime_stride(size)
+        step = 1 if self.in_order else max(1, round(size * (math.sqrt(5) - 1) / 2))
+        while math.gcd(step, size) != 1:
+            step += 1
         picked = tuple(self.images[i * step % size] for i in range(size if count is None else count))
         return replace(self, images=picked)
 
@@ -324,13 +326,6 @@ def _digits(part: Literal["train", "eval"]) -> ImageSet:
     )
     which: Part = "val" if part == "eval" else "train"
     return ImageSet("digits", which, tuple("0123456789"), tuple(sorted(refs, key=lambda ref: ref.name)))
-
-
-def _coprime_stride(size: int) -> int:
-    step = max(1, round(size * (math.sqrt(5) - 1) / 2))
-    while math.gcd(step, size) != 1:
-        step += 1
-    return step
 
 
 def _some(names: Iterable[str]) -> str:

@@ -52,24 +52,24 @@ def cores() -> int:
 def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> float | None:
     """Return the cores that the control group of this process grants, its smallest level; None for no limit."""
     quotas: list[float] = []
-    match = re.search(r"^0::/(.*)$", _text(own), re.M)
+    match = re.search(r"^0::/(.*)$", text_of(own), re.M)
     level = root / match[1].strip() if match and ".." not in match[1] else root
     for folder in (level, *level.parents):
-        granted, _, period = _text(folder / "cpu.max").strip().partition(" ")
+        granted, _, period = text_of(folder / "cpu.max").partition(" ")
         _add_quota(quotas, granted, period)
         if folder == root:
             break
-    _add_quota(quotas, _text(root / "cpu/cpu.cfs_quota_us"), _text(root / "cpu/cpu.cfs_period_us"))  # version 1
+    _add_quota(quotas, text_of(root / "cpu/cpu.cfs_quota_us"), text_of(root / "cpu/cpu.cfs_period_us"))  # version 1
     return min(quotas, default=None)
 
 
 def memory_gib() -> tuple[float, float] | None:
     """Return total and free memory in GiB, or the limit of the control group if that is less."""
-    info = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.M)}
+    info = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text_of("/proc/meminfo"), re.M)}
     if "MemTotal" not in info:
         return None
     total, free = info["MemTotal"] / 2**20, info.get("MemAvailable", info["MemTotal"]) / 2**20
-    limit, used = _text(CGROUP / "memory.max").strip(), _text(CGROUP / "memory.current").strip()
+    limit, used = text_of(CGROUP / "memory.max"), text_of(CGROUP / "memory.current")
     if limit.isdigit() and int(limit) / 2**30 < total:
         total = int(limit) / 2**30
         free = min(free, total - (int(used) / 2**30 if used.isdigit() else 0))
@@ -78,19 +78,19 @@ def memory_gib() -> tuple[float, float] | None:
 
 def board() -> str | None:
     """Return the board's name in the device tree, with the release of Jetson Linux if there is one."""
-    model = _text("/proc/device-tree/model").strip("\0\n ")
-    release = re.search(r"R\d+ \(release\), REVISION: [\d.]+", _text("/etc/nv_tegra_release"))
+    model = text_of("/proc/device-tree/model")
+    release = re.search(r"R\d+ \(release\), REVISION: [\d.]+", text_of("/etc/nv_tegra_release"))
     return f"{model}, L4T {release[0]}" if model and release else model or None
 
 
 def jetpack(root: Path = Path("/")) -> str | None:
     """Return the version of JetPack, from its package or the release of Jetson Linux; None elsewhere."""
     package = re.search(
-        r"^Package: nvidia-jetpack\n(?:\S.*\n|\s.*\n)*?Version: ([\w.]+)", _text(root / "var/lib/dpkg/status"), re.M
+        r"^Package: nvidia-jetpack\n(?:\S.*\n|\s.*\n)*?Version: ([\w.]+)", text_of(root / "var/lib/dpkg/status"), re.M
     )
     if package:
         return package[1]
-    release = re.search(r"R(\d+) \(release\)", _text(root / "etc/nv_tegra_release"))
+    release = re.search(r"R(\d+) \(release\)", text_of(root / "etc/nv_tegra_release"))
     return _JETPACKS.get(release[1], f"of Jetson Linux {release[1]}") if release else None
 
 
@@ -104,16 +104,17 @@ _JETPACKS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 
 @functools.cache  # reading it takes milliseconds where there are many cores
 def _cpuinfo() -> str:
-    return _text("/proc/cpuinfo")
+    return text_of("/proc/cpuinfo")
 
 
 def _add_quota(quotas: list[float], granted: str, period: str) -> None:
-    if granted.strip().isdigit() and period.strip().isdigit() and int(period) > 0:
+    if granted.isdigit() and period.isdigit() and int(period) > 0:
         quotas.append(int(granted) / int(period))
 
 
-def _text(path: str | Path) -> str:
+def text_of(path: str | Path) -> str:
+    """Return the text of a file without white space and zero bytes around it; empty if it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     except OSError:
         return ""

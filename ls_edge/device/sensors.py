@@ -29,6 +29,8 @@ from pathlib import Path
 
 import msgspec
 
+from ls_edge.device.hardware import text_of
+
 BOARD_CHANNELS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"VDD_IN"}), frozenset({"VDD_IN"})),  # Orin Nano, Orin NX, Xavier NX, TX2: the whole module
     (frozenset({"POM_5V_IN"}), frozenset({"POM_5V_IN"})),  # Nano
@@ -120,13 +122,13 @@ class Sensors:
 
     def channel_watts(self) -> dict[str, float]:
         """Return the power of each INA3221 channel with a label and a reading, in watts."""
-        return dict(self._read(_CHANNELS))
+        return dict(self._read("channels"))
 
     def energy_uj(self) -> dict[str, tuple[int, int]]:
         """Return microjoules and counter range by RAPL domain: ``psys`` alone, or all packages and their memory."""
         found = {}
         for path, energy in _numbers(self.root, "sys/class/powercap/intel-rapl:*/energy_uj"):
-            name, most = _text(path.with_name("name")), _number(path.with_name("max_energy_range_uj"))
+            name, most = text_of(path.with_name("name")), _number(path.with_name("max_energy_range_uj"))
             if name in ("psys", "dram") or name.startswith("package"):
                 found[f"{path.parent.name.removeprefix('intel-rapl:')} {name}"] = round(energy), round(most or 0)
         psys = {name: value for name, value in found.items() if name.endswith(" psys")}
@@ -135,11 +137,11 @@ class Sensors:
     def state(self) -> DeviceState:
         """Read clocks, temperatures, throttling and alarms."""
         temperatures: dict[str, float] = {}
-        for number, (name, degrees) in enumerate(self._read(_TEMPERATURES)):
+        for number, (name, degrees) in enumerate(self._read("temperatures")):
             temperatures[f"{name} {number}" if name in temperatures else name] = degrees
-        clocks = dict(self._read(_CORE_CLOCKS))
-        clocks |= {f"gpu{number}": mhz for number, (_, mhz) in enumerate(self._read(_GPU_CLOCKS))}
-        throttled = [why for why, _ in self._read(_SLOWDOWNS)]
+        clocks = dict(self._read("core clocks"))
+        clocks |= {f"gpu{number}": mhz for number, (_, mhz) in enumerate(self._read("gpu clocks"))}
+        throttled = [why for why, _ in self._read("slowdowns")]
         for number, gpu in enumerate(self.gpus()):
             if gpu.temperature_c is not None:
                 temperatures[f"gpu{number}"] = gpu.temperature_c
@@ -147,30 +149,31 @@ class Sensors:
                 clocks[f"gpu{number}"] = gpu.clock_mhz
             throttled += [f"gpu{number}: {why}" for why in gpu.slowdowns]
         counters = Counter[str]()
-        for name, count in self._read(_COUNTERS):
+        for name, count in self._read("counters"):
             counters[name] += round(count)
         return DeviceState(temperatures, clocks, throttled, dict(counters))
 
     def battery_wh(self) -> float | None:
         """Return the energy left in all batteries, in watt hours, or None."""
-        found = [watt_hours for _, watt_hours in self._read(_BATTERIES)]
+        found = [watt_hours for _, watt_hours in self._read("batteries")]
         return round(sum(found), 3) if found else None
 
     def power_mode(self) -> str | None:
         """Return a Jetson's power mode (nvpmodel), by its name if the configuration has it."""
-        mode = re.search(r"pmode:(\d+)", _text(self.root / "var/lib/nvpmodel/status"))
+        mode = re.search(r"pmode:(\d+)", text_of(self.root / "var/lib/nvpmodel/status"))
         if mode is None:
             return None
-        names = re.findall(r"POWER_MODEL\s+ID=(\d+)\s+NAME=([\w.-]+)", _text(self.root / "etc/nvpmodel.conf"))
+        names = re.findall(r"POWER_MODEL\s+ID=(\d+)\s+NAME=([\w.-]+)", text_of(self.root / "etc/nvpmodel.conf"))
         return next((name for number, name in names if int(number) == int(mode[1])), str(int(mode[1])))
 
     def l4t(self) -> str | None:
         """Return the release of Jetson Linux, such as ``36.4.3``."""
-        found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", _text(self.root / "etc/nv_tegra_release"))
+        found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text_of(self.root / "etc/nv_tegra_release"))
         return f"{found[1]}.{found[2]}" if found else None
 
-    def _read(self, readers: Mapping[str, _Reader]) -> _Readings:
-        files = ((path, read) for pattern, read in readers.items() for path in sorted(self.root.glob(pattern)))
+    def _read(self, quantity: str) -> _Readings:
+        readers = _READERS[quantity].items()
+        files = ((path, read) for pattern, read in readers for path in sorted(self.root.glob(pattern)))
         return [reading for path, read in files for reading in read(path)]
 
 
@@ -329,42 +332,44 @@ def _scaled(divisor: float, name: Callable[[Path], str]) -> _Reader:
 
 
 def _channel(label: Path) -> _Readings:
-    monitor, channel, name = label.parent, label.name[2], _text(label)
+    monitor, channel, name = label.parent, label.name[2], text_of(label)
     volts, amperes = _number(monitor / f"in{channel}_input"), _number(monitor / f"curr{channel}_input")
-    if _text(monitor / "name") != "ina3221" or name in ("", "NC") or volts is None or amperes is None:
+    if text_of(monitor / "name") != "ina3221" or name in ("", "NC") or volts is None or amperes is None:
         return []
     return [(name, volts * amperes / 1e6)]
 
 
 def _temperature(path: Path) -> _Readings:
     degrees = _number(path)  # sensors that are switched off report impossible values
-    return [(_text(path.with_name("type")), degrees / 1e3)] if degrees is not None and abs(degrees - 5e4) < 15e4 else []
+    return (
+        [(text_of(path.with_name("type")), degrees / 1e3)] if degrees is not None and abs(degrees - 5e4) < 15e4 else []
+    )
 
 
 def _trip_point(path: Path) -> _Readings:
     """Return the first passive or hot trip point that a thermal zone has reached."""
     for zone, degrees in _temperature(path):
         for at, limit in _numbers(path.parent, "trip_point_*_temp"):
-            kind = _text(at.with_name(at.name.replace("_temp", "_type")))
+            kind = text_of(at.with_name(at.name.replace("_temp", "_type")))
             if kind in ("passive", "hot") and 0 < limit <= 1e3 * degrees:
                 return [(f"{zone} at {degrees:.0f} \N{DEGREE SIGN}C (limit {limit / 1e3:.0f})", 1)]
     return []
 
 
 def _cooling_device(path: Path) -> _Readings:
-    name, level = _text(path.with_name("type")), _number(path)
+    name, level = text_of(path.with_name("type")), _number(path)
     return [(f"{name} at level {level:.0f}", level)] if level and _THROTTLING_DEVICE.match(name) else []
 
 
 def _alarm(path: Path) -> _Readings:
-    if _text(path.with_name("name")) != "ina3221" or not _number(path):
+    if text_of(path.with_name("name")) != "ina3221" or not _number(path):
         return []
     channel = re.sub(r"\D", "", path.name)
-    return [(f"over-current alarm of {_text(path.with_name(f'in{channel}_label')) or f'channel {channel}'}", 1)]
+    return [(f"over-current alarm of {text_of(path.with_name(f'in{channel}_label')) or f'channel {channel}'}", 1)]
 
 
 def _pi_bits(path: Path) -> list[str]:
-    text = _text(path).removeprefix("0x")
+    text = text_of(path).removeprefix("0x")
     bits = int(text, 16) if re.fullmatch(r"[0-9a-fA-F]+", text) else 0
     names = {**_PI_NOW, **{bit + 16: f"{why} since boot" for bit, why in _PI_NOW.items()}}
     return [why for bit, why in names.items() if bits >> bit & 1]
@@ -374,34 +379,37 @@ def _battery(path: Path) -> _Readings:
     energy, charge, volts = (_number(path.with_name(name)) for name in ("energy_now", "charge_now", "voltage_now"))
     if energy is None and charge is not None and volts is not None:
         energy = charge * volts / 1e6
-    is_own = _text(path) == "Battery" and _text(path.with_name("scope")) != "Device"
+    is_own = text_of(path) == "Battery" and text_of(path.with_name("scope")) != "Device"
     return [(path.parent.name, energy / 1e6)] if is_own and energy is not None else []
 
 
-_CHANNELS = {"sys/class/hwmon/hwmon*/in[123]_label": _channel}
-_TEMPERATURES = {"sys/class/thermal/thermal_zone*/temp": _temperature}
-_CORE_CLOCKS = {
-    "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq": _scaled(1e3, lambda path: path.parent.parent.name)
-}
-_GPU_CLOCKS = {"sys/class/devfreq/*gpu*/cur_freq": _scaled(1e6, lambda path: path.parent.name)}
 _PI = "sys/devices/platform/soc*/soc*firmware/get_throttled"
-_SLOWDOWNS: dict[str, _Reader] = {
-    "sys/class/thermal/thermal_zone*/temp": _trip_point,
-    "sys/class/thermal/cooling_device*/cur_state": _cooling_device,
-    "sys/class/hwmon/hwmon*/curr*_crit_alarm": _alarm,
-    "sys/class/hwmon/hwmon*/curr*_max_alarm": _alarm,
-    _PI: lambda path: [(why, 1) for why in _pi_bits(path) if not why.endswith("since boot")],
+_READERS: dict[str, dict[str, _Reader]] = {
+    "channels": {"sys/class/hwmon/hwmon*/in[123]_label": _channel},
+    "temperatures": {"sys/class/thermal/thermal_zone*/temp": _temperature},
+    "core clocks": {
+        "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq": _scaled(1e3, lambda path: path.parent.parent.name)
+    },
+    "gpu clocks": {"sys/class/devfreq/*gpu*/cur_freq": _scaled(1e6, lambda path: path.parent.name)},
+    "slowdowns": {
+        "sys/class/thermal/thermal_zone*/temp": _trip_point,
+        "sys/class/thermal/cooling_device*/cur_state": _cooling_device,
+        "sys/class/hwmon/hwmon*/curr*_crit_alarm": _alarm,
+        "sys/class/hwmon/hwmon*/curr*_max_alarm": _alarm,
+        _PI: lambda path: [(why, 1) for why in _pi_bits(path) if not why.endswith("since boot")],
+    },
+    "counters": {
+        "sys/class/hwmon/hwmon*/oc*_event_cnt": _scaled(
+            1, lambda path: f"{text_of(path.with_name('name'))} {path.name.removesuffix('_event_cnt')}"
+        ),
+        "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count": _scaled(
+            1, lambda path: path.name.removesuffix("_throttle_count")
+        ),
+        _PI: lambda path: [(why, 1) for why in _pi_bits(path) if why.endswith("since boot")],
+    },
+    "batteries": {"sys/class/power_supply/*/type": _battery},
 }
-_COUNTERS: dict[str, _Reader] = {
-    "sys/class/hwmon/hwmon*/oc*_event_cnt": _scaled(
-        1, lambda path: f"{_text(path.with_name('name'))} {path.name.removesuffix('_event_cnt')}"
-    ),
-    "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count": _scaled(
-        1, lambda path: path.name.removesuffix("_throttle_count")
-    ),
-    _PI: lambda path: [(why, 1) for why in _pi_bits(path) if why.endswith("since boot")],
-}
-_BATTERIES = {"sys/class/power_supply/*/type": _battery}
+"""Readers of files below the root, by quantity and pattern of paths."""
 
 
 def _means(samples: tuple[dict[str, float], ...]) -> dict[str, float]:
@@ -417,13 +425,6 @@ def _numbers(folder: Path, pattern: str) -> list[tuple[Path, float]]:
 
 def _number(path: Path) -> float | None:
     try:
-        return float(path.read_text(encoding="utf-8", errors="replace").strip())
-    except (OSError, ValueError):
+        return float(text_of(path))
+    except ValueError:
         return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip("\0\n ")
-    except OSError:
-        return ""

@@ -16,9 +16,10 @@ import numpy as np
 
 from ls_edge.core.errors import EngineError
 from ls_edge.core.parts import ENDS, HEAD, STEM
-from ls_edge.engines.cuda_memory import CudaWorkspace, DeviceEngine
+from ls_edge.engines.cuda_memory import DeviceEngine
 from ls_edge.engines.engine import Engine, Tensor, check_inputs, warm_up
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
+from ls_edge.engines.providers import memory_of
 from ls_edge.engines.tensorrt.engine import TensorRTEngine
 
 GRAPH_TOLERANCE = 1e-4
@@ -42,7 +43,12 @@ class Executor:
         self.engines = engines
         self.needs_slot = any(len(engine.signature.inputs) > 1 for engine in engines.values())
         """Whether blocks take the number of blocks that ran before them."""
-        self.workspace = _shared_workspace(engines)
+        workspaces = {
+            engine.workspace if isinstance(engine, (OnnxEngine, TensorRTEngine)) else None
+            for engine in engines.values()
+        }
+        self.workspace = workspaces.pop() if len(workspaces) == 1 else None
+        """GPU memory that all engines share, or None."""
         self._bound = _BoundParts.of(engines)
 
     def run(
@@ -170,7 +176,7 @@ class _BoundParts:
         found = {
             part: engine
             for part, engine in engines.items()
-            if isinstance(engine, OnnxEngine) and engine.workspace is None and engine.device == "cpu"
+            if isinstance(engine, OnnxEngine) and engine.workspace is None and memory_of(engine.provider) == "cpu"
         }
         return cls(found) if found and len(found) == len(engines) else None
 
@@ -278,13 +284,3 @@ def _first_slots(parts: Sequence[int], size: int) -> np.ndarray:
 def _inputs(engine: Engine, array: np.ndarray, slots: np.ndarray) -> dict[str, np.ndarray]:
     first, *slot = engine.signature.inputs
     return {first.name: array} | {tensor.name: slots for tensor in slot}
-
-
-def _shared_workspace(engines: Mapping[int, Engine]) -> CudaWorkspace | None:
-    """Return the GPU memory that all engines share, or None."""
-    found = {
-        id(workspace): workspace
-        for engine in engines.values()
-        for workspace in (engine.workspace if isinstance(engine, (OnnxEngine, TensorRTEngine)) else None,)
-    }
-    return next(iter(found.values())) if len(found) == 1 else None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +38,6 @@ from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 KEPT_QUEUED = 32
 """Pairs of batch size and buffers for which a binding to memory on the GPU is kept; each is some KB."""
 
-log = logging.getLogger("ls_edge.engines")
-
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
 
@@ -62,7 +59,7 @@ def open_session(
     _check_provider(ort, raw, part, provider)
     if memory_of(provider) == "cuda":
         switch_off_tf32()
-        _preload(ort)
+        preload(ort)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     # weights in another file would be looked for in the working directory; below this there is none
@@ -157,11 +154,6 @@ class OnnxEngine:
         if self._session is None:
             raise EngineError(f"the engine of {self.part} was closed; open it again")
         return self._session
-
-    @property
-    def device(self) -> str:
-        """Memory of inputs and outputs, as ONNX Runtime calls it."""
-        return memory_of(self.provider)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Run on arrays that are checked against the manifest, and return a new array; raises :class:`EngineError`."""
@@ -261,14 +253,6 @@ def onnxruntime_module() -> Any:
             f"onnxruntime does not load ({first_line(error)}); to install it: {engine_advice()}"
         ) from None
     return onnxruntime
-
-
-@functools.cache
-def _preload(ort: Any) -> None:
-    """Find pip's CUDA libraries before the first session that needs them."""
-    said = preload(ort)
-    if said:
-        log.debug("preloading CUDA libraries", extra={"text": said})
 
 
 @functools.cache

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import io
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +20,8 @@ from typing import Any
 from ls_edge.engines.engine import Signature, first_line
 from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 from ls_edge.engines.tensorrt.cache import EngineCache, default_folder
+
+log = logging.getLogger("ls_edge.engines")
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 _SHORT = {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}
@@ -86,14 +90,13 @@ def switch_off_tf32() -> None:
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 
-def preload(ort: Any) -> str:
-    """Load pip's CUDA libraries, which ONNX Runtime might not find; return the output of ONNX Runtime."""
-    if not hasattr(ort, "preload_dlls"):  # before 1.21
-        return ""
+@functools.cache
+def preload(ort: Any) -> None:
+    """Load pip's CUDA libraries once, which ONNX Runtime might not find; log its output."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(Exception):
-        ort.preload_dlls()
-    return " ".join(said.getvalue().split())
+        ort.preload_dlls()  # new in 1.21
+    log.debug("preloading CUDA libraries", extra={"text": " ".join(said.getvalue().split())})
 
 
 def why_not(ort: Any, provider: str) -> str:
