@@ -38,9 +38,6 @@ from ls_edge.engines.tensorrt.cache import EngineCache, OnStatus
 
 log = logging.getLogger("ls_edge.engines")
 
-_Key = tuple[int, ...]
-"""Batch and addresses of a run."""
-
 
 @dataclass
 class _Context:
@@ -74,9 +71,12 @@ class TensorRTEngine:
             raise EngineError(f"the engine of {part} does not load in {device}; it is of another device or version")
         self._check_signature()
         workspace.hold()
-        self._graphs: dict[_Key, _Context] = {}
-        self._contexts: dict[int, _Context] = {}
-        """Contexts of runs without a graph by profile, made by the first one: each takes memory of its own."""
+        self._contexts: dict[tuple[int, ...], _Context] = {}
+        """Contexts by batch and addresses of runs with a graph, else by profile.
+
+        They are made by the first run of each, since each takes memory. A graph has a context of its own, because it is
+        bound to the state of the context that it was captured from.
+        """
         try:
             self._scratch_bytes = int(self._engine.device_memory_size_v2)
             workspace.scratch(self._scratch_bytes)  # all engines are opened before one runs, so this is made once
@@ -93,56 +93,45 @@ class TensorRTEngine:
         """Queue one run; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
         if self._engine is None:
             raise EngineError(f"the engine of {self.part} was closed; open it again")
-        if not self.no_graphs and batch in (1, self.workspace.max_batch):
-            self._enqueue_graph(batch, addresses)
-            return
-        found = self._contexts.get(profile_of(batch))
+        uses_graph = not self.no_graphs and batch in (1, self.workspace.max_batch)
+        key = (batch, *addresses.values()) if uses_graph else (profile_of(batch),)
+        found = self._contexts.get(key)
+        if found is not None and found.generation != self.workspace.generation:
+            self._drop(key)
+            found = None
         if found is None:
-            found = self._contexts[profile_of(batch)] = self._new_context(batch)
-        elif found.generation != self.workspace.generation:
-            self._give_scratch(found.context)
-            found.generation = self.workspace.generation
+            found = self._contexts[key] = self._new_context(batch)
+        elif uses_graph and self._launch(found):
+            return
         self._set(found.context, batch, addresses)
         self._execute(found.context)
 
     def drop_graphs(self, why: str) -> None:
         """Run without CUDA graphs from now on; nothing may be queued."""
         self.no_graphs = why
-        for key in list(self._graphs):
+        for key in list(self._contexts):
             self._drop(key)
 
     def close(self) -> None:
         """Free memory on the GPU; a second call does nothing."""
         if self._engine is None:
             return
-        for key in list(self._graphs):
+        for key in list(self._contexts):
             self._drop(key)
-        self._contexts.clear()
         self._engine = self._runtime = None
         self.workspace.release()
 
-    def _enqueue_graph(self, batch: int, addresses: Mapping[str, int]) -> None:
-        key = (batch, *addresses.values())
-        found = self._graphs.get(key)
-        if found is not None and found.generation != self.workspace.generation:
-            self._drop(key)
-            found = None
-        if found is None:
-            # Its own context: a graph is bound to the state of the context that it was captured from. It has to
-            # run once with these shapes before it can be captured.
-            found = self._graphs[key] = self._new_context(batch)
-            self._set(found.context, batch, addresses)
-            self._execute(found.context)
-            return
+    def _launch(self, found: _Context) -> bool:
+        """Run the graph of a context that ran once, and record it before; return False if CUDA does not record it."""
         if found.graph is None:
             try:
                 found.graph = self._capture(found.context)
             except EngineError as error:
                 self.no_graphs = first_line(error)
                 log.warning("runs without CUDA graphs", extra={"part": self.part, "why": self.no_graphs})
-                self._execute(found.context)
-                return
+                return False
         self.workspace.cuda.call("cudaGraphLaunch", found.graph, self.workspace.stream, doing=f"running {self.part}")
+        return True
 
     def _capture(self, context: Any) -> Any:
         """Record one run as a graph; restore the state of the stream even if that fails."""
@@ -160,8 +149,8 @@ class TensorRTEngine:
         finally:
             cuda.attempt("cudaGraphDestroy", graph)
 
-    def _drop(self, key: _Key) -> None:
-        found = self._graphs.pop(key)
+    def _drop(self, key: tuple[int, ...]) -> None:
+        found = self._contexts.pop(key)
         if found.graph is not None:
             self.workspace.cuda.attempt("cudaGraphExecDestroy", found.graph)
 
@@ -173,11 +162,8 @@ class TensorRTEngine:
         # only the first context of an engine gets a profile automatically
         if not context.set_optimization_profile_async(profile_of(batch), self.workspace.stream):
             raise EngineError(f"{self.part}: TensorRT does not take the engine's profile; build the engine again")
-        self._give_scratch(context)
-        return _Context(context, self.workspace.generation)
-
-    def _give_scratch(self, context: Any) -> None:
         context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))
+        return _Context(context, self.workspace.generation)
 
     def _set(self, context: Any, batch: int, addresses: Mapping[str, int]) -> None:
         for tensor in self.signature.inputs:
