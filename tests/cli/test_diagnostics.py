@@ -10,7 +10,6 @@ import pytest
 from ls_edge.device import diagnostics, hardware
 from ls_edge.device.diagnostics import Finding, ProbeResult, probe, worst
 from ls_edge.engines import diagnostics as engines
-from ls_edge.engines.diagnostics import tiny_model
 
 
 def pairs(findings):
@@ -51,15 +50,22 @@ def test_a_probe_does_not_import_from_the_working_folder(tmp_path, monkeypatch):
     assert "the wrong one" not in probe("import onnxruntime; print('{}')").why
 
 
-def test_the_tiny_model_is_a_whole_onnx_model():
+@pytest.mark.parametrize(
+    ("ours", "operator", "rows"), [(engines.PRODUCT_MODEL, "MatMul", 4), (engines.LAYER_MODEL, "Add", "B")]
+)
+def test_the_models_of_probes_are_those_that_onnx_writes(ours, operator, rows):
     onnx = pytest.importorskip("onnx")
-    model = onnx.load_from_string(tiny_model())
+    helper = onnx.helper
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [rows, 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node(operator, ["x", "x"], ["y"])], "square", [x], [y])
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
     onnx.checker.check_model(model, full_check=True)
-    assert model.SerializeToString() == onnx.load_from_string(model.SerializeToString()).SerializeToString()
+    assert bytes.fromhex(ours) == model.SerializeToString(deterministic=True)
 
 
-def test_the_tiny_model_multiplies():
-    session = pytest.importorskip("onnxruntime").InferenceSession(tiny_model(), providers=["CPUExecutionProvider"])
+def test_the_model_of_products_multiplies():
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(bytes.fromhex(engines.PRODUCT_MODEL), providers=["CPUExecutionProvider"])
     x = np.arange(16, dtype=np.float32).reshape(4, 4)
     assert np.array_equal(session.run(None, {"x": x})[0], x @ x)
 
@@ -183,11 +189,6 @@ def test_tensorrt_builds_and_runs_a_layer(monkeypatch, tmp_path):
     (found,) = engines.check_tensorrt()
     assert (found.status, found.fix) == ("warn", "use --engine onnx")
     assert "libnvinfer.so.10: cannot open" in found.detail
-
-
-def test_the_layer_is_a_whole_onnx_model():
-    onnx = pytest.importorskip("onnx")
-    onnx.checker.check_model(onnx.load_from_string(engines.layer_model()), full_check=True)
 
 
 @pytest.mark.parametrize(("python", "words"), [("python3.10", "made for python3.10 while this is"), ("python3", "")])
