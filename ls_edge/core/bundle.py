@@ -230,8 +230,24 @@ class Bundle:
     @classmethod
     def of_manifest(cls, folder: Path, raw: bytes, file: str = MANIFEST) -> Bundle:
         """Check a manifest; errors as :meth:`open`, ``folder`` and ``file`` are for messages."""
-        bundle = cls(folder, _decode_manifest(folder / file, raw))
-        bundle._check_ids()
+        path = folder / file
+        try:
+            manifest = decode_json(raw, Manifest, SCHEMA)
+            manifest.block_bands  # noqa: B018 - raises if they are not bands of these blocks
+        except OtherSchema as error:
+            advice = "export the run again with this version, or install the version that wrote it"
+            raise SchemaMismatch(f"{path}{error}; {advice}") from None
+        except InvalidDocument as error:
+            raise BundleError(f"{path}{error}; copy the bundle again, or export the run again") from None
+        except UsageError as error:
+            raise BundleError(f"{path}: {error}; export the run again") from None
+        bundle = cls(folder, manifest)
+        expected = bundle_id_of(bundle.interface, manifest.precision, manifest.parts)
+        if expected != manifest.bundle_id:
+            raise DigestMismatch(
+                f"{folder / MANIFEST} was changed: bundle_id is {short_id(manifest.bundle_id)} but its contents give "
+                f"{short_id(expected)}; export again"
+            )
         return bundle
 
     @property
@@ -312,28 +328,6 @@ class Bundle:
                 break
             if parent.is_symlink():
                 raise BundleError(f"{parent} is a link; a bundle holds plain folders, copy the folder itself")
-
-    def _check_ids(self) -> None:
-        expected = bundle_id_of(self.interface, self.manifest.precision, self.manifest.parts)
-        if expected != self.manifest.bundle_id:
-            raise DigestMismatch(
-                f"{self.folder / MANIFEST} was changed: bundle_id is {short_id(self.manifest.bundle_id)} but its "
-                f"contents give {short_id(expected)}; export again"
-            )
-
-
-def _decode_manifest(path: Path, raw: bytes) -> Manifest:
-    try:
-        manifest = decode_json(raw, Manifest, SCHEMA)
-        manifest.block_bands  # noqa: B018 - raises if they are not bands of these blocks
-    except OtherSchema as error:
-        advice = "export the run again with this version, or install the version that wrote it"
-        raise SchemaMismatch(f"{path}{error}; {advice}") from None
-    except InvalidDocument as error:
-        raise BundleError(f"{path}{error}; copy the bundle again, or export the run again") from None
-    except UsageError as error:
-        raise BundleError(f"{path}: {error}; export the run again") from None
-    return manifest
 
 
 def shared_groups(owners: Sequence[int]) -> list[list[int]]:

@@ -76,8 +76,8 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a folder; raise :class:`FolderInUse` if another process holds it.
+def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold an exclusive lock on a folder; raise :class:`FolderInUse`, or ``wait``, while another process holds it.
 
     The lock is ``flock`` on the folder itself, so it ends with the process and leaves no file behind. On a file system
     without such locks, the folder is used unlocked.
@@ -85,7 +85,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise FolderInUse(f"another process uses {folder}; wait until it ends, or choose another folder") from None
         except OSError:

@@ -202,7 +202,7 @@ class PeersFile:
     @property
     def uses_keys(self) -> bool:
         """Whether links are CURVE links: any key in the file switches them on, on the loopback too."""
-        return _uses_keys(self)
+        return any(entry.public_key for entry in (*self.peers, *self.sources))
 
     def peer(self, name: str) -> PeerConfig:
         """Return the peer called ``name``."""
@@ -259,9 +259,10 @@ class PeersFile:
 def load_peers(path: str | Path) -> PeersFile:
     """Read and check a ``peers.yaml``; raise :class:`ConfigError` with file, line and column."""
     file, source_map = load_yaml(path, PeersDocument)
-    for error in _contradictions(file, source_map):
+    found = PeersFile(Path(path), tuple(file.peers), tuple(file.sources), file.insecure, file.heartbeat, source_map)
+    for error in _contradictions(found, source_map):
         raise error
-    return PeersFile(Path(path), tuple(file.peers), tuple(file.sources), file.insecure, file.heartbeat, source_map)
+    return found
 
 
 def place_of_key(path: str | Path, name: str) -> tuple[str, str]:
@@ -337,16 +338,12 @@ def is_ipv6(host: str) -> bool:
         return False
 
 
-def _uses_keys(file: PeersFile | PeersDocument) -> bool:
-    return any(entry.public_key for entry in (*file.peers, *file.sources))
-
-
-def _contradictions(file: PeersDocument, source_map: SourceMap) -> Iterator[ConfigError]:
+def _contradictions(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigError]:
     """Yield what is wrong between values of the file."""
     error = source_map.error
     names: set[str] = set()
     addresses: dict[str, str] = {}
-    uses_keys = _uses_keys(file)
+    uses_keys = file.uses_keys
     if uses_keys and file.insecure:
         yield error("'insecure: true' and public keys contradict each other; remove one", "insecure")
     if uses_keys and not file.sources:

@@ -20,7 +20,6 @@ import hashlib
 import os
 import platform
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,7 +67,6 @@ _WORDS = {
     "workspace": "the workspace",
     "flags": "the build flags",
 }
-_POLL_S = 0.1
 
 
 def default_folder() -> Path:
@@ -118,10 +116,9 @@ class EngineCache:
             on_status(f"building an engine: {reason}")
             timing = self._read(self._timing(key)) or b""
             engine, timing = build(timing)
-            entry = _Entry(key, hashlib.sha256(engine).hexdigest())
             try:
                 self._write(self._path(key, "engine"), engine)
-                self._write(self._path(key, "json"), msgspec.json.encode(entry))
+                self._write(self._path(key, "json"), _note(key, engine))
                 if timing:
                     self._write(self._timing(key), timing)
             except EngineError as error:
@@ -140,14 +137,8 @@ class EngineCache:
         if noted is None:
             return None, self._why(key)
         engine = self._read(self._path(key, "engine"))
-        try:
-            entry = msgspec.json.decode(noted, type=_Entry)
-        except msgspec.MsgspecError:
-            return None, "the note about the one in the cache is damaged"
-        if engine is None:
-            return None, "the one in the cache is missing"
-        if entry.key != key or hashlib.sha256(engine).hexdigest() != entry.sha256:
-            return None, "the one in the cache is damaged"
+        if engine is None or noted != _note(key, engine):
+            return None, "the one in the cache is damaged or missing"
         return engine, ""
 
     def _why(self, key: EngineKey) -> str:
@@ -200,17 +191,17 @@ class EngineCache:
     def _locked(self, on_status: OnStatus) -> Iterator[None]:
         """Let one process at a time build engines."""
         with contextlib.ExitStack() as stack:
-            waiting = False
-            while True:
-                try:
-                    stack.enter_context(folder_lock(self.folder))
-                    break
-                except FolderInUse:
-                    if not waiting:
-                        on_status("waiting for another process that builds engines")
-                    waiting = True
-                    time.sleep(_POLL_S)
+            try:
+                stack.enter_context(folder_lock(self.folder))
+            except FolderInUse:
+                on_status("waiting for another process that builds engines")
+                stack.enter_context(folder_lock(self.folder, wait=True))
             yield
+
+
+def _note(key: EngineKey, engine: bytes) -> bytes:
+    """Return what is written next to an engine when it is complete."""
+    return msgspec.json.encode(_Entry(key, hashlib.sha256(engine).hexdigest()))
 
 
 def _check_owner(found: os.stat_result, path: Path) -> None:
