@@ -167,7 +167,7 @@ def chain_accuracy(
 def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: int, batch: int) -> Engine | None:
     if monolith is None:
         return None
-    if pipeline.stem_engine.kind == "tensorrt":
+    if pipeline.choice.kind == "tensorrt":
         return open_engine(bundle, "whole", kind="tensorrt", max_batch=batch)
     signature = signature_of(bundle.manifest, "whole")
     return OnnxEngine(monolith, "whole", signature, provider=pipeline.provider, threads=threads)

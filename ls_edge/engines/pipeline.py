@@ -8,7 +8,7 @@ One thread at a time uses a pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor
-from ls_edge.engines.opening import EngineChoice, EngineSettings, OnStep, open_parts
+from ls_edge.engines.opening import EngineChoice, EngineSettings, OnStep, open_block_engines
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,18 +28,13 @@ if TYPE_CHECKING:
 class Pipeline:
     """Stem, blocks and head of a bundle as engines; created by :meth:`open`."""
 
-    def __init__(
-        self, bundle: Bundle, stem: Engine, blocks: Sequence[Engine], head: Engine, choice: EngineChoice
-    ) -> None:
+    def __init__(self, bundle: Bundle, engines: Mapping[int, Engine], choice: EngineChoice) -> None:
         self.bundle = bundle
         self.choice = choice
-        self.stem_engine = stem
-        self.provider = stem.provider
+        self.provider = engines[STEM].provider
         self.owners = bundle.owners
-        self.block_engines = tuple(blocks)
-        self.num_blocks = len(self.block_engines)
-        self.head_engine = head
-        self.executor = Executor({STEM: stem, **dict(enumerate(blocks)), HEAD: head})
+        self.num_blocks = bundle.num_blocks
+        self.executor = Executor(engines)
 
     @classmethod
     def open(
@@ -49,27 +44,25 @@ class Pipeline:
         on_step: OnStep = lambda _done, _total, _text: None,
         **settings: Unpack[EngineSettings],
     ) -> Pipeline:
-        """Open every part except ``whole``; arguments and errors are those of :func:`open_parts`."""
-        names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
-        choices: list[EngineChoice] = []
-        engines = open_parts(bundle, names, on_step=on_step, on_choice=choices.append, **settings)
-        stem, *blocks, head = (engines[name] for name in names)
-        return cls(bundle, stem, blocks, head, choices[-1])
+        """Open every part except ``whole``; arguments and errors are those of :func:`open_block_engines`."""
+        parts, choices = (STEM, *range(bundle.num_blocks), HEAD), list[EngineChoice]()
+        engines = open_block_engines(bundle, parts, on_step=on_step, on_choice=choices.append, **settings)
+        return cls(bundle, engines, choices[-1])
 
     def stem(self, images: np.ndarray) -> np.ndarray:
         """Convert normalized images float32 ``[B, 3, H, W]`` to tokens ``[B, N, D]``."""
-        return self.stem_engine.run({"images": images})
+        return self.executor.engines[STEM].run({"images": images})
 
     def block(self, index: int, tokens: np.ndarray, slot: int | np.ndarray = 0) -> np.ndarray:
         """Run a block on tokens ``[B, N, D]``; ``slot`` (int or int64 ``[B]``) counts if the bundle needs it."""
         inputs = {"tokens": tokens}
         if self.bundle.manifest.needs_slot:
             inputs["slot"] = np.broadcast_to(np.asarray(slot, dtype=np.int64), tokens.shape[:1])
-        return self.block_engines[self._checked(index)].run(inputs)
+        return self.executor.engines[self._checked(index)].run(inputs)
 
     def head(self, tokens: np.ndarray) -> np.ndarray:
         """Convert tokens ``[B, N, D]`` to logits float32 ``[B, C]``."""
-        return self.head_engine.run({"tokens": tokens})
+        return self.executor.engines[HEAD].run({"tokens": tokens})
 
     def array_of(self, tokens: np.ndarray) -> np.ndarray:
         """Return tokens as an array float32 ``[B, N, D]``."""

@@ -278,7 +278,7 @@ def test_a_bundle_has_one_file_for_all_steps(shared_bundle, shared_runs, tmp_pat
     assert len({id(engine) for engine in engines.values()}) == 1
     view = load_run(shared_runs / "run").view
     with Pipeline.open(bundle, threads=1) as pipeline, torch.no_grad():
-        assert len({id(engine) for engine in pipeline.block_engines}) == 1
+        assert len({id(pipeline.executor.engines[block]) for block in range(pipeline.num_blocks)}) == 1
         wanted = view(IMAGES).numpy()
         first = pipeline.forward(IMAGES.numpy(), [0, 1, 2, 3])
         assert np.abs(first - wanted).max() <= 1e-4 * np.abs(wanted).max()
