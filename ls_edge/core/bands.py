@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ls_edge.core.arrangement import Arrangement, equal_waves, random_order, random_subset_order, random_waves
+from ls_edge.core.arrangement import Arrangement, Wave, random_order
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import ENDS, STEM, has_ends, part_name
 from ls_edge.core.text import format_bands, format_ranges, parse_ranges
@@ -200,12 +200,17 @@ class Bands:
         return [self.random_order(seed, index) for index in range(count)]
 
     def random_subset_order(self, keep: int, seed: int, index: int, *, shuffled: bool) -> tuple[int, ...]:
-        """Draw a subset order within the bands, as :func:`~ls_edge.core.arrangement.random_subset_order` does."""
-        return self.sort(random_subset_order(self.num_blocks, keep, seed, index, shuffled=shuffled))
+        """Draw ``keep`` blocks, in trained order or (``shuffled``) in the drawn order within the bands."""
+        order = random_order(self.num_blocks, seed, index)[:keep]
+        return self.sort(order) if shuffled else tuple(sorted(order))
 
     def equal_waves(self, order: Sequence[int], tracks: int, length: int) -> Arrangement:
-        """Cut each band alone, as :func:`~ls_edge.core.arrangement.equal_waves` does."""
-        return _joined(equal_waves(part, tracks, length) for part in self._parts(order))
+        """Cut each band into waves of ``tracks`` tracks of ``length`` blocks; its last wave may be smaller."""
+        waves: list[Wave] = []
+        for part in self._parts(order):
+            pieces = [tuple(part[at : at + length]) for at in range(0, len(part), length)]
+            waves += (tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks))
+        return Arrangement(tuple(waves))
 
     def random_waves(
         self,
@@ -215,12 +220,24 @@ class Bands:
         *,
         interleaved: bool = False,
     ) -> Arrangement:
-        """Cut each band alone, as :func:`~ls_edge.core.arrangement.random_waves` does."""
-        return _joined(random_waves(part, rng, tracks, interleaved=interleaved) for part in self._parts(order))
+        """Cut each band into waves of tracks; their number is drawn from ``tracks``, their length is random per wave.
+
+        A track has consecutive blocks of ``order``, or (``interleaved``) a random part of the wave's blocks.
+        """
+        waves: list[Wave] = []
+        for rest in self._parts(order):
+            while rest:
+                count = min(rng.choice(tracks), len(rest))
+                length = rng.randint(1, len(rest) // count)
+                taken = rest[: count * length]
+                del rest[: count * length]
+                owners = [track for track in range(count) for _ in range(length)]
+                if interleaved:
+                    rng.shuffle(owners)
+                waves.append(
+                    tuple(tuple(taken[at] for at in range(len(taken)) if owners[at] == track) for track in range(count))
+                )
+        return Arrangement(tuple(waves))
 
     def _parts(self, order: Sequence[int]) -> list[list[int]]:
         return [list(part) for _, part in itertools.groupby(self.sort(order), key=self.band_of)]
-
-
-def _joined(items: Iterable[Arrangement]) -> Arrangement:
-    return Arrangement(tuple(wave for item in items for wave in item.waves))

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from ls_edge.core.arrangement import (
     Arrangement,
     apply,
-    equal_waves,
     random_order,
-    random_subset_order,
-    random_waves,
 )
+from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from tests.arrangements import arrangement_of
 
@@ -158,23 +156,23 @@ def test_random_orders_are_uniform():
 
 def test_random_subsets():
     for index in range(20):
-        shuffled = random_subset_order(12, 5, seed=9, index=index, shuffled=True)
-        kept = random_subset_order(12, 5, seed=9, index=index, shuffled=False)
+        shuffled = Bands(12).random_subset_order(5, seed=9, index=index, shuffled=True)
+        kept = Bands(12).random_subset_order(5, seed=9, index=index, shuffled=False)
         assert kept == tuple(sorted(shuffled))
         assert len(set(kept)) == 5
-    assert len({random_subset_order(12, 5, 9, index, shuffled=False) for index in range(20)}) > 10
+    assert len({Bands(12).random_subset_order(5, 9, index, shuffled=False) for index in range(20)}) > 10
 
 
 def test_orders_are_cut_into_waves():
-    assert equal_waves(range(5), 2, 2).to_json() == [[[0, 1], [2, 3]], [[4]]]
-    assert equal_waves([1, 0], 1, 1).to_json() == [1, 0]
+    assert Bands(12).equal_waves(range(5), 2, 2).to_json() == [[[0, 1], [2, 3]], [[4]]]
+    assert Bands(12).equal_waves([1, 0], 1, 1).to_json() == [1, 0]
     rng = random.Random(0)
     for _ in range(200):
         order = rng.sample(range(9), 9)
-        assert random_waves(order, rng).order == tuple(order)
-        found = random_waves(order, rng, (2, 3), interleaved=True)
+        assert Bands(12).random_waves(order, rng).order == tuple(order)
+        found = Bands(12).random_waves(order, rng, (2, 3), interleaved=True)
         assert sorted(found.order) == sorted(order)
         assert {len(found.waves[0])} <= {2, 3}
         assert all(list(track) == sorted(track, key=order.index) for wave in found.waves for track in wave)
         assert all(len({len(track) for track in wave}) == 1 for wave in found.waves)
-    assert random_waves([], rng).to_json() == []
+    assert Bands(12).random_waves([], rng).to_json() == []

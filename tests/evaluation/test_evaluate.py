@@ -2,7 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.core.arrangement import Arrangement, equal_waves, random_subset_order
+from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.evaluation.evaluate import aggregate, evaluate
@@ -63,9 +63,9 @@ def test_figures_are_over_orders_and_draws():
     assert found.arbitrary.top1_mean == pytest.approx(values.mean())
     assert found.arbitrary.top1_std == pytest.approx(values.std())
     assert found.arbitrary.top1_p5 == pytest.approx(np.percentile(values, 5))
-    one = [random_subset_order(3, 1, 0, i, shuffled=True) == (1,) for i in range(DRAWS)]
+    one = [Bands(3).random_subset_order(1, 0, i, shuffled=True) == (1,) for i in range(DRAWS)]
     assert found.kept["1"].sequential == found.kept["1"].arbitrary == pytest.approx(np.mean(one))
-    two = [random_subset_order(3, 2, 0, i, shuffled=False)[0] == 1 for i in range(DRAWS)]
+    two = [Bands(3).random_subset_order(2, 0, i, shuffled=False)[0] == 1 for i in range(DRAWS)]
     assert found.kept["2"].sequential == pytest.approx(np.mean(two))
 
 
@@ -152,7 +152,7 @@ def test_shapes_and_dealing():
     assert default_shapes(12) == [(2, 1), (2, 2), (2, 6), (4, 1), (12, 1)]
     assert default_shapes(1) == []
     assert default_shapes(3) == [(2, 1), (3, 1)]
-    assert equal_waves([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
+    assert Bands(5).equal_waves([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
 
 
 def test_kendall_tau():

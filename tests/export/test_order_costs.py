@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.core.arrangement import Arrangement, random_waves
+from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, read_order_costs
@@ -89,7 +89,8 @@ def test_costs_that_rank_no_better_than_chance_are_remarked(make_run, calibratio
 def test_estimates_rank_what_runs_side_by_side(trained, calibration, costs):
     generator = random.Random(5)
     dealt = [
-        random_waves(order, generator, TRACKS, interleaved=True) for order in Bands(BLOCKS).random_orders(40, seed=98)
+        Bands(BLOCKS).random_waves(order, generator, TRACKS, interleaved=True)
+        for order in Bands(BLOCKS).random_orders(40, seed=98)
     ]
     measured = np.array([loss_of(trained.view, calibration.held_out, item) for item in dealt])
     estimated = np.array([costs.cost(item) for item in dealt])
@@ -218,7 +219,8 @@ def test_a_linear_truth_is_found():
     fresh = np.stack([features_of(order, 6) for order in Bands(6).random_orders(50, seed=5)])
     assert spearman(fresh @ found, fresh @ truth) > 0.99
     drawn = random.Random(1)
-    waves = [random_waves(order, drawn, TRACKS, interleaved=True) for order in Bands(6).random_orders(50, seed=6)]
+    bands = Bands(6)
+    waves = [bands.random_waves(order, drawn, TRACKS, interleaved=True) for order in bands.random_orders(50, seed=6)]
     dealt = np.stack([features_of(item, 6) for item in waves])
     assert spearman(dealt @ found, dealt @ truth) > 0.98
 

@@ -5,7 +5,6 @@ import random
 import pytest
 import torch
 
-from ls_edge.core.arrangement import equal_waves
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.training.config import TeacherConfig
@@ -61,7 +60,7 @@ def test_costs_are_counted_in_one_place():
     assert StepPlan.plain(range(8)).cost(WorkProfile(8)) == 3
     assert StepPlan.plain(range(4)).cost(WorkProfile(8)) == 1.5
     assert StepPlan.plain(range(8)).cost(WorkProfile(8), teacher=True) == 4
-    arrangement = equal_waves(range(8), 2, 2)
+    arrangement = Bands(8).equal_waves(range(8), 2, 2)
     assert StepPlan((arrangement, StepPlan.plain(range(4)).groups[0])).cost(WorkProfile(8)) == 2.25
     assert expected_cost(make_method("anyorder", {**PLAIN, "groups": 8}), WorkProfile(8)) == pytest.approx(3)
 
