@@ -113,6 +113,17 @@ def test_pages_of_several_machines_say_where_commands_run(name):
     assert found
 
 
+def test_each_claim_about_hardware_has_its_source_and_its_state():
+    text = (ROOT / "docs" / "jetson.md").read_text(encoding="utf-8").split("## What was not run")[1]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["claim", "source", "state"]
+    assert len(rows) > 20
+    for claim, source, state in rows[2:]:
+        named = re.search(r"https://|tests/|binding wheels|the wheel|headers of CUDA|Python's `venv`", source)
+        assert named or source == "unverified", claim
+        assert state == "not run on hardware", claim
+
+
 @pytest.mark.parametrize(("mode", "number"), [("MAXN_SUPER", "2"), ("15W", "0")])
 def test_a_power_mode_is_chosen_by_its_name(tmp_path, mode, number):
     """The lines of the page, with a file of modes such as NVIDIA's of an Orin Nano Super."""
