@@ -92,32 +92,38 @@ def profile_bundle(
     on_step(0, steps, "idle")
     idle = _idle_power(device.sensors)
     resident = resident_bytes()
-    loads = _Loads(bundle, steps, on_step)
-    timed: dict[str, BatchTimes] = {}
-    readings: list[PowerReading | None] = []
+    marks: list[_Mark] = []
+
+    def note(done: int, total: int, text: str) -> None:
+        if done < total:
+            on_step(done, steps, text)
+        if (done, text) == (0, "stem"):
+            marks.clear()  # the next choice of engine, after one that did not open
+        marks.append((text, time.perf_counter(), resident_bytes()))
+
+    measured: dict[int, tuple[BatchTimes, PowerReading | None]] = {}
     with Pipeline.open(
-        bundle, threads=threads, provider=provider, kind=kind, max_batch=sizes[-1], on_step=loads.step
+        bundle, threads=threads, provider=provider, kind=kind, max_batch=sizes[-1], on_step=note
     ) as pipeline:
         taken = taken_bytes(resident, pipeline.executor.workspace)
         for done, size in enumerate(sizes, opened):
             on_step(done, steps, f"batch {size}")
-            timed[str(size)], reading = _time_batch(pipeline, size, duration, device.sensors)
-            readings.append(reading)
+            measured[size] = _time_batch(pipeline, size, duration, device.sensors)
     on_step(steps, steps, "done")
-    parts = loads.of_parts()
+    parts, (alone, power) = _loads(bundle, marks), measured[sizes[0]]
     return _document(
         bundle,
         device,
         before,
-        readings[0],
+        power,
         engine=engine_name(pipeline.choice.kind),
         provider=pipeline.provider,
         threads=threads,
-        batch=timed,
+        batch={str(size): times for size, (times, _) in measured.items()},
         parts=parts,
         memory_bytes=max(sum(part.file_bytes for part in parts), taken),
         idle_watts=None if idle is None else idle.watts,
-        energy_mj_per_image=timed[str(sizes[0])].energy_mj_per_image,
+        energy_mj_per_image=alone.energy_mj_per_image,
     )
 
 
@@ -247,36 +253,20 @@ def engine_name(kind: str) -> str:
     return f"onnxruntime {onnxruntime_module().__version__}" if kind == "onnx" else "tensorrt"
 
 
-class _Loads:
-    """Time and memory of opening each part, from the steps that are reported meanwhile."""
+_Mark = tuple[str, float, int | None]
+"""Step of opening parts, and time and memory of this process at its beginning."""
 
-    def __init__(self, bundle: Bundle, steps: int, on_step: OnStep) -> None:
-        self._bundle, self._steps, self._on_step = bundle, steps, on_step
-        self._marks: list[tuple[str, float, int | None]] = []
-        """Part that is opened next, and time and memory until then."""
-        self._built: set[str] = set()
 
-    def step(self, done: int, total: int, text: str) -> None:
-        """Note a step of :func:`ls_edge.engines.opening.open_parts`."""
-        if done < total:
-            self._on_step(done, self._steps, text)
-        if done == 0 and text == "stem":
-            self._marks.clear()  # the next choice of engine, after one that did not open
-        name, status, _ = text.partition(":")
-        if status:
-            self._built.add(name)
-        else:
-            self._marks.append((text, time.perf_counter(), resident_bytes()))
-
-    def of_parts(self) -> list[PartLoad]:
-        """Return a row for each part; one that shares the engine of another part took nothing."""
-        found: dict[str, PartLoad] = {}
-        for (name, began, before), (_, ended, after) in itertools.pairwise(self._marks):
-            grew = None if before is None or after is None else max(0, after - before)
-            load_ms, file_bytes = round((ended - began) * 1e3, 3), self._bundle.part(name).bytes
-            found[name] = PartLoad(name, load_ms, name in self._built, file_bytes, grew)
-        names = ["stem", *(f"block {index}" for index in range(self._bundle.num_blocks)), "head"]
-        return [found.get(name) or PartLoad(name, 0.0, False, 0, 0) for name in names]
+def _loads(bundle: Bundle, marks: Sequence[_Mark]) -> list[PartLoad]:
+    """Return time and memory of opening each part; one that shares the engine of another part took nothing."""
+    built = {text.partition(":")[0] for text, *_ in marks if ":" in text}
+    found: dict[str, PartLoad] = {}
+    for (name, began, before), (_, ended, after) in itertools.pairwise(mark for mark in marks if ":" not in mark[0]):
+        grew = None if before is None or after is None else max(0, after - before)
+        load_ms, file_bytes = round((ended - began) * 1e3, 3), bundle.part(name).bytes
+        found[name] = PartLoad(name, load_ms, name in built, file_bytes, grew)
+    names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
+    return [found.get(name) or PartLoad(name, 0.0, False, 0, 0) for name in names]
 
 
 def _idle_power(sensors: Sensors) -> PowerReading | None:
