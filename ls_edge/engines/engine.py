@@ -107,7 +107,8 @@ def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarra
         if batch < 0:
             batch = array.shape[0] if array.ndim else 0
         if array.dtype != tensor.numpy_dtype or array.shape != (batch, *tensor.rest) or batch < 1:
-            raise EngineError(f"{part}: {tensor.name} is {_shown(array)}, must be {tensor}, B at least 1")
+            found = f"{array.dtype} {list(array.shape)}"
+            raise EngineError(f"{part}: {tensor.name} is {found}, must be {tensor}, B at least 1")
         if tensor.below is not None and not 0 <= int(array.min()) <= int(array.max()) < tensor.below:
             raise EngineError(
                 f"{part}: {tensor.name} is {array.min()} to {array.max()}, must be 0 to {tensor.below - 1}; in the "
@@ -133,7 +134,3 @@ def refuse_weights_elsewhere(raw: bytes, part: str) -> None:
 def first_line(error: BaseException) -> str:
     """Return the message of an error in one line of at most 300 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _shown(array: np.ndarray) -> str:
-    return f"{array.dtype} {list(array.shape)}"

@@ -13,7 +13,6 @@ import functools
 import io
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,6 @@ _MEMORY = {
 }
 """Name of the memory of each provider in ``OrtValue``; all other providers use memory of the CPU."""
 _LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
-
-Options = Mapping[str, str]
 
 
 def full_name(provider: str) -> str:
