@@ -7,6 +7,7 @@ Face's own cache. Both are downloaded if they are not there. Sets that can only 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import warnings
@@ -20,6 +21,11 @@ from ls_edge.core.errors import DataError, UsageError
 from ls_edge.device.requirements import install_command
 
 _IMAGENET_CLASSES = 1000
+
+
+def _read_image(data: Any, index: int) -> bytes | Image.Image:
+    picture: bytes | Image.Image = data[index][0]
+    return picture
 
 
 def read_timm(
@@ -46,7 +52,7 @@ def read_timm(
                 warnings.simplefilter("ignore")
                 data = timm_data.create_dataset(source, root=str(root), split=split, **options)
                 if hasattr(data, "loader"):  # of torchvision's folders
-                    data.loader = lambda path: Path(path).read_bytes()
+                    data.loader = _read_file
                 labels, classes = _labels(data)
         except Exception as error:  # noqa: BLE001 - the libraries below raise many kinds
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -58,7 +64,7 @@ def read_timm(
             classes = timm_data.ImageNetInfo().label_names()  # synsets, as the folders of its archives are called
         items = enumerate(labels)
         return classes, [
-            (f"{classes[label]}/{index:07d}", label, lambda data=data, index=index: data[index][0])
+            (f"{classes[label]}/{index:07d}", label, functools.partial(_read_image, data, index))
             for index, label in items
         ]
     raise DataError(
@@ -84,3 +90,7 @@ def _labels(data: Any) -> tuple[list[int], Sequence[str]]:
     if len(set(classes)) != len(classes) or (labels and max(labels) >= len(classes)):
         classes = [str(index) for index in range(max(labels) + 1)]
     return labels, classes
+
+
+def _read_file(path: str) -> bytes:
+    return Path(path).read_bytes()

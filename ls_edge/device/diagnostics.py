@@ -226,20 +226,29 @@ def check_torch() -> Iterator[Finding]:
 def check_hardware() -> Iterator[Finding]:
     """Check the board, the processor, memory, and disk."""
     features = " ".join(hardware.cpu_features()) or "no vector instructions of note"
-    facts = {"board": hardware.board(), "JetPack": hardware.jetpack(), "CPU": f"{hardware.cpu_name()}; {features}"}
-    yield from (Finding("ok", what, detail) for what, detail in facts.items() if detail is not None)
-    cores, quota = hardware.cores(), hardware.cpu_quota()
+    cores, quota, memory = hardware.cores(), hardware.cpu_quota(), hardware.memory_gib()
+    free_disk = shutil.disk_usage(".").free / 2**30
+    limited, limit = "", None
     if quota is not None and quota < cores:
+        limited = f", but the control group grants the time of {quota:g}"
         threads = f"{max(1, int(quota))} (--threads, or 'threads' in peers.yaml)"
-        fix = f"limit the threads of all peers together to {threads}"
-        yield judged("cores", f"{cores}, but the control group grants the time of {quota:g}", fix)
-    else:
-        yield Finding("ok", "cores", str(cores))
-    memory = hardware.memory_gib()
-    if memory is not None:
-        scarce = "end other programs: a peer needs about 100 MiB in addition to its blocks"
-        detail = f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free"
-        yield judged("memory", detail, scarce if memory[1] < 0.5 else None)
-    disk = shutil.disk_usage(".").free / 2**30
-    full = "free some space: runs and bundles take up to a few GiB"
-    yield judged("disk", f"{disk:.1f} GiB free here", full if disk < 1 else None)
+        limit = f"limit the threads of all peers together to {threads}"
+    rows = [
+        ("board", hardware.board(), None),
+        ("JetPack", hardware.jetpack(), None),
+        ("CPU", f"{hardware.cpu_name()}; {features}", None),
+        ("cores", f"{cores}{limited}", limit),
+        (
+            "memory",
+            memory and f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free",
+            "end other programs: a peer needs about 100 MiB in addition to its blocks"
+            if memory and memory[1] < 0.5
+            else None,
+        ),
+        (
+            "disk",
+            f"{free_disk:.1f} GiB free here",
+            "free some space: runs and bundles take up to a few GiB" if free_disk < 1 else None,
+        ),
+    ]
+    yield from (judged(what, detail, fix) for what, detail, fix in rows if detail)
