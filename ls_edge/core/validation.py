@@ -27,7 +27,7 @@ T = TypeVar("T")
 Path_ = tuple[str | int, ...]
 
 SHOWN = 60
-"""Longest value in an error, in characters."""
+"""Maximum characters of a value in an error."""
 MAX_DEPTH = 20
 MAX_VALUES = 100_000
 MAX_BYTES = 4_000_000

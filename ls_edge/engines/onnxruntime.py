@@ -62,19 +62,22 @@ def open_session(
         preload(ort)
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    # weights in another file would be looked for in the working directory; below this there is none
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
-    options.add_session_config_entry("session.load_model_format", "ONNX")  # its own format was not searched for them
+    entries = {
+        # weights in another file would be looked for in the working directory; below this there is none
+        "session.model_external_initializers_file_folder_path": os.devnull,
+        "session.load_model_format": "ONNX",  # its own format was not searched for them
+    }
     if not plain:
         _share_allocator(ort)
         options.intra_op_num_threads = threads or 0
         options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        entries |= {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
         if hardware.int8_products_saturate():  # without saturation this would take three times as long
-            options.add_session_config_entry("session.x64quantprecision", "1")
+            entries["session.x64quantprecision"] = "1"
         if provider == CPU:
-            options.add_session_config_entry("session.use_env_allocators", "1")
+            entries["session.use_env_allocators"] = "1"
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
     try:
         # with its fallback ONNX Runtime would print the reason and continue with other providers
         session = ort.InferenceSession(raw, options, providers=providers or providers_of(provider), enable_fallback=0)
