@@ -55,15 +55,16 @@ def any_gpu(gpu, request):
 @pytest.fixture(scope="session")
 def slot_bundle(tiny_bundle, made_once):
     """The folder of a bundle as ``tiny_bundle`` whose blocks take a slot."""
-    import dataclasses
-
-    import torch
-
-    from ls_edge.export.writer import export_run
-    from ls_edge.training.checkpoint import load_run
-    from ls_edge.training.methods.registry import make_method
 
     def export(folder):
+        import dataclasses
+
+        import torch
+
+        from ls_edge.export.writer import export_run
+        from ls_edge.training.checkpoint import load_run
+        from ls_edge.training.methods.registry import make_method
+
         loaded = load_run(tiny_bundle.parent / "run")
         torch.manual_seed(0)
         make_method("position", {}).attach(loaded.view)
