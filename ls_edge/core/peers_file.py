@@ -202,7 +202,7 @@ class PeersFile:
     @property
     def uses_keys(self) -> bool:
         """Whether links are CURVE links: any key in the file switches them on, on the loopback too."""
-        return any(entry.public_key for entry in (*self.peers, *self.sources))
+        return any(peer.public_key for peer in self.peers) or any(source.public_key for source in self.sources)
 
     def peer(self, name: str) -> PeerConfig:
         """Return the peer called ``name``."""

@@ -12,7 +12,6 @@ import functools
 import gzip
 import io
 import lzma
-import operator
 import os
 import tarfile
 import zlib
@@ -68,7 +67,7 @@ def read_tar(path: Path) -> ImageTree:
                 return {name: functools.partial(read_image, str(path), *place) for name, *place in _images_of(stream)}
             content = decompress(stream.read())
         members = _images_of(io.BytesIO(content))
-        return {name: functools.partial(operator.getitem, content, slice(at, at + size)) for name, at, size in members}
+        return {name: functools.partial(_cut, content, *place) for name, *place in members}
     except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is neither a folder nor a whole tar ({error}); check it or copy it again") from None
     except OSError as error:
@@ -107,6 +106,10 @@ def read_image(path: str | Path, offset: int = 0, size: int = -1) -> bytes:
             return stream.read(size)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; was it moved or removed?") from None
+
+
+def _cut(content: bytes, offset: int, size: int) -> bytes:
+    return content[offset : offset + size]
 
 
 def _images_of(stream: IO[bytes]) -> Iterator[tuple[str, int, int]]:
