@@ -32,6 +32,7 @@ from ls_edge.runtime.transport import (
 )
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
+PROSE = " ".join(TEXT.split())  # without line breaks, so that a paragraph can be wrapped again
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
 PARTS = {
     "TransferId": TransferId,
@@ -231,34 +232,34 @@ def test_codecs_are_those_of_the_code():
 
 
 def test_small_numbers_in_the_text_are_those_of_the_code():
-    assert f"Version {wire.MAJOR}.{wire.MINOR}." in TEXT
-    assert f"at most {framing.MAX_HEADER} bytes" in TEXT
-    assert f"from {wire.MINOR_OF_SEVERAL} on its sender reads [several" in TEXT
-    assert f"from {wire.MINOR_OF_DEMANDS} on it keeps the [demand for a bundle]" in TEXT
-    assert f"from {wire.MINOR_OF_ENDS} on it takes requests with\n[stem and head]" in TEXT
-    assert f"MessagePack array of 1 to {framing.MAX_TOGETHER} maps" in TEXT
-    assert f"an array of 1 to {framing.MAX_TOGETHER} messages" in TEXT
-    assert f"more than {outbox.SMALL_TOKENS} bytes of them" in TEXT
-    assert f"A peer MUST send STATE every {Limits().state_every * 1000:.0f} ms to its" in TEXT
-    assert f"Before {wire.MAJOR}.{wire.MINOR_OF_CHANGES} every process expected STATE" in TEXT
+    assert f"Version {wire.MAJOR}.{wire.MINOR}." in PROSE
+    assert f"at most {framing.MAX_HEADER} bytes" in PROSE
+    assert f"from {wire.MINOR_OF_SEVERAL} on its sender reads [several" in PROSE
+    assert f"from {wire.MINOR_OF_DEMANDS} on it keeps the [demand for a bundle]" in PROSE
+    assert f"from {wire.MINOR_OF_ENDS} on it takes requests with [stem and head]" in PROSE
+    assert f"MessagePack array of 1 to {framing.MAX_TOGETHER} maps" in PROSE
+    assert f"an array of 1 to {framing.MAX_TOGETHER} messages" in PROSE
+    assert f"more than {outbox.SMALL_TOKENS} bytes of them" in PROSE
+    assert f"A peer MUST send STATE every {Limits().state_every * 1000:.0f} ms to its" in PROSE
+    assert f"Before {wire.MAJOR}.{wire.MINOR_OF_CHANGES} every process expected STATE" in PROSE
     redial = f"{connections.REDIAL_S * 1000:.0f} ms"
-    assert f"| after a handshake that failed, or a frame that was too long | {redial} |" in TEXT
-    assert f"| `SNDHWM` | {connections.MAX_UNSENT} messages |" in TEXT
-    assert f"| `RCVHWM` | {connections.MAX_UNREAD}, no bound |" in TEXT
-    assert f"A link of which {links.FLOOD_MESSAGES} messages were read" in TEXT
-    assert f"- Up to {connections.MAX_UNSENT} messages of a link wait at the sender" in TEXT
+    assert f"| after a handshake that failed, or a frame that was too long | {redial} |" in PROSE
+    assert f"| `SNDHWM` | {connections.MAX_UNSENT} messages |" in PROSE
+    assert f"| `RCVHWM` | {connections.MAX_UNREAD}, no bound |" in PROSE
+    assert f"A link of which {links.FLOOD_MESSAGES} messages were read" in PROSE
+    assert f"- Up to {connections.MAX_UNSENT} messages of a link wait at the sender" in PROSE
     first, longest = handshake.GREETING_DELAY, handshake.MAX_GREETING_DELAY
-    assert f"after {first} s, 1 s, 2 s and so on, and\n   then every {longest:.0f} s" in TEXT
-    assert f"At most {problems.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
-    assert f"At most {handshake.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
-    assert f"every {host_names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
-    assert f"| {connections.RECONNECT_MS} to {connections.MAX_RECONNECT_MS} ms |" in TEXT
+    assert f"after {first} s, 1 s, 2 s and so on, and then every {longest:.0f} s" in PROSE
+    assert f"At most {problems.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in PROSE
+    assert f"At most {handshake.MAX_SOURCES} processes beyond the peers" in PROSE
+    assert f"every {host_names.LOOK_UP_EVERY:.0f} s while there is no link" in PROSE
+    assert f"| {connections.RECONNECT_MS} to {connections.MAX_RECONNECT_MS} ms |" in PROSE
     assert framing.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
     peers_defaults = links.HeartbeatSettings()
-    assert f"| `HEARTBEAT_IVL` | {peers_defaults.every_ms} ms," in TEXT
-    assert f"| {peers_defaults.timeout_ms} ms (`timeout_ms`)" in TEXT
-    assert f"takes at {peers_defaults.slowest_mbit} Mbit/s (`slowest_mbit`)" in TEXT
-    assert f"{4 * 197 * 768 * 8 / 1e6:.1f} s more at 1 Mbit/s" in TEXT
+    assert f"| `HEARTBEAT_IVL` | {peers_defaults.every_ms} ms," in PROSE
+    assert f"| {peers_defaults.timeout_ms} ms (`timeout_ms`)" in PROSE
+    assert f"takes at {peers_defaults.slowest_mbit} Mbit/s (`slowest_mbit`)" in PROSE
+    assert f"{4 * 197 * 768 * 8 / 1e6:.1f} s more at 1 Mbit/s" in PROSE
 
 
 def test_counts_are_those_of_the_code():
