@@ -118,7 +118,7 @@ def show(results: dict[str, Any], console: Console) -> None:
     for row in results["audit"]:
         table = new_table(
             f"audits, {row['model']}, {row['images']} images per round",
-            ("share", "images/s", "ratio to share 0", "latency p50, ms", "audited", "dropped"),
+            ("fraction", "images/s", "ratio to fraction 0", "latency p50, ms", "audited", "dropped"),
         )
         for name, rate in row["images_per_s"].items():
             table.add_row(

@@ -3,7 +3,7 @@
 One image at a time, one thread per engine, contenders in turn:
 
 - ``process``: stem, all blocks and head one after the other in this process;
-- ``process, rests``: like ``process``, with a pause before the blocks of each peer, as long as a peer of the chain
+- ``process, pauses``: like ``process``, with a pause before the blocks of each peer, as long as a peer of the chain
   waits for the others. The pauses are not counted; engines are slower after one, even without messages;
 - ``minimal``: the blocks in plain processes over ZeroMQ PAIR sockets (``stage``), stem and head here;
 - ``real``: the same placement with ``ls-edge peer`` processes and :class:`ls_edge.runtime.source.source.Source`;
@@ -124,7 +124,7 @@ def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
         "hop_over_minimal_ms": round((p50["real"] - p50["minimal"]) / hops, 4),
         "hop_over_process_ms": round((p50["real"] - p50["process"]) / hops, 4),
         "one_over_process_ms": round(p50["real one"] - p50["process"], 4),
-        "hop_over_resting_process_ms": round((p50["real"] - p50["process, rests"]) / hops, 4),
+        "hop_over_pausing_process_ms": round((p50["real"] - p50["process, pauses"]) / hops, 4),
         "one_over_minimal_ms": round(p50["real one"] - p50["minimal one"], 4),
     }
     if "real, cpus" in p50:
@@ -154,8 +154,8 @@ def _contenders(
     pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
     us = {"source": os.getpid()}
     calls: dict[str, Call] = {"process": lambda image: _timed(lambda: pipeline.forward(image[None]))}
-    calls["process, rests"] = _resting(pipeline, _placement(bundle.num_blocks, STAGES))
-    processes: dict[str, dict[str, int]] = {"process": us, "process, rests": us}
+    calls["process, pauses"] = _pausing(pipeline, _placement(bundle.num_blocks, STAGES))
+    processes: dict[str, dict[str, int]] = {"process": us, "process, pauses": us}
     for label, count in (("", STAGES), (" one", 1)):
         placement = _placement(bundle.num_blocks, count)
         minimal = stack.enter_context(minimal_chain(path, pipeline, placement))
@@ -178,7 +178,7 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _resting(pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Call:
+def _pausing(pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Call:
     """Return a call of stem, blocks and head in this process, with pauses before the blocks of each peer."""
     executor = Executor(dict(enumerate(pipeline.block_engines)))
     whole = 0.0
@@ -445,7 +445,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         ):
             verdict = "holds" if model["holds"][holds] else "missed"
             table.add_row(title, f"{model[key]:.2f}, at most {bar}: {verdict}")
-        table.add_row("a hop beyond one process with pauses", f"{model['hop_over_resting_process_ms']:.2f}")
+        table.add_row("a hop beyond one process with pauses", f"{model['hop_over_pausing_process_ms']:.2f}")
         if "cpus_hop_over_minimal_ms" in model:
             table.add_row("with cpus, beyond the minimal chain", f"{model['cpus_hop_over_minimal_ms']:.2f}")
         traffic = model["traffic"]

@@ -93,7 +93,7 @@ def test_chain_compares_peers_with_a_minimal_chain_and_one_process(document):
     contenders = model["contenders"]
     has_cores = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
     pinned = {"real, cpus"} if has_cores else set()
-    assert set(contenders) == {"process", "process, rests", "minimal", "real", "minimal one", "real one"} | pinned
+    assert set(contenders) == {"process", "process, pauses", "minimal", "real", "minimal one", "real one"} | pinned
     assert ("cpus_hop_over_minimal_ms" in model) == has_cores
     for name, figures in contenders.items():
         assert figures["ms"]["p50"] > 0
