@@ -33,7 +33,7 @@ class Cluster:
     ) -> None:
         """Plan the peers: ``peers`` is their number, or the blocks of each by name.
 
-        By number, each peer holds two neighboring parts of the blocks, so that any one of them may fail.
+        With a number of peers, each holds two neighboring parts of the blocks, so that any one of them may fail.
         """
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self.placement = (

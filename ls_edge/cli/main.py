@@ -91,7 +91,7 @@ SETTINGS = {"help_option_names": HELP_OPTIONS, "max_content_width": 100, "show_d
 @click.group(cls=_LazyGroup, context_settings=SETTINGS)
 @click.version_option(__version__, prog_name="ls-edge")
 def cli() -> None:
-    """Fine-tune vision transformers whose blocks run in any order, and run them on whatever devices can be reached."""
+    """Fine-tune vision transformers whose blocks run in any order, and run them on the devices that are reachable."""
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

@@ -70,10 +70,10 @@ class Source:
         self.name = _name_of(peers, keys) if name is None else name
         peers.check_codecs(CODECS)
         self.preprocess: Callable[..., Any]
-        """Function that makes of an image what :meth:`submit` takes: for the stem, or as it is sent to a peer's."""
+        """Function that turns an image into an input of :meth:`submit`: an array for the stem, or an encoded image."""
         self._read: Callable[[Any, str], np.ndarray | EncodedImage]
         self.witnesses: tuple[str, ...] = ()
-        """Without a bundle: the peers that sent the manifest. Two agree on it; a single one is believed."""
+        """Peers that sent the manifest, for a source without a bundle. Two have to agree; a single one is trusted."""
         self.settings.check_audit(is_thin=bundle is None)
         if bundle is None:
             bundle, self.witnesses = fetch_model(peers, keys, self.name)
