@@ -47,7 +47,6 @@ from benchmarks.common import (
     report_progress,
 )
 from ls_edge.core.bundle import Bundle
-from ls_edge.engines.executor import Executor
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
@@ -180,7 +179,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 def _pausing(pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Call:
     """Return a call of stem, blocks and head in this process, with pauses before the blocks of each peer."""
-    executor = Executor(dict(enumerate(pipeline.block_engines)))
+    executor = pipeline.executor
     whole = 0.0
     """Seconds of the last image, which determine the next pauses."""
 
