@@ -14,6 +14,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ls_edge.runtime.serve.service import RETRY_AFTER, Service
 from ls_edge.runtime.source.results import Answer
@@ -34,7 +35,8 @@ class LivePage:
         self._html = files("ls_edge.runtime.serve").joinpath("page.html").read_text(encoding="utf-8")
         self._numbers = itertools.count(1)
         self._recent: deque[tuple[Answer, int]] = deque(maxlen=_RECENT)
-        self._watchers = 0
+        self.watchers = 0
+        """Pages that follow events."""
 
     def note(self, *answers: Answer) -> None:
         """Show answers on the pages that are open."""
@@ -53,23 +55,34 @@ class LivePage:
 
     async def events(self, _request: Request) -> Response:
         """Return a stream of the state and the answers since the event before."""
-        if self._watchers >= MAX_WATCHERS:
+        if self.watchers >= MAX_WATCHERS:
             raise HTTPException(503, f"{MAX_WATCHERS} pages are open, the limit; close one", RETRY_AFTER)
-        return StreamingResponse(self._events(), media_type="text/event-stream")
+        return _Events(self)
 
-    async def _events(self) -> AsyncIterator[str]:
-        """Yield events until the client goes away or the server stops."""
-        self._watchers += 1
+    async def stream(self) -> AsyncIterator[str]:
+        """Yield events until the server stops."""
         shown = 0
+        while not self._service.is_stopping:
+            answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
+            shown = answers[-1]["number"] if answers else shown
+            event = json.dumps({"status": self._service.status(), "answers": answers}, allow_nan=False)
+            yield f"data: {event}\n\n"
+            await asyncio.sleep(_INTERVAL_S)
+
+
+class _Events(StreamingResponse):
+    """Response that streams events, and counts as a watcher from the moment that it was allowed to."""
+
+    def __init__(self, page: LivePage) -> None:
+        super().__init__(page.stream(), media_type="text/event-stream")
+        self._page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._page.watchers += 1
         try:
-            while not self._service.is_stopping:
-                answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
-                shown = answers[-1]["number"] if answers else shown
-                event = json.dumps({"status": self._service.status(), "answers": answers}, allow_nan=False)
-                yield f"data: {event}\n\n"
-                await asyncio.sleep(_INTERVAL_S)
+            await super().__call__(scope, receive, send)
         finally:
-            self._watchers -= 1
+            self._page.watchers -= 1
 
 
 def _event_of(answer: Answer, number: int) -> dict[str, Any]:

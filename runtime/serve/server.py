@@ -148,6 +148,8 @@ class _Connection(HttpToolsProtocol):
     _late: asyncio.TimerHandle | None = None
     _unparsed = 0
     """Bytes that were received and are not yet a whole header or a part of a body."""
+    _running: RequestResponseCycle | None = None
+    """Latest request whose answer has begun; ``cycle`` is the latest of all, and may wait for it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Take a connection; close it if there are too many."""
@@ -159,9 +161,12 @@ class _Connection(HttpToolsProtocol):
             self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection."""
+        """Forget a connection, and tell the request that is being answered."""
         self._cancel_timer()
         super().connection_lost(exc)
+        if self._running is not None and self._running is not self.cycle:  # uvicorn tells only the latest
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a request."""
@@ -178,8 +183,11 @@ class _Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Answer a request."""
+        """Answer a request, which has to name one host, as HTTP/1.1 demands."""
         self._unparsed = 0
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            raise ValueError(f"{hosts} Host headers")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -217,11 +225,15 @@ class _Connection(HttpToolsProtocol):
         else:
             super().send_400_response(msg)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _set_timer(self) -> None:
-        """Close the connection later if this waits for the client."""
+        """Close the connection later if this waits for the client, which may not read the end of a last response."""
         cycle: RequestResponseCycle | None = self.cycle
         is_whole = cycle is not None and not cycle.more_body and not cycle.response_complete
-        if (is_whole or self.pipeline) and not self.flow.write_paused:
+        if (is_whole or self.pipeline) and not self.flow.write_paused and not self.transport.is_closing():
             self._cancel_timer()
         elif self._late is None:
             self._late = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
