@@ -183,11 +183,13 @@ class _Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Answer a request, which has to name one host, as HTTP/1.1 demands."""
+        """Answer a request; refuse one that does not name one host, or whose body has a coding besides chunked."""
         self._unparsed = 0
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
             raise ValueError(f"{hosts} Host headers")
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
+            raise ValueError("a transfer coding other than chunked")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

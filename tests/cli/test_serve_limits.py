@@ -19,6 +19,7 @@ LARGE = 32 << 20
 """Bytes of a response, beyond what sockets buffer."""
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
+LAST_CHUNK = b"\r\nConnection: close\r\n\r\n0\r\n\r\n"
 
 
 async def application(scope, receive, send):
@@ -181,9 +182,11 @@ def test_pages_that_open_together_are_limited_as_well():
         (b"GET / HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\nHost: other\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n\r\n", b"200"),
         (b"GET / HTTP/1.0\r\n\r\n", b"200"),
+        (POST[:-4].replace(b"Content-Length: 10", b"Transfer-Encoding: gzip, chunked") + LAST_CHUNK, b"400"),
+        (POST[:-4].replace(b"Content-Length: 10", b"Transfer-Encoding: Chunked") + LAST_CHUNK, b"200"),
     ],
 )
-def test_a_request_names_one_host(connect, sent, status):
+def test_a_request_names_one_host_and_no_coding_that_is_unknown(connect, sent, status):
     connection = connect()
     connection.sendall(sent)
     assert read_all(connection).startswith(b"HTTP/1.1 " + status)
