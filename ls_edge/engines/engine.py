@@ -117,8 +117,9 @@ def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarra
     return batch
 
 
-# Tag of the key, its length and "location", each in any encoding that protobuf reads.
-_EXTERNAL_DATA = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
+# Tag of the key, its length and "location", each in any encoding that protobuf reads. Its C++ library, which engine
+# libraries use, ignores the bits of a tag above the 32nd.
+_EXTERNAL_DATA = re.compile(rb"(?:\x0a|\x8a\x80*[\x00\x10\x20\x30\x40\x50\x60\x70])(?:\x08|\x88\x80*\x00)location")
 """The entry of a ``TensorProto`` that names the file of its weights."""
 
 
