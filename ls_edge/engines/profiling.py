@@ -302,10 +302,11 @@ def _time_batch(
         logits = pipeline.forward(noise_images(pipeline.bundle, size))
     if not np.isfinite(logits).all():
         raise EngineError(f"{pipeline.bundle.folder} returns logits that are not finite; run 'ls-edge verify' on it")
-    began = time.perf_counter()
     with PowerMeter(sensors) as meter:
+        began = time.perf_counter()
         (stem, *blocks, head), chains = time_parts(pipeline, size, duration)
-    power, seconds = meter.reading, time.perf_counter() - began
+        seconds = time.perf_counter() - began
+    power = meter.reading
     times = BatchTimes(
         stem_ms=stem,
         head_ms=head,

@@ -1,6 +1,7 @@
 """``ls-edge profile`` of a real bundle, with the sensors of a board and without any."""
 
 import json
+import time
 
 import msgspec
 import numpy as np
@@ -65,6 +66,17 @@ def test_power_and_energy_where_the_board_tells_them(bundle, tmp_path):
     times = found.batch["1"]
     assert found.energy_mj_per_image == times.energy_mj_per_image
     assert times.energy_mj_per_image >= 6.0 * times.chain_ms.min
+
+
+def test_energy_is_that_of_the_images_and_not_of_reading_sensors(bundle, tmp_path):
+    class Slow(Sensors):
+        def gpu_energy_uj(self):
+            time.sleep(0.5)
+            return super().gpu_energy_uj()
+
+    board(tmp_path)
+    found = profile_bundle(bundle, Device("orin-0", Slow(tmp_path)), duration=0.05, threads=1)
+    assert 6.0 * found.batch["1"].chain_ms.min <= found.energy_mj_per_image <= 3 * 6.0 * found.batch["1"].chain_ms.p95
 
 
 def test_a_board_that_throttles_in_between_is_marked(bundle, tmp_path):
