@@ -124,15 +124,15 @@ class Prediction(msgspec.Struct, frozen=True):
     latency_ms: float | None = None
     error: str | None = None
     why_skipped: str = ""
-    skipped: int = 0
-    """Number of blocks that the answer skipped."""
+    skipped: Sequence[int] = ()
+    """Blocks that the answer skipped."""
 
     def __str__(self) -> str:
         if self.error is not None:
             return printable(self.error if self.image in self.error else f"{self.image}: {self.error}")
         named = ", ".join(f"{printable(one['label'])} {one['probability']:.1%}" for one in self.top)
         why = f": {self.why_skipped}" if self.why_skipped else ""
-        remark = f", without {self.skipped} of the blocks{why}" if self.skipped else ""
+        remark = f", without {len(self.skipped)} of the blocks{why}" if self.skipped else ""
         return f"{printable(self.image)}: {named}  ({self.latency_ms:.1f} ms{remark})"
 
     def show(self, *, as_json: bool) -> None:
@@ -148,11 +148,17 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 def prediction(
-    name: str, logits: np.ndarray, classes: Sequence[str], top: int, latency_ms: float, skipped: int = 0, why: str = ""
+    name: str,
+    logits: np.ndarray,
+    classes: Sequence[str],
+    top: int,
+    latency_ms: float,
+    skipped: Sequence[int] = (),
+    why: str = "",
 ) -> Prediction:
     """Return the prediction of an image with its ``top`` most likely classes."""
     found = [{"label": classes[index], "probability": share} for index, share in likeliest(logits, top)]
-    return Prediction(name, found, skipped > 0, latency_ms, None, why, skipped)
+    return Prediction(name, found, bool(skipped), latency_ms, None, why, skipped)
 
 
 def answers_here(pipeline: Pipeline, frames: Iterable[tuple[str, Frame]], top: int) -> Iterator[Prediction]:
@@ -192,7 +198,7 @@ def answers_in_order(
         except LsEdgeError as error:
             return Prediction(name, error=str(error))
         record = found.record
-        return prediction(name, found.logits, classes, top, found.latency_ms, len(record.skipped), record.why_skipped)
+        return prediction(name, found.logits, classes, top, found.latency_ms, record.skipped, record.why_skipped)
 
     for name, content in frames:
         if wants_reload():
