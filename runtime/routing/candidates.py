@@ -3,21 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.routing.limits import Limits
 
-if TYPE_CHECKING:
-    from ls_edge.runtime.routing.neighbours import Neighbour
-
 ONE_BAND = Bands(0)
 """Bands of a model of any size whose blocks may run in any order."""
 
 
+class Candidate(Protocol):
+    """A process that could be handed the tokens: linked, warm, not draining, not suspected."""
+
+    @property
+    def name(self) -> str:
+        """Name of the process."""
+
+    @property
+    def blocks(self) -> frozenset[int]:
+        """Blocks that it serves."""
+
+    @property
+    def reach_blocks(self) -> frozenset[int]:
+        """Blocks of the processes that it is linked to."""
+
+    @property
+    def far_blocks(self) -> tuple[frozenset[int], ...]:
+        """Blocks that are 2, 3, … links away from it."""
+
+    @property
+    def credits(self) -> int:
+        """Number of transfers that it would accept now."""
+
+    @property
+    def wait_us(self) -> int:
+        """Expected time until its engine would begin."""
+
+    @property
+    def block_us(self) -> int:
+        """Usual time of one of its engine calls."""
+
+    @property
+    def link_us(self) -> int:
+        """Usual time of a transfer to it."""
+
+    @property
+    def trip_us(self) -> int:
+        """Usual time of a track beyond queue and engine: the transfers there and back."""
+
+    @property
+    def bundle_id(self) -> str:
+        """The bundle that it serves; empty if it does not honor the demand for a bundle."""
+
+
 class FixedCandidate(NamedTuple):
-    """A candidate as it is at one moment; the properties of :class:`Neighbour` say what its fields are."""
+    """A candidate as it is at one moment; see :class:`Candidate`."""
 
     name: str
     blocks: frozenset[int]
@@ -29,10 +70,6 @@ class FixedCandidate(NamedTuple):
     trip_us: int = 0
     far_blocks: tuple[frozenset[int], ...] = ()
     bundle_id: str = ""
-
-
-Candidate: TypeAlias = "Neighbour | FixedCandidate"
-"""A process that could be handed the tokens: linked, warm, not draining, not suspected."""
 
 
 def leads_to(candidate: Candidate, blocks: Iterable[int]) -> bool:

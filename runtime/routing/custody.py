@@ -13,7 +13,6 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,11 +20,9 @@ from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
 from ls_edge.runtime.routing.events import Forward
 from ls_edge.runtime.routing.held_request import INFINITY, STORY, HeldRequest, Stage
+from ls_edge.runtime.routing.host import Host
 from ls_edge.runtime.routing.parts.credits import Occupancy, counted, owner_of
 from ls_edge.runtime.routing.parts.waiting_requests import WaitingRequests
-
-if TYPE_CHECKING:
-    from ls_edge.runtime.routing.machine import Machine
 
 _SPARE = 64
 """Entries beyond four for each held request, after which outdated ones are swept out, since they keep tokens."""
@@ -140,7 +137,7 @@ class Timers:
 class Custody:
     """The held requests of a machine."""
 
-    def __init__(self, machine: Machine[Any], rng: random.Random) -> None:
+    def __init__(self, machine: Host, rng: random.Random) -> None:
         self.held: dict[TransferId, HeldRequest] = {}
         self.sent: dict[TransferId, HeldRequest] = {}
         """Transfers whose answers still count."""

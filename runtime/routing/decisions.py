@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import MINOR_OF_ENDS, Itinerary, Progress, Release, ReturnReason
 from ls_edge.runtime.routing.candidates import leads_to
+from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.events import Send
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.host import Host
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
-
-if TYPE_CHECKING:
-    from ls_edge.runtime.routing.machine import Machine
 
 
 def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
@@ -29,12 +27,12 @@ def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
 class Decisions:
     """Decides the waiting requests of a machine, at the end of each event."""
 
-    def __init__(self, machine: Machine[Any]) -> None:
+    def __init__(self, machine: Host, custody: Custody) -> None:
         self.count = 0
         self._machine = machine
         self._neighbours = machine.neighbours
-        self._custody = machine.custody
-        self._waiting = machine.custody.waiting
+        self._custody = custody
+        self._waiting = custody.waiting
         self._look_at = 0.0
         """Time of the next look at waiting requests without an event."""
         self.reroutes = 0

@@ -41,14 +41,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.records import MICROSECONDS
-from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release, ReturnReason
-from ls_edge.runtime.routing.candidates import ONE_BAND, LocalNode
+from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release
+from ls_edge.runtime.routing.candidates import ONE_BAND
 from ls_edge.runtime.routing.claims import avoid_also, is_from_next_holder, is_unwilling, shows_further_block
 from ls_edge.runtime.routing.custody import Custody, InvalidState
 from ls_edge.runtime.routing.decisions import Decisions
@@ -69,37 +69,9 @@ from ls_edge.runtime.routing.events import (
     in_order,
 )
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.host import Rules
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.neighbours import Change, Neighbours
-
-
-class Rules(Protocol):
-    """What a source and a peer do differently with a request."""
-
-    def take_in(self, event: Arrived) -> None:
-        """Hold tokens that arrived and send ACCEPT, or send REFUSE."""
-
-    def local_node(self) -> LocalNode:
-        """Return what this process can run itself."""
-
-    def next_step(self, request: HeldRequest) -> bool:
-        """Take a step that needs no policy; return whether there was one."""
-
-    def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
-        """Act on a request that no reachable process can take."""
-
-    def lost(self, request: HeldRequest) -> None:
-        """Act on a request that is AWAY, and of which there is no news."""
-
-    def ended(self, request: HeldRequest) -> None:
-        """Clean up after a request that is not held any more."""
-
-    def out_of_budget(self, request: HeldRequest) -> bool:
-        """End a request whose time is over, or send it home; return whether it was."""
-
-    def finish(self) -> float:
-        """Follow up on the events of a turn; return the time of the next :class:`Tick` for this, or infinity."""
-
 
 R = TypeVar("R", bound=Rules)
 
@@ -128,7 +100,7 @@ class Machine(Generic[R]):
         self.custody = Custody(self, rng)
         self.held = self.custody.held
         """The requests that this process holds."""
-        self.decisions = Decisions(self)
+        self.decisions = Decisions(self, self.custody)
         self.handlers: dict[type, Callable[..., None]] = {
             Arrived: lambda event: self.rules.take_in(event),
             Unsendable: self._on_unsendable,

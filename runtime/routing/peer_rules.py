@@ -76,10 +76,10 @@ class PeerRules:
         self.model = model
         self.engine = engine
         self.announcer = StateAnnouncer(machine, self)
-        self.joins = WaveJoiner(machine)
+        self.joins = WaveJoiner(machine, machine.custody, machine.decisions)
         self.tombstones = Tombstones(machine.limits.tombstones)
         self.orphans = Orphans(machine.neighbours)
-        self.work = EngineWork(machine, self, engine)
+        self.work = EngineWork(machine, machine.custody, machine.decisions, engine, self.joins, self.announcer.urgent)
         self.warm = False
         self._credits = Credits(machine.limits, machine.custody.occupancy)
         self._drain_until = INFINITY

@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError, VerificationError
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import activation_ranges, read_calibration
 from ls_edge.export.fp16 import to_half
@@ -154,9 +155,9 @@ def test_tract_runs_all_parts(make_run, tmp_path, precision):
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         now = IMAGES
         for name, engine in (
-            ("stem", chain.stem_engine),
-            ("block 0", chain.block_engines[0]),
-            ("head", chain.head_engine),
+            ("stem", chain.executor.engines[STEM]),
+            ("block 0", chain.executor.engines[0]),
+            ("head", chain.executor.engines[HEAD]),
         ):
             wanted = engine.run({engine.signature.inputs[0].name: now})
             file = str(bundle.folder / bundle.part(name).file)

@@ -55,13 +55,7 @@ def test_a_part_that_is_slightly_off_is_named(exported, loaded):
         bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + np.float32(1e-3), bias.name))
         signature = signature_of(exported.manifest, "block 1")
         spoilt = OnnxEngine(model.SerializeToString(), "block 1", signature, provider=chain.provider, threads=1)
-        wrong = Pipeline(
-            exported,
-            chain.stem_engine,
-            [chain.block_engines[0], spoilt, chain.block_engines[2]],
-            chain.head_engine,
-            chain.choice,
-        )
+        wrong = Pipeline(exported, {**chain.executor.engines, 1: spoilt}, chain.choice)
         with pytest.raises(VerificationError, match=r"^block 1 differs from PyTorch by 0\.00"):
             verify_numbers(PartsView(loaded.view), wrong, images, source="generated", precision="fp32")
         spoilt.close()
@@ -70,7 +64,9 @@ def test_a_part_that_is_slightly_off_is_named(exported, loaded):
 def test_blocks_in_each_others_place_are_named(exported, loaded):
     images = generated_images(loaded.record.image)
     with Pipeline.open(exported, threads=1, provider="cpu") as chain:
-        swapped = Pipeline(exported, chain.stem_engine, chain.block_engines[::-1], chain.head_engine, chain.choice)
+        engines = chain.executor.engines
+        last = chain.num_blocks - 1
+        swapped = Pipeline(exported, {**engines, 0: engines[last], last: engines[0]}, chain.choice)
         with pytest.raises(VerificationError, match=r"^block 0 differs"):
             verify_numbers(PartsView(loaded.view), swapped, images, source="generated", precision="fp32")
 

@@ -5,30 +5,39 @@ The stages QUEUED and RUNNING belong to this part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from ls_edge.core.parts import part_name
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
+from ls_edge.runtime.routing.custody import Custody
+from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Decode, Decoded, Note, NoteKind
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.host import Host
 from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
-
-if TYPE_CHECKING:
-    from ls_edge.runtime.routing.peer_rules import PeerMachine, PeerRules
+from ls_edge.runtime.routing.parts.waves import WaveJoiner
 
 
 class EngineWork:
     """Moves requests to the engine and back."""
 
-    def __init__(self, machine: PeerMachine, rules: PeerRules, queue: EngineQueue) -> None:
+    def __init__(
+        self,
+        machine: Host,
+        custody: Custody,
+        decisions: Decisions,
+        queue: EngineQueue,
+        joins: WaveJoiner,
+        urgent: Callable[[], None],
+    ) -> None:
+        """``urgent`` tells the neighbours immediately."""
         self.queue = queue
         self._machine = machine
-        self._custody = custody = machine.custody
-        self._decisions = machine.decisions
-        self._joins = rules.joins
-        self._urgent = rules.announcer.urgent
+        self._custody = custody
+        self._decisions = decisions
+        self._joins = joins
+        self._urgent = urgent
         queue.queued = custody.queued
         custody.look_at[Stage.RUNNING] = self.look_at
         machine.handlers[Computed] = self._on_computed

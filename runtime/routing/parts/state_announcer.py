@@ -9,7 +9,7 @@ therefore sends none.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -17,16 +17,33 @@ from ls_edge.core.parts import ENDS
 from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
 from ls_edge.runtime.routing.events import Send
 from ls_edge.runtime.routing.held_request import INFINITY
+from ls_edge.runtime.routing.host import Host
 from ls_edge.runtime.routing.neighbours import Neighbour
+from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
 
-if TYPE_CHECKING:
-    from ls_edge.runtime.routing.peer_rules import PeerMachine, PeerRules
+
+class Announced(Protocol):
+    """The rules of the peer, whose state is announced."""
+
+    engine: EngineQueue
+    warm: bool
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is draining."""
+
+    @property
+    def credits(self) -> int:
+        """Number of requests that it would accept now from all senders."""
+
+    def credits_for(self, name: str) -> int:
+        """Return the number of requests that it would accept now from one process."""
 
 
 class StateAnnouncer:
     """Decides which neighbours receive STATE, and notes which credits messages report."""
 
-    def __init__(self, machine: PeerMachine, rules: PeerRules) -> None:
+    def __init__(self, machine: Host, rules: Announced) -> None:
         self.due = INFINITY
         """Time of the next :meth:`announce`."""
         self._machine = machine

@@ -15,7 +15,7 @@ kept the copy before it runs the wave again; the holders of tracks drop them, si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ls_edge.core import arrangement
 from ls_edge.core.parts import has_ends
@@ -23,12 +23,12 @@ from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, ReturnReason, TrackRef, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.claims import blocks_run, returned_track
+from ls_edge.runtime.routing.custody import Custody
+from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Arrived, Send
 from ls_edge.runtime.routing.held_request import HeldRequest, JoinVisit, OpenTrack, OpenWave, Stage
+from ls_edge.runtime.routing.host import Host
 from ls_edge.runtime.routing.parts.wave_planner import WavePlan, plan_wave
-
-if TYPE_CHECKING:
-    from ls_edge.runtime.routing.machine import Machine
 
 _NO_TIMES = (0, 0, 0)
 
@@ -36,16 +36,16 @@ _NO_TIMES = (0, 0, 0)
 class WaveJoiner:
     """The waves that a machine has open. The stage JOINING belongs to this part."""
 
-    def __init__(self, machine: Machine[Any]) -> None:
+    def __init__(self, machine: Host, custody: Custody, decisions: Decisions) -> None:
         self.open: dict[int, OpenWave] = {}
         self.join: Callable[[Any, Sequence[Any]], Any] = arrangement.join
         """Function that sums the additions of tracks; a simulation, whose tokens are not arrays, sets its own."""
         self._machine = machine
-        self._custody = machine.custody
-        self._decisions = machine.decisions
+        self._custody = custody
+        self._decisions = decisions
         self._custody.leave[Stage.JOINING] = self._leave_joining
         self._custody.look_at[Stage.JOINING] = self._look_at
-        machine.custody.checks.append(self._faults)
+        custody.checks.append(self._faults)
 
     # The beginning.
 
@@ -72,12 +72,12 @@ class WaveJoiner:
 
     def _begin(self, request: HeldRequest, joins: JoinVisit, plan: WavePlan) -> None:
         machine, custody = self._machine, self._custody
-        wave = OpenWave(machine.custody.rng.getrandbits(64), joins.waves, request)
+        wave = OpenWave(self._custody.rng.getrandbits(64), joins.waves, request)
         self._record_unused(request, joins, plan)
         joins.waves += 1
         before = request.itinerary.slot
         for index, planned in enumerate(plan.tracks):
-            transfer = TransferId(request.request, machine.custody.rng.getrandbits(64), request.transfer.hop)
+            transfer = TransferId(request.request, self._custody.rng.getrandbits(64), request.transfer.hop)
             itinerary = Itinerary(
                 machine.name,
                 request.itinerary.policy,
