@@ -114,6 +114,8 @@ def test_all_is_answered_and_right_whatever_a_member_does(
         wait_until(lambda: set(HONEST) <= linked(source), what="the honest")
         if LIES[lie].role == "peer":
             wait_until(lambda: LIAR in linked(source), what="the liar")
+        elif LIES[lie].tempts:  # a source acts on its own, as soon as it has started
+            wait_until(lambda: counts().received > 0, what="an answer to the liar")
         answers = answers_until(
             lambda _: not LIES[lie].tempts or counts().received > 0, lambda: answers_of(source, pictures, count)
         )
