@@ -15,19 +15,20 @@ import msgspec
 
 from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Message, Moved, Release
+from ls_edge.runtime.protocol.messages import Moved, Release
 from ls_edge.runtime.routing.events import Forward, Send
 from ls_edge.runtime.transport.connections import Link
 from ls_edge.runtime.transport.links import Links
 
 SMALL_TOKENS = 64 * 1024
 """Largest number of bytes of tokens in one message with others, since a message arrives as a whole."""
-HOLD_RELEASE_S, HOLD_MOVED_S = 0.05, 0.1
-"""Longest time that a RELEASE or MOVED waits for another message to the same process, which it would wake alone. Both
-are short compared with the silence that raises suspicion, ``Limits.hop_floor`` and ``Limits.away_floor``."""
+HOLD_S = 0.1
+"""Longest time that a RELEASE or MOVED waits for another message to the same process, which it would wake alone. It is
+short compared with the silence that raises suspicion, ``Limits.hop_floor`` and ``Limits.away_floor``, and as long as
+``Limits.state_every``, so that the next STATE takes it along."""
 MAX_HELD = 4
 """Largest number of these for one process, since a copy stays in custody until its RELEASE arrives."""
-_HOLD_S: dict[type[Message], float] = {Release: HOLD_RELEASE_S, Moved: HOLD_MOVED_S}
+_HELD = frozenset((Release, Moved))
 _MAX_BODIES = framing.MAX_HEADER - 8
 """Largest number of bytes of messages in one header, after its first bytes."""
 NO_CODEC = "none"
@@ -93,12 +94,12 @@ class Outbox:
         """Add a message to this turn, or to the next one for the same process."""
         name = send.to
         held = self._held.get(name, [])
-        hold = _HOLD_S.get(type(send.message)) if name in self._reads_several else None
-        if hold is None or name in self._now or len(held) >= MAX_HELD:
+        can_wait = type(send.message) in _HELD and name in self._reads_several
+        if not can_wait or name in self._now or len(held) >= MAX_HELD:
             self._now.setdefault(name, []).append(_encoded(send))
             return
         self._held[name] = [*held, send]
-        self.held_until = min(self.held_until, time.monotonic() + hold)
+        self.held_until = min(self.held_until, time.monotonic() + HOLD_S)
 
     def put_tokens(self, forward: Forward) -> None:
         """Add tokens to this turn, as a RUN."""

@@ -22,7 +22,7 @@ def sent(tiny_bundle, write_peers, serve, images, monkeypatch):
         return send(self, link, frames)
 
     def answer(hold):
-        monkeypatch.setattr(outbox, "_HOLD_S", {wire.Release: hold, wire.Moved: hold})
+        monkeypatch.setattr(outbox, "HOLD_S", hold)
         monkeypatch.setattr(Links, "send", watched)
         file, bundle = load_peers(write_peers({"a": [0, 1, 2], "b": [3, 4, 5]})), Bundle.open(tiny_bundle)
         for name in ("a", "b"):
