@@ -286,7 +286,7 @@ class Service:
                     leave_at = time.monotonic() + _LEAVE_WITHIN
                     log.info("draining", extra={"peer": name, "held": len(self.machine.held)})
                     self.node.feed(Drain())
-                if self.stops > 1 or (self.stops and self.machine.rules.idle) or time.monotonic() >= leave_at:
+                if self.stops > 1 or (self.stops and not self.machine.held) or time.monotonic() >= leave_at:
                     log.info("leaving", extra={"peer": name, "held": len(self.machine.held)})
                     self.node.leave("draining")
                     return

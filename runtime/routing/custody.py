@@ -3,7 +3,8 @@
 A process *holds* requests: tokens, their itinerary, and the transfer by which they came. Handing one on takes three
 steps (OFFERED, CUSTODY, ENDED or AWAY), and a copy stays here until the last of them. :data:`TRANSITIONS` is the whole
 table. :class:`Custody` has a method for each step, in the order in which a request takes them; those to ``RUNNING`` and
-``JOINING`` are in the parts of a peer (``parts/engine_work.py``, ``parts/waves.py``).
+``JOINING`` are in the parts of a peer (``parts/engine_work.py``, ``parts/waves.py``). It also has what all of them
+need: the time, the neighbours, and the instructions that follow.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from ls_edge.core.bands import Bands
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
-from ls_edge.runtime.routing.events import Forward
+from ls_edge.runtime.routing.events import Forward, Instruction
 from ls_edge.runtime.routing.held_request import INFINITY, STORY, HeldRequest, Stage
-from ls_edge.runtime.routing.host import Host
-from ls_edge.runtime.routing.parts.credits import Occupancy, counted, owner_of
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.neighbours import Neighbours
+from ls_edge.runtime.routing.parts.credits import Occupancy, counted
 from ls_edge.runtime.routing.parts.waiting_requests import WaitingRequests
 
 _SPARE = 64
@@ -93,10 +96,6 @@ class Timers:
             ]
             heapq.heapify(self._heap)
 
-    def may_be_due(self, now: float) -> bool:
-        """Return whether the time of a request, or of an outdated entry, has come."""
-        return bool(self._heap) and self._heap[0][0] <= now
-
     @property
     def next(self) -> float:
         """Earliest time of any request, or infinity."""
@@ -117,7 +116,7 @@ class Timers:
     def pop_due(self, now: float) -> list[HeldRequest]:
         """Return the requests whose time has come, the one that has been held longest first; they get new times."""
         due: list[HeldRequest] = []
-        while self._heap and self.next <= now:
+        while self.next <= now:
             request = heapq.heappop(self._heap)[2]
             request.timer_at = INFINITY
             due.append(request)
@@ -135,48 +134,52 @@ class Timers:
 
 
 class Custody:
-    """The held requests of a machine."""
+    """The held requests of a process, its neighbours, and the instructions of the event that is being handled."""
 
-    def __init__(self, machine: Host, rng: random.Random) -> None:
+    def __init__(self, name: str, limits: Limits, bands: Bands, rng: random.Random) -> None:
+        self.name = name
+        self.limits = limits
+        self.bands = bands
+        """Bands of the model."""
+        self.rng = rng
+        """Source of random branches."""
+        self.now = 0.0
+        """The time of the event that is being handled."""
+        self.instructions: list[Instruction] = []
+        """Instructions that follow from the event so far."""
+        self.neighbours = Neighbours(name, limits)
         self.held: dict[TransferId, HeldRequest] = {}
         self.sent: dict[TransferId, HeldRequest] = {}
         """Transfers whose answers still count."""
         self.waiting = WaitingRequests()
         self.timers = Timers()
         self.occupancy = Occupancy()
-        self.rng = rng
-        """Source of random branches."""
         self.own_us = 0
         """Usual time of what this process has still to do for a request: an engine call; in a source, the head."""
         self.checks: list[Callable[[], Iterable[tuple[str, HeldRequest | None]]]] = [self._faults]
         """Functions that return inconsistencies with their requests, for ``Machine.validate``."""
         self.queued: list[HeldRequest] = []
         """Requests in the stage ``QUEUED``."""
-        self.look_at: dict[Stage, Callable[[HeldRequest], None]] = {
-            Stage.WAITING: self.waiting.ready.append,
-            Stage.OFFERED: machine.look_at_hop,
-            Stage.CUSTODY: machine.look_at_hop,
-            Stage.AWAY: lambda request: machine.rules.lost(request),
-        }
+        self.look_at: dict[Stage, Callable[[HeldRequest], None]] = {Stage.WAITING: self.waiting.ready.append}
         """Functions that are called when the time of a request has come, by its stage."""
         self.leave: dict[Stage, Callable[[HeldRequest, Stage], None]] = {
             Stage.WAITING: self.waiting.remove,
             Stage.QUEUED: lambda request, _to: self.queued.remove(request),
-            Stage.OFFERED: self._leave_offered,
-            Stage.CUSTODY: self._leave_custody,
+            Stage.OFFERED: self._leave_hop,
+            Stage.CUSTODY: self._leave_hop,
         }
         """Functions that are called when a request leaves a stage for another."""
-        self._machine = machine
+        self.on_end: Callable[[HeldRequest], None] = lambda _request: None
+        """Called with each request that is not held any more."""
 
     # What becomes of a request, from its arrival to its end.
 
     def hold(self, request: HeldRequest, why: str) -> None:
-        """Hold a new request; it waits and is not decided yet."""
+        """Hold a new request; unless it leaves its wait before, it is decided at the end of this event."""
         request.number = next(self.timers.numbers)
         request.owner = request.itinerary.owner
-        request.account = owner_of(request.owner)
         self.held[request.transfer] = request
-        self.wait(request, why)
+        self.decide_again(request, why)
 
     def wait(self, request: HeldRequest, why: str, until: float | None = None) -> None:
         """Make a request wait until a neighbour changes, or until ``until``, or the end of its budget.
@@ -209,7 +212,7 @@ class Custody:
             self.timers.set(request, end)
             return
         if request.waiting_since is None:
-            request.waiting_since = self._machine.now
+            request.waiting_since = self.now
         self.timers.set(request, min(until, end))
 
     def decide_again(self, request: HeldRequest, why: str) -> None:
@@ -220,37 +223,37 @@ class Custody:
     def run_here(self, request: HeldRequest, block: int) -> None:
         """Queue a waiting request for the engine of this process, which runs ``block`` next."""
         self.transition(request, Stage.QUEUED, f"block {block}")
-        request.engine.block, request.engine.queued_at = block, self._machine.now
+        request.engine.block, request.engine.queued_at = block, self.now
         self.timers.set(request, request.deadline)
         self.queued.append(request)
 
     def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
         """Send a waiting request to a neighbour; a copy stays here."""
         self.transition(request, Stage.OFFERED, to)
-        machine, came, now = self._machine, request.transfer, self._machine.now
+        came, now = request.transfer, self.now
         sent = TransferId(came.request, came.branch, came.hop + 1)
         if sent in self.sent or request.sent is not None:
             sent = TransferId(came.request, self.rng.getrandbits(64), came.hop + 1)
-        machine.neighbours.offered(sent, to)
+        self.neighbours.offered(sent, to)
         request.downstream, request.sent, request.waiting_since = to, sent, None
         self.sent[sent] = request
         end = self.budget_end(request)
         left = max(0.0, end - now)
-        request.keep_until = now + machine.limits.keep_share * left
-        request.keep_end = now + machine.limits.keep_most * left
+        request.keep_until = now + self.limits.keep_share * left
+        request.keep_end = now + self.limits.keep_most * left
         request.most_done = itinerary.blocks_done
         self.extend(request, end)
         budget = min(MAX_BUDGET_US, max(0, round((request.deadline - now) * 1e6)))
         if request.trail is None:
-            itinerary = _with_visit(itinerary, request, machine.name, now)
-        machine.instructions.append(
+            itinerary = _with_visit(itinerary, request, self.name, now)
+        self.instructions.append(
             Forward(to, sent, budget, itinerary, request.tokens, request.returning, request.bundle_id)
         )
 
     def accepted(self, request: HeldRequest) -> None:
         """Note that the next holder has the tokens; it has to show progress from now on."""
         self.transition(request, Stage.CUSTODY, f"{request.downstream} accepted")
-        request.ran_at = self._machine.now
+        request.ran_at = self.now
         self.extend(request, self.budget_end(request))
 
     def watch(self, request: HeldRequest, holder: str) -> None:
@@ -264,7 +267,7 @@ class Custody:
             self.transition(request, Stage.ENDED, why)
             del self.held[request.transfer]
             self.timers.end(request, len(self.held))
-            self._machine.rules.ended(request)
+            self.on_end(request)
 
     # Transitions.
 
@@ -279,23 +282,18 @@ class Custody:
             leave(request, to)
         if len(story) == STORY:
             del story[0]
-        story.append((self._machine.now, before, to, why))
+        story.append((self.now, before, to, why))
         request.stage = to
         if change[0] or change[1]:
             self.occupancy.moved(request, change)
 
-    def _leave_offered(self, request: HeldRequest, to: Stage) -> None:
-        """Count one transfer less on its way to the next holder."""
-        n = self._machine.neighbours.get(request.downstream)
-        if n is not None:
+    def _leave_hop(self, request: HeldRequest, to: Stage) -> None:
+        """Count one transfer less on its way to the next holder; unless it has arrived, ignore its further answers."""
+        n = self.neighbours.get(request.downstream)
+        if request.stage is Stage.OFFERED and n is not None:
             n.offers -= 1
             self.waiting.note_room(n.name)
-        if to is not Stage.CUSTODY:
-            self._leave_custody(request, to)
-
-    def _leave_custody(self, request: HeldRequest, _to: Stage) -> None:
-        """Ignore further answers to the transfer by which a request was handed on."""
-        if request.sent is not None:
+        if to is not Stage.CUSTODY and request.sent is not None:
             self.sent.pop(request.sent, None)
 
     # Deadlines of a request and of a transfer.
@@ -311,13 +309,13 @@ class Custody:
             if request.returning or (stage is not Stage.WAITING and stage is not Stage.JOINING):
                 return deadline
             # However slow the engine was measured to be, most of the budget is tried.
-            most = self._machine.limits.call_share * (deadline - request.arrived)
+            most = self.limits.call_share * (deadline - request.arrived)
             own = own if own < most else most
-        return deadline - self._machine.limits.way_back - own
+        return deadline - self.limits.way_back - own
 
     def news_by(self, request: HeldRequest) -> float:
         """Return the time by which there has to be news of a request that is AWAY."""
-        now, neighbours, limits = self._machine.now, self._machine.neighbours, self._machine.limits
+        now, neighbours, limits = self.now, self.neighbours, self.limits
         if request.trail is None:  # a track, which has to come back
             return now + limits.away_floor
         holder, end = request.trail.holder, self.budget_end(request)
@@ -332,9 +330,8 @@ class Custody:
 
     def extend(self, request: HeldRequest, end: float) -> None:
         """Give the next holder time until its next sign of progress; ``end`` is that of the budget."""
-        machine = self._machine
         accepted = request.stage is Stage.CUSTODY
-        request.hop_at = machine.now + machine.neighbours.hop_deadline(
+        request.hop_at = self.now + self.neighbours.hop_deadline(
             request.downstream, accepted=accepted, failures=request.reroutes
         )
         self.check_hop(request, end)
@@ -343,7 +340,7 @@ class Custody:
         """Set the time of the next check of a transfer; ``end`` is that of the budget."""
         at = min(request.hop_at, request.keep_until, request.keep_end, end)
         if request.stage is Stage.OFFERED and request.upstream is not None:
-            at = min(at, self._machine.now + self._machine.limits.look_again)
+            at = min(at, self.now + self.limits.look_again)
         self.timers.set(request, at)
 
     # Validation.
@@ -359,13 +356,12 @@ class Custody:
 
     def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
         """Return inconsistencies with their requests; see ``Machine.validate``."""
-        neighbours = self._machine.neighbours
         if self.waiting.ready:
             yield "requests are left to be decided", None
         if Occupancy.recount(self.held.values()) != self.occupancy:
             yield f"counts are {self.occupancy}", None
         offers = Counter(request.downstream for request in self.held.values() if request.stage is Stage.OFFERED)
-        for n in neighbours:
+        for n in self.neighbours:
             if n.offers != offers[n.name]:
                 yield f"{n.offers} offers to {n.name}, {offers[n.name]} are on their way", None
         for transfer, request in self.held.items():
@@ -375,7 +371,7 @@ class Custody:
                 "in a stage without an end": (request.stage, Stage.ENDED) in TRANSITIONS,
                 "never looked at again": request.check_at < INFINITY and self.timers.has(request),
                 "sent or not": on_its_way == (self.sent.get(request.sent or transfer) is request),
-                "no holder has it": not on_its_way or request.downstream in neighbours.by_name,
+                "no holder has it": not on_its_way or request.downstream in self.neighbours.by_name,
                 "waits downstream": request.stage is not Stage.WAITING or not request.downstream,
             }
             yield from ((what, request) for what, holds in checks.items() if not holds)

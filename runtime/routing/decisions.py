@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import MINOR_OF_ENDS, Itinerary, Progress, Release, ReturnReason
-from ls_edge.runtime.routing.candidates import leads_to
+from ls_edge.runtime.routing.candidates import LocalNode, leads_to
 from ls_edge.runtime.routing.custody import Custody
-from ls_edge.runtime.routing.events import Send
+from ls_edge.runtime.routing.events import Arrived, Send
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
-from ls_edge.runtime.routing.host import Host
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
@@ -24,14 +24,38 @@ def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
     return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips and not has_ends(blocks)
 
 
-class Decisions:
-    """Decides the waiting requests of a machine, at the end of each event."""
+class Rules(Protocol):
+    """What a source and a peer do differently with a request."""
 
-    def __init__(self, machine: Host, custody: Custody) -> None:
+    def take_in(self, event: Arrived) -> None:
+        """Hold tokens that arrived and send ACCEPT, or send REFUSE."""
+
+    def local_node(self) -> LocalNode:
+        """Return what this process can run itself."""
+
+    def next_step(self, request: HeldRequest) -> bool:
+        """Take a step that needs no policy; return whether there was one."""
+
+    def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
+        """Act on a request that no reachable process can take."""
+
+    def out_of_budget(self, request: HeldRequest) -> bool:
+        """End a request whose time is over, or send it home; return whether it was."""
+
+    def finish(self) -> float:
+        """Follow up on the events of a turn; return the time of the next :class:`Tick` for this, or infinity."""
+
+
+class Decisions:
+    """Decides the waiting requests of a process, at the end of each event."""
+
+    rules: Rules
+
+    def __init__(self, custody: Custody) -> None:
         self.count = 0
-        self._machine = machine
-        self._neighbours = machine.neighbours
         self._custody = custody
+        self._neighbours = custody.neighbours
+        self._limits = custody.limits
         self._waiting = custody.waiting
         self._look_at = 0.0
         """Time of the next look at waiting requests without an event."""
@@ -43,7 +67,7 @@ class Decisions:
     def run(self) -> None:
         """Decide the requests that are ready, and those for which a neighbour may have room."""
         waiting = self._waiting
-        if self._machine.now >= self._look_at and waiting:
+        if self._custody.now >= self._look_at and waiting:
             self._look_at_waiting()
         while waiting.may_have_room or waiting.ready:
             if waiting.may_have_room:
@@ -65,7 +89,7 @@ class Decisions:
 
     def _look_at_waiting(self) -> None:
         """Decide again the requests that wait for the end of a suspicion, refusal or pause, since no event marks it."""
-        self._look_at = self._machine.now + self._machine.limits.pause
+        self._look_at = self._custody.now + self._limits.pause
         if self._neighbours.have_recovered():
             self.wake_all()
         else:
@@ -87,7 +111,7 @@ class Decisions:
     def decide(self, request: HeldRequest) -> None:
         """Let a waiting request run here, hand it on, or let it wait for whatever it needs."""
         self.count += 1
-        rules, limits, now = self._machine.rules, self._machine.limits, self._machine.now
+        rules, limits, now = self.rules, self._limits, self._custody.now
         if self.is_out_of_budget(request):
             return
         if request.returning:
@@ -100,7 +124,7 @@ class Decisions:
             rules.cannot_continue(request, ReturnReason.DONE)
             return
         if from_peer and hop >= limits.hops and hop >= limits.hops + 4 * itinerary.blocks:
-            self._cannot_continue(request, ReturnReason.HOPS)
+            rules.cannot_continue(request, ReturnReason.HOPS)
             return
         policy, local = policy_of(itinerary.policy), rules.local_node()
         here = policy.step_here(itinerary, local)
@@ -125,13 +149,13 @@ class Decisions:
         elif isinstance(choice, Wait):
             self._wait_for_credit(request, candidates, choice.holders)
         elif itinerary.via_source and from_peer:
-            self._cannot_continue(request, ReturnReason.VIA_SOURCE)
+            rules.cannot_continue(request, ReturnReason.VIA_SOURCE)
         else:
             self._hand_on(request, choice)
 
     def is_out_of_budget(self, request: HeldRequest) -> bool:
         """Return whether the budget of a request was over, so that it was ended or sent home."""
-        return self._machine.now >= self._custody.budget_end(request) and self._machine.rules.out_of_budget(request)
+        return self._custody.now >= self._custody.budget_end(request) and self.rules.out_of_budget(request)
 
     def reachable(self, request: HeldRequest) -> list[Neighbour]:
         """Return the peers that may be handed a request: those of the bundle that it demands, if any.
@@ -147,7 +171,7 @@ class Decisions:
 
     def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbour]) -> Sequence[Neighbour]:
         """Return the candidates without those to avoid, as far as others can take the request."""
-        request.avoid = {name: until for name, until in request.avoid.items() if until > self._machine.now}
+        request.avoid = {name: until for name, until in request.avoid.items() if until > self._custody.now}
         candidates = [n for n in candidates if n.name not in request.avoid]
         others = [n for n in candidates if n.name not in request.itinerary.avoid]
         if request.upstream is not None or any(n.credits > 0 for n in self.able_to_run(request, others)):
@@ -157,12 +181,8 @@ class Decisions:
     def _hand_on(self, request: HeldRequest, choice: SendTo) -> None:
         itinerary = request.itinerary
         if choice.relay:
-            itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self._machine.name))
+            itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self._custody.name))
         self._custody.offer(request, choice.holder, itinerary)
-
-    def _cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
-        request.reason = reason
-        self._machine.rules.cannot_continue(request, reason)
 
     def _find_way_out(self, request: HeldRequest, reason: ReturnReason, candidates: Sequence[Neighbour]) -> None:
         """Act on a request for which the policy finds no holder: wait, hand it back out, or give it up."""
@@ -174,13 +194,13 @@ class Decisions:
         way = self.way_out(request) if out_again else ""
         n = self._neighbours.get(way) if way and way not in itinerary.relays else None
         if n is None or not n.available or n not in self.reachable(request):
-            self._cannot_continue(request, reason)
+            self.rules.cannot_continue(request, reason)
         elif n.credits > 0:
             self._hand_on(request, SendTo(way, relay=True))
         elif request.upstream is None or self._may_wait_on(request, [n]):
             self._wait_for_credit(request, [n], (way,))
         else:
-            self._cannot_continue(request, ReturnReason.CREDIT)
+            self.rules.cannot_continue(request, ReturnReason.CREDIT)
 
     def way_out(self, request: HeldRequest) -> str:
         """Return a process that may reach a holder of which no neighbour knows, or "".
@@ -190,7 +210,7 @@ class Decisions:
         """
         itinerary, neighbours = request.itinerary, self._neighbours
         if request.trail is not None:
-            stuck = self._machine.bands.permitted(itinerary.remaining)
+            stuck = self._custody.bands.permitted(itinerary.remaining)
             if may_skip(itinerary, stuck) and request.reason == ReturnReason.UNREACHABLE:
                 return ""
             return "" if request.avoid.get(request.way_out, 0.0) >= request.deadline else request.way_out
@@ -212,7 +232,7 @@ class Decisions:
 
     def send_home(self, request: HeldRequest) -> None:
         """Offer tokens to their source, to a neighbour that reaches it, or back the way they came."""
-        now, limits, source = self._machine.now, self._machine.limits, request.itinerary.source
+        now, limits, source = self._custody.now, self._limits, request.itinerary.source
         n = self._neighbours.get(source)
         if n is not None and n.window_left > 0:
             self._custody.offer(request, source, request.itinerary)
@@ -229,7 +249,7 @@ class Decisions:
 
         The one before that was its neighbour, so each such step is one nearer to the source.
         """
-        source, relays, now = request.itinerary.source, request.itinerary.relays, self._machine.now
+        source, relays, now = request.itinerary.source, request.itinerary.relays, self._custody.now
         usable = {
             n.name: n
             for n in self._neighbours.candidates()
@@ -246,7 +266,7 @@ class Decisions:
         if request.itinerary.source in neighbours or self._way_home(request):
             return
         if request.upstream is not None and request.upstream in neighbours:
-            self._machine.instructions.append(Send(request.upstream, Release(request.transfer, sender)))
+            self._custody.instructions.append(Send(request.upstream, Release(request.transfer, sender)))
         self._custody.end(request, f"cancelled, says {sender}, the only way home")
 
     # Waiting for credits.
@@ -259,14 +279,14 @@ class Decisions:
         """
         if request.upstream is None or request.itinerary.source in self._neighbours.by_name:
             return False
-        machine = self._machine
-        since = machine.now if request.waiting_since is None else request.waiting_since
-        until = since + machine.limits.keep_share * (self._custody.budget_end(request) - since)
+        now = self._custody.now
+        since = now if request.waiting_since is None else request.waiting_since
+        until = since + self._limits.keep_share * (self._custody.budget_end(request) - since)
         moved_at = max((n.moved_at for n in candidates), default=0.0)
-        return machine.now < min(until, max(since, moved_at) + machine.limits.away_floor)
+        return now < min(until, max(since, moved_at) + self._limits.away_floor)
 
     def _wait_for_credit(self, request: HeldRequest, candidates: Sequence[Neighbour], holders: tuple[str, ...]) -> None:
-        limits, now, since = self._machine.limits, self._machine.now, request.waiting_since
+        limits, now, since = self._limits, self._custody.now, request.waiting_since
         until = (now if since is None else since) + limits.credit_wait
         if until <= now:
             until = now + limits.look_again
@@ -285,7 +305,7 @@ class Decisions:
         """Return the candidates with a block that may run now; if there are none, relays to such candidates."""
         itinerary, candidates = request.itinerary, list(candidates)
         first = not policy_of(itinerary.policy).may_reorder
-        wanted = itinerary.remaining[:1] if first else self._machine.bands.permitted(itinerary.remaining)
+        wanted = itinerary.remaining[:1] if first else self._custody.bands.permitted(itinerary.remaining)
         holders = [n for n in candidates if not n.blocks.isdisjoint(wanted)]
         if holders or itinerary.via_source:
             return holders
@@ -293,7 +313,7 @@ class Decisions:
 
     def others_could_run(self, request: HeldRequest, without: Iterable[str]) -> bool:
         """Return whether a process other than these has a block that may run now, or leads to one."""
-        wanted = self._machine.bands.permitted(request.itinerary.remaining)
+        wanted = self._custody.bands.permitted(request.itinerary.remaining)
         return any(
             n.name not in without and (not n.blocks.isdisjoint(wanted) or leads_to(n, wanted))
             for n in self.reachable(request)
@@ -303,16 +323,17 @@ class Decisions:
         """Return whether no other process could continue a request that its next holder keeps."""
         if request.returning:
             return request.downstream == request.itinerary.source
-        wanted = self._machine.bands.permitted(request.itinerary.remaining)
-        here = self._machine.rules.local_node().blocks
+        wanted = self._custody.bands.permitted(request.itinerary.remaining)
+        here = self.rules.local_node().blocks
         return here.isdisjoint(wanted) and not self.others_could_run(request, (request.downstream,))
 
     def send_progress(self, requests: Iterable[HeldRequest]) -> None:
         """Send PROGRESS to the keepers of the copies before, unless one was sent a moment ago."""
-        machine = self._machine
-        now, every = machine.now, machine.limits.progress_every
+        now, every = self._custody.now, self._limits.progress_every
         for request in requests:
             before = request.upstream
             if before is not None and now - request.progress_at >= every and before in self._neighbours.by_name:
                 request.progress_at = now
-                machine.instructions.append(Send(before, Progress(request.transfer, request.itinerary.blocks_done)))
+                self._custody.instructions.append(
+                    Send(before, Progress(request.transfer, request.itinerary.blocks_done))
+                )

@@ -119,13 +119,9 @@ class HeldRequest(msgspec.Struct, eq=False):
     number: int = 0
     """Counts up over the requests that a machine holds."""
     owner: str = ""
-    account: str = ""
-    """Source whose credits it uses; aliases of a source count as one."""
     downstream: str = ""
     sent: TransferId | None = None
     """The transfer by which they were last handed on."""
-    link_us: int = 0
-    """Time until that transfer was accepted."""
     check_at: float = INFINITY
     """Time of the next check in its present stage; set only by :class:`Timers`."""
     timer_at: float = INFINITY

@@ -1,9 +1,9 @@
 """The routing machine of a process: events in, instructions out, without clock, socket or thread.
 
 Peers, sources and the simulator run the same machine. What a source and a peer do differently is in two small objects,
-``source_rules.py`` and ``peer_rules.py``, which the machine asks (:class:`Rules`). The table of transitions, the held
-requests, their timers and stories are in ``custody.py``, the choice of the next block and holder in ``decisions.py``,
-the checks of what others claim in ``claims.py``, every tuned number in ``limits.py``.
+``source_rules.py`` and ``peer_rules.py``, which the machine asks (``decisions.Rules``). The table of transitions, the
+held requests, their timers and stories are in ``custody.py``, the choice of the next block and holder in
+``decisions.py``, the checks of what others claim in ``claims.py``, every tuned number in ``limits.py``.
 
 What happens to a request, in order:
 
@@ -17,10 +17,11 @@ furthest ones.
 The next holder is *killed*: its link ends, and ``_on_down`` sends every copy that it had another way (``reroute``). If
 the keeper of the copy before dies with it, the source starts again from its own.
 
-It *hangs*: ``_on_progress`` extends the deadline of a hop with each sign of life. ``look_at_hop`` suspects a holder
+It *hangs*: ``_on_progress`` extends the deadline of a hop with each sign of life. ``_look_at_hop`` suspects a holder
 that is silent, avoids it (``avoid``) and reroutes the request; one that reports progress but keeps the request for too
 long is treated alike, unless it is the only holder. A source gives a request up that it has no news of
-(``Rules.lost``). An engine of our own that hangs is found by ``EngineWork.look_at``, and what waits for it goes on.
+(``SourceRules._on_lost``). An engine of our own that hangs is found by ``EngineWork.look_at``, and what waits for it
+goes on.
 
 It *refuses*: ``_on_refuse`` decides again, and pauses offers to a process that refuses without need. Without a credit
 anywhere, ``Decisions._wait_for_credit`` waits, for a while.
@@ -51,7 +52,7 @@ from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseRe
 from ls_edge.runtime.routing.candidates import ONE_BAND
 from ls_edge.runtime.routing.claims import avoid_also, is_from_next_holder, is_unwilling, shows_further_block
 from ls_edge.runtime.routing.custody import Custody, InvalidState
-from ls_edge.runtime.routing.decisions import Decisions
+from ls_edge.runtime.routing.decisions import Decisions, Rules
 from ls_edge.runtime.routing.events import (
     Arrived,
     Event,
@@ -69,9 +70,8 @@ from ls_edge.runtime.routing.events import (
     in_order,
 )
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
-from ls_edge.runtime.routing.host import Rules
 from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.neighbours import Change, Neighbours
+from ls_edge.runtime.routing.neighbours import Change
 
 R = TypeVar("R", bound=Rules)
 
@@ -89,18 +89,13 @@ class Machine(Generic[R]):
         bands: Bands = ONE_BAND,
     ) -> None:
         """``rng`` draws branches; seed it in a test, never in a process. ``bands`` are the model's."""
-        self.name = name
-        self.limits = limits
-        self.bands = bands
-        self.now = 0.0
-        """The time of the event that is being handled."""
-        self.instructions: list[Instruction] = []
-        """Instructions that follow from the event so far."""
-        self.neighbours = Neighbours(name, limits)
-        self.custody = Custody(self, rng)
+        self.custody = Custody(name, limits, bands, rng)
+        self.custody.look_at[Stage.OFFERED] = self.custody.look_at[Stage.CUSTODY] = self._look_at_hop
+        self.neighbours = self.custody.neighbours
         self.held = self.custody.held
         """The requests that this process holds."""
-        self.decisions = Decisions(self, self.custody)
+        self.limits = limits
+        self.decisions = Decisions(self.custody)
         self.handlers: dict[type, Callable[..., None]] = {
             Arrived: lambda event: self.rules.take_in(event),
             Unsendable: self._on_unsendable,
@@ -117,7 +112,7 @@ class Machine(Generic[R]):
         """Handlers of events, and of messages with their sender; rules add theirs."""
         self._finish_at = INFINITY
         """Time of the next check for the rules."""
-        self.rules: R = rules(self)
+        self.rules = self.decisions.rules = rules(self)
 
     # The interface of the process around it.
 
@@ -126,16 +121,17 @@ class Machine(Generic[R]):
 
         ``now`` never decreases.
         """
-        if now > self.now:
-            self.now = self.neighbours.now = now
-        self.instructions = []
+        custody = self.custody
+        if now > custody.now:
+            custody.now = self.neighbours.now = now
+        custody.instructions = []
         for event in events:
             self.dispatch(event)
-        if self.custody.timers.may_be_due(self.now):
+        if custody.timers.next <= custody.now:
             self._look_at_late()
         self.decisions.run()
         self._finish_at = self.rules.finish()
-        return in_order(self.instructions)
+        return in_order(custody.instructions)
 
     def dispatch(self, event: Event) -> None:
         """Apply one event, and decide nothing."""
@@ -163,7 +159,7 @@ class Machine(Generic[R]):
         """Raise :class:`InvalidState` if internal state is inconsistent; for tests, after each event."""
         for check in self.custody.checks:
             for what, request in check():
-                raise InvalidState(f"{self.name}: {what}" + (f"\n{request.history()}" if request else ""))
+                raise InvalidState(f"{self.custody.name}: {what}" + (f"\n{request.history()}" if request else ""))
 
     # The next holder answers: it takes the request over, refuses it, works on it, passes it on.
 
@@ -182,11 +178,11 @@ class Machine(Generic[R]):
         request = self._sent_to(sender, message)
         if request is None or request.stage is not Stage.OFFERED:
             return
-        request.link_us = min(round(seconds * 1e6), MICROSECONDS - 1)
         self.custody.accepted(request)
         before = request.upstream
         if before is not None and before in self.neighbours.by_name:
-            self.instructions.append(Send(before, Release(request.transfer, sender, request.link_us)))
+            link_us = min(round(seconds * 1e6), MICROSECONDS - 1)
+            self.custody.instructions.append(Send(before, Release(request.transfer, sender, link_us)))
         if request.trail is not None:
             request.trail.accepted(sender)
         if request.returning and sender == request.itinerary.source:
@@ -200,7 +196,7 @@ class Machine(Generic[R]):
         self.custody.wait(request, f"{sender} refused: {message.reason}")
         n, busy = self.neighbours.get(sender), message.reason == RefuseReason.BUSY
         if n is not None and not busy:
-            n.refused_until = self.now + self.limits.pause
+            n.refused_until = self.custody.now + self.limits.pause
         if n is not None and is_unwilling(message):
             n.back_off()
             request.avoid[sender] = n.backoff_until
@@ -215,15 +211,15 @@ class Machine(Generic[R]):
         request = self._sent_to(sender, message)
         if request is None:
             return
-        n, end = self.neighbours.get(sender), self.custody.budget_end(request)
+        n, now, end = self.neighbours.get(sender), self.custody.now, self.custody.budget_end(request)
         if n is not None:
             n.clear_suspicion()
         if shows_further_block(request, message):
             if n is not None and request.stage is Stage.CUSTODY:
-                n.ran_after((self.now - request.ran_at) / (message.blocks_done - request.most_done))
-                request.ran_at = self.now
+                n.ran_after((now - request.ran_at) / (message.blocks_done - request.most_done))
+                request.ran_at = now
             request.most_done = message.blocks_done
-            request.keep_until = self.now + self.limits.keep_share * (end - self.now)
+            request.keep_until = now + self.limits.keep_share * (end - now)
         self.custody.extend(request, end)
         if request.open_track is not None:
             self.decisions.send_progress([request.open_track.wave.request])
@@ -269,7 +265,7 @@ class Machine(Generic[R]):
         if linked.pop(name, None) is None:
             return
         self.neighbours.reach_version += 1
-        self.instructions.append(Note(NoteKind.LOST, name, why=event.why))
+        self.custody.instructions.append(Note(NoteKind.LOST, name, why=event.why))
         for request in [request for request in self.custody.sent.values() if request.downstream == name]:
             self.reroute(request, f"{name} was lost: {event.why}")
         self.custody.waiting.decide_for_credit_of(name)
@@ -278,7 +274,7 @@ class Machine(Generic[R]):
                 self.reroute(request, f"{name} and {other} were lost")
 
     def _on_unsendable(self, event: Unsendable) -> None:
-        failed, again = event.failed, self.now + self.limits.backoff_base
+        failed, again = event.failed, self.custody.now + self.limits.backoff_base
         n = self.neighbours.get(failed.to)
         if n is not None:
             n.refused_until = again
@@ -288,7 +284,7 @@ class Machine(Generic[R]):
 
     def _look_at_late(self) -> None:
         """Look at the requests whose time has come."""
-        due = self.custody.timers.pop_due(self.now)
+        due = self.custody.timers.pop_due(self.custody.now)
         for request in due:
             if request.stage is not Stage.ENDED and not self.decisions.is_out_of_budget(request):
                 look_at = self.custody.look_at.get(request.stage)
@@ -296,25 +292,25 @@ class Machine(Generic[R]):
                     look_at(request)
         self.custody.timers.renew(due)
 
-    def look_at_hop(self, request: HeldRequest) -> None:
+    def _look_at_hop(self, request: HeldRequest) -> None:
         """Check a transfer: it is late, is kept for too long, or its own keeper waits for PROGRESS."""
-        name, end = request.downstream, self.custody.budget_end(request)
+        name, now, end = request.downstream, self.custody.now, self.custody.budget_end(request)
         n = self.neighbours.get(name)
-        if self.now >= request.hop_at:
+        if now >= request.hop_at:
             if n is not None:
                 n.suspect()
             self.custody.waiting.decide_for_credit_of(name)
             why = "no progress within the hop's deadline"
-            self.instructions.append(Note(NoteKind.SUSPECT, name, request.request, why))
+            self.custody.instructions.append(Note(NoteKind.SUSPECT, name, request.request, why))
             self.avoid(request, name)
             self.reroute(request, f"{name} showed no progress")
-        elif self.now < min(request.keep_until, request.keep_end):
+        elif now < min(request.keep_until, request.keep_end):
             # The keeper of the copy before must not suspect us while the next holder is late.
             self.decisions.send_progress([request])
             self.custody.check_hop(request, end)
         elif self.decisions.has_only_holder(request):
-            left = max(self.limits.hop_floor, self.limits.keep_share * (end - self.now))
-            request.keep_until = request.keep_end = self.now + left
+            left = max(self.limits.hop_floor, self.limits.keep_share * (end - now))
+            request.keep_until = request.keep_end = now + left
             self.custody.check_hop(request, end)
         else:
             if n is not None:
@@ -329,7 +325,7 @@ class Machine(Generic[R]):
         request.failure = "late" if request.downstream in self.neighbours.by_name else "lost"
         if request.trail is not None:
             request.trail.before = request.trail.holder = ""
-        self.instructions.append(Note(NoteKind.REROUTED, request.downstream, request.request, why))
+        self.custody.instructions.append(Note(NoteKind.REROUTED, request.downstream, request.request, why))
         self.custody.decide_again(request, why)
 
     def avoid(self, request: HeldRequest, name: str, until: float = 0.0) -> None:

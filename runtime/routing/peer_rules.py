@@ -27,6 +27,9 @@ from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.claims import own_requests
 from ls_edge.runtime.routing.events import (
     Arrived,
+    Computed,
+    ComputeFailed,
+    Decoded,
     Drain,
     NeighbourDown,
     NeighbourUp,
@@ -72,25 +75,33 @@ class PeerRules:
     """What a peer does with requests, beyond what every process does."""
 
     def __init__(self, machine: Machine[PeerRules], engine: EngineQueue, model: Model) -> None:
+        custody, decisions = machine.custody, machine.decisions
         self.machine = machine
         self.model = model
         self.engine = engine
-        self.announcer = StateAnnouncer(machine, self)
-        self.joins = WaveJoiner(machine, machine.custody, machine.decisions)
-        self.tombstones = Tombstones(machine.limits.tombstones)
-        self.orphans = Orphans(machine.neighbours)
-        self.work = EngineWork(machine, machine.custody, machine.decisions, engine, self.joins, self.announcer.urgent)
+        self.announcer = StateAnnouncer(custody, self)
+        self.joins = WaveJoiner(custody, decisions)
+        self.tombstones = Tombstones(custody.limits.tombstones)
+        self.orphans = Orphans(custody.neighbours)
+        self.work = EngineWork(custody, decisions, engine, self.joins, self.announcer.urgent)
         self.warm = False
-        self._credits = Credits(machine.limits, machine.custody.occupancy)
+        self._credits = Credits(custody.limits, custody.occupancy)
         self._drain_until = INFINITY
         """Half of the drain, after which the engine begins nothing; infinity until it begins."""
         self._arrivals = itertools.count()
-        machine.handlers |= {Warm: self._on_warm, Drain: self._on_drain, Cancel: self._on_cancel}
+        machine.handlers |= {
+            Warm: self._on_warm,
+            Drain: self._on_drain,
+            Cancel: self._on_cancel,
+            Computed: self.work.computed,
+            ComputeFailed: self.work.failed,
+            Decoded: self.work.decoded,
+        }
         machine.follow(NeighbourDown, lambda event: self._credits.forget(event.name))
         machine.follow(NeighbourDown, lambda event: self.announcer.lost(event.name))
         machine.follow(NeighbourUp, lambda event: self.announcer.forget(event.hello.name))
         machine.follow(Unsendable, lambda event: self.announcer.forget(event.failed.to))
-        machine.custody.checks.append(self._faults)
+        custody.checks.append(self._faults)
 
     # What the process and its neighbours ask.
 
@@ -102,13 +113,8 @@ class PeerRules:
     def credits_for(self, name: str) -> int:
         """Return the number of transfers that it would accept now from a source or peer."""
         if self._serves and self.machine.neighbours.is_source(name):
-            return self._credits.of_source(name, self.machine.now)
+            return self._credits.of_source(name, self.machine.custody.now)
         return self.credits
-
-    @property
-    def idle(self) -> bool:
-        """It holds nothing, so it may leave."""
-        return not self.machine.held
 
     @property
     def draining(self) -> bool:
@@ -127,63 +133,62 @@ class PeerRules:
 
     def take_in(self, event: Arrived) -> None:
         """Accept tokens and hold them, or refuse them; take tracks of its own waves back."""
-        run, sender, machine = event.run, event.sender, self.machine
-        if run.returning and run.itinerary.source == machine.name:
+        run, sender, custody = event.run, event.sender, self.machine.custody
+        if run.returning and run.itinerary.source == custody.name:
             self.joins.on_returned(event)
             return
         reason = self._reason_to_refuse(event)
         if reason is not None:
             credit = self.announcer.credits_in_answer(sender, accepted=False)
-            machine.instructions.append(Send(sender, Refuse(run.transfer, reason, credit)))
+            custody.instructions.append(Send(sender, Refuse(run.transfer, reason, credit)))
             return
-        if run.transfer not in machine.held:
+        if run.transfer not in custody.held:
             self._hold(event)
         credit = self.announcer.credits_in_answer(sender, accepted=True)
-        machine.instructions.append(Send(sender, Accept(run.transfer, credit)))
+        custody.instructions.append(Send(sender, Accept(run.transfer, credit)))
 
     def _hold(self, event: Arrived) -> None:
-        run, sender, machine = event.run, event.sender, self.machine
+        run, sender, custody = event.run, event.sender, self.machine.custody
         request = HeldRequest(
             transfer=run.transfer,
             itinerary=run.itinerary,
             tokens=event.tokens,
-            deadline=machine.now + run.budget_us / 1e6,
+            deadline=custody.now + run.budget_us / 1e6,
             upstream=sender,
-            arrived=machine.now,
+            arrived=custody.now,
             tie_break=next(self._arrivals),
             returning=run.returning,
             codec_us=event.codec_us,
-            progress_at=machine.now,
+            progress_at=custody.now,
             bundle_id="" if run.bundle_id is UNSET else run.bundle_id,
         )
         if sender == run.itinerary.owner:
-            self._credits.let_in(sender, machine.now)
-        machine.custody.hold(request, f"from {sender}")
-        machine.custody.waiting.ready.append(request)
+            self._credits.let_in(sender, custody.now)
+        custody.hold(request, f"from {sender}")
         source = run.itinerary.source
-        if source != sender and source in machine.neighbours.by_name:
-            machine.instructions.append(Send(source, Moved(run.transfer, sender)))
+        if source != sender and source in custody.neighbours.by_name:
+            custody.instructions.append(Send(source, Moved(run.transfer, sender)))
 
     def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
-        run, sender, machine = event.run, event.sender, self.machine
+        run, sender, custody = event.run, event.sender, self.machine.custody
         owner = run.itinerary.owner
-        if self.tombstones.holds((owner, run.transfer.request), machine.now):
+        if self.tombstones.holds((owner, run.transfer.request), custody.now):
             return RefuseReason.CANCELLED
-        if run.transfer in machine.held:
+        if run.transfer in custody.held:
             return None
         if not event.finite:
             return RefuseReason.NOT_FINITE
         if run.returning:
-            room = machine.limits.credits + machine.limits.custody
-            theirs = sum(bool(request.returning) and request.upstream == sender for request in machine.held.values())
-            return RefuseReason.BUSY if len(machine.held) >= room or theirs >= room // 2 else None
+            room = custody.limits.credits + custody.limits.custody
+            theirs = sum(bool(request.returning) and request.upstream == sender for request in custody.held.values())
+            return RefuseReason.BUSY if len(custody.held) >= room or theirs >= room // 2 else None
         if run.bundle_id and run.bundle_id != self.model.bundle_id:
             return RefuseReason.OTHER_BUNDLE
         if self.draining:
             return RefuseReason.DRAINING
         if not self.warm:
             return RefuseReason.COLD
-        if self._serves and self.machine.neighbours.is_source(sender) and self._credits.guaranteed(sender, machine.now):
+        if self._serves and self.machine.neighbours.is_source(sender) and self._credits.guaranteed(sender, custody.now):
             return None
         return RefuseReason.BUSY if self.credits_for(sender) <= 0 or self._credits.room(owner) <= 0 else None
 
@@ -193,25 +198,25 @@ class PeerRules:
         """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
         # By default no wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE
         # of the others would send them to and fro.
-        times, machine, model = self.engine.times, self.machine, self.model
+        times, custody, model = self.engine.times, self.machine.custody, self.model
         return LocalNode(
             self._usable_blocks,
             wait_us,
             times.block_us,
             model.costs,
-            machine.limits,
-            times.expected_beside_us(machine.now),
+            custody.limits,
+            times.expected_beside_us(custody.now),
             model.bands,
         )
 
     @property
     def _usable_blocks(self) -> frozenset[int]:
-        usable = self.warm and not self.engine.stuck and self.machine.now < self._drain_until
+        usable = self.warm and not self.engine.stuck and self.machine.custody.now < self._drain_until
         return self.engine.usable_blocks if usable else frozenset()
 
     def next_step(self, request: HeldRequest) -> bool:
         """Run a track, hand over, decode or begin a wave; return whether it was one of these."""
-        itinerary, name = request.itinerary, self.machine.name
+        itinerary, name = request.itinerary, self.machine.custody.name
         if itinerary.track is not None and itinerary.source == name:
             self.joins.decide(request, self._usable_blocks)
         elif itinerary.hand_to not in ("", name):
@@ -221,7 +226,7 @@ class PeerRules:
         elif self.draining or not policy_of(itinerary.policy).runs_in_waves:
             return False
         else:
-            local = self.local_node(self.engine.work_us(self.machine.now))
+            local = self.local_node(self.engine.work_us(self.machine.custody.now))
             return bool(local.blocks) and self.joins.split(request, local)
         return True
 
@@ -230,7 +235,9 @@ class PeerRules:
         itinerary = request.itinerary
         free = {n.name for n in self.machine.decisions.reachable(request) if n.credits > 0}
         if itinerary.hand_to in free:
-            passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self.machine.name))
+            passed = msgspec.structs.replace(
+                itinerary, hand_to="", relays=(*itinerary.relays, self.machine.custody.name)
+            )
             self.machine.custody.offer(request, itinerary.hand_to, passed)
         else:
             self.cannot_continue(request, ReturnReason.UNREACHABLE)
@@ -243,8 +250,8 @@ class PeerRules:
 
     def out_of_budget(self, request: HeldRequest) -> bool:
         """End a request at the end of its budget, and send it home in time before."""
-        stage, on_its_way = request.stage, request.returning or request.itinerary.source == self.machine.name
-        if self.machine.now >= request.deadline:
+        stage, on_its_way = request.stage, request.returning or request.itinerary.source == self.machine.custody.name
+        if self.machine.custody.now >= request.deadline:
             self.machine.custody.end(request, "budget")
         elif stage is Stage.JOINING:
             self.joins.stop_waiting(request)
@@ -254,14 +261,6 @@ class PeerRules:
             return False
         return True
 
-    def lost(self, request: HeldRequest) -> None:
-        """Do without a track that was passed on and has not come back."""
-        self.joins.give_up(request)
-
-    def ended(self, request: HeldRequest) -> None:
-        """End the track that the tokens were."""
-        self.joins.give_up(request, "refused")
-
     # Events of a peer alone.
 
     def _on_warm(self, event: Warm) -> None:
@@ -269,41 +268,41 @@ class PeerRules:
         self.announcer.urgent()
 
     def _on_drain(self, _event: Drain) -> None:
-        self._drain_until = self.machine.now + self.machine.limits.drain / 2
+        self._drain_until = self.machine.custody.now + self.machine.custody.limits.drain / 2
         self.announcer.urgent()
 
     def _on_cancel(self, sender: str, message: Cancel) -> None:
-        machine = self.machine
+        custody = self.machine.custody
         keys = own_requests(sender, message)
-        self.tombstones.add(keys, machine.now + message.budget_us / 1e6, machine.now)
-        for request in [request for request in machine.held.values() if (request.owner, request.request) in keys]:
-            machine.custody.end(request, "cancelled")
+        self.tombstones.add(keys, custody.now + message.budget_us / 1e6, custody.now)
+        for request in [request for request in custody.held.values() if (request.owner, request.request) in keys]:
+            custody.end(request, "cancelled")
 
     def finish(self) -> float:
         """Drop the work of sources that have gone, start the engine, and send the STATE messages that are due."""
-        machine, engine, announcer, orphans = self.machine, self.engine, self.announcer, self.orphans
-        if orphans.next <= machine.now:
-            for request in orphans.pop_due(machine.held.values()):
+        custody, engine, announcer, orphans = self.machine.custody, self.engine, self.announcer, self.orphans
+        if orphans.next <= custody.now:
+            for request in orphans.pop_due(custody.held.values()):
                 source = request.itinerary.source
-                machine.instructions.append(Note(NoteKind.DROPPED, source, request.request, "its source went away"))
-                machine.custody.end(request, "its source went away")
-        if self._drain_until <= machine.now and engine.length:
+                custody.instructions.append(Note(NoteKind.DROPPED, source, request.request, "its source went away"))
+                custody.end(request, "its source went away")
+        if self._drain_until <= custody.now and engine.length:
             self.work.requeue("half of the drain is over")
-            machine.decisions.run()
+            self.machine.decisions.run()
         announcer.look_at_changes()
         if engine.queued:
             self.work.start(self._usable_blocks)
-        if machine.now >= announcer.due:
-            orphans.look_for({request.itinerary.source for request in machine.held.values()} - {machine.name})
-            self.tombstones.forget(machine.now)
+        if custody.now >= announcer.due:
+            orphans.look_for({request.itinerary.source for request in custody.held.values()} - {custody.name})
+            self.tombstones.forget(custody.now)
             announcer.announce()
         announcer.announce_credits()
         at = min(engine.next_start, announcer.due, orphans.next)
-        return min(at, self._drain_until) if machine.now < self._drain_until else at
+        return min(at, self._drain_until) if custody.now < self._drain_until else at
 
     def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
         """Return inconsistencies with their requests; see ``Machine.validate``."""
-        held, engine = self.machine.held.values(), self.engine
+        held, engine = self.machine.custody.held.values(), self.engine
         if sorted(map(id, engine.queued)) != sorted(id(r) for r in held if r.stage is Stage.QUEUED):
             yield "the engine's queue differs", None
         for request in held:

@@ -26,6 +26,7 @@ from ls_edge.core.records import Rejection
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Moved, RequestId, ReturnReason, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.claims import as_asked, blocks_run, implausible_return, is_former_holder
+from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import may_skip
 from ls_edge.runtime.routing.events import (
     Abandon,
@@ -91,29 +92,31 @@ class SourceRules:
 
     def __init__(self, machine: Machine[SourceRules], model: Model) -> None:
         self.machine = machine
+        self.custody = custody = machine.custody
         self.bundle_id = model.bundle_id
         self.requests: dict[int, OpenRequest] = {}
         self.rejected: dict[str, Rejection] = {}
         """Impossible answers and returns by sender; replaced with each one."""
-        self._node = LocalNode(costs=model.costs, limits=machine.limits, bands=model.bands)
+        self._node = LocalNode(costs=model.costs, limits=custody.limits, bands=model.bands)
         self._known: frozenset[int] = frozenset()
         """Blocks that were ever reachable."""
         self._gone: dict[int, float] = {}
         """Blocks that are reachable no longer, and when they last were."""
         self._looked_at = -INFINITY
         self._by_id: dict[RequestId, OpenRequest] = {}
-        self._ended = EndedRequests(machine.limits)
+        self._ended = EndedRequests(custody.limits)
         self.duplicates = self._ended.duplicates
         machine.handlers |= {Submit: self._on_submit, Abandon: self._on_abandon, Moved: self._on_moved}
         for kind in (NeighbourUp, NeighbourState, NeighbourDown):
             machine.follow(kind, self._look_at_reach)
-        machine.custody.checks.append(self._faults)
+        custody.look_at[Stage.AWAY] = self._on_lost
+        custody.checks.append(self._faults)
 
     # Taking in.
 
     def _on_submit(self, event: Submit) -> None:
-        machine = self.machine
-        transfer = TransferId(machine.custody.rng.randbytes(16), machine.custody.rng.getrandbits(64), 0)
+        custody = self.custody
+        transfer = TransferId(custody.rng.randbytes(16), custody.rng.getrandbits(64), 0)
         trail = Trail()
         copy = HeldRequest(
             transfer=transfer,
@@ -121,20 +124,19 @@ class SourceRules:
             tokens=event.tokens,
             deadline=event.deadline,
             upstream=None,
-            arrived=machine.now,
+            arrived=custody.now,
             tie_break=event.request,
             bundle_id=self.bundle_id,
             trail=trail,
         )
         request = OpenRequest(event.request, event.itinerary, copy, trail, watch_returns=event.watch_returns)
         self.requests[event.request] = self._by_id[transfer.request] = request
-        machine.custody.hold(copy, "submitted")
-        machine.custody.waiting.ready.append(copy)
+        custody.hold(copy, "submitted")
 
     def take_in(self, event: Arrived) -> None:
         """Accept what comes home, and use it if it can be true and gets the request further."""
-        run, sender, machine = event.run, event.sender, self.machine
-        machine.instructions.append(Send(sender, Accept(run.transfer, 1)))
+        run, sender, custody = event.run, event.sender, self.custody
+        custody.instructions.append(Send(sender, Accept(run.transfer, 1)))
         request = self._by_id.get(run.transfer.request)
         if request is None:
             number = self._ended.number(run.transfer.request)
@@ -143,14 +145,14 @@ class SourceRules:
             elif not run.itinerary.remaining:
                 self.duplicates[number] += 1
             return
-        copy, linked = request.copy, machine.neighbours.get(request.trail.holder)
-        needs_relay = linked is None or machine.neighbours.leads_beyond(linked)
-        lie = implausible_return(request.asked, run.itinerary, request.left_out, machine.bands)
+        copy, linked = request.copy, custody.neighbours.get(request.trail.holder)
+        needs_relay = linked is None or custody.neighbours.leads_beyond(linked)
+        lie = implausible_return(request.asked, run.itinerary, request.left_out, custody.bands)
         if lie:
             self._reject(sender, lie, copy)
             self._pass_over(copy, sender)
             if copy.downstream == sender:
-                machine.reroute(copy, f"{sender} gave back what cannot be")
+                self.machine.reroute(copy, f"{sender} gave back what cannot be")
         elif is_former_holder(copy, sender, needs_relay=needs_relay):
             if not run.itinerary.remaining:
                 self.duplicates[request.number] += 1
@@ -164,30 +166,30 @@ class SourceRules:
 
     def _take_back(self, request: OpenRequest, event: Arrived) -> None:
         """Continue with tokens that came home, or with our own if these are no further, since they may differ."""
-        run, sender, machine, old = event.run, event.sender, self.machine, request.copy
+        run, sender, custody, old = event.run, event.sender, self.custody, request.copy
         itinerary, tokens = as_asked(request.asked, run.itinerary, old.itinerary.avoid), event.tokens
         gained = itinerary.blocks_done > old.itinerary.blocks_done
         request.trail.note(sender)
         if gained:
-            _learn_from(itinerary, old, machine)
+            _learn_from(itinerary, old, custody)
         elif itinerary.remaining:
             self._pass_over(old, sender)
             itinerary, tokens = old.itinerary, old.tokens
         if request.watch_returns:
             reported = as_asked(request.asked, run.itinerary)
-            machine.instructions.append(Returned(request.number, sender, reported, event.tokens))
+            custody.instructions.append(Returned(request.number, sender, reported, event.tokens))
         if not itinerary.remaining:
             old.itinerary, old.tokens = itinerary, tokens
             self._complete(request)
             return
-        beyond = any(machine.neighbours.is_beyond(visit.holder) for visit in itinerary.visits)
+        beyond = any(custody.neighbours.is_beyond(visit.holder) for visit in itinerary.visits)
         request.copy = HeldRequest(
-            transfer=TransferId(run.transfer.request, machine.custody.rng.getrandbits(64), 0),
+            transfer=TransferId(run.transfer.request, custody.rng.getrandbits(64), 0),
             itinerary=itinerary,
             tokens=tokens,
             deadline=old.deadline,
             upstream=None,
-            arrived=machine.now,
+            arrived=custody.now,
             tie_break=old.tie_break,
             avoid=old.avoid,
             bundle_id=self.bundle_id,
@@ -197,19 +199,18 @@ class SourceRules:
         )
         request.earlier_reroutes += old.reroutes
         request.trail.before = request.trail.holder = ""
-        machine.custody.end(old, f"{sender} brought it back")
-        machine.custody.hold(request.copy, f"from {sender}: {run.returning}")
-        machine.custody.waiting.ready.append(request.copy)
+        custody.end(old, f"{sender} brought it back")
+        custody.hold(request.copy, f"from {sender}: {run.returning}")
 
     def _reject(self, sender: str, why: str, copy: HeldRequest | None = None) -> None:
         count = self.rejected[sender].count if sender in self.rejected else 0
         self.rejected = {**self.rejected, sender: Rejection(count + 1, why)}
         note = Note(NoteKind.REJECTED, sender, None if copy is None else copy.request, why)
-        self.machine.instructions.append(note)
+        self.custody.instructions.append(note)
 
     def _pass_over(self, copy: HeldRequest, name: str) -> None:
         """Pause offers to a process that returned a request unchanged or in an impossible state."""
-        n = self.machine.neighbours.get(name)
+        n = self.custody.neighbours.get(name)
         if n is not None:
             n.back_off()
             self.machine.avoid(copy, name, n.backoff_until)
@@ -217,12 +218,12 @@ class SourceRules:
     def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
         """Try one other holder after values that are not finite, then end the request and name the holders."""
         request.not_finite.append(sender)
-        machine, copy = self.machine, request.copy
+        machine, custody, copy = self.machine, self.custody, request.copy
         why = "NaN or infinity in what it computed"
-        machine.instructions.append(Note(NoteKind.NOT_FINITE, sender, copy.request, why))
+        custody.instructions.append(Note(NoteKind.NOT_FINITE, sender, copy.request, why))
         machine.avoid(copy, sender, copy.deadline)
         others = machine.decisions.others_could_run(copy, copy.avoid)
-        if others and len(request.not_finite) < machine.limits.holders_not_finite:
+        if others and len(request.not_finite) < custody.limits.holders_not_finite:
             machine.reroute(copy, "numbers that are not finite")
         else:
             self._fail(request, _not_finite(request))
@@ -239,28 +240,29 @@ class SourceRules:
 
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Answer a request that is done; else skip blocks that are out of reach, or wait."""
-        machine, owner = self.machine, self._by_id[request.request]
+        request.reason = reason
+        custody, owner = self.custody, self._by_id[request.request]
         if reason is ReturnReason.DONE:
             self._complete(owner)
             return
-        stuck = machine.bands.permitted(request.itinerary.remaining)
+        stuck = custody.bands.permitted(request.itinerary.remaining)
         if reason is ReturnReason.UNREACHABLE and may_skip(request.itinerary, stuck):
             self._look_at_reach()
-            seen = dict.fromkeys(self._known, machine.now) | self._gone
-            skip_at = max(seen.get(block, -INFINITY) for block in stuck) + machine.limits.skip_grace
-            if skip_at <= machine.now:
+            seen = dict.fromkeys(self._known, custody.now) | self._gone
+            skip_at = max(seen.get(block, -INFINITY) for block in stuck) + custody.limits.skip_grace
+            if skip_at <= custody.now:
                 self._skip(owner, stuck, _NO_HOLDER)
             else:
-                machine.custody.wait(request, "unreachable", skip_at)
+                custody.wait(request, "unreachable", skip_at)
             return
         # No event announces the end of a pause of offers.
-        held_back = bool(request.avoid) or any(n.backoff_until > machine.now for n in machine.neighbours)
-        until = machine.now + machine.limits.look_again if held_back else None
+        held_back = bool(request.avoid) or any(n.backoff_until > custody.now for n in custody.neighbours)
+        until = custody.now + custody.limits.look_again if held_back else None
         full: list[Any] = []
         if reason is ReturnReason.CREDIT:
-            full = machine.decisions.able_to_run(request, machine.decisions.reachable(request))
+            full = self.machine.decisions.able_to_run(request, self.machine.decisions.reachable(request))
         names = tuple(n.name for n in full if not n.credits)
-        machine.custody.wait_for(request, names, until, or_change=held_back)
+        custody.wait_for(request, names, until, or_change=held_back)
 
     def _look_at_reach(self, event: Event | None = None) -> None:
         """Note which blocks are reachable no longer: no neighbour that is heard of has them, or leads to them.
@@ -268,13 +270,13 @@ class SourceRules:
         What an event has changed was as before until now; who has fallen silent was last heard of before. Where one
         bundle is demanded, what is behind neighbours does not count.
         """
-        neighbours, until = self.machine.neighbours, self._looked_at if event is None else self.machine.now
+        neighbours, until = self.custody.neighbours, self._looked_at if event is None else self.custody.now
         good = [n for n in neighbours if n.serves and not n.is_silent]
         behind = [] if self.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
         reachable: frozenset[int] = frozenset().union(*[n.blocks for n in good], *behind)
         self._gone = {block: self._gone.get(block, until) for block in self._known - reachable}
         self._known |= reachable
-        self._looked_at = self.machine.now
+        self._looked_at = self.custody.now
 
     def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
         """Leave blocks out; the remaining ones may run now, or the request is complete."""
@@ -282,7 +284,7 @@ class SourceRules:
         copy.itinerary = copy.itinerary.skip(blocks)
         request.left_out.update(dict.fromkeys(blocks, why))
         if copy.itinerary.remaining:
-            self.machine.custody.waiting.ready.append(copy)
+            self.custody.waiting.ready.append(copy)
         else:
             self._complete(request)
 
@@ -290,14 +292,14 @@ class SourceRules:
 
     def _complete(self, request: OpenRequest) -> None:
         copy = request.copy
-        why = _why_skipped(copy.itinerary.skipped, request.left_out, self.machine.bands)
+        why = _why_skipped(copy.itinerary.skipped, request.left_out, self.custody.bands)
         seen = tuple(request.trail.seen)
         done = Complete(request.number, copy.itinerary, copy.tokens, request.attempts, seen, why)
-        self.machine.instructions.append(done)
+        self.custody.instructions.append(done)
         self._end_request(request, "complete", soon=done.attempts == 1 and not copy.itinerary.skipped)
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
-        self.machine.instructions.append(Fail(request.number, error, request.copy.itinerary, request.attempts))
+        self.custody.instructions.append(Fail(request.number, error, request.copy.itinerary, request.attempts))
         self._end_request(request, "failed")
 
     def _on_abandon(self, event: Abandon) -> None:
@@ -308,11 +310,8 @@ class SourceRules:
         """Forget a request and inform the peers, immediately unless ``soon`` suffices."""
         copy = request.copy
         del self.requests[request.number], self._by_id[copy.request]
-        self.machine.custody.end(copy, why)
-        self._ended.add(copy, request.number, self.machine.now, soon=soon)
-
-    def ended(self, request: HeldRequest) -> None:
-        """Do nothing: a request that ends is ended here."""
+        self.custody.end(copy, why)
+        self._ended.add(copy, request.number, self.custody.now, soon=soon)
 
     def out_of_budget(self, request: HeldRequest) -> bool:
         """Answer from the furthest tokens at the end of the budget, if that many skips are allowed, else fail."""
@@ -322,7 +321,7 @@ class SourceRules:
         elif may_skip(itinerary, itinerary.remaining):
             self._skip(owner, itinerary.remaining, _WHY_NOT_RUN.get(request.reason, _TOO_LATE))
         else:
-            self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self.machine.bands))
+            self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self.custody.bands))
         return True
 
     # Watching what is away.
@@ -331,30 +330,30 @@ class SourceRules:
         request = self._by_id.get(message.transfer.request)
         if request is None:
             return
-        copy, custody, is_new = request.copy, self.machine.custody, sender != request.trail.holder
+        copy, custody, is_new = request.copy, self.custody, sender != request.trail.holder
         request.trail.moved(message.before, sender)
         if copy.stage is Stage.AWAY and is_new:  # repeated MOVED from the same holder extends nothing
             custody.timers.set(copy, custody.news_by(copy))
         elif copy.stage is Stage.CUSTODY and copy.downstream == message.before:
             self.machine.passed_on(copy, sender)
 
-    def lost(self, request: HeldRequest) -> None:
+    def _on_lost(self, request: HeldRequest) -> None:
         """Start a new branch of an away request without news, or kept for too long."""
         holder = self._by_id[request.request].trail.holder
-        is_beyond = self.machine.neighbours.is_beyond(holder)  # then another process may be the cause
+        is_beyond = self.custody.neighbours.is_beyond(holder)  # then another process may be the cause
         if not is_beyond and holder in ("", request.downstream):
             self._pass_over(request, request.downstream)
         elif not is_beyond:
-            self.machine.avoid(request, holder, self.machine.now + self.machine.limits.away_floor)
+            self.machine.avoid(request, holder, self.custody.now + self.custody.limits.away_floor)
         self.machine.reroute(request, "no news of it for too long")
 
     # Following up.
 
     def finish(self) -> float:
         """Send the CANCEL that is due; return the time of the next one."""
-        if self.machine.now >= self._ended.cancel_at:
-            cancel, peers = self._ended.pop_cancel(self.machine.now), self.machine.neighbours
-            self.machine.instructions += [Send(n.name, cancel) for n in peers if n.hello.role == "peer"]
+        if self.custody.now >= self._ended.cancel_at:
+            cancel, peers = self._ended.pop_cancel(self.custody.now), self.custody.neighbours
+            self.custody.instructions += [Send(n.name, cancel) for n in peers if n.hello.role == "peer"]
         return self._ended.cancel_at
 
     def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
@@ -367,17 +366,17 @@ SourceMachine = Machine[SourceRules]
 """The machine of a process that has images; made by :func:`source_machine`."""
 
 
-def _learn_from(itinerary: Itinerary, old: HeldRequest, machine: SourceMachine) -> None:
+def _learn_from(itinerary: Itinerary, old: HeldRequest, custody: Custody) -> None:
     """End the pauses of those that ran blocks, and note which were slow, for longer deadlines."""
     for holder in {holder for _, holder in blocks_run(itinerary)}:
-        n = machine.neighbours.get(holder)
+        n = custody.neighbours.get(holder)
         if n is not None:
             n.reset_back_off()
-    slow_us = machine.limits.hop_floor * 1e6 / machine.limits.hop_factor  # faster ones need no longer deadline
+    slow_us = custody.limits.hop_floor * 1e6 / custody.limits.hop_factor  # faster ones need no longer deadline
     for visit in itinerary.visits:
-        n = machine.neighbours.get(visit.holder)
+        n = custody.neighbours.get(visit.holder)
         if n is not None and visit.blocks and visit.engine_us > slow_us * len(visit.blocks):
-            n.ran_after(min(visit.engine_us / 1e6, machine.now - old.arrived) / len(visit.blocks))
+            n.ran_after(min(visit.engine_us / 1e6, custody.now - old.arrived) / len(visit.blocks))
 
 
 # Texts.

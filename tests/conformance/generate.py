@@ -371,7 +371,7 @@ def drain():
     story.run(0.0005)
     story.say("a      gets SIGTERM")
     story.drain("a")
-    while not story.processes["a"].machine.rules.idle:
+    while story.processes["a"].machine.held:
         story.run(0.0005)
     story.leave("a")
     story.run(0.4)

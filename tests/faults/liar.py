@@ -88,6 +88,7 @@ class Liar(Machine[PeerRules]):
             rng=self.rng,
             bands=bands,
         )
+        self.name, self.bands = name, bands
         self.hello = hello
         self.tokens = tokens
         self.logits: Any = None
@@ -96,6 +97,8 @@ class Liar(Machine[PeerRules]):
         self.lie = lie
         self.given: list[Arrived] = []
         self.turns = 0
+        self.now = 0.0
+        self.instructions: list[Instruction] = []
         self.counts = LiarCounts()
         self._turn_at = 0.0
 

@@ -55,7 +55,7 @@ def test_a_peer_accepts_runs_all_its_blocks_hands_on_and_releases(peer):
     assert peer.sent(Release, "laptop") == [Release(transfer(), "b")]
     assert [item.stage for item in peer.machine.held.values()] == [Stage.CUSTODY]
     peer.hears("b", Release(onward.transfer, "b"))
-    assert peer.machine.rules.idle
+    assert not peer.machine.held
     assert not list(peer.machine.custody.sent)
 
 
@@ -65,7 +65,7 @@ def test_the_last_block_goes_home_with_what_is_done(peer):
     (home,) = peer.sent(Forward, "laptop")
     assert (home.returning, home.itinerary.remaining) == ("done", ())
     peer.hears("laptop", Accept(home.transfer, 1))
-    assert peer.machine.rules.idle
+    assert not peer.machine.held
 
 
 def test_the_slot_is_how_many_blocks_have_run(peer):

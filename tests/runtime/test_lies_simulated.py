@@ -65,10 +65,12 @@ class Liar(Machine):
             limits=Limits(),
             rng=random.Random(7),
         )
+        self.name = "liar"
         self.lie = lie
         self.says = says
         self.given = []
         self.ticks = 0
+        self.now = 0.0
 
     def state(self, name=""):
         honest = State(True, False, False, 16, 0, self.ticks, 1, reaches=(SOURCE, "a", "b"), reach_blocks=ALL)

@@ -51,7 +51,7 @@ def test_a_chain_of_five_goes_all_the_way_and_all_the_way_back():
         assert way_of(answer) == list(enumerate(names))
         assert answer.attempts == 1
     sim.run(1.0)
-    assert all(process.machine.rules.idle for name, process in sim.processes.items() if name != SOURCE)
+    assert all(not process.machine.held for name, process in sim.processes.items() if name != SOURCE)
 
 
 def test_a_relay_without_blocks_of_its_own_left():
@@ -123,7 +123,7 @@ def test_a_drained_peer_leaves_nothing_behind_and_nobody_waits():
     sim.drain("a")
     sim.settle()
     assert all(isinstance(outcome(sim, request), Complete) for request in requests)
-    assert sim.processes["a"].machine.rules.idle
+    assert not sim.processes["a"].machine.held
 
 
 def test_more_requests_than_credits_are_all_answered_in_time():

@@ -190,7 +190,7 @@ def test_what_a_cancelled_request_became_is_not_offered_again_and_again_to_the_o
     peer.hears("b", Refuse(home.transfer, RefuseReason.CANCELLED, 9))
     assert not peer.sent(Forward)
     assert [release.holder for release in peer.sent(Release, "c")] == ["b"]
-    assert peer.machine.rules.idle
+    assert not peer.machine.held
 
 
 def test_between_peers_that_all_have_links_nobody_is_told_what_it_hears_itself():

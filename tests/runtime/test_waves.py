@@ -102,7 +102,7 @@ def test_a_wave_is_begun_joined_and_goes_home(peer):
     assert other.end_us > other.begin_us == 0
     assert not peer.machine.rules.joins.open
     peer.hears("laptop", Accept(home.transfer, 1))
-    assert peer.machine.rules.idle
+    assert not peer.machine.held
 
 
 def test_slots_of_a_track_count_what_ran_before(peer):
@@ -312,7 +312,7 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
     assert home.itinerary.remaining == (3,)
     assert home.itinerary.track == TrackRef(77, 1, 0, "laptop")
     peer.hears("j", Accept(home.transfer, 9))
-    assert peer.machine.rules.idle
+    assert not peer.machine.held
     peer.gets("j", changed(run, transfer=transfer(branch=9)), ("t",))
     peer(NeighbourDown("j", "killed"))
     peer.passes(1.5)

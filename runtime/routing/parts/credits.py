@@ -62,7 +62,7 @@ class Occupancy:
         works = held - copies
         if works:
             self.working += works
-            account, of = request.account, self.working_of
+            account, of = owner_of(request.owner), self.working_of
             of[account] = count = of.get(account, 0) + works
             if not count:
                 del of[account]

@@ -14,7 +14,6 @@ from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Decode, Decoded, Note, NoteKind
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
-from ls_edge.runtime.routing.host import Host
 from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
 from ls_edge.runtime.routing.parts.waves import WaveJoiner
 
@@ -23,38 +22,29 @@ class EngineWork:
     """Moves requests to the engine and back."""
 
     def __init__(
-        self,
-        machine: Host,
-        custody: Custody,
-        decisions: Decisions,
-        queue: EngineQueue,
-        joins: WaveJoiner,
-        urgent: Callable[[], None],
+        self, custody: Custody, decisions: Decisions, queue: EngineQueue, joins: WaveJoiner, urgent: Callable[[], None]
     ) -> None:
         """``urgent`` tells the neighbours immediately."""
         self.queue = queue
-        self._machine = machine
         self._custody = custody
         self._decisions = decisions
         self._joins = joins
         self._urgent = urgent
         queue.queued = custody.queued
         custody.look_at[Stage.RUNNING] = self.look_at
-        machine.handlers[Computed] = self._on_computed
-        machine.handlers[ComputeFailed] = self._on_compute_failed
-        machine.handlers[Decoded] = self._on_decoded
 
     def decode(self, request: HeldRequest) -> None:
         """Wait for the pixels of an image, which another thread decodes."""
-        machine = self._machine
+        custody = self._custody
         if request.is_decoded is None:
             request.is_decoded = False
-            machine.instructions.append(Decode(request.transfer, request.tokens))
+            custody.instructions.append(Decode(request.transfer, request.tokens))
         self._decisions.send_progress([request])
-        self._custody.wait_for(request, (), machine.now + machine.limits.look_again)
+        custody.wait_for(request, (), custody.now + custody.limits.look_again)
 
-    def _on_decoded(self, event: Decoded) -> None:
-        request = self._machine.held.get(event.transfer)
+    def decoded(self, event: Decoded) -> None:
+        """Continue with the pixels of an image, or send home what cannot be decoded."""
+        request = self._custody.held.get(event.transfer)
         if request is None or request.returning:
             return
         if request.stage is not Stage.WAITING:  # it was handed on meanwhile
@@ -68,24 +58,24 @@ class EngineWork:
             self._custody.waiting.ready.append(request)
 
     def _watch(self, request: HeldRequest) -> None:
-        machine = self._machine
-        self._custody.timers.set(request, min(request.engine.until, machine.now + machine.limits.progress_every))
+        custody = self._custody
+        custody.timers.set(request, min(request.engine.until, custody.now + custody.limits.progress_every))
 
     def start(self, usable: frozenset[int]) -> None:
         """Give the engine the calls that it can take; ``usable`` are the blocks that it can run now."""
-        queue, machine = self.queue, self._machine
+        queue, custody = self.queue, self._custody
         while queue.queued:
-            started = queue.next_batch(machine.now, usable)
+            started = queue.next_batch(custody.now, usable)
             if started is None:
                 return
             batch, blocks = started
-            until = machine.now + queue.most_s()
+            until = custody.now + queue.most_s()
             why = f"blocks {', '.join(map(str, blocks))}"
             for request in batch:
-                self._custody.transition(request, Stage.RUNNING, why)
+                custody.transition(request, Stage.RUNNING, why)
                 request.engine.until = until
                 self._watch(request)
-            machine.instructions.append(
+            custody.instructions.append(
                 Compute(
                     blocks,
                     tuple([request.transfer for request in batch]),
@@ -94,17 +84,18 @@ class EngineWork:
                 )
             )
 
-    def _on_computed(self, event: Computed) -> None:
+    def computed(self, event: Computed) -> None:
+        """Continue the requests of a call that has ended."""
         self._measure(event)
         self._take_outputs(event, self._end_call())
 
     def _measure(self, event: Computed) -> None:
-        self.queue.measure(event, self._machine.now)
+        self.queue.measure(event, self._custody.now)
         self._custody.own_us = self.queue.times.block_us
 
     def _take_outputs(self, event: Computed, running: Mapping[TransferId, HeldRequest]) -> None:
         """Continue the requests whose blocks have run; ``running`` are those of the call that have not ended."""
-        progress, name = self._decisions.send_progress, self._machine.name
+        progress, name = self._decisions.send_progress, self._custody.name
         for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
             request = running.get(transfer)
             if request is None:
@@ -117,8 +108,9 @@ class EngineWork:
             progress([request if request.open_track is None else request.open_track.wave.request])
         progress((*self.queue.given, *self.queue.queued))
 
-    def _on_compute_failed(self, event: ComputeFailed) -> None:
-        machine, queue = self._machine, self.queue
+    def failed(self, event: ComputeFailed) -> None:
+        """Decide again the requests of a call that has failed; a block that keeps failing runs here no more."""
+        custody, queue = self._custody, self.queue
         if event.rest is not None:
             self._measure(event.rest)
         running = self._end_call()
@@ -127,27 +119,27 @@ class EngineWork:
         failed = queue.count_failure(event)
         why = f"{part_name(event.block)}: {event.why}"
         if failed:
-            machine.instructions.append(Note(NoteKind.ENGINE_FAILED, machine.name, why=why))
+            custody.instructions.append(Note(NoteKind.ENGINE_FAILED, custody.name, why=why))
             self._urgent()
         elif event.not_finite:
-            machine.instructions.append(Note(NoteKind.NOT_FINITE, machine.name, why=why))
+            custody.instructions.append(Note(NoteKind.NOT_FINITE, custody.name, why=why))
         for request in [running[transfer] for transfer in event.transfers if transfer in running]:
             if event.not_finite and request.open_track is not None:
                 self._joins.give_up(request)
             elif event.not_finite:  # the source tries another holder
-                self._custody.wait(request, why)
-                machine.rules.cannot_continue(request, ReturnReason.NOT_FINITE)
+                custody.wait(request, why)
+                self._decisions.return_home(request, ReturnReason.NOT_FINITE)
             else:
-                self._custody.decide_again(request, why)
+                custody.decide_again(request, why)
         if failed:
             self.requeue("a block failed")
 
     def _end_call(self) -> dict[TransferId, HeldRequest]:
         """Finish the call that the engine returned; return its requests that have not ended meanwhile."""
-        batch = self.queue.end_call(self._machine.now)
+        batch = self.queue.end_call(self._custody.now)
         if self.queue.stuck:
             self.queue.stuck = False
-            self._machine.instructions.append(Note(NoteKind.ENGINE_BACK, self._machine.name))
+            self._custody.instructions.append(Note(NoteKind.ENGINE_BACK, self._custody.name))
             self._urgent()
         return {request.transfer: request for request in batch if request.stage is Stage.RUNNING}
 
@@ -159,18 +151,18 @@ class EngineWork:
 
     def look_at(self, request: HeldRequest) -> None:
         """Look at a call that takes long; if it hangs, decide again what waits for it."""
-        machine, queue = self._machine, self.queue
-        if machine.now < request.engine.until:
-            if queue.is_in_time(machine.now):
+        custody, queue = self._custody, self.queue
+        if custody.now < request.engine.until:
+            if queue.is_in_time(custody.now):
                 self._decisions.send_progress((*queue.given, *queue.queued))
             self._watch(request)
             return
-        self._custody.timers.set(request, request.deadline)
+        custody.timers.set(request, request.deadline)
         if queue.stuck:
             return
         queue.stuck = True
         why = f"{part_name(request.engine.block)} has been running for longer than its deadline"
-        machine.instructions.append(Note(NoteKind.ENGINE_STUCK, machine.name, request.request, why))
+        custody.instructions.append(Note(NoteKind.ENGINE_STUCK, custody.name, request.request, why))
         self._urgent()
         self.requeue("the engine is stuck")
         for running in queue.running:

@@ -15,9 +15,9 @@ import msgspec
 
 from ls_edge.core.parts import ENDS
 from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
+from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.events import Send
 from ls_edge.runtime.routing.held_request import INFINITY
-from ls_edge.runtime.routing.host import Host
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
 
@@ -43,7 +43,7 @@ class Announced(Protocol):
 class StateAnnouncer:
     """Decides which neighbours receive STATE, and notes which credits messages report."""
 
-    def __init__(self, machine: Host, rules: Announced) -> None:
+    def __init__(self, machine: Custody, rules: Announced) -> None:
         self.due = INFINITY
         """Time of the next :meth:`announce`."""
         self._machine = machine

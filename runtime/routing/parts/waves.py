@@ -27,7 +27,6 @@ from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Arrived, Send
 from ls_edge.runtime.routing.held_request import HeldRequest, JoinVisit, OpenTrack, OpenWave, Stage
-from ls_edge.runtime.routing.host import Host
 from ls_edge.runtime.routing.parts.wave_planner import WavePlan, plan_wave
 
 _NO_TIMES = (0, 0, 0)
@@ -36,23 +35,24 @@ _NO_TIMES = (0, 0, 0)
 class WaveJoiner:
     """The waves that a machine has open. The stage JOINING belongs to this part."""
 
-    def __init__(self, machine: Host, custody: Custody, decisions: Decisions) -> None:
+    def __init__(self, custody: Custody, decisions: Decisions) -> None:
         self.open: dict[int, OpenWave] = {}
         self.join: Callable[[Any, Sequence[Any]], Any] = arrangement.join
         """Function that sums the additions of tracks; a simulation, whose tokens are not arrays, sets its own."""
-        self._machine = machine
         self._custody = custody
         self._decisions = decisions
-        self._custody.leave[Stage.JOINING] = self._leave_joining
-        self._custody.look_at[Stage.JOINING] = self._look_at
+        custody.leave[Stage.JOINING] = self._leave_joining
+        custody.look_at[Stage.JOINING] = self._look_at
+        custody.look_at[Stage.AWAY] = self.give_up  # a track that was passed on and has not come back
+        custody.on_end = lambda request: self.give_up(request, "refused")
         custody.checks.append(self._faults)
 
     # The beginning.
 
     def split(self, request: HeldRequest, local: LocalNode) -> bool:
         """Begin a wave of more than one track, if it pays and there is room; return whether one was begun."""
-        it, machine = request.itinerary, self._machine
-        is_end = has_ends(machine.bands.permitted(it.remaining))
+        it, custody = request.itinerary, self._custody
+        is_end = has_ends(custody.bands.permitted(it.remaining))
         if it.track is not None or it.via_source or request.upstream is None or is_end:
             return False
         if request.joins is None:
@@ -60,10 +60,10 @@ class WaveJoiner:
         others = self._decisions.reachable(request)
         if request.avoid or it.avoid:
             others = [n for n in others if n.name not in request.avoid and n.name not in it.avoid]
-        plan = plan_wave(it, machine.name, local, others)
+        plan = plan_wave(it, custody.name, local, others)
         if plan is None:
             return False
-        room = machine.limits.credits + machine.limits.custody - len(self._custody.held)
+        room = custody.limits.credits + custody.limits.custody - len(custody.held)
         if len(plan.tracks) < 2 or len(plan.tracks) > room:
             self._record_unused(request, request.joins, plan)
             return False
@@ -71,23 +71,23 @@ class WaveJoiner:
         return True
 
     def _begin(self, request: HeldRequest, joins: JoinVisit, plan: WavePlan) -> None:
-        machine, custody = self._machine, self._custody
-        wave = OpenWave(self._custody.rng.getrandbits(64), joins.waves, request)
+        custody = self._custody
+        wave = OpenWave(custody.rng.getrandbits(64), joins.waves, request)
         self._record_unused(request, joins, plan)
         joins.waves += 1
         before = request.itinerary.slot
         for index, planned in enumerate(plan.tracks):
-            transfer = TransferId(request.request, self._custody.rng.getrandbits(64), request.transfer.hop)
+            transfer = TransferId(request.request, custody.rng.getrandbits(64), request.transfer.hop)
             itinerary = Itinerary(
-                machine.name,
+                custody.name,
                 request.itinerary.policy,
                 planned.blocks,
                 0,
                 track=TrackRef(wave.ident, index, before, request.owner),
             )
-            part = HeldRequest(transfer, itinerary, request.tokens, request.deadline, None, machine.now)
+            part = HeldRequest(transfer, itinerary, request.tokens, request.deadline, None, custody.now)
             part.bundle_id = request.bundle_id
-            part.open_track = OpenTrack(wave, planned, part, machine.now)
+            part.open_track = OpenTrack(wave, planned, part, custody.now)
             wave.tracks.append(part.open_track)
         custody.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks")
         request.wave, request.waiting_since = wave, None
@@ -96,15 +96,14 @@ class WaveJoiner:
         for track in wave.tracks:
             custody.hold(track.request, "track")
         for track in wave.tracks:
-            if track.plan.holder == machine.name:
+            if track.plan.holder == custody.name:
                 custody.run_here(track.request, track.plan.blocks[0])
             else:
                 custody.offer(track.request, track.plan.holder, track.request.itinerary)
 
     def _watch(self, request: HeldRequest) -> None:
-        machine = self._machine
-        at = min(machine.now + machine.limits.look_again, self._custody.budget_end(request))
-        self._custody.timers.set(request, at)
+        custody = self._custody
+        custody.timers.set(request, min(custody.now + custody.limits.look_again, custody.budget_end(request)))
 
     def _leave_joining(self, request: HeldRequest, _to: Stage) -> None:
         """Close the wave; its open tracks end with it."""
@@ -120,7 +119,7 @@ class WaveJoiner:
         """Record holders without a track in the trace, once for decisions that repeat block by block."""
         if not plan.unused:
             return
-        at = round((self._machine.now - request.arrived) * 1e6)
+        at = round((self._custody.now - request.arrived) * 1e6)
         known = {row.holder for row in joins.rows if not row.blocks and row.wave == joins.waves}
         joins.rows += [
             TrackSpan(joins.waves, track.holder, (), at, at, track.expected_us, why="no gain")
@@ -132,8 +131,8 @@ class WaveJoiner:
 
     def on_returned(self, event: Arrived) -> None:
         """Take returned tokens; accept and drop any that do not fit an open track of ours."""
-        run, machine = event.run, self._machine
-        machine.instructions.append(Send(event.sender, Accept(run.transfer, machine.limits.credits)))
+        run, custody = event.run, self._custody
+        custody.instructions.append(Send(event.sender, Accept(run.transfer, custody.limits.credits)))
         track = returned_track(self.open, run.transfer.request, run.itinerary)
         if track is None:
             return
@@ -142,13 +141,13 @@ class WaveJoiner:
             ran = ()  # they would spoil the sum of all tracks, and the error would look like ours
         visit = next((v for v in run.itinerary.visits if v.holder == track.plan.holder), None)
         times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else _NO_TIMES
-        n = machine.neighbours.get(track.plan.holder)
+        n = custody.neighbours.get(track.plan.holder)
         if n is not None and not ran:
             n.back_off()
         elif n is not None:
             n.reset_back_off()
             n.clear_suspicion()
-            n.track_took(machine.now - track.began, times[0] + times[1])
+            n.track_took(custody.now - track.began, times[0] + times[1])
         self._end_track(track, event.tokens, ran, times, run.returning if event.finite else ReturnReason.NOT_FINITE)
 
     def decide(self, request: HeldRequest, usable: frozenset[int]) -> None:
@@ -157,7 +156,7 @@ class WaveJoiner:
         remaining = request.itinerary.remaining
         if track is None:
             self._custody.end(request, "a track of no open wave")
-        elif track.plan.holder != self._machine.name:  # it was given to a neighbour, and waits only when that failed
+        elif track.plan.holder != self._custody.name:  # it was given to a neighbour, and waits only when that failed
             self._end_track(track, None, (), _NO_TIMES, request.failure or "refused")
         elif remaining and remaining[0] in usable:
             self._custody.run_here(request, remaining[0])
@@ -183,8 +182,8 @@ class WaveJoiner:
     def _end_own_track(self, track: OpenTrack) -> None:
         """End our own track after our engine has run all that it could."""
         own, whole = track.request.engine, track.wave.request.engine
-        queue = round((self._machine.now - track.began) * 1e6) - own.engine_us
-        ran = tuple((block, self._machine.name) for block in own.ran)
+        queue = round((self._custody.now - track.began) * 1e6) - own.engine_us
+        ran = tuple((block, self._custody.name) for block in own.ran)
         whole.ran += own.ran
         whole.engine_us += own.engine_us
         self._end_track(track, track.request.tokens, ran, (max(0, queue), own.engine_us, 0), "done")
@@ -192,32 +191,32 @@ class WaveJoiner:
     def _end_track(
         self, track: OpenTrack, out: Any, ran: tuple[Ran, ...], times: tuple[int, int, int], why: str
     ) -> None:
-        wave, machine = track.wave, self._machine
+        wave, custody = track.wave, self._custody
         track.out, track.ran = out, ran
-        begin, end = (round((at - wave.request.arrived) * 1e6) for at in (track.began, machine.now))
+        begin, end = (round((at - wave.request.arrived) * 1e6) for at in (track.began, custody.now))
         track.row = TrackSpan(
             wave.number, track.plan.holder, tuple(block for block, _ in ran), begin, end, track.plan.expected_us,
             *times, "" if ran else why,
         )  # fmt: skip
         track.request.open_track = None
-        self._custody.end(track.request, why)
+        custody.end(track.request, why)
         if all(other.row is not None for other in wave.tracks):
             self._sum(wave)
 
     def _sum(self, wave: OpenWave) -> None:
         """Sum the tracks, which have all ended, and decide the request again."""
-        request, machine = wave.request, self._machine
+        request, custody = wave.request, self._custody
         rows = [track.row for track in wave.tracks if track.row is not None]
         assert request.joins is not None
         request.joins.rows += rows
-        own = next((row.end_us for row in rows if row.holder == machine.name), 0)
-        request.joins.wait_us += max(0, round((machine.now - request.arrived) * 1e6) - own)
+        own = next((row.end_us for row in rows if row.holder == custody.name), 0)
+        request.joins.wait_us += max(0, round((custody.now - request.arrived) * 1e6) - own)
         came = [track for track in wave.tracks if track.ran]
         if came:
             request.tokens = self.join(request.tokens, [track.out for track in came])
             request.itinerary = request.itinerary.joined(tuple(track.ran for track in came))
         _leave_out(request, [b for track in wave.tracks for b in track.plan.blocks[len(track.ran) :]])
-        self._custody.decide_again(request, "all tracks have ended")
+        custody.decide_again(request, "all tracks have ended")
 
     def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
         """Return inconsistencies; see ``Machine.validate``."""
