@@ -52,10 +52,6 @@ class Candidate(Protocol):
     def trip_us(self) -> int:
         """Usual time of a track beyond queue and engine: the transfers there and back."""
 
-    @property
-    def bundle_id(self) -> str:
-        """The bundle that it serves; empty if it does not honor the demand for a bundle."""
-
 
 class FixedCandidate(NamedTuple):
     """A candidate as it is at one moment; see :class:`Candidate`."""
@@ -69,7 +65,6 @@ class FixedCandidate(NamedTuple):
     link_us: int = 0
     trip_us: int = 0
     far_blocks: tuple[frozenset[int], ...] = ()
-    bundle_id: str = ""
 
 
 def leads_to(candidate: Candidate, blocks: Iterable[int]) -> bool:

@@ -383,8 +383,7 @@ class Custody:
 
 def _with_visit(itinerary: Itinerary, request: HeldRequest, name: str, now: float) -> Itinerary:
     """Return the itinerary with the time that a request spent in this process; a source adds none."""
-    engine, joins = request.engine, request.joins
-    wait_us, rows = (joins.wait_us, tuple(joins.rows)) if joins is not None else (0, ())
-    queue = max(0, round((now - request.arrived) * 1e6) - engine.engine_us - wait_us)
-    visit = Visit(name, engine.ran, queue, engine.engine_us, request.codec_us, wait_us, rows)
+    engine, waited_us = request.engine, request.waited_us
+    queue = max(0, round((now - request.arrived) * 1e6) - engine.engine_us - waited_us)
+    visit = Visit(name, engine.ran, queue, engine.engine_us, request.codec_us, waited_us, tuple(request.tracks))
     return msgspec.structs.replace(itinerary, visits=(*itinerary.visits, visit))

@@ -242,16 +242,10 @@ def in_order(instructions: list[Instruction]) -> list[Instruction]:
     Tracks for other holders come first, since their wave waits for the transfer. Engines start before other messages
     are written, since the thread of the sockets may take this core while it writes.
     """
-    if len(instructions) < 2:
-        return instructions
-    tracks: list[Instruction] = []
-    starts: list[Instruction] = []
-    messages: list[Instruction] = []
-    for one in instructions:
-        if isinstance(one, (Send, Note)):
-            messages.append(one)
-        elif isinstance(one, Forward):
-            (tracks if one.itinerary.track is not None and not one.returning else messages).append(one)
-        else:
-            starts.append(one)
-    return tracks + starts + messages
+    return sorted(instructions, key=_turn) if len(instructions) > 1 else instructions
+
+
+def _turn(one: Instruction) -> int:
+    if isinstance(one, Forward):
+        return 0 if one.itinerary.track is not None and not one.returning else 2
+    return 2 if isinstance(one, (Send, Note)) else 1

@@ -52,16 +52,6 @@ class EngineVisit(msgspec.Struct, eq=False):
     engine_us: int = 0
 
 
-class JoinVisit(msgspec.Struct, eq=False):
-    """Work of the waves of a request that this process joined."""
-
-    waves: int = 0
-    rows: list[TrackSpan] = []
-    """Their tracks, for the trace."""
-    wait_us: int = 0
-    """Time for which tracks of others were waited for."""
-
-
 class Trail(msgspec.Struct, eq=False):
     """Whereabouts of a request as its source knows them, from ACCEPT, RELEASE and MOVED."""
 
@@ -148,8 +138,12 @@ class HeldRequest(msgspec.Struct, eq=False):
     failure: str = ""
     """Reason that the last holder of a track did not run it."""
     engine: EngineVisit = msgspec.field(default_factory=EngineVisit)
-    joins: JoinVisit | None = None
-    """Its waves; None before the first."""
+    waves: int = 0
+    """Waves of it that this process has begun."""
+    tracks: list[TrackSpan] = []
+    """Tracks of these waves, for the trace."""
+    waited_us: int = 0
+    """Time for which tracks of others were waited for."""
     wave: OpenWave | None = None
     open_track: OpenTrack | None = None
     """The track of a wave of this process that these tokens are, until the track ends."""

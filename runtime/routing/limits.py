@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-MOST_HOP_S = 2.0
-"""Default of ``Limits.hop_most``."""
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -30,7 +27,7 @@ class Limits:
     hop_factor: float = 4.0
     """Deadline of a hop in usual calls of its holder, as this process has seen them, plus usual transfers to it.
     1/4: 8 reroutes instead of none with a slow peer; x4: tail of a hang +47 %."""
-    hop_most: float = MOST_HOP_S
+    hop_most: float = 2.0
     """Limit on what a slow link and earlier failures of a request add to that, in seconds. No effect."""
     call_factor: float = 10.0
     """Usual engine calls after which the engine of this process counts as stuck. No effect."""
@@ -130,7 +127,7 @@ class Limits:
     @classmethod
     def for_frames(cls, seconds: float) -> Limits:
         """Return limits for tokens that take ``seconds`` on the slowest link that counts as alive."""
-        return cls(transfer=min(seconds, MOST_HOP_S))
+        return cls(transfer=min(seconds, cls.hop_most))
 
     def with_credits(self, most: int) -> Limits:
         """Return limits with ``most`` credits and four times as many copies."""

@@ -71,7 +71,6 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.neighbours import Change
 
 R = TypeVar("R", bound=Rules)
 
@@ -349,15 +348,14 @@ class Machine(Generic[R]):
         if known is not None and known.hello.incarnation != hello.incarnation:
             self._on_down(NeighbourDown(hello.name, "came back as a new process"))
         self.neighbours.add(hello)
-        self.neighbours.reach_version += 1
         self.decisions.wake_all()
 
     def _on_state(self, event: NeighbourState) -> None:
-        change = self.neighbours.update(event.name, event.state)
-        if change is Change.REACH:
-            self.neighbours.reach_version += 1
+        reach = self.neighbours.reach_version
+        is_new = self.neighbours.update(event.name, event.state)
+        if self.neighbours.reach_version != reach:
             self.decisions.wake_all()
         else:
-            if change is Change.LOAD:
+            if is_new:
                 self.custody.waiting.decide_changed()
             self.custody.waiting.note_room(event.name)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 
 from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Hello, State, TransferId
@@ -39,16 +38,6 @@ def faded(usual: float, since: float, limits: Limits) -> float:
     return usual * math.pow(0.5, since / limits.fade)
 
 
-class Change(Enum):
-    """Effect of a STATE on waiting requests."""
-
-    NONE = "none"
-    LOAD = "load"
-    """Change of its load, or of the sources that it reaches."""
-    REACH = "reach"
-    """Change of its availability, or of the blocks that it reaches."""
-
-
 @dataclass(slots=True, eq=False)
 class Neighbour:
     """A linked process: its description, its last STATE, and measurements.
@@ -63,6 +52,7 @@ class Neighbour:
     reach_blocks: frozenset[int] = frozenset()
     far_blocks: tuple[frozenset[int], ...] = ()
     bundle_id: str = ""
+    """The bundle that it serves; empty if it does not honor the demand for a bundle."""
     block_us: int = 0
     """Usual time of one of its engine calls, as it announces it."""
     state: State | None = None
@@ -98,9 +88,6 @@ class Neighbour:
     """Time of its last finished engine call or accepted transfer."""
     _expected_link: tuple[float, int] = (-1.0, 0)
     """Latest time and result of :attr:`link_us`, since a decision needs it several times."""
-
-    def __post_init__(self) -> None:
-        self.greeted(self.hello)
 
     def greeted(self, hello: Hello) -> None:
         """Note what it says of itself."""
@@ -255,7 +242,7 @@ class Neighbours:
         self._unanswered: dict[TransferId, tuple[str, float]] = {}
         """Receiver and time of each unanswered transfer, including the ones that were given up."""
         self.reach_version = 0
-        """Counts changes of links, and of what neighbours reach."""
+        """Counts changes of links, of the availability of neighbours, and of the blocks that they reach."""
 
     def __iter__(self) -> Iterator[Neighbour]:
         return iter(self.by_name.values())
@@ -266,11 +253,9 @@ class Neighbours:
 
     def add(self, hello: Hello) -> Neighbour:
         """Note a process that has a link now, or what it says of itself again."""
-        n = self.by_name.get(hello.name)
-        if n is None:
-            n = self.by_name[hello.name] = Neighbour(hello, self)
-        else:
-            n.greeted(hello)
+        n = self.by_name.setdefault(hello.name, Neighbour(hello, self))
+        n.greeted(hello)
+        self.reach_version += 1
         return n
 
     def offered(self, transfer: TransferId, to: str) -> None:
@@ -348,11 +333,11 @@ class Neighbours:
             n.was_available = True
         return bool(found)
 
-    def update(self, name: str, state: State) -> Change:
-        """Note a STATE; return its effect on waiting requests besides credits."""
+    def update(self, name: str, state: State) -> bool:
+        """Note a STATE; return whether it differs from the last."""
         n = self.by_name.get(name)
         if n is None:
-            return Change.NONE
+            return False
         before = n.state
         n.reported(state, self.now)
         n.refused_until = 0.0
@@ -361,8 +346,7 @@ class Neighbours:
         if n.strikes and state.calls > n.calls_when_suspected:
             n.clear_suspicion()
         was_available, n.was_available = n.was_available, n.available
-        if before is None or n.was_available != was_available:
-            return Change.REACH
-        if state.reach_blocks != before.reach_blocks or state.far_blocks != before.far_blocks:
-            return Change.REACH
-        return Change.NONE if before == state else Change.LOAD
+        same_reach = before and (state.reach_blocks, state.far_blocks) == (before.reach_blocks, before.far_blocks)
+        if n.was_available != was_available or not same_reach:
+            self.reach_version += 1
+        return before != state

@@ -43,10 +43,9 @@ from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.parts.credits import Credits
-from ls_edge.runtime.routing.parts.ended_requests import Tombstones
+from ls_edge.runtime.routing.parts.ended_requests import Orphans, Tombstones
 from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
 from ls_edge.runtime.routing.parts.engine_work import EngineWork
-from ls_edge.runtime.routing.parts.orphans import Orphans
 from ls_edge.runtime.routing.parts.state_announcer import StateAnnouncer
 from ls_edge.runtime.routing.parts.waves import WaveJoiner
 from ls_edge.runtime.routing.policies import policy_of

@@ -21,12 +21,8 @@ def owner_of(name: str) -> str:
     return _ALIAS.sub("", name)
 
 
-Counted = tuple[int, int]
-"""What a transition adds to the numbers of copies and of held requests."""
-
-
-def counted(before: Stage, after: Stage) -> Counted:
-    """Return the effect of a transition on the counts."""
+def counted(before: Stage, after: Stage) -> tuple[int, int]:
+    """Return what a transition adds to the numbers of copies and of held requests."""
     copies = (after in _HANDED_ON) - (before in _HANDED_ON)
     held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
     return copies, held
@@ -55,7 +51,7 @@ class Occupancy:
             counts.moved(request, counted(Stage.NEW, request.stage))
         return counts
 
-    def moved(self, request: HeldRequest, change: Counted) -> None:
+    def moved(self, request: HeldRequest, change: tuple[int, int]) -> None:
         """Count a transition."""
         copies, held = change
         self.copies += copies

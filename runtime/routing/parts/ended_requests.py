@@ -1,4 +1,4 @@
-"""Requests that have ended: a source counts late answers and tells its peers, peers refuse late tokens."""
+"""Requests that have ended: a source counts late answers and tells its peers, peers refuse and drop what is late."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Cancel, RequestId
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest
 from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.neighbours import Neighbours
 
 MAX_REMEMBERED = 4096
 """Limit on ended requests that are remembered, to count late answers."""
 CANCEL_AT_MOST = 256
 """Limit on the requests in one CANCEL."""
+MAX_SOURCES_NEAR = 1024
+"""Limit on the sources remembered as near; work of a forgotten one stays until its budget ends."""
 
 
 class EndedRequests:
@@ -80,3 +83,45 @@ class Tombstones:
         """Forget the oldest ones, as long as there are too many or the time of the oldest is over."""
         while self._until and (len(self._until) > self._most or next(iter(self._until.values())) <= now):
             self._until.popitem(last=False)
+
+
+class Orphans:
+    """Sources of held work that have gone: it is dropped when no linked process has reached them for a while."""
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        self._neighbours = neighbours
+        self._drop_at: dict[str, float] = {}
+        self.next = INFINITY
+        """Time of the next :meth:`pop_due`."""
+        self._once_near: dict[str, None] = {}
+        """Sources to which this process or a neighbour had a link."""
+
+    def look_for(self, sources: set[str]) -> None:
+        """Look which sources of held work no linked process reaches any more.
+
+        A source that was never that near counts only if no process is beyond the neighbours.
+        """
+        neighbours = self._neighbours
+        for name in sorted(sources):
+            if name in neighbours.by_name or neighbours.reach(name):
+                self._drop_at.pop(name, None)
+                self._once_near[name] = None
+                if len(self._once_near) > MAX_SOURCES_NEAR:
+                    del self._once_near[next(iter(self._once_near))]
+            elif name in self._once_near or not any(map(neighbours.leads_beyond, neighbours)):
+                self._drop_at.setdefault(name, neighbours.now + neighbours.limits.away_floor)
+        for name in self._drop_at.keys() - sources:
+            del self._drop_at[name]
+        self._set_next()
+
+    def pop_due(self, held: Iterable[HeldRequest]) -> list[HeldRequest]:
+        """Return the held work that is dropped now, source by source."""
+        due = [name for name, at in self._drop_at.items() if at <= self._neighbours.now]
+        for name in due:
+            del self._drop_at[name]
+        self._set_next()
+        held = list(held)
+        return [request for name in due for request in held if request.itinerary.source == name]
+
+    def _set_next(self) -> None:
+        self.next = min(self._drop_at.values(), default=INFINITY)

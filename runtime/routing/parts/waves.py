@@ -26,7 +26,7 @@ from ls_edge.runtime.routing.claims import blocks_run, returned_track
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Arrived, Send
-from ls_edge.runtime.routing.held_request import HeldRequest, JoinVisit, OpenTrack, OpenWave, Stage
+from ls_edge.runtime.routing.held_request import HeldRequest, OpenTrack, OpenWave, Stage
 from ls_edge.runtime.routing.parts.wave_planner import WavePlan, plan_wave
 
 _NO_TIMES = (0, 0, 0)
@@ -55,8 +55,6 @@ class WaveJoiner:
         is_end = has_ends(custody.bands.permitted(it.remaining))
         if it.track is not None or it.via_source or request.upstream is None or is_end:
             return False
-        if request.joins is None:
-            request.joins = JoinVisit()
         others = self._decisions.reachable(request)
         if request.avoid or it.avoid:
             others = [n for n in others if n.name not in request.avoid and n.name not in it.avoid]
@@ -65,16 +63,16 @@ class WaveJoiner:
             return False
         room = custody.limits.credits + custody.limits.custody - len(custody.held)
         if len(plan.tracks) < 2 or len(plan.tracks) > room:
-            self._record_unused(request, request.joins, plan)
+            self._record_unused(request, plan)
             return False
-        self._begin(request, request.joins, plan)
+        self._begin(request, plan)
         return True
 
-    def _begin(self, request: HeldRequest, joins: JoinVisit, plan: WavePlan) -> None:
+    def _begin(self, request: HeldRequest, plan: WavePlan) -> None:
         custody = self._custody
-        wave = OpenWave(custody.rng.getrandbits(64), joins.waves, request)
-        self._record_unused(request, joins, plan)
-        joins.waves += 1
+        wave = OpenWave(custody.rng.getrandbits(64), request.waves, request)
+        self._record_unused(request, plan)
+        request.waves += 1
         before = request.itinerary.slot
         for index, planned in enumerate(plan.tracks):
             transfer = TransferId(request.request, custody.rng.getrandbits(64), request.transfer.hop)
@@ -115,14 +113,14 @@ class WaveJoiner:
             self._custody.end(track.request, "its wave is closed")
         wave.tracks.clear()  # a cycle of references, which would keep the tokens until a garbage collection
 
-    def _record_unused(self, request: HeldRequest, joins: JoinVisit, plan: WavePlan) -> None:
+    def _record_unused(self, request: HeldRequest, plan: WavePlan) -> None:
         """Record holders without a track in the trace, once for decisions that repeat block by block."""
         if not plan.unused:
             return
         at = round((self._custody.now - request.arrived) * 1e6)
-        known = {row.holder for row in joins.rows if not row.blocks and row.wave == joins.waves}
-        joins.rows += [
-            TrackSpan(joins.waves, track.holder, (), at, at, track.expected_us, why="no gain")
+        known = {row.holder for row in request.tracks if not row.blocks and row.wave == request.waves}
+        request.tracks += [
+            TrackSpan(request.waves, track.holder, (), at, at, track.expected_us, why="no gain")
             for track in plan.unused
             if track.holder not in known
         ]
@@ -176,8 +174,7 @@ class WaveJoiner:
     def stop_waiting(self, request: HeldRequest) -> None:
         """End the tracks of a request that have not come back, since no time is left."""
         for track in list(request.wave.tracks) if request.wave is not None else ():
-            if track.row is None:
-                self._end_track(track, None, (), _NO_TIMES, "late")
+            self.give_up(track.request)
 
     def _end_own_track(self, track: OpenTrack) -> None:
         """End our own track after our engine has run all that it could."""
@@ -207,15 +204,16 @@ class WaveJoiner:
         """Sum the tracks, which have all ended, and decide the request again."""
         request, custody = wave.request, self._custody
         rows = [track.row for track in wave.tracks if track.row is not None]
-        assert request.joins is not None
-        request.joins.rows += rows
+        request.tracks += rows
         own = next((row.end_us for row in rows if row.holder == custody.name), 0)
-        request.joins.wait_us += max(0, round((custody.now - request.arrived) * 1e6) - own)
+        request.waited_us += max(0, round((custody.now - request.arrived) * 1e6) - own)
         came = [track for track in wave.tracks if track.ran]
         if came:
             request.tokens = self.join(request.tokens, [track.out for track in came])
             request.itinerary = request.itinerary.joined(tuple(track.ran for track in came))
-        _leave_out(request, [b for track in wave.tracks for b in track.plan.blocks[len(track.ran) :]])
+        left, it = tuple(b for track in wave.tracks for b in track.plan.blocks[len(track.ran) :]), request.itinerary
+        if left and it.on_straggler == "skip" and len(it.skipped) + len(left) <= it.max_skips:
+            request.itinerary = it.skip(left)
         custody.decide_again(request, "all tracks have ended")
 
     def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
@@ -234,9 +232,3 @@ class WaveJoiner:
         for wave in self.open.values():
             if wave.request.wave is not wave or all(track.row is not None for track in wave.tracks):
                 yield f"wave {wave.number} should be closed", wave.request
-
-
-def _leave_out(request: HeldRequest, blocks: list[int]) -> None:
-    it = request.itinerary
-    if blocks and it.on_straggler == "skip" and len(it.skipped) + len(blocks) <= it.max_skips:
-        request.itinerary = it.skip(tuple(blocks))
