@@ -21,7 +21,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
 from ls_edge.runtime.routing.events import Forward, Instruction
-from ls_edge.runtime.routing.held_request import INFINITY, STORY, HeldRequest, Stage
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.neighbours import Neighbours
 from ls_edge.runtime.routing.parts.credits import Occupancy, counted
@@ -186,14 +186,13 @@ class Custody:
 
         One that did not wait has to be decided in the same event if no time is given.
         """
-        if request.stage is Stage.WAITING:
-            self.wait_for(request, (), until)
-            return
-        self.transition(request, Stage.WAITING, why)
-        request.downstream, request.check_at = "", INFINITY
-        self.waiting.add(request)
-        if until is not None:
-            self._set_time(request, until)
+        if request.stage is not Stage.WAITING:
+            self.transition(request, Stage.WAITING, why)
+            request.downstream, request.check_at = "", INFINITY
+            self.waiting.wait_for(request)
+            if until is None:
+                return
+        self.wait_for(request, (), until)
 
     def wait_for(
         self, request: HeldRequest, holders: tuple[str, ...], until: float | None, *, or_change: bool = False
@@ -202,18 +201,11 @@ class Custody:
 
         Without holders, or with ``or_change``, any change of a neighbour is followed by a decision.
         """
-        self._set_time(request, until)
-        self.waiting.wait_for(request, holders, or_change=or_change)
-
-    def _set_time(self, request: HeldRequest, until: float | None) -> None:
-        """Set the time of the next check of a waiting request."""
         end = self.budget_end(request)
-        if until is None:
-            self.timers.set(request, end)
-            return
-        if request.waiting_since is None:
+        if until is not None and request.waiting_since is None:
             request.waiting_since = self.now
-        self.timers.set(request, min(until, end))
+        self.timers.set(request, end if until is None else min(until, end))
+        self.waiting.wait_for(request, holders, or_change=or_change)
 
     def decide_again(self, request: HeldRequest, why: str) -> None:
         """Make a request wait, and decide it at the end of this event."""
@@ -273,16 +265,14 @@ class Custody:
 
     def transition(self, request: HeldRequest, to: Stage, why: str) -> None:
         """Move a request to another stage if the table has it, count it, and note it in its story."""
-        before, story = request.stage, request.story
+        before = request.stage
         change = _COUNTED.get((before, to))
         if change is None:
             raise InvalidTransition(request, to, why)
         leave = self.leave.get(before)
         if leave is not None:
             leave(request, to)
-        if len(story) == STORY:
-            del story[0]
-        story.append((self.now, before, to, why))
+        request.story.append((self.now, before, to, why))
         request.stage = to
         if change[0] or change[1]:
             self.occupancy.moved(request, change)
@@ -358,7 +348,10 @@ class Custody:
         """Return inconsistencies with their requests; see ``Machine.validate``."""
         if self.waiting.ready:
             yield "requests are left to be decided", None
-        if Occupancy.recount(self.held.values()) != self.occupancy:
+        occupancy = Occupancy()
+        for request in self.held.values():
+            occupancy.moved(request, counted(Stage.NEW, request.stage))
+        if occupancy != self.occupancy:
             yield f"counts are {self.occupancy}", None
         offers = Counter(request.downstream for request in self.held.values() if request.stage is Stage.OFFERED)
         for n in self.neighbours:

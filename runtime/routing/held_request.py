@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum
 from typing import Any
 
@@ -150,7 +151,7 @@ class HeldRequest(msgspec.Struct, eq=False):
     trail: Trail | None = None
     way_out: str = ""
     """In its source: process that brought it home from beyond the reach of the source."""
-    story: list[tuple[float, Stage, Stage, str]] = []
+    story: deque[tuple[float, Stage, Stage, str]] = msgspec.field(default_factory=lambda: deque(maxlen=STORY))
     """Its last transitions: time, from, to, why."""
 
     @property

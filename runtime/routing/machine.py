@@ -95,20 +95,20 @@ class Machine(Generic[R]):
         """The requests that this process holds."""
         self.limits = limits
         self.decisions = Decisions(self.custody)
-        self.handlers: dict[type, Callable[..., None]] = {
-            Arrived: lambda event: self.rules.take_in(event),
-            Unsendable: self._on_unsendable,
-            NeighbourUp: self._on_up,
-            NeighbourDown: self._on_down,
-            NeighbourState: self._on_state,
-            Tick: lambda _tick: None,
-            Received: self._on_received,
-            Accept: self._on_accept,
-            Refuse: self._on_refuse,
-            Progress: self._on_progress,
-            Release: self._on_release,
+        self.handlers: dict[type, list[Callable[..., None]]] = {
+            Arrived: [lambda event: self.rules.take_in(event)],
+            Unsendable: [self._on_unsendable],
+            NeighbourUp: [self._on_up],
+            NeighbourDown: [self._on_down],
+            NeighbourState: [self._on_state],
+            Tick: [],
+            Received: [self._on_received],
+            Accept: [self._on_accept],
+            Refuse: [self._on_refuse],
+            Progress: [self._on_progress],
+            Release: [self._on_release],
         }
-        """Handlers of events, and of messages with their sender; rules add theirs."""
+        """Handlers of events, and of messages with their sender, in their order; rules add theirs."""
         self._finish_at = INFINITY
         """Time of the next check for the rules."""
         self.rules = self.decisions.rules = rules(self)
@@ -134,20 +134,11 @@ class Machine(Generic[R]):
 
     def dispatch(self, event: Event) -> None:
         """Apply one event, and decide nothing."""
-        handler = self.handlers.get(type(event))
-        if handler is None:
+        handlers = self.handlers.get(type(event))
+        if handlers is None:
             raise TypeError(f"{type(self.rules).__name__} do not handle {event!r}")
-        handler(event)
-
-    def follow(self, kind: type, then: Callable[..., None]) -> None:
-        """Call ``then`` after the handler of an event."""
-        first = self.handlers[kind]
-
-        def both(event: Event) -> None:
-            first(event)
-            then(event)
-
-        self.handlers[kind] = both
+        for handle in handlers:
+            handle(event)
 
     def next_check(self) -> float | None:
         """Return the time of the next :class:`Tick` if nothing else happens before."""
@@ -163,9 +154,8 @@ class Machine(Generic[R]):
     # The next holder answers: it takes the request over, refuses it, works on it, passes it on.
 
     def _on_received(self, event: Received) -> None:
-        handler = self.handlers.get(type(event.message))
-        if handler is not None:
-            handler(event.sender, event.message)
+        for handle in self.handlers.get(type(event.message), ()):
+            handle(event.sender, event.message)
 
     def _sent_to(self, sender: str, message: Accept | Refuse | Progress | Release) -> HeldRequest | None:
         """Return the request that a message is about, if it went to the sender."""
@@ -286,9 +276,7 @@ class Machine(Generic[R]):
         due = self.custody.timers.pop_due(self.custody.now)
         for request in due:
             if request.stage is not Stage.ENDED and not self.decisions.is_out_of_budget(request):
-                look_at = self.custody.look_at.get(request.stage)
-                if look_at is not None:
-                    look_at(request)
+                self.custody.look_at[request.stage](request)
         self.custody.timers.renew(due)
 
     def _look_at_hop(self, request: HeldRequest) -> None:

@@ -89,17 +89,19 @@ class PeerRules:
         """Half of the drain, after which the engine begins nothing; infinity until it begins."""
         self._arrivals = itertools.count()
         machine.handlers |= {
-            Warm: self._on_warm,
-            Drain: self._on_drain,
-            Cancel: self._on_cancel,
-            Computed: self.work.computed,
-            ComputeFailed: self.work.failed,
-            Decoded: self.work.decoded,
+            Warm: [self._on_warm],
+            Drain: [self._on_drain],
+            Cancel: [self._on_cancel],
+            Computed: [self.work.computed],
+            ComputeFailed: [self.work.failed],
+            Decoded: [self.work.decoded],
         }
-        machine.follow(NeighbourDown, lambda event: self._credits.forget(event.name))
-        machine.follow(NeighbourDown, lambda event: self.announcer.lost(event.name))
-        machine.follow(NeighbourUp, lambda event: self.announcer.forget(event.hello.name))
-        machine.follow(Unsendable, lambda event: self.announcer.forget(event.failed.to))
+        machine.handlers[NeighbourDown] += (
+            lambda down: self._credits.forget(down.name),
+            lambda down: self.announcer.lost(down.name),
+        )
+        machine.handlers[NeighbourUp].append(lambda event: self.announcer.forget(event.hello.name))
+        machine.handlers[Unsendable].append(lambda event: self.announcer.forget(event.failed.to))
         custody.checks.append(self._faults)
 
     # What the process and its neighbours ask.

@@ -106,9 +106,9 @@ class SourceRules:
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._ended = EndedRequests(custody.limits)
         self.duplicates = self._ended.duplicates
-        machine.handlers |= {Submit: self._on_submit, Abandon: self._on_abandon, Moved: self._on_moved}
+        machine.handlers |= {Submit: [self._on_submit], Abandon: [self._on_abandon], Moved: [self._on_moved]}
         for kind in (NeighbourUp, NeighbourState, NeighbourDown):
-            machine.follow(kind, self._look_at_reach)
+            machine.handlers[kind].append(self._look_at_reach)
         custody.look_at[Stage.AWAY] = self._on_lost
         custody.checks.append(self._faults)
 

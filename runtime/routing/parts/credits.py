@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
@@ -30,7 +29,7 @@ def counted(before: Stage, after: Stage) -> tuple[int, int]:
 
 @dataclass
 class Occupancy:
-    """Counts of held requests; each transition keeps them, :meth:`recount` makes them anew.
+    """Counts of held requests, which each transition changes.
 
     A request *works* unless it is a copy that is kept for the next holder, from the moment that it was sent there.
     """
@@ -42,14 +41,6 @@ class Occupancy:
     """Working requests by owner; aliases of a source count as one."""
     working_from_owner: int = 0
     """Working requests that came from their source itself."""
-
-    @classmethod
-    def recount(cls, held: Iterable[HeldRequest]) -> Occupancy:
-        """Count from nothing."""
-        counts = cls()
-        for request in held:
-            counts.moved(request, counted(Stage.NEW, request.stage))
-        return counts
 
     def moved(self, request: HeldRequest, change: tuple[int, int]) -> None:
         """Count a transition."""

@@ -25,11 +25,7 @@ class WaitingRequests:
     def __bool__(self) -> bool:
         return bool(self._for_change or self._for_credit)
 
-    def add(self, request: HeldRequest) -> None:
-        """Make a request wait for any change of a neighbour."""
-        self._for_change[request.number] = request
-
-    def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...], *, or_change: bool) -> None:
+    def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...] = (), *, or_change: bool = False) -> None:
         """Make a waiting request wait for the credit of these, and (``or_change``, or if none is given) any change.
 
         Where it waits for the credit of one of them already, it keeps its place.
@@ -47,10 +43,9 @@ class WaitingRequests:
 
     def remove(self, request: HeldRequest, _to: Stage | None = None) -> None:
         """Remove a request that waits no longer."""
-        if request.waits_for:
-            for name in request.waits_for:
-                self._remove_from(name, request)
-            request.waits_for = ()
+        for name in request.waits_for:
+            self._remove_from(name, request)
+        request.waits_for = ()
         self._for_change.pop(request.number, None)
 
     def decide_changed(self) -> None:
@@ -59,8 +54,7 @@ class WaitingRequests:
 
     def decide_for_credit_of(self, name: str) -> None:
         """Decide again the requests that wait for the credit of a neighbour."""
-        if name in self._for_credit:
-            self.ready.extend(self._for_credit[name].values())
+        self.ready.extend(self._for_credit.get(name, {}).values())
 
     def note_room(self, name: str) -> None:
         """Note that a neighbour may be able to take more than before."""
