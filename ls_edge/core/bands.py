@@ -177,8 +177,9 @@ class Bands:
             raise UsageError(f"arrangement {arrangement.to_json()}: {fault}; the bands are {self}")
 
     def name(self, band: int) -> str:
-        """Return a band for a message, ``band [1-6] (2 of 3)``; empty if there is only one."""
-        return f"{self._label(band)} ({band + 1} of {len(self.cuts) + 1})" if self.cuts else ""
+        """Return a band for a message, ``band [1-6] (2 of 3)``; empty if there is only one, and for stem and head."""
+        is_shown = self.cuts and 0 <= band <= len(self.cuts)
+        return f"{self._label(band)} ({band + 1} of {len(self.cuts) + 1})" if is_shown else ""
 
     def _label(self, band: int) -> str:
         groups = self.groups

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from ls_edge.core.bands import Bands
+from ls_edge.core.text import name_blocks
 from ls_edge.runtime.protocol.messages import (
     MAX_AVOID,
     Cancel,
@@ -111,14 +112,14 @@ def implausible_return(asked: Itinerary, reported: Itinerary, left_out: Collecti
     policy = policy_of(asked.policy)
     skipped = tuple(block for block in reported.skipped if block not in left_out)
     if skipped and (asked.on_straggler != "skip" or not policy.runs_in_waves):
-        return f"blocks {_listed(skipped)} left out, which only its source may do"
+        return f"{name_blocks(skipped)} left out, which only its source may do"
     if len(reported.skipped) > asked.max_skips:
         return f"{len(reported.skipped)} blocks left out where {asked.max_skips} may be"
     if not policy.runs_in_waves and any(len(wave) != 1 for wave in reported.waves):
         return f"blocks side by side under the policy {asked.policy}"
     ran = tuple(block for wave in reported.waves for track in wave for block, _ in track)
     if not policy.may_reorder and ran != asked.remaining[: len(ran)]:
-        return f"blocks in the order {_listed(ran)} under the policy {asked.policy}"
+        return f"blocks in the order {', '.join(map(str, ran))} under the policy {asked.policy}"
     return (
         ""
         if bands.is_one and not asked.has_stem
@@ -170,7 +171,3 @@ def returned_track(waves: dict[int, OpenWave], request: RequestId, reported: Iti
 def blocks_run(itinerary: Itinerary) -> tuple[Ran, ...]:
     """Return the blocks that ran and their holders, in order."""
     return tuple(step for wave in itinerary.waves for track in wave for step in track)
-
-
-def _listed(blocks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, blocks))

@@ -104,13 +104,11 @@ class Timers:
             at, _, request = heap[0]
             if request.check_at == at == request.timer_at:
                 return at
-            if at != request.timer_at or request.check_at == INFINITY:
-                heapq.heappop(heap)
-                if at == request.timer_at:
-                    request.timer_at = INFINITY
-            else:
-                request.timer_at = request.check_at
-                heapq.heapreplace(heap, (request.check_at, next(self.numbers), request))
+            heapq.heappop(heap)
+            if at == request.timer_at:
+                request.timer_at = INFINITY
+                if request.check_at < INFINITY:
+                    self.set(request, request.check_at)
         return INFINITY
 
     def pop_due(self, now: float) -> list[HeldRequest]:

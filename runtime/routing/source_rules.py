@@ -21,8 +21,9 @@ from typing import Any
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BudgetExceeded, ImageRejected, NotFinite, Overloaded, RequestError
-from ls_edge.core.parts import ENDS, STEM, has_ends
+from ls_edge.core.parts import STEM
 from ls_edge.core.records import Rejection
+from ls_edge.core.text import name_blocks
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Moved, RequestId, ReturnReason, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.claims import as_asked, blocks_run, implausible_return, is_former_holder
@@ -98,10 +99,10 @@ class SourceRules:
         self.rejected: dict[str, Rejection] = {}
         """Impossible answers and returns by sender; replaced with each one."""
         self._node = LocalNode(costs=model.costs, limits=custody.limits, bands=model.bands)
-        self._known: frozenset[int] = frozenset()
-        """Blocks that were ever reachable."""
-        self._gone: dict[int, float] = {}
-        """Blocks that are reachable no longer, and when they last were."""
+        self._reachable: frozenset[int] = frozenset()
+        """Blocks that were reachable at the last look."""
+        self._last_reachable: dict[int, float] = {}
+        """Blocks that were reachable before that look, and when they last were."""
         self._looked_at = -INFINITY
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._ended = EndedRequests(custody.limits)
@@ -248,7 +249,7 @@ class SourceRules:
         stuck = custody.bands.permitted(request.itinerary.remaining)
         if reason is ReturnReason.UNREACHABLE and may_skip(request.itinerary, stuck):
             self._look_at_reach()
-            seen = dict.fromkeys(self._known, custody.now) | self._gone
+            seen = self._last_reachable | dict.fromkeys(self._reachable, custody.now)
             skip_at = max(seen.get(block, -INFINITY) for block in stuck) + custody.limits.skip_grace
             if skip_at <= custody.now:
                 self._skip(owner, stuck, _NO_HOLDER)
@@ -265,7 +266,7 @@ class SourceRules:
         custody.wait_for(request, names, until, or_change=held_back)
 
     def _look_at_reach(self, event: Event | None = None) -> None:
-        """Note which blocks are reachable no longer: no neighbour that is heard of has them, or leads to them.
+        """Note which blocks are reachable: a neighbour that is heard of has them, or leads to them.
 
         What an event has changed was as before until now; who has fallen silent was last heard of before. Where one
         bundle is demanded, what is behind neighbours does not count.
@@ -273,9 +274,8 @@ class SourceRules:
         neighbours, until = self.custody.neighbours, self._looked_at if event is None else self.custody.now
         good = [n for n in neighbours if n.serves and not n.is_silent]
         behind = [] if self.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
-        reachable: frozenset[int] = frozenset().union(*[n.blocks for n in good], *behind)
-        self._gone = {block: self._gone.get(block, until) for block in self._known - reachable}
-        self._known |= reachable
+        self._last_reachable |= dict.fromkeys(self._reachable, until)
+        self._reachable = frozenset().union(*[n.blocks for n in good], *behind)
         self._looked_at = self.custody.now
 
     def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
@@ -390,12 +390,10 @@ def _why_skipped(skipped: tuple[int, ...], left_out: dict[int, str], bands: Band
 
 
 def _name(blocks: list[int] | tuple[int, ...], bands: Bands) -> str:
-    """Return blocks for a message, with their band if the model has several; or ``the stem``, ``the head``."""
-    if has_ends(blocks):
-        return " and ".join(f"the {ENDS[part]}" for part in blocks if part in ENDS)
-    found = list(dict.fromkeys(bands.name(bands.band_of(block)) for block in sorted(blocks)))
-    text = f"{'block' if len(blocks) == 1 else 'blocks'} {', '.join(map(str, blocks))}"
-    return f"{text} of {found[0]}" if len(found) == 1 and found[0] else text
+    """Return blocks for a message, with their band if the model has several."""
+    found = {bands.name(bands.band_of(block)) for block in blocks}
+    band = found.pop() if len(found) == 1 else ""
+    return f"{name_blocks(blocks)} of {band}" if band else name_blocks(blocks)
 
 
 def _not_finite(request: OpenRequest) -> NotFinite:

@@ -199,7 +199,7 @@ def test_tombstones_are_bounded():
     peer = new_peer(limits=Limits(tombstones=100))
     for request in range(1000):
         peer.hears("laptop", cancel(request, seconds=600))
-    assert len(peer.machine.rules.tombstones) <= 101
+    assert len(peer.machine.rules.tombstones.until) <= 101
     peer.gets("laptop", run_of(transfer(999)))
     assert peer.sent(Refuse)[0].reason == "cancelled"
 
@@ -210,7 +210,7 @@ def test_tombstones_end_with_their_budget():
         peer.hears("laptop", cancel(request, seconds=0.001))
     peer.now += 1
     peer.hears("laptop", cancel(255, seconds=0.001))
-    assert len(peer.machine.rules.tombstones) == 1
+    assert len(peer.machine.rules.tombstones.until) == 1
 
 
 def test_what_belongs_to_a_source_that_is_gone_is_dropped_after_a_while(peer):

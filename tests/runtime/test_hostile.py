@@ -262,7 +262,7 @@ def test_before_hello_nothing_is_done(peer, caller, tiny_bundle):
         assert "before hello" in caller.hears(Complaint).what
         assert peer.node.counts["before hello"] == number
     assert not peer.machine.held
-    assert not peer.machine.rules.tombstones
+    assert not peer.machine.rules.tombstones.until
     assert not peer.machine.neighbours.by_name
 
 

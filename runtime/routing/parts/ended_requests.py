@@ -62,27 +62,24 @@ class Tombstones:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._until: OrderedDict[Key, float] = OrderedDict()
+        self.until: OrderedDict[Key, float] = OrderedDict()
         """Time until which each is kept, the newest last."""
-
-    def __len__(self) -> int:
-        return len(self._until)
 
     def holds(self, key: Key, now: float) -> bool:
         """Return whether a request has ended and its budget is not over."""
-        return self._until.get(key, now) > now
+        return self.until.get(key, now) > now
 
     def add(self, keys: Iterable[Key], until: float, now: float) -> None:
         """Keep requests until a time; one that is kept already is renewed."""
         for key in keys:
-            self._until[key] = until
-            self._until.move_to_end(key)
+            self.until[key] = until
+            self.until.move_to_end(key)
         self.forget(now)
 
     def forget(self, now: float) -> None:
         """Forget the oldest ones, as long as there are too many or the time of the oldest is over."""
-        while self._until and (len(self._until) > self._most or next(iter(self._until.values())) <= now):
-            self._until.popitem(last=False)
+        while self.until and (len(self.until) > self._most or next(iter(self.until.values())) <= now):
+            self.until.popitem(last=False)
 
 
 class Orphans:

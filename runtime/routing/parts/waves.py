@@ -29,8 +29,6 @@ from ls_edge.runtime.routing.events import Arrived, Send
 from ls_edge.runtime.routing.held_request import HeldRequest, OpenTrack, OpenWave, Stage
 from ls_edge.runtime.routing.parts.wave_planner import WavePlan, plan_wave
 
-_NO_TIMES = (0, 0, 0)
-
 
 class WaveJoiner:
     """The waves that a machine has open. The stage JOINING belongs to this part."""
@@ -138,7 +136,7 @@ class WaveJoiner:
         if not event.finite:
             ran = ()  # they would spoil the sum of all tracks, and the error would look like ours
         visit = next((v for v in run.itinerary.visits if v.holder == track.plan.holder), None)
-        times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else _NO_TIMES
+        times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else (0, 0, 0)
         n = custody.neighbours.get(track.plan.holder)
         if n is not None and not ran:
             n.back_off()
@@ -146,7 +144,7 @@ class WaveJoiner:
             n.reset_back_off()
             n.clear_suspicion()
             n.track_took(custody.now - track.began, times[0] + times[1])
-        self._end_track(track, event.tokens, ran, times, run.returning if event.finite else ReturnReason.NOT_FINITE)
+        self._end_track(track, run.returning if event.finite else ReturnReason.NOT_FINITE, event.tokens, ran, times)
 
     def decide(self, request: HeldRequest, usable: frozenset[int]) -> None:
         """Decide tokens that are, or claim to be, a track of this process."""
@@ -155,7 +153,7 @@ class WaveJoiner:
         if track is None:
             self._custody.end(request, "a track of no open wave")
         elif track.plan.holder != self._custody.name:  # it was given to a neighbour, and waits only when that failed
-            self._end_track(track, None, (), _NO_TIMES, request.failure or "refused")
+            self._end_track(track, request.failure or "refused")
         elif remaining and remaining[0] in usable:
             self._custody.run_here(request, remaining[0])
         else:
@@ -169,7 +167,7 @@ class WaveJoiner:
     def give_up(self, request: HeldRequest, why: str = "late") -> None:
         """If a request is a track of ours, end it without its tokens."""
         if request.open_track is not None:
-            self._end_track(request.open_track, None, (), _NO_TIMES, why)
+            self._end_track(request.open_track, why)
 
     def stop_waiting(self, request: HeldRequest) -> None:
         """End the tracks of a request that have not come back, since no time is left."""
@@ -183,11 +181,17 @@ class WaveJoiner:
         ran = tuple((block, self._custody.name) for block in own.ran)
         whole.ran += own.ran
         whole.engine_us += own.engine_us
-        self._end_track(track, track.request.tokens, ran, (max(0, queue), own.engine_us, 0), "done")
+        self._end_track(track, "done", track.request.tokens, ran, (max(0, queue), own.engine_us, 0))
 
     def _end_track(
-        self, track: OpenTrack, out: Any, ran: tuple[Ran, ...], times: tuple[int, int, int], why: str
+        self,
+        track: OpenTrack,
+        why: str,
+        out: Any = None,
+        ran: tuple[Ran, ...] = (),
+        times: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
+        """End a track with the tokens that came back, or without them; ``times``: queue, engine and codec there."""
         wave, custody = track.wave, self._custody
         track.out, track.ran = out, ran
         begin, end = (round((at - wave.request.arrived) * 1e6) for at in (track.began, custody.now))
