@@ -3,7 +3,7 @@
 A process *holds* requests: tokens, their itinerary, and the transfer by which they came. Handing one on takes three
 steps (OFFERED, CUSTODY, ENDED or AWAY), and a copy stays here until the last of them. :data:`TRANSITIONS` is the whole
 table. :class:`Custody` has a method for each step, in the order in which a request takes them; those to ``RUNNING`` and
-``JOINING`` are in the parts of a peer (``parts/engine_work.py``, ``parts/waves.py``). It also has what all of them
+``JOINING`` are in the parts of a peer (``parts/engine.py``, ``parts/waves.py``). It also has what all of them
 need: the time, the neighbours, and the instructions that follow.
 """
 

@@ -95,7 +95,7 @@ class Machine(Generic[R]):
         """The requests that this process holds."""
         self.limits = limits
         self.decisions = Decisions(self.custody)
-        self.handlers: dict[type, list[Callable[..., None]]] = {
+        self.handlers: dict[type, list[Callable[..., object]]] = {
             Arrived: [lambda event: self.rules.take_in(event)],
             Unsendable: [self._on_unsendable],
             NeighbourUp: [self._on_up],

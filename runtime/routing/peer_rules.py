@@ -33,8 +33,6 @@ from ls_edge.runtime.routing.events import (
     Drain,
     NeighbourDown,
     NeighbourUp,
-    Note,
-    NoteKind,
     Send,
     Unsendable,
     Warm,
@@ -44,8 +42,7 @@ from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.parts.credits import Credits
 from ls_edge.runtime.routing.parts.ended_requests import Orphans, Tombstones
-from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
-from ls_edge.runtime.routing.parts.engine_work import EngineWork
+from ls_edge.runtime.routing.parts.engine import EngineQueue, EngineWork
 from ls_edge.runtime.routing.parts.state_announcer import StateAnnouncer
 from ls_edge.runtime.routing.parts.waves import WaveJoiner
 from ls_edge.runtime.routing.policies import policy_of
@@ -81,7 +78,7 @@ class PeerRules:
         self.announcer = StateAnnouncer(custody, self)
         self.joins = WaveJoiner(custody, decisions)
         self.tombstones = Tombstones(custody.limits.tombstones)
-        self.orphans = Orphans(custody.neighbours)
+        self.orphans = Orphans(custody)
         self.work = EngineWork(custody, decisions, engine, self.joins, self.announcer.urgent)
         self.warm = False
         self._credits = Credits(custody.limits, custody.occupancy)
@@ -92,7 +89,7 @@ class PeerRules:
             Warm: [self._on_warm],
             Drain: [self._on_drain],
             Cancel: [self._on_cancel],
-            Computed: [self.work.computed],
+            Computed: [self.work.end_call],
             ComputeFailed: [self.work.failed],
             Decoded: [self.work.decoded],
         }
@@ -283,10 +280,7 @@ class PeerRules:
         """Drop the work of sources that have gone, start the engine, and send the STATE messages that are due."""
         custody, engine, announcer, orphans = self.machine.custody, self.engine, self.announcer, self.orphans
         if orphans.next <= custody.now:
-            for request in orphans.pop_due(custody.held.values()):
-                source = request.itinerary.source
-                custody.instructions.append(Note(NoteKind.DROPPED, source, request.request, "its source went away"))
-                custody.end(request, "its source went away")
+            orphans.drop()
         if self._drain_until <= custody.now and engine.length:
             self.work.requeue("half of the drain is over")
             self.machine.decisions.run()
@@ -294,7 +288,7 @@ class PeerRules:
         if engine.queued:
             self.work.start(self._usable_blocks)
         if custody.now >= announcer.due:
-            orphans.look_for({request.itinerary.source for request in custody.held.values()} - {custody.name})
+            orphans.look_for()
             self.tombstones.forget(custody.now)
             announcer.announce()
         announcer.announce_credits()

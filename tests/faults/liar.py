@@ -26,7 +26,7 @@ from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import Arrived, Event, Forward, Instruction, Received, Send
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
+from ls_edge.runtime.routing.parts.engine import EngineQueue
 from ls_edge.runtime.routing.peer_rules import PeerRules
 
 EVERY_S = 0.02

@@ -41,7 +41,7 @@ from ls_edge.runtime.routing.held_request import Stage
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.neighbours import Neighbours
-from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
+from ls_edge.runtime.routing.parts.engine import EngineQueue
 from ls_edge.runtime.routing.source_rules import source_machine
 from tests.faults import liar as lying
 from tests.faults.lies import LIES as CHAOS_LIES

@@ -10,7 +10,7 @@ from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.routing import claims, held_request
 from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.parts import ended_requests, engine_queue
+from ls_edge.runtime.routing.parts import ended_requests, engine
 from ls_edge.runtime.serve import (
     access,
     application,
@@ -31,7 +31,7 @@ HOMES = {
     "audit": audit, "connections": connections, "links": links, "node": node, "handshake": handshake, "wire": wire,
     "records": records, "keys": keys, "claims": claims, "held_request": held_request, "ended_requests": ended_requests,
     "problems": problems, "framing": framing,
-    "engine_queue": engine_queue, "Limits": Limits(), "peer_monitor": peer_monitor,
+    "engine": engine, "Limits": Limits(), "peer_monitor": peer_monitor,
     "decoding": decoding, "installer": installer, "access": access, "application": application,
     "inference_protocol": inference_protocol, "listener": listener, "live_page": live_page,
     "scrape_server": scrape_server, "server": server, "service": service,

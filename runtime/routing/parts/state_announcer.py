@@ -19,7 +19,7 @@ from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.events import Send
 from ls_edge.runtime.routing.held_request import INFINITY
 from ls_edge.runtime.routing.neighbours import Neighbour
-from ls_edge.runtime.routing.parts.engine_queue import EngineQueue
+from ls_edge.runtime.routing.parts.engine import EngineQueue
 
 
 class Announced(Protocol):

@@ -59,17 +59,15 @@ class WaveJoiner:
         plan = plan_wave(it, custody.name, local, others)
         if plan is None:
             return False
-        room = custody.limits.credits + custody.limits.custody - len(custody.held)
-        if len(plan.tracks) < 2 or len(plan.tracks) > room:
-            self._record_unused(request, plan)
-            return False
-        self._begin(request, plan)
-        return True
+        self._record_unused(request, plan)
+        pays = 2 <= len(plan.tracks) <= custody.limits.credits + custody.limits.custody - len(custody.held)
+        if pays:
+            self._begin(request, plan)
+        return pays
 
     def _begin(self, request: HeldRequest, plan: WavePlan) -> None:
         custody = self._custody
         wave = OpenWave(custody.rng.getrandbits(64), request.waves, request)
-        self._record_unused(request, plan)
         request.waves += 1
         before = request.itinerary.slot
         for index, planned in enumerate(plan.tracks):
@@ -91,7 +89,6 @@ class WaveJoiner:
         self._watch(request)
         for track in wave.tracks:
             custody.hold(track.request, "track")
-        for track in wave.tracks:
             if track.plan.holder == custody.name:
                 custody.run_here(track.request, track.plan.blocks[0])
             else:

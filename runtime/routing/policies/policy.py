@@ -9,39 +9,34 @@ policy never skips: the source does, when nothing else remains and :attr:`Policy
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 
 
-@dataclass(frozen=True)
-class RunHere:
+class RunHere(NamedTuple):
     """Run the block on the engine of this process."""
 
     block: int
 
 
-@dataclass(frozen=True)
-class SendTo:
+class SendTo(NamedTuple):
     """Hand the tokens to ``holder``; ``relay`` where it only passes them on."""
 
     holder: str
     relay: bool = False
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(NamedTuple):
     """A holder can be reached, but has no credit at the moment."""
 
     holders: tuple[str, ...] = ()
     """Whose credit would end the wait; empty where that of any holder of a block that may run now would."""
 
 
-@dataclass(frozen=True)
-class ReturnToSource:
+class ReturnToSource(NamedTuple):
     """The request cannot continue from here."""
 
     reason: ReturnReason
