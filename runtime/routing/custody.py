@@ -13,7 +13,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,7 +21,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
 from ls_edge.runtime.routing.events import Forward, Instruction
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, require
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.neighbours import Neighbours
 from ls_edge.runtime.routing.parts.credits import Occupancy, counted
@@ -63,10 +63,6 @@ class InvalidTransition(Exception):
 
     def __init__(self, request: HeldRequest, to: Stage, why: str) -> None:
         super().__init__(f"{request.stage.value} -> {to.value} ({why}) is not a transition of\n{request.history()}")
-
-
-class InvalidState(Exception):
-    """Internal state is inconsistent; raised only by ``Machine.validate``."""
 
 
 class Timers:
@@ -126,9 +122,10 @@ class Timers:
             if request.check_at < request.timer_at:
                 self.set(request, request.check_at)
 
-    def has(self, request: HeldRequest) -> bool:
-        """Return whether a request will be looked at in time; for ``Machine.validate``."""
-        return any(entry[0] == request.timer_at <= request.check_at and entry[2] is request for entry in self._heap)
+    def check(self, request: HeldRequest) -> None:
+        """Check that a request will be looked at in time; see ``Machine.validate``."""
+        listed = any(entry[0] == request.timer_at <= request.check_at and entry[2] is request for entry in self._heap)
+        require(request.check_at < INFINITY and listed, "never looked at again", request)
 
 
 class Custody:
@@ -154,8 +151,8 @@ class Custody:
         self.occupancy = Occupancy()
         self.own_us = 0
         """Usual time of what this process has still to do for a request: an engine call; in a source, the head."""
-        self.checks: list[Callable[[], Iterable[tuple[str, HeldRequest | None]]]] = [self._faults]
-        """Functions that return inconsistencies with their requests, for ``Machine.validate``."""
+        self.checks: list[Callable[[], None]] = [self._check]
+        """Functions that raise :class:`InvalidState` for inconsistencies, for ``Machine.validate``."""
         self.queued: list[HeldRequest] = []
         """Requests in the stage ``QUEUED``."""
         self.look_at: dict[Stage, Callable[[HeldRequest], None]] = {Stage.WAITING: self.waiting.ready.append}
@@ -272,7 +269,7 @@ class Custody:
             leave(request, to)
         request.story.append((self.now, before, to, why))
         request.stage = to
-        if change[0] or change[1]:
+        if change != (0, 0):
             self.occupancy.moved(request, change)
 
     def _leave_hop(self, request: HeldRequest, to: Stage) -> None:
@@ -292,13 +289,12 @@ class Custody:
         That is before its deadline while something has still to be done here: in a source, and in a peer that has not
         handed it on.
         """
-        deadline, stage, own = request.deadline, request.stage, self.own_us / 1e6
-        if request.trail is None:
-            if request.returning or (stage is not Stage.WAITING and stage is not Stage.JOINING):
-                return deadline
-            # However slow the engine was measured to be, most of the budget is tried.
-            most = self.limits.call_share * (deadline - request.arrived)
-            own = own if own < most else most
+        deadline, stage, is_peer = request.deadline, request.stage, request.trail is None
+        if is_peer and (request.returning or (stage is not Stage.WAITING and stage is not Stage.JOINING)):
+            return deadline
+        own = self.own_us / 1e6
+        if is_peer:  # however slow the engine was measured to be, most of the budget is tried
+            own = min(own, self.limits.call_share * (deadline - request.arrived))
         return deadline - self.limits.way_back - own
 
     def news_by(self, request: HeldRequest) -> float:
@@ -342,34 +338,28 @@ class Custody:
                 found.append((request, trail.before if name == trail.holder else trail.holder))
         return sorted(found, key=lambda pair: pair[0].tie_break)
 
-    def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
-        """Return inconsistencies with their requests; see ``Machine.validate``."""
-        if self.waiting.ready:
-            yield "requests are left to be decided", None
-        occupancy = Occupancy()
-        for request in self.held.values():
-            occupancy.moved(request, counted(Stage.NEW, request.stage))
-        if occupancy != self.occupancy:
-            yield f"counts are {self.occupancy}", None
-        offers = Counter(request.downstream for request in self.held.values() if request.stage is Stage.OFFERED)
-        for n in self.neighbours:
-            if n.offers != offers[n.name]:
-                yield f"{n.offers} offers to {n.name}, {offers[n.name]} are on their way", None
+    def _check(self) -> None:
+        """Check the held requests; see ``Machine.validate``."""
+        require(not self.waiting.ready, "requests are left to be decided")
+        occupancy, offers = Occupancy(), Counter[str]()
         for transfer, request in self.held.items():
-            on_its_way = request.stage in (Stage.OFFERED, Stage.CUSTODY)
-            checks = {
-                "held under another transfer": request.transfer == transfer,
-                "in a stage without an end": (request.stage, Stage.ENDED) in TRANSITIONS,
-                "never looked at again": request.check_at < INFINITY and self.timers.has(request),
-                "sent or not": on_its_way == (self.sent.get(request.sent or transfer) is request),
-                "no holder has it": not on_its_way or request.downstream in self.neighbours.by_name,
-                "waits downstream": request.stage is not Stage.WAITING or not request.downstream,
-            }
-            yield from ((what, request) for what, holds in checks.items() if not holds)
+            stage = request.stage
+            occupancy.moved(request, counted(Stage.NEW, stage))
+            offers[request.downstream] += stage is Stage.OFFERED
+            on_its_way = stage in (Stage.OFFERED, Stage.CUSTODY)
+            require(request.transfer == transfer, "held under another transfer", request)
+            require((stage, Stage.ENDED) in TRANSITIONS, "in a stage without an end", request)
+            require(on_its_way == (self.sent.get(request.sent or transfer) is request), "sent or not", request)
+            require(not on_its_way or request.downstream in self.neighbours.by_name, "no holder has it", request)
+            require(stage is not Stage.WAITING or not request.downstream, "waits downstream", request)
+            self.timers.check(request)
+        require(occupancy == self.occupancy, f"counts are {self.occupancy}")
+        for n in self.neighbours:
+            require(n.offers == offers[n.name], f"{n.offers} offers to {n.name}, {offers[n.name]} are on their way")
         for sent, request in self.sent.items():
-            if request.sent != sent or self.held.get(request.transfer) is not request:
-                yield "sent under another transfer, or not held", request
-        yield from self.waiting.faults(self.held.values())
+            is_held = self.held.get(request.transfer) is request
+            require(request.sent == sent and is_held, "sent under another transfer, or not held", request)
+        self.waiting.check(self.held.values())
 
 
 def _with_visit(itinerary: Itinerary, request: HeldRequest, name: str, now: float) -> Itinerary:

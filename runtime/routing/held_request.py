@@ -165,6 +165,16 @@ class HeldRequest(msgspec.Struct, eq=False):
         return "\n".join([f"request {self.request.hex()[:8]}, transfer {self.transfer.hop}:", *lines])
 
 
+class InvalidState(Exception):
+    """Internal state is inconsistent; raised only by ``Machine.validate``."""
+
+
+def require(holds: bool, what: str, request: HeldRequest | None = None) -> None:
+    """Raise :class:`InvalidState`, with the story of the request that it concerns, unless ``holds``."""
+    if not holds:
+        raise InvalidState(f"{what}\n{request.history()}" if request else what)
+
+
 class OpenTrack(msgspec.Struct, eq=False):
     """A track of a wave from its start until its end."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import UNSET
@@ -37,7 +37,7 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
     Warm,
 )
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, require
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.parts.credits import Credits
@@ -99,7 +99,7 @@ class PeerRules:
         )
         machine.handlers[NeighbourUp].append(lambda event: self.announcer.forget(event.hello.name))
         machine.handlers[Unsendable].append(lambda event: self.announcer.forget(event.failed.to))
-        custody.checks.append(self._faults)
+        custody.checks.append(self._check)
 
     # What the process and its neighbours ask.
 
@@ -295,15 +295,14 @@ class PeerRules:
         at = min(engine.next_start, announcer.due, orphans.next)
         return min(at, self._drain_until) if custody.now < self._drain_until else at
 
-    def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
-        """Return inconsistencies with their requests; see ``Machine.validate``."""
-        held, engine = self.machine.custody.held.values(), self.engine
-        if sorted(map(id, engine.queued)) != sorted(id(r) for r in held if r.stage is Stage.QUEUED):
-            yield "the engine's queue differs", None
+    def _check(self) -> None:
+        """Check the requests of the engine; see ``Machine.validate``."""
+        held, engine = self.machine.held.values(), self.engine
+        queued = sorted(id(request) for request in held if request.stage is Stage.QUEUED)
+        require(sorted(map(id, engine.queued)) == queued, "the engine's queue differs")
         for request in held:
             given = any(one is request for one in engine.given)
-            if given != (request.stage is Stage.RUNNING):
-                yield "on the engine or not", request
+            require(given == (request.stage is Stage.RUNNING), "on the engine or not", request)
 
 
 PeerMachine = Machine[PeerRules]

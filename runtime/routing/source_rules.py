@@ -15,7 +15,6 @@ skips are allowed, else with an error.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +43,7 @@ from ls_edge.runtime.routing.events import (
     Send,
     Submit,
 )
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, Trail
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, Trail, require
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.parts.ended_requests import EndedRequests
@@ -111,7 +110,7 @@ class SourceRules:
         for kind in (NeighbourUp, NeighbourState, NeighbourDown):
             machine.handlers[kind].append(self._look_at_reach)
         custody.look_at[Stage.AWAY] = self._on_lost
-        custody.checks.append(self._faults)
+        custody.checks.append(self._check)
 
     # Taking in.
 
@@ -356,10 +355,10 @@ class SourceRules:
             self.custody.instructions += [Send(n.name, cancel) for n in peers if n.hello.role == "peer"]
         return self._ended.cancel_at
 
-    def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
-        """Return inconsistencies with their requests; see ``Machine.validate``."""
-        if {r.copy.transfer: r.copy for r in self.requests.values()} != self.machine.held:
-            yield "requests and held copies differ", None
+    def _check(self) -> None:
+        """Check the copies of the requests; see ``Machine.validate``."""
+        copies = {request.copy.transfer: request.copy for request in self.requests.values()}
+        require(copies == self.machine.held, "requests and held copies differ")
 
 
 SourceMachine = Machine[SourceRules]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, Release
-from ls_edge.runtime.routing.custody import TRANSITIONS, InvalidState, InvalidTransition
+from ls_edge.runtime.routing.custody import TRANSITIONS, InvalidTransition
 from ls_edge.runtime.routing.events import Compute, Forward
-from ls_edge.runtime.routing.held_request import Stage
+from ls_edge.runtime.routing.held_request import InvalidState, Stage
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.source_rules import source_machine
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
-from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.held_request import HeldRequest, Stage, require
 
 
 class WaitingRequests:
@@ -78,20 +78,17 @@ class WaitingRequests:
             if not woken:
                 return
 
-    def faults(self, held: Collection[HeldRequest]) -> Iterator[tuple[str, HeldRequest | None]]:
-        """Return inconsistencies with their requests; see ``Machine.validate``."""
+    def check(self, held: Collection[HeldRequest]) -> None:
+        """Check that the index has the waiting ones of the held requests; see ``Machine.validate``."""
+        known = {request.number for request in held}
         for request in held:
             waits = {name for name, those in self._for_credit.items() if request.number in those}
-            if waits != set(request.waits_for):
-                yield f"listed as waiting for {waits}", request
-            if (bool(waits) or request.number in self._for_change) != (request.stage is Stage.WAITING):
-                yield "waiting or not", request
-        known = {request.number for request in held}
+            require(waits == set(request.waits_for), "listed as waiting for others", request)
+            is_listed = bool(waits) or request.number in self._for_change
+            require(is_listed == (request.stage is Stage.WAITING), "waiting or not", request)
         for name, those in self._for_credit.items():
-            if not those or not those.keys() <= known:
-                yield f"waiting for {name} are {those.keys()}, held are {known}", None
-        if not self._for_change.keys() <= known:
-            yield f"waiting for a change are {self._for_change.keys()}, held are {known}", None
+            require(bool(those) and those.keys() <= known, f"waiting for {name}, but not held")
+        require(self._for_change.keys() <= known, "waiting for a change, but not held")
 
     def _remove_from(self, name: str, request: HeldRequest) -> None:
         waiting = self._for_credit[name]

@@ -14,7 +14,7 @@ kept the copy before it runs the wave again; the holders of tracks drop them, si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ls_edge.core import arrangement
@@ -26,7 +26,7 @@ from ls_edge.runtime.routing.claims import blocks_run, returned_track
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Arrived, Send
-from ls_edge.runtime.routing.held_request import HeldRequest, OpenTrack, OpenWave, Stage
+from ls_edge.runtime.routing.held_request import HeldRequest, OpenTrack, OpenWave, Stage, require
 from ls_edge.runtime.routing.parts.wave_planner import WavePlan, plan_wave
 
 
@@ -43,7 +43,7 @@ class WaveJoiner:
         custody.look_at[Stage.JOINING] = self._look_at
         custody.look_at[Stage.AWAY] = self.give_up  # a track that was passed on and has not come back
         custody.on_end = lambda request: self.give_up(request, "refused")
-        custody.checks.append(self._faults)
+        custody.checks.append(self._check)
 
     # The beginning.
 
@@ -217,19 +217,16 @@ class WaveJoiner:
             request.itinerary = it.skip(left)
         custody.decide_again(request, "all tracks have ended")
 
-    def _faults(self) -> Iterator[tuple[str, HeldRequest | None]]:
-        """Return inconsistencies; see ``Machine.validate``."""
+    def _check(self) -> None:
+        """Check the open waves; see ``Machine.validate``."""
         held = self._custody.held.values()
         for request in held:
-            if (request.wave is not None) != (request.stage is Stage.JOINING):
-                yield "joining or not", request
-        joining = {id(request.wave) for request in held if request.stage is Stage.JOINING}
-        if joining != {id(wave) for wave in self.open.values()}:
-            yield "waves and joining requests differ", None
-        parts = {id(r.open_track) for r in held if r.open_track is not None}
+            require((request.wave is not None) == (request.stage is Stage.JOINING), "joining or not", request)
+        joining = {id(request.wave) for request in held if request.wave is not None}
+        require(joining == {id(wave) for wave in self.open.values()}, "waves and joining requests differ")
+        parts = {id(request.open_track) for request in held if request.open_track is not None}
         tracks = [track for wave in self.open.values() for track in wave.tracks]
-        if parts != {id(track) for track in tracks if track.row is None}:
-            yield "open tracks and held tokens differ", None
+        require(parts == {id(track) for track in tracks if track.row is None}, "open tracks and held tokens differ")
         for wave in self.open.values():
-            if wave.request.wave is not wave or all(track.row is not None for track in wave.tracks):
-                yield f"wave {wave.number} should be closed", wave.request
+            is_open = wave.request.wave is wave and not all(track.row is not None for track in wave.tracks)
+            require(is_open, "a wave should be closed", wave.request)

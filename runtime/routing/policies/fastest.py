@@ -28,26 +28,15 @@ class Fastest(Policy):
         patient: bool,  # noqa: ARG002
         tie_break: int,
     ) -> Choice | None:
-        """Return the least expected time for each block that could run there; None where no holder has a credit."""
-        return least_time_step(itinerary, local, candidates, tie_break)
-
-
-def least_time_step(
-    itinerary: Itinerary, local: LocalNode, candidates: Sequence[Candidate], tie_break: int
-) -> Choice | None:
-    """Return the step with the least expected time a block; None where no holder has a credit."""
-    bands, remaining = local.bands, itinerary.remaining
-    best: tuple[float, int] | None = None
-    choice: Choice | None = None
-    here = bands.in_one_go(remaining, local.blocks)
-    if here:
-        best = (local.wait_us / len(here) + local.block_us, -1)
-        choice = RunHere(here[0])
-    for rank, c in in_turn(candidates, tie_break):
-        there = len(bands.in_one_go(remaining, c.blocks))
-        if not there or c.credits <= 0:
-            continue
-        expected = ((c.wait_us + c.link_us) / there + c.block_us, rank)
-        if best is None or expected < best:
-            best, choice = expected, SendTo(c.name)
-    return choice
+        """Return the step with the least expected time a block; None where no holder has a credit."""
+        bands, remaining = local.bands, itinerary.remaining
+        # Expected time, rank among equals (no two are the same): the least of them is chosen.
+        options: list[tuple[float, int, Choice]] = []
+        here = bands.in_one_go(remaining, local.blocks)
+        if here:
+            options.append((local.wait_us / len(here) + local.block_us, -1, RunHere(here[0])))
+        for rank, c in in_turn(candidates, tie_break):
+            there = len(bands.in_one_go(remaining, c.blocks))
+            if there and c.credits > 0:
+                options.append(((c.wait_us + c.link_us) / there + c.block_us, rank, SendTo(c.name)))
+        return min(options)[2] if options else None

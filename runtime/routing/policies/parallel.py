@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.parts.wave_planner import best_joiner
-from ls_edge.runtime.routing.policies.fastest import least_time_step
-from ls_edge.runtime.routing.policies.policy import Choice, Policy, SendTo
+from ls_edge.runtime.routing.policies.fastest import Fastest
+from ls_edge.runtime.routing.policies.policy import Choice, SendTo
 
 
-class Parallel(Policy):
+class Parallel(Fastest):
     """Hand the tokens to the best joiner of a wave; where splitting does not pay, as ``fastest``.
 
-    A holder that has a block that may run now splits the request itself (``ls_edge.runtime.routing.waves``).
+    A holder that has a block that may run now splits the request itself (``parts/waves.py``).
     """
 
     name = "parallel"
     runs_in_waves = True
+    batches_freely = False
 
     def preferred_step(
         self,
@@ -26,7 +27,7 @@ class Parallel(Policy):
         local: LocalNode,
         candidates: Sequence[Candidate],
         *,
-        patient: bool,  # noqa: ARG002
+        patient: bool,
         tie_break: int,
     ) -> Choice | None:
         """Return the joiner that is expected to be done first, or the step of ``fastest``."""
@@ -34,4 +35,4 @@ class Parallel(Policy):
             joiner = best_joiner(itinerary, local, candidates, tie_break)
             if joiner is not None:
                 return SendTo(joiner.name)
-        return least_time_step(itinerary, local, candidates, tie_break)
+        return super().preferred_step(itinerary, local, candidates, patient=patient, tie_break=tie_break)
