@@ -3,8 +3,7 @@
 A process *holds* requests: tokens, their itinerary, and the transfer by which they came. Handing one on takes three
 steps (OFFERED, CUSTODY, ENDED or AWAY), and a copy stays here until the last of them. :data:`TRANSITIONS` is the whole
 table. :class:`Custody` has a method for each step, in the order in which a request takes them; those to ``RUNNING`` and
-``JOINING`` are in the parts of a peer (``parts/engine.py``, ``parts/waves.py``). It also has what all of them
-need: the time, the neighbours, and the instructions that follow.
+``JOINING`` are in the parts of a peer (``parts/engine.py``, ``parts/waves.py``).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from ls_edge.core.bands import Bands
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
+from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import Forward, Instruction
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, require
 from ls_edge.runtime.routing.limits import Limits
@@ -128,21 +127,28 @@ class Timers:
         require(request.check_at < INFINITY and listed, "never looked at again", request)
 
 
-class Custody:
-    """The held requests of a process, its neighbours, and the instructions of the event that is being handled."""
+class Context:
+    """What all parts of a machine need, besides the held requests."""
 
-    def __init__(self, name: str, limits: Limits, bands: Bands, rng: random.Random) -> None:
+    def __init__(self, name: str, limits: Limits, model: Model, rng: random.Random) -> None:
         self.name = name
         self.limits = limits
-        self.bands = bands
-        """Bands of the model."""
+        self.model = model
+        self.bands = model.bands
         self.rng = rng
         """Source of random branches."""
         self.now = 0.0
         """The time of the event that is being handled."""
+        self.neighbours = Neighbours(name, limits)
         self.instructions: list[Instruction] = []
         """Instructions that follow from the event so far."""
-        self.neighbours = Neighbours(name, limits)
+
+
+class Custody(Context):
+    """The held requests of a process."""
+
+    def __init__(self, name: str, limits: Limits, model: Model, rng: random.Random) -> None:
+        super().__init__(name, limits, model, rng)
         self.held: dict[TransferId, HeldRequest] = {}
         self.sent: dict[TransferId, HeldRequest] = {}
         """Transfers whose answers still count."""

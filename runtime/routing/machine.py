@@ -46,10 +46,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ls_edge.core.bands import Bands
 from ls_edge.core.records import MICROSECONDS
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release
-from ls_edge.runtime.routing.candidates import ONE_BAND
+from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.claims import avoid_also, is_from_next_holder, is_unwilling, shows_further_block
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions, Rules
@@ -85,10 +84,10 @@ class Machine(Generic[R]):
         *,
         limits: Limits,
         rng: random.Random,
-        bands: Bands = ONE_BAND,
+        model: Model,
     ) -> None:
-        """``rng`` draws branches; seed it in a test, never in a process. ``bands`` are the model's."""
-        self.custody = Custody(name, limits, bands, rng)
+        """``rng`` draws branches; seed it in a test, never in a process."""
+        self.custody = Custody(name, limits, model, rng)
         self.custody.look_at[Stage.OFFERED] = self.custody.look_at[Stage.CUSTODY] = self._look_at_hop
         self.neighbours = self.custody.neighbours
         self.held = self.custody.held
@@ -109,8 +108,8 @@ class Machine(Generic[R]):
             Release: [self._on_release],
         }
         """Handlers of events, and of messages with their sender, in their order; rules add theirs."""
-        self._finish_at = INFINITY
-        """Time of the next check for the rules."""
+        self._next = INFINITY
+        """Time of the next :class:`Tick` if nothing else happens before."""
         self.rules = self.decisions.rules = rules(self)
 
     # The interface of the process around it.
@@ -125,25 +124,20 @@ class Machine(Generic[R]):
             custody.now = self.neighbours.now = now
         custody.instructions = []
         for event in events:
-            self.dispatch(event)
-        if custody.timers.next <= custody.now:
+            handlers = self.handlers.get(type(event))
+            if handlers is None:
+                raise TypeError(f"{type(self.rules).__name__} do not handle {event!r}")
+            for handle in handlers:
+                handle(event)
+        if self._next <= custody.now:
             self._look_at_late()
         self.decisions.run()
-        self._finish_at = self.rules.finish()
+        self._next = min(self.rules.finish(), custody.timers.next, self.decisions.next_look())
         return in_order(custody.instructions)
-
-    def dispatch(self, event: Event) -> None:
-        """Apply one event, and decide nothing."""
-        handlers = self.handlers.get(type(event))
-        if handlers is None:
-            raise TypeError(f"{type(self.rules).__name__} do not handle {event!r}")
-        for handle in handlers:
-            handle(event)
 
     def next_check(self) -> float | None:
         """Return the time of the next :class:`Tick` if nothing else happens before."""
-        at = min(self.custody.timers.next, self.decisions.next_look(), self._finish_at)
-        return None if at == INFINITY else at
+        return None if self._next == INFINITY else self._next
 
     def validate(self) -> None:
         """Raise ``held_request.InvalidState`` if internal state is inconsistent; for tests, after each event."""

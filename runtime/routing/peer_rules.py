@@ -64,16 +64,15 @@ def peer_machine(
     """
     model = model or Model()
     queue = EngineQueue(frozenset(blocks), limits, max_batch, batch_wait, model.bands)
-    return Machine(name, lambda machine: PeerRules(machine, queue, model), limits=limits, rng=rng, bands=model.bands)
+    return Machine(name, lambda machine: PeerRules(machine, queue), limits=limits, rng=rng, model=model)
 
 
 class PeerRules:
     """What a peer does with requests, beyond what every process does."""
 
-    def __init__(self, machine: Machine[PeerRules], engine: EngineQueue, model: Model) -> None:
-        custody, decisions = machine.custody, machine.decisions
-        self.machine = machine
-        self.model = model
+    def __init__(self, machine: Machine[PeerRules], engine: EngineQueue) -> None:
+        self.custody = custody = machine.custody
+        self.decisions = decisions = machine.decisions
         self.engine = engine
         self.announcer = StateAnnouncer(custody, self)
         self.joins = WaveJoiner(custody, decisions)
@@ -110,8 +109,8 @@ class PeerRules:
 
     def credits_for(self, name: str) -> int:
         """Return the number of transfers that it would accept now from a source or peer."""
-        if self._serves and self.machine.neighbours.is_source(name):
-            return self._credits.of_source(name, self.machine.custody.now)
+        if self._serves and self.custody.neighbours.is_source(name):
+            return self._credits.of_source(name, self.custody.now)
         return self.credits
 
     @property
@@ -131,7 +130,7 @@ class PeerRules:
 
     def take_in(self, event: Arrived) -> None:
         """Accept tokens and hold them, or refuse them; take tracks of its own waves back."""
-        run, sender, custody = event.run, event.sender, self.machine.custody
+        run, sender, custody = event.run, event.sender, self.custody
         if run.returning and run.itinerary.source == custody.name:
             self.joins.on_returned(event)
             return
@@ -146,7 +145,7 @@ class PeerRules:
         custody.instructions.append(Send(sender, Accept(run.transfer, credit)))
 
     def _hold(self, event: Arrived) -> None:
-        run, sender, custody = event.run, event.sender, self.machine.custody
+        run, sender, custody = event.run, event.sender, self.custody
         request = HeldRequest(
             transfer=run.transfer,
             itinerary=run.itinerary,
@@ -168,7 +167,7 @@ class PeerRules:
             custody.instructions.append(Send(source, Moved(run.transfer, sender)))
 
     def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
-        run, sender, custody = event.run, event.sender, self.machine.custody
+        run, sender, custody = event.run, event.sender, self.custody
         owner = run.itinerary.owner
         if self.tombstones.holds((owner, run.transfer.request), custody.now):
             return RefuseReason.CANCELLED
@@ -180,13 +179,13 @@ class PeerRules:
             room = custody.limits.credits + custody.limits.custody
             theirs = sum(bool(request.returning) and request.upstream == sender for request in custody.held.values())
             return RefuseReason.BUSY if len(custody.held) >= room or theirs >= room // 2 else None
-        if run.bundle_id and run.bundle_id != self.model.bundle_id:
+        if run.bundle_id and run.bundle_id != custody.model.bundle_id:
             return RefuseReason.OTHER_BUNDLE
         if self.draining:
             return RefuseReason.DRAINING
         if not self.warm:
             return RefuseReason.COLD
-        if self._serves and self.machine.neighbours.is_source(sender) and self._credits.guaranteed(sender, custody.now):
+        if self._serves and self.custody.neighbours.is_source(sender) and self._credits.guaranteed(sender, custody.now):
             return None
         return RefuseReason.BUSY if self.credits_for(sender) <= 0 or self._credits.room(owner) <= 0 else None
 
@@ -196,25 +195,25 @@ class PeerRules:
         """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
         # By default no wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE
         # of the others would send them to and fro.
-        times, custody, model = self.engine.times, self.machine.custody, self.model
+        times, custody = self.engine.times, self.custody
         return LocalNode(
             self._usable_blocks,
             wait_us,
             times.block_us,
-            model.costs,
+            custody.model.costs,
             custody.limits,
             times.expected_beside_us(custody.now),
-            model.bands,
+            custody.bands,
         )
 
     @property
     def _usable_blocks(self) -> frozenset[int]:
-        usable = self.warm and not self.engine.stuck and self.machine.custody.now < self._drain_until
+        usable = self.warm and not self.engine.stuck and self.custody.now < self._drain_until
         return self.engine.usable_blocks if usable else frozenset()
 
     def next_step(self, request: HeldRequest) -> bool:
         """Run a track, hand over, decode or begin a wave; return whether it was one of these."""
-        itinerary, name = request.itinerary, self.machine.custody.name
+        itinerary, name = request.itinerary, self.custody.name
         if itinerary.track is not None and itinerary.source == name:
             self.joins.decide(request, self._usable_blocks)
         elif itinerary.hand_to not in ("", name):
@@ -224,33 +223,31 @@ class PeerRules:
         elif self.draining or not policy_of(itinerary.policy).runs_in_waves:
             return False
         else:
-            local = self.local_node(self.engine.work_us(self.machine.custody.now))
+            local = self.local_node(self.engine.work_us(self.custody.now))
             return bool(local.blocks) and self.joins.split(request, local)
         return True
 
     def _hand_over(self, request: HeldRequest) -> None:
         """Hand tokens to the peer that their source named before a block runs, since the source measures that link."""
         itinerary = request.itinerary
-        free = {n.name for n in self.machine.decisions.reachable(request) if n.credits > 0}
+        free = {n.name for n in self.decisions.reachable(request) if n.credits > 0}
         if itinerary.hand_to in free:
-            passed = msgspec.structs.replace(
-                itinerary, hand_to="", relays=(*itinerary.relays, self.machine.custody.name)
-            )
-            self.machine.custody.offer(request, itinerary.hand_to, passed)
+            passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self.custody.name))
+            self.custody.offer(request, itinerary.hand_to, passed)
         else:
             self.cannot_continue(request, ReturnReason.UNREACHABLE)
 
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Begin to send a waiting request back to its source."""
-        self.machine.decisions.return_home(request, reason)
+        self.decisions.return_home(request, reason)
 
     # Times and ends.
 
     def out_of_budget(self, request: HeldRequest) -> bool:
         """End a request at the end of its budget, and send it home in time before."""
-        stage, on_its_way = request.stage, request.returning or request.itinerary.source == self.machine.custody.name
-        if self.machine.custody.now >= request.deadline:
-            self.machine.custody.end(request, "budget")
+        stage, on_its_way = request.stage, request.returning or request.itinerary.source == self.custody.name
+        if self.custody.now >= request.deadline:
+            self.custody.end(request, "budget")
         elif stage is Stage.JOINING:
             self.joins.stop_waiting(request)
         elif stage is Stage.WAITING and not on_its_way:
@@ -262,15 +259,15 @@ class PeerRules:
     # Events of a peer alone.
 
     def _on_warm(self, event: Warm) -> None:
-        self.warm, self.engine.times.block_us, self.machine.custody.own_us = True, event.block_us, event.block_us
+        self.warm, self.engine.times.block_us, self.custody.own_us = True, event.block_us, event.block_us
         self.announcer.urgent()
 
     def _on_drain(self, _event: Drain) -> None:
-        self._drain_until = self.machine.custody.now + self.machine.custody.limits.drain / 2
+        self._drain_until = self.custody.now + self.custody.limits.drain / 2
         self.announcer.urgent()
 
     def _on_cancel(self, sender: str, message: Cancel) -> None:
-        custody = self.machine.custody
+        custody = self.custody
         keys = own_requests(sender, message)
         self.tombstones.add(keys, custody.now + message.budget_us / 1e6, custody.now)
         for request in [request for request in custody.held.values() if (request.owner, request.request) in keys]:
@@ -278,12 +275,12 @@ class PeerRules:
 
     def finish(self) -> float:
         """Drop the work of sources that have gone, start the engine, and send the STATE messages that are due."""
-        custody, engine, announcer, orphans = self.machine.custody, self.engine, self.announcer, self.orphans
+        custody, engine, announcer, orphans = self.custody, self.engine, self.announcer, self.orphans
         if orphans.next <= custody.now:
             orphans.drop()
         if self._drain_until <= custody.now and engine.length:
             self.work.requeue("half of the drain is over")
-            self.machine.decisions.run()
+            self.decisions.run()
         announcer.look_at_changes()
         if engine.queued:
             self.work.start(self._usable_blocks)
@@ -297,7 +294,7 @@ class PeerRules:
 
     def _check(self) -> None:
         """Check the requests of the engine; see ``Machine.validate``."""
-        held, engine = self.machine.held.values(), self.engine
+        held, engine = self.custody.held.values(), self.engine
         queued = sorted(id(request) for request in held if request.stage is Stage.QUEUED)
         require(sorted(map(id, engine.queued)) == queued, "the engine's queue differs")
         for request in held:

@@ -59,8 +59,7 @@ def source_machine(name: str, *, limits: Limits, rng: random.Random, model: Mode
 
     ``rng`` draws what identifies requests too: in a process it has to be a source of secrets.
     """
-    model = model or Model()
-    return Machine(name, lambda machine: SourceRules(machine, model), limits=limits, rng=rng, bands=model.bands)
+    return Machine(name, SourceRules, limits=limits, rng=rng, model=model or Model())
 
 
 @dataclass(eq=False)
@@ -90,14 +89,13 @@ class OpenRequest:
 class SourceRules:
     """What a source does with requests, beyond what every process does."""
 
-    def __init__(self, machine: Machine[SourceRules], model: Model) -> None:
+    def __init__(self, machine: Machine[SourceRules]) -> None:
         self.machine = machine
         self.custody = custody = machine.custody
-        self.bundle_id = model.bundle_id
         self.requests: dict[int, OpenRequest] = {}
         self.rejected: dict[str, Rejection] = {}
         """Impossible answers and returns by sender; replaced with each one."""
-        self._node = LocalNode(costs=model.costs, limits=custody.limits, bands=model.bands)
+        self._node = LocalNode(costs=custody.model.costs, limits=custody.limits, bands=custody.bands)
         self._reachable: frozenset[int] = frozenset()
         """Blocks that were reachable at the last look."""
         self._last_reachable: dict[int, float] = {}
@@ -126,7 +124,7 @@ class SourceRules:
             upstream=None,
             arrived=custody.now,
             tie_break=event.request,
-            bundle_id=self.bundle_id,
+            bundle_id=custody.model.bundle_id,
             trail=trail,
         )
         request = OpenRequest(event.request, event.itinerary, copy, trail, watch_returns=event.watch_returns)
@@ -192,7 +190,7 @@ class SourceRules:
             arrived=custody.now,
             tie_break=old.tie_break,
             avoid=old.avoid,
-            bundle_id=self.bundle_id,
+            bundle_id=custody.model.bundle_id,
             reason=run.returning,
             trail=request.trail,
             way_out=sender if beyond or run.returning == ReturnReason.CREDIT else "",
@@ -272,7 +270,7 @@ class SourceRules:
         """
         neighbours, until = self.custody.neighbours, self._looked_at if event is None else self.custody.now
         good = [n for n in neighbours if n.serves and not n.is_silent]
-        behind = [] if self.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
+        behind = [] if self.custody.model.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
         self._last_reachable |= dict.fromkeys(self._reachable, until)
         self._reachable = frozenset().union(*[n.blocks for n in good], *behind)
         self._looked_at = self.custody.now

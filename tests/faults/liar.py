@@ -56,7 +56,7 @@ class LyingRules(PeerRules):
     ) -> None:
         """``said`` makes its STATE."""
         queue = EngineQueue(frozenset(blocks), liar.limits, 1, 0.0, bands)
-        super().__init__(liar, queue, Model(bands))
+        super().__init__(liar, queue)
         self.said = said
 
     def state(self, name: str = "") -> State:
@@ -86,7 +86,7 @@ class Liar(Machine[PeerRules]):
             lambda liar: LyingRules(liar, blocks, bands, self.state),
             limits=Limits(),
             rng=self.rng,
-            bands=bands,
+            model=Model(bands),
         )
         self.name, self.bands = name, bands
         self.hello = hello
@@ -126,7 +126,7 @@ class Liar(Machine[PeerRules]):
         elif isinstance(event, Received):
             self.counts.refused += isinstance(event.message, Refuse)
         else:
-            super().dispatch(event)
+            super().handle_all([event], now)
         if self.lie.turn is not None and self.now >= self._turn_at:
             self._turn_at = self.now + EVERY_S
             self.turns += 1

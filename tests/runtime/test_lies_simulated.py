@@ -25,6 +25,7 @@ from ls_edge.runtime.protocol.messages import (
     TrackRef,
     TransferId,
 )
+from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import (
     Arrived,
     Complete,
@@ -64,6 +65,7 @@ class Liar(Machine):
             lambda liar: lying.LyingRules(liar, range(BLOCKS), bands, self.state),
             limits=Limits(),
             rng=random.Random(7),
+            model=Model(bands),
         )
         self.name = "liar"
         self.lie = lie
@@ -89,7 +91,7 @@ class Liar(Machine):
         elif self.given and hasattr(self.lie, "later"):
             self.instructions += list(self.lie.later(self))
         elif not isinstance(event, Received):
-            super().dispatch(event)
+            super().handle_all([event], now)
         return [one for one in self.instructions if isinstance(one, (Send, Forward))]
 
     def next_check(self):
