@@ -106,20 +106,10 @@ class Timers:
                     self.set(request, request.check_at)
         return INFINITY
 
-    def pop_due(self, now: float) -> list[HeldRequest]:
-        """Return the requests whose time has come, the one that has been held longest first; they get new times."""
-        due: list[HeldRequest] = []
-        while self.next <= now:
-            request = heapq.heappop(self._heap)[2]
-            request.timer_at = INFINITY
-            due.append(request)
-        return sorted(due, key=lambda request: request.number) if len(due) > 1 else due
-
-    def renew(self, requests: list[HeldRequest]) -> None:
-        """Set again the times of requests of :meth:`pop_due` that got no new ones: they are looked at again soon."""
-        for request in requests:
-            if request.check_at < request.timer_at:
-                self.set(request, request.check_at)
+    def due(self, now: float) -> list[HeldRequest]:
+        """Return the requests whose time has come, the one that has been held longest first."""
+        due = {one.number: one for at, _, one in self._heap if at == one.timer_at and one.check_at <= now}
+        return [due[number] for number in sorted(due)]
 
     def check(self, request: HeldRequest) -> None:
         """Check that a request will be looked at in time; see ``Machine.validate``."""

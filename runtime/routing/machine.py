@@ -175,7 +175,7 @@ class Machine(Generic[R]):
         request = self._sent_to(sender, message)
         if request is None:
             return
-        self.custody.wait(request, f"{sender} refused: {message.reason}")
+        self.custody.decide_again(request, f"{sender} refused: {message.reason}")
         n, busy = self.neighbours.get(sender), message.reason == RefuseReason.BUSY
         if n is not None and not busy:
             n.refused_until = self.custody.now + self.limits.pause
@@ -184,7 +184,6 @@ class Machine(Generic[R]):
             request.avoid[sender] = n.backoff_until
             if not busy:
                 self.avoid(request, sender, n.backoff_until)
-        self.custody.waiting.ready.append(request)
         if request.returning and message.reason == RefuseReason.CANCELLED:
             self.decisions.cancelled_on_way_home(request, sender)
 
@@ -266,11 +265,9 @@ class Machine(Generic[R]):
 
     def _look_at_late(self) -> None:
         """Look at the requests whose time has come."""
-        due = self.custody.timers.pop_due(self.custody.now)
-        for request in due:
+        for request in self.custody.timers.due(self.custody.now):
             if request.stage is not Stage.ENDED and not self.decisions.is_out_of_budget(request):
                 self.custody.look_at[request.stage](request)
-        self.custody.timers.renew(due)
 
     def _look_at_hop(self, request: HeldRequest) -> None:
         """Check a transfer: it is late, is kept for too long, or its own keeper waits for PROGRESS."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BudgetExceeded, ImageRejected, NotFinite, Overloaded, RequestError
@@ -256,10 +255,9 @@ class SourceRules:
         # No event announces the end of a pause of offers.
         held_back = bool(request.avoid) or any(n.backoff_until > custody.now for n in custody.neighbours)
         until = custody.now + custody.limits.look_again if held_back else None
-        full: list[Any] = []
-        if reason is ReturnReason.CREDIT:
-            full = self.machine.decisions.able_to_run(request, self.machine.decisions.reachable(request))
-        names = tuple(n.name for n in full if not n.credits)
+        decisions, lacks_credit = self.machine.decisions, reason is ReturnReason.CREDIT
+        able = decisions.able_to_run(request, decisions.reachable(request)) if lacks_credit else []
+        names = tuple(n.name for n in able if not n.credits)
         custody.wait_for(request, names, until, or_change=held_back)
 
     def _look_at_reach(self, event: Event | None = None) -> None:
@@ -288,12 +286,11 @@ class SourceRules:
     # Ends.
 
     def _complete(self, request: OpenRequest) -> None:
-        copy = request.copy
+        copy, attempts, seen = request.copy, request.attempts, tuple(request.trail.seen)
         why = _why_skipped(copy.itinerary.skipped, request.left_out, self.custody.bands)
-        seen = tuple(request.trail.seen)
-        done = Complete(request.number, copy.itinerary, copy.tokens, request.attempts, seen, why)
+        done = Complete(request.number, copy.itinerary, copy.tokens, attempts, seen, why)
         self.custody.instructions.append(done)
-        self._end_request(request, "complete", soon=done.attempts == 1 and not copy.itinerary.skipped)
+        self._end_request(request, "complete", soon=attempts == 1 and not copy.itinerary.skipped)
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
         self.custody.instructions.append(Fail(request.number, error, request.copy.itinerary, request.attempts))

@@ -16,6 +16,7 @@ Plain Python with a bounded number of steps, for every decision: the search is l
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -95,10 +96,7 @@ def _tracks(
         allowed = c.blocks.intersection(remaining)
         if allowed and c.credits > 0 and c.name != name:
             tracks.append(PlannedTrack(c.name, allowed, c.block_us, c.wait_us + c.trip_us))
-    holders = dict.fromkeys(remaining, 0)
-    for track in tracks:
-        for block in track.allowed:
-            holders[block] += 1
+    holders = Counter(block for track in tracks for block in track.allowed)
     # Blocks with few holders first, so that who holds little gets what it can run.
     left = sorted(remaining, key=holders.__getitem__)
     given: list[tuple[PlannedTrack, int]] = []
@@ -161,8 +159,7 @@ def best_joiner(
     itinerary: Itinerary, local: LocalNode, candidates: Sequence[Candidate], tie_break: int
 ) -> Candidate | None:
     """Return the joiner with the earliest expected finish, for tokens that this process cannot run."""
-    best: tuple[float, int] | None = None
-    chosen: Candidate | None = None
+    options: list[tuple[float, int, int]] = []  # expected time, rank among equals, index: the least is chosen
     # A plan for each of them looks at all of them.
     candidates = [
         FixedCandidate(c.name, c.blocks, c.reach_blocks, c.credits, c.wait_us, c.block_us, c.link_us, c.trip_us)
@@ -178,10 +175,8 @@ def best_joiner(
             continue
         expected_us, blocks = max(track.expected_us for track in tracks), sum(len(track.blocks) for track in tracks)
         expected = c.link_us + expected_us * len(itinerary.remaining) / blocks
-        rank = (expected, (index + tie_break) % len(candidates))
-        if best is None or rank < best:
-            best, chosen = rank, c
-    return chosen
+        options.append((expected, (index + tie_break) % len(candidates), index))
+    return candidates[min(options)[2]] if options else None
 
 
 # The blocks of each track.
