@@ -15,7 +15,7 @@ from ls_edge.runtime.routing.events import Arrived, Send
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
+from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
 
 
 def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
@@ -83,9 +83,8 @@ class Decisions:
 
     def wake_all(self) -> None:
         """Decide every waiting request again, because the reachable processes have changed."""
-        if self._waiting:
-            held = self._custody.held.values()
-            self._waiting.ready.extend(request for request in held if request.stage is Stage.WAITING)
+        held = self._custody.held.values()
+        self._waiting.ready.extend(request for request in held if request.stage is Stage.WAITING)
 
     def _look_at_waiting(self) -> None:
         """Decide again the requests that wait for the end of a suspicion, refusal or pause, since no event marks it."""
@@ -144,8 +143,8 @@ class Decisions:
         choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
         if isinstance(choice, RunHere):
             self._custody.run_here(request, choice.block)
-        elif isinstance(choice, ReturnToSource):
-            self._find_way_out(request, choice.reason, candidates)
+        elif isinstance(choice, ReturnReason):
+            self._find_way_out(request, choice, candidates)
         elif isinstance(choice, Wait):
             self._wait_for_credit(request, candidates, choice.holders)
         elif itinerary.via_source and from_peer:
@@ -192,8 +191,8 @@ class Decisions:
         itinerary = request.itinerary
         out_again = reason is ReturnReason.UNREACHABLE and not itinerary.via_source and itinerary.track is None
         way = self.way_out(request) if out_again else ""
-        n = self._neighbours.get(way) if way and way not in itinerary.relays else None
-        if n is None or not n.available or n not in self.reachable(request):
+        n = self._neighbours.get(way) if way not in itinerary.relays else None
+        if n is None or n not in self.reachable(request):
             self.rules.cannot_continue(request, reason)
         elif n.credits > 0:
             self._hand_on(request, SendTo(way, relay=True))

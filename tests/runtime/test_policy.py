@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ls_edge.runtime.protocol.messages import Itinerary
+from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
 from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
 from ls_edge.runtime.routing.policies import POLICIES, policy_of
-from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
+from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
 
 HERE = RunHere
-UNREACHABLE, CREDIT = ReturnToSource("unreachable"), ReturnToSource("credit")
+UNREACHABLE, CREDIT = ReturnReason.UNREACHABLE, ReturnReason.CREDIT
 
 
 def choose(itinerary, *situation, **more):
@@ -155,10 +155,10 @@ def test_whatever_is_chosen_can_be_done(policy):
             assert not wanted & mine.blocks or isinstance(choice, Wait)
             relays = [c for c in others if wanted & c.reach_blocks and c.name not in itinerary.relays]
             holders = [c for c in others if wanted & c.blocks] or ([] if itinerary.via_source else relays)
-            assert isinstance(choice, ReturnToSource) or (patient and holders)
+            assert isinstance(choice, ReturnReason) or (patient and holders)
             assert choice != CREDIT or (holders and not any(c.credits for c in holders))
             assert choice != UNREACHABLE or not holders
-    assert kinds == {RunHere, SendTo, Wait, ReturnToSource}
+    assert kinds == {RunHere, SendTo, Wait, ReturnReason}
 
 
 def test_the_order_of_candidates_never_matters():

@@ -6,10 +6,10 @@ import pytest
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
-from ls_edge.runtime.protocol.messages import Itinerary
+from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
 from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
 from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
+from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
 from ls_edge.runtime.source.source import Source
 
 BLOCKS = 6
@@ -60,7 +60,7 @@ def test_it_waits_for_a_credit_only_where_that_is_worth_it():
 
 
 def test_nobody_reachable_goes_back():
-    assert choose(itinerary(), own(), [], patient=True) == ReturnToSource("unreachable")
+    assert choose(itinerary(), own(), [], patient=True) == ReturnReason.UNREACHABLE
 
 
 def test_without_costs_it_is_nearest():

@@ -19,7 +19,6 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.parts import part_name
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.protocol.messages import RequestId, ReturnReason, TransferId
-from ls_edge.runtime.routing.candidates import ONE_BAND
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Decode, Decoded, Note, NoteKind
@@ -77,9 +76,7 @@ class _Call:
 class EngineQueue:
     """Requests for an engine that runs ``blocks``, and the calls that it has."""
 
-    def __init__(
-        self, blocks: frozenset[int], limits: Limits, max_batch: int, batch_wait: float, bands: Bands = ONE_BAND
-    ) -> None:
+    def __init__(self, blocks: frozenset[int], limits: Limits, max_batch: int, batch_wait: float, bands: Bands) -> None:
         """``batch_wait``: seconds that a request waits for others to share an engine call with."""
         self.blocks = blocks
         self.failed_blocks: dict[int, str] = {}

@@ -15,9 +15,6 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-_NEAREST = POLICIES["nearest"]
-
-
 def policy_of(name: str) -> Policy:
     """Return the policy that an itinerary names; ``nearest`` for a name of a newer version that is not known here."""
-    return POLICIES.get(name, _NEAREST)
+    return POLICIES.get(name) or POLICIES["nearest"]

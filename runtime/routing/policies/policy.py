@@ -36,13 +36,8 @@ class Wait(NamedTuple):
     """Whose credit would end the wait; empty where that of any holder of a block that may run now would."""
 
 
-class ReturnToSource(NamedTuple):
-    """The request cannot continue from here."""
-
-    reason: ReturnReason
-
-
-Choice = RunHere | SendTo | Wait | ReturnToSource
+Choice = RunHere | SendTo | Wait | ReturnReason
+"""A step; the reason if a request cannot continue from here."""
 
 
 class Policy:
@@ -103,7 +98,7 @@ class Policy:
         """
         wanted = self._wanted(itinerary, local)
         if itinerary.track is not None:  # the holder of a track runs it, or returns what it has
-            return RunHere(wanted[0]) if wanted[0] in local.blocks else ReturnToSource(ReturnReason.UNREACHABLE)
+            return RunHere(wanted[0]) if wanted[0] in local.blocks else ReturnReason.UNREACHABLE
         choice = self.preferred_step(itinerary, local, candidates, patient=patient, tie_break=tie_break)
         if choice is not None:
             return choice
@@ -152,7 +147,7 @@ def _first_reachable(
             if patient:
                 return Wait(tuple(c.name for c in holders))
     if saturated:
-        return ReturnToSource(ReturnReason.CREDIT)
+        return ReturnReason.CREDIT
     relays = [] if itinerary.via_source else [c for c in candidates if c.name not in itinerary.relays]
     behind = [(c, (c.reach_blocks, *c.far_blocks)) for c in relays]
     for distance in range(max((len(blocks) for _, blocks in behind), default=0)):  # the nearest, of whatever block
@@ -166,8 +161,8 @@ def _first_reachable(
                 if patient:
                     return Wait(tuple(c.name for c in ways))
     if saturated:
-        return ReturnToSource(ReturnReason.CREDIT)
-    return ReturnToSource(ReturnReason.UNREACHABLE)
+        return ReturnReason.CREDIT
+    return ReturnReason.UNREACHABLE
 
 
 def _least_wait(candidates: Sequence[Candidate], itinerary: Itinerary, tie_break: int) -> Candidate:
