@@ -136,7 +136,7 @@ class SourceRules:
         custody.instructions.append(Send(sender, Accept(run.transfer, 1)))
         request = self._by_id.get(run.transfer.request)
         if request is None:
-            number = self._ended.number(run.transfer.request)
+            number = self._ended.numbers.get(run.transfer.request)
             if number is None:
                 self._reject(sender, "tokens of a request that it was never given")
             elif not run.itinerary.remaining:

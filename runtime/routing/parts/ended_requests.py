@@ -27,23 +27,20 @@ class EndedRequests:
         """Number of late answers by request."""
         self.cancel_at = INFINITY
         self._limits = limits
-        self._numbers: dict[RequestId, int] = {}
+        self.numbers: dict[RequestId, int] = {}
+        """Numbers of the ended requests that are remembered."""
         self._untold: dict[RequestId, float] = {}
         """Ended requests that peers have not been told about, and their deadlines."""
 
     def add(self, copy: HeldRequest, number: int, now: float, *, soon: bool) -> None:
         """Remember a request, and inform the peers immediately unless ``soon`` suffices."""
-        self._numbers[copy.request] = number
-        if len(self._numbers) > MAX_REMEMBERED:
-            del self._numbers[next(iter(self._numbers))]
+        self.numbers[copy.request] = number
+        if len(self.numbers) > MAX_REMEMBERED:
+            del self.numbers[next(iter(self.numbers))]
         self._untold[copy.request] = copy.deadline
         if len(self._untold) >= CANCEL_AT_MOST:
             soon = False
         self.cancel_at = min(self.cancel_at, now + (self._limits.cancel_every if soon else 0.0))
-
-    def number(self, request: RequestId) -> int | None:
-        """Return the number of an ended request; None if it is not remembered, or never was one."""
-        return self._numbers.get(request)
 
     def pop_cancel(self, now: float) -> Cancel:
         """Return the CANCEL that is due."""

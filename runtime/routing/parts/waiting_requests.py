@@ -68,15 +68,15 @@ class WaitingRequests:
         """
         name, _ = self.may_have_room.popitem()
         passed = 0  # those that were decided, and wait for it still
-        while name in self._for_credit:
-            most = room(name)
-            woken = list(itertools.islice(self._for_credit[name].values(), passed, passed + most)) if most > 0 else []
+        while woken := self._first(name, passed, room(name)):
             for request in woken:
                 if name in request.waits_for:
                     decide(request)
                     passed += name in request.waits_for
-            if not woken:
-                return
+
+    def _first(self, name: str, passed: int, most: int) -> list[HeldRequest]:
+        """Return the requests that wait for the credit of a neighbour, behind those that were ``passed``."""
+        return list(itertools.islice(self._for_credit.get(name, {}).values(), passed, passed + max(0, most)))
 
     def check(self, held: Collection[HeldRequest]) -> None:
         """Check that the index has the waiting ones of the held requests; see ``Machine.validate``."""
