@@ -23,7 +23,7 @@ from ls_edge.runtime.routing.events import Forward, Instruction
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, require
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.neighbours import Neighbours
-from ls_edge.runtime.routing.parts.credits import Occupancy, counted
+from ls_edge.runtime.routing.parts.credits import Credits, counted
 from ls_edge.runtime.routing.parts.waiting_requests import WaitingRequests
 
 _SPARE = 64
@@ -144,7 +144,7 @@ class Custody(Context):
         """Transfers whose answers still count."""
         self.waiting = WaitingRequests()
         self.timers = Timers()
-        self.occupancy = Occupancy()
+        self.credits = Credits(limits)
         self.own_us = 0
         """Usual time of what this process has still to do for a request: an engine call; in a source, the head."""
         self.checks: list[Callable[[], None]] = [self._check]
@@ -266,7 +266,7 @@ class Custody(Context):
         request.story.append((self.now, before, to, why))
         request.stage = to
         if change != (0, 0):
-            self.occupancy.moved(request, change)
+            self.credits.moved(request, change)
 
     def _leave_hop(self, request: HeldRequest, to: Stage) -> None:
         """Count one transfer less on its way to the next holder; unless it has arrived, ignore its further answers."""
@@ -337,10 +337,10 @@ class Custody(Context):
     def _check(self) -> None:
         """Check the held requests; see ``Machine.validate``."""
         require(not self.waiting.ready, "requests are left to be decided")
-        occupancy, offers = Occupancy(), Counter[str]()
+        counts, offers = Credits(self.limits), Counter[str]()
         for transfer, request in self.held.items():
             stage = request.stage
-            occupancy.moved(request, counted(Stage.NEW, stage))
+            counts.moved(request, counted(Stage.NEW, stage))
             offers[request.downstream] += stage is Stage.OFFERED
             on_its_way = stage in (Stage.OFFERED, Stage.CUSTODY)
             require(request.transfer == transfer, "held under another transfer", request)
@@ -349,7 +349,7 @@ class Custody(Context):
             require(not on_its_way or request.downstream in self.neighbours.by_name, "no holder has it", request)
             require(stage is not Stage.WAITING or not request.downstream, "waits downstream", request)
             self.timers.check(request)
-        require(occupancy == self.occupancy, f"counts are {self.occupancy}")
+        require(counts == self.credits, f"counts are {self.credits}")
         for n in self.neighbours:
             require(n.offers == offers[n.name], f"{n.offers} offers to {n.name}, {offers[n.name]} are on their way")
         for sent, request in self.sent.items():

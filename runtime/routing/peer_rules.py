@@ -40,7 +40,6 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, require
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.parts.credits import Credits
 from ls_edge.runtime.routing.parts.ended_requests import Orphans, Tombstones
 from ls_edge.runtime.routing.parts.engine import EngineQueue, EngineWork
 from ls_edge.runtime.routing.parts.state_announcer import StateAnnouncer
@@ -80,7 +79,6 @@ class PeerRules:
         self.orphans = Orphans(custody)
         self.work = EngineWork(custody, decisions, engine, self.joins, self.announcer.urgent)
         self.warm = False
-        self._credits = Credits(custody.limits, custody.occupancy)
         self._drain_until = INFINITY
         """Half of the drain, after which the engine begins nothing; infinity until it begins."""
         self._arrivals = itertools.count()
@@ -93,7 +91,7 @@ class PeerRules:
             Decoded: [self.work.decoded],
         }
         machine.handlers[NeighbourDown] += (
-            lambda down: self._credits.forget(down.name),
+            lambda down: self.custody.credits.forget(down.name),
             lambda down: self.announcer.lost(down.name),
         )
         machine.handlers[NeighbourUp].append(lambda event: self.announcer.forget(event.hello.name))
@@ -105,12 +103,12 @@ class PeerRules:
     @property
     def credits(self) -> int:
         """Number of requests that it would accept now from all senders."""
-        return self._credits.total if self._serves else 0
+        return self.custody.credits.total if self._serves else 0
 
     def credits_for(self, name: str) -> int:
         """Return the number of transfers that it would accept now from a source or peer."""
         if self._serves and self.custody.neighbours.is_source(name):
-            return self._credits.of_source(name, self.custody.now)
+            return self.custody.credits.of_source(name, self.custody.now)
         return self.credits
 
     @property
@@ -160,7 +158,7 @@ class PeerRules:
             bundle_id="" if run.bundle_id is UNSET else run.bundle_id,
         )
         if sender == run.itinerary.owner:
-            self._credits.let_in(sender, custody.now)
+            self.custody.credits.let_in(sender, custody.now)
         custody.hold(request, f"from {sender}")
         source = run.itinerary.source
         if source != sender and source in custody.neighbours.by_name:
@@ -185,9 +183,13 @@ class PeerRules:
             return RefuseReason.DRAINING
         if not self.warm:
             return RefuseReason.COLD
-        if self._serves and self.custody.neighbours.is_source(sender) and self._credits.guaranteed(sender, custody.now):
+        if (
+            self._serves
+            and self.custody.neighbours.is_source(sender)
+            and self.custody.credits.guaranteed(sender, custody.now)
+        ):
             return None
-        return RefuseReason.BUSY if self.credits_for(sender) <= 0 or self._credits.room(owner) <= 0 else None
+        return RefuseReason.BUSY if self.credits_for(sender) <= 0 or self.custody.credits.room(owner) <= 0 else None
 
     # The next step.
 

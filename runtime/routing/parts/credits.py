@@ -28,12 +28,14 @@ def counted(before: Stage, after: Stage) -> tuple[int, int]:
 
 
 @dataclass
-class Occupancy:
-    """Counts of held requests, which each transition changes.
+class Credits:
+    """Counts of held requests, which each transition changes, and the room that they leave to senders.
 
-    A request *works* unless it is a copy that is kept for the next holder, from the moment that it was sent there.
+    A request *works* unless it is a copy that is kept for the next holder, from the moment that it was sent there. The
+    credits of a peer are shared equally by sources, half of them reserved for transfers between peers.
     """
 
+    limits: Limits = field(repr=False)
     copies: int = 0
     """Requests in the stages ``OFFERED`` and ``CUSTODY``."""
     working: int = 0
@@ -41,6 +43,8 @@ class Occupancy:
     """Working requests by owner; aliases of a source count as one."""
     working_from_owner: int = 0
     """Working requests that came from their source itself."""
+    last_let_in: dict[str, float] = field(default_factory=dict, compare=False)
+    """Time of the last transfer of each linked source to this peer; aliases count as one."""
 
     def moved(self, request: HeldRequest, change: tuple[int, int]) -> None:
         """Count a transition."""
@@ -56,34 +60,23 @@ class Occupancy:
             if request.upstream == request.owner:
                 self.working_from_owner += works
 
-
-class Credits:
-    """Credits of a peer: shared equally by sources, half of them reserved for transfers between peers."""
-
-    def __init__(self, limits: Limits, occupancy: Occupancy) -> None:
-        self._limits = limits
-        self._occupancy = occupancy
-        self._let_in: dict[str, float] = {}
-        """Time of the last transfer of each linked source to this peer; aliases count as one."""
-
     @property
     def total(self) -> int:
         """Requests that would be accepted now, from whomever they come."""
-        limits, held = self._limits, self._occupancy
-        free, room = limits.credits - held.working, limits.custody - held.copies
+        free, room = self.limits.credits - self.working, self.limits.custody - self.copies
         if free > room:
             free = room
         return free if free > 0 else 0
 
     def room(self, owner: str) -> int:
         """Return how many more requests a source may have here: all share the credits equally."""
-        account, held = owner_of(owner), self._occupancy.working_of
-        sources = len(held) + (account not in held)
-        return max(1, self._limits.credits // sources) - held.get(account, 0)
+        account, working_of = owner_of(owner), self.working_of
+        sources = len(working_of) + (account not in working_of)
+        return max(1, self.limits.credits // sources) - working_of.get(account, 0)
 
     def of_source(self, name: str, now: float) -> int:
         """Return how many transfers of a linked source would be accepted now."""
-        return max(0, min(self.total - self._limits.reserved, self.room(name)), self.guaranteed(name, now))
+        return max(0, min(self.total - self.limits.reserved, self.room(name)), self.guaranteed(name, now))
 
     def guaranteed(self, source: str, now: float) -> int:
         """Return how many transfers a linked source may make even if others hold all credits and never let go.
@@ -91,16 +84,16 @@ class Credits:
         That a request belongs to a source is only a peer's word where it came from one; so a source that was not let in
         for a while may make one whatever is held in its name.
         """
-        held, limits, account = self._occupancy, self._limits, owner_of(source)
-        if held.working_from_owner >= limits.credits:
+        limits, account = self.limits, owner_of(source)
+        if self.working_from_owner >= limits.credits:
             return 0
-        starved = now - self._let_in.get(account, float("-inf")) >= limits.starved
-        return max(int(starved), limits.guaranteed - held.working_of.get(account, 0))
+        starved = now - self.last_let_in.get(account, float("-inf")) >= limits.starved
+        return max(int(starved), limits.guaranteed - self.working_of.get(account, 0))
 
     def let_in(self, source: str, now: float) -> None:
         """Note that a source made a transfer itself."""
-        self._let_in[owner_of(source)] = now
+        self.last_let_in[owner_of(source)] = now
 
     def forget(self, source: str) -> None:
         """Forget a source whose link is gone."""
-        self._let_in.pop(owner_of(source), None)
+        self.last_let_in.pop(owner_of(source), None)
