@@ -23,8 +23,10 @@ from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on_warning
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
+from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
+from ls_edge.runtime.routing.candidates import LocalNode
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.neighbours import Neighbours
 from ls_edge.runtime.routing.parts.wave_planner import plan_wave
 
 IMAGES = 2000
@@ -78,7 +80,9 @@ def split(bundle: Bundle, waves: int) -> Arrangement:
     blocks = frozenset(range(bundle.num_blocks))
     costs = read_order_costs(bundle.manifest.order_costs, bundle.num_blocks)
     own = LocalNode(blocks, 0, 1000, costs)
-    other = FixedCandidate(PEERS[1], blocks, frozenset(), credits=1, wait_us=0, block_us=1000)
+    neighbours = Neighbours(PEERS[0], Limits())
+    other = neighbours.add(Hello(PEERS[1], "peer", 0, MINOR, "", "", tuple(blocks)))
+    neighbours.update(other.name, State(True, False, False, credits=1, queue=0, calls=0, block_us=1000))
     itinerary = Itinerary("source", "parallel", tuple(sorted(blocks)), 0, waves_wanted=waves)
     while itinerary.remaining:
         plan = plan_wave(itinerary, PEERS[0], own, [other])

@@ -1,9 +1,8 @@
-"""Inputs of a routing decision: this process, and the processes that could take the tokens."""
+"""Inputs of a routing decision besides the request and the neighbours: this process and the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
@@ -11,65 +10,6 @@ from ls_edge.runtime.routing.limits import Limits
 
 ONE_BAND = Bands(0)
 """Bands of a model of any size whose blocks may run in any order."""
-
-
-class Candidate(Protocol):
-    """A process that could be handed the tokens: linked, warm, not draining, not suspected."""
-
-    @property
-    def name(self) -> str:
-        """Name of the process."""
-
-    @property
-    def blocks(self) -> frozenset[int]:
-        """Blocks that it serves."""
-
-    @property
-    def reach_blocks(self) -> frozenset[int]:
-        """Blocks of the processes that it is linked to."""
-
-    @property
-    def far_blocks(self) -> tuple[frozenset[int], ...]:
-        """Blocks that are 2, 3, … links away from it."""
-
-    @property
-    def credits(self) -> int:
-        """Number of transfers that it would accept now."""
-
-    @property
-    def wait_us(self) -> int:
-        """Expected time until its engine would begin."""
-
-    @property
-    def block_us(self) -> int:
-        """Usual time of one of its engine calls."""
-
-    @property
-    def link_us(self) -> int:
-        """Usual time of a transfer to it."""
-
-    @property
-    def trip_us(self) -> int:
-        """Usual time of a track beyond queue and engine: the transfers there and back."""
-
-
-class FixedCandidate(NamedTuple):
-    """A candidate as it is at one moment; see :class:`Candidate`."""
-
-    name: str
-    blocks: frozenset[int]
-    reach_blocks: frozenset[int]
-    credits: int
-    wait_us: int
-    block_us: int = 0
-    link_us: int = 0
-    trip_us: int = 0
-    far_blocks: tuple[frozenset[int], ...] = ()
-
-
-def leads_to(candidate: Candidate, blocks: Iterable[int]) -> bool:
-    """Return whether some of these blocks can be reached through a candidate, apart from its own."""
-    return any(not far.isdisjoint(blocks) for far in (candidate.reach_blocks, *candidate.far_blocks))
 
 
 class LocalNode(NamedTuple):

@@ -35,14 +35,12 @@ MOST_WAIT_US = 600_000_000
 # A STATE: it looks idle, fast, slow or busy without bound.
 
 
-def believable_block_us(state: State) -> int:
-    """Return the announced time of an engine call, within bounds."""
-    return min(state.block_us, MOST_BLOCK_US)
-
-
-def believable_wait_us(state: State) -> int:
-    """Return the announced queue, within bounds."""
-    return min(state.wait_us, MOST_WAIT_US)
+def believable(state: State) -> State:
+    """Return a STATE whose announced engine call and queue are within bounds."""
+    if state.block_us <= MOST_BLOCK_US and state.wait_us <= MOST_WAIT_US:
+        return state
+    block_us, wait_us = min(state.block_us, MOST_BLOCK_US), min(state.wait_us, MOST_WAIT_US)
+    return msgspec.structs.replace(state, block_us=block_us, wait_us=wait_us)
 
 
 # Answers to a transfer: from others than its receiver, progress without end, refusals of everything.

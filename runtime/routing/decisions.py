@@ -9,7 +9,7 @@ import msgspec
 
 from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import MINOR_OF_ENDS, Itinerary, Progress, Release, ReturnReason
-from ls_edge.runtime.routing.candidates import LocalNode, leads_to
+from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.events import Arrived, Send
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
@@ -308,13 +308,13 @@ class Decisions:
         holders = [n for n in candidates if not n.blocks.isdisjoint(wanted)]
         if holders or itinerary.via_source:
             return holders
-        return [n for n in candidates if n.name not in itinerary.relays and leads_to(n, wanted)]
+        return [n for n in candidates if n.name not in itinerary.relays and n.leads_to(wanted)]
 
     def others_could_run(self, request: HeldRequest, without: Iterable[str]) -> bool:
         """Return whether a process other than these has a block that may run now, or leads to one."""
         wanted = self._custody.bands.permitted(request.itinerary.remaining)
         return any(
-            n.name not in without and (not n.blocks.isdisjoint(wanted) or leads_to(n, wanted))
+            n.name not in without and (not n.blocks.isdisjoint(wanted) or n.leads_to(wanted))
             for n in self.reachable(request)
         )
 

@@ -49,7 +49,13 @@ import msgspec
 from ls_edge.core.records import MICROSECONDS
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release
 from ls_edge.runtime.routing.candidates import Model
-from ls_edge.runtime.routing.claims import avoid_also, is_from_next_holder, is_unwilling, shows_further_block
+from ls_edge.runtime.routing.claims import (
+    avoid_also,
+    believable,
+    is_from_next_holder,
+    is_unwilling,
+    shows_further_block,
+)
 from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions, Rules
 from ls_edge.runtime.routing.events import (
@@ -330,7 +336,7 @@ class Machine(Generic[R]):
 
     def _on_state(self, event: NeighbourState) -> None:
         reach = self.neighbours.reach_version
-        is_new = self.neighbours.update(event.name, event.state)
+        is_new = self.neighbours.update(event.name, believable(event.state))
         if self.neighbours.reach_version != reach:
             self.decisions.wake_all()
         else:

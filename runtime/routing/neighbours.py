@@ -3,26 +3,30 @@
 A process is under suspicion after a hop to it passed its deadline. It gets nothing for a while that doubles with each
 strike, and is trusted again as soon as it shows progress: a process that hangs looks idle, and must not attract work by
 it. Nor must one that refuses or returns whatever it is given: it is passed over for a while that doubles, too.
-
-Values that a process reports of itself are limited (``claims.py``), since they may be wrong or forged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Hello, State, TransferId
-from ls_edge.runtime.routing.claims import believable_block_us, believable_wait_us
 from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.parts.credits import owner_of
 
 MAX_UNANSWERED = 1024
 """Limit on remembered transfers without an answer, from which link times are learned."""
+_ALIAS = re.compile(r"\.[0-9a-f]{8}$")
 _as_set = lru_cache(1024)(frozenset[int])
 """Sets of the tuples of blocks, which are mostly the same."""
+
+
+@lru_cache(4096)
+def owner_of(name: str) -> str:
+    """Return the name in ``peers.yaml`` behind the alias of a source process."""
+    return _ALIAS.sub("", name)
 
 
 def clamped(took: float, usual: float, before: float, limits: Limits) -> float:
@@ -40,17 +44,20 @@ def faded(usual: float, since: float, limits: Limits) -> float:
 
 @dataclass(slots=True, eq=False)
 class Neighbour:
-    """A linked process: its description, its last STATE, and measurements.
+    """A linked process: its description, its last STATE, measurements, and what would become of tokens there.
 
-    As a candidate (``candidates.py``) it tells what becomes of tokens that are handed to it now.
+    Values that it reports of itself are within bounds (``claims.believable``), since they may be wrong or forged.
     """
 
     hello: Hello
     all: Neighbours
     name: str = ""
     blocks: frozenset[int] = frozenset()
+    """Blocks that it serves."""
     reach_blocks: frozenset[int] = frozenset()
+    """Blocks of the processes that it is linked to."""
     far_blocks: tuple[frozenset[int], ...] = ()
+    """Blocks that are 2, 3, … links away from it."""
     bundle_id: str = ""
     """The bundle that it serves; empty if it does not honor the demand for a bundle."""
     block_us: int = 0
@@ -98,7 +105,7 @@ class Neighbour:
         """Note a STATE."""
         self.state, self.state_at, self.reported_credits = state, now, state.credits
         self.serves = self.hello.role == "peer" and state.warm and not state.draining and not state.stuck
-        self.block_us = believable_block_us(state)
+        self.block_us = state.block_us
         self.reach_blocks = _as_set(state.reach_blocks)
         self.far_blocks = tuple(map(_as_set, state.far_blocks)) if state.far_blocks else ()
 
@@ -112,7 +119,7 @@ class Neighbour:
         """Whether it has sent no STATE since it came under suspicion."""
         return self.strikes > 0 and self.state_at < self.suspected_at
 
-    # What would become of tokens that are handed to it.
+    # What would become of tokens that are handed to it: policies decide by this.
 
     @property
     def credits(self) -> int:
@@ -171,10 +178,14 @@ class Neighbour:
         state, now = self.state, self.all.now
         if state is None:
             return 0
-        left = max(0, believable_wait_us(state) - round((now - self.state_at) * 1e6)) if state.wait_us else 0
+        left = max(0, state.wait_us - round((now - self.state_at) * 1e6)) if state.wait_us else 0
         if self.offers:
             left += self.offers * max(self.block_us, self.link_us)
         return left + round((now - self.suspected_at) * 1e6) if self.is_silent else left
+
+    def leads_to(self, blocks: Iterable[int]) -> bool:
+        """Return whether some of these blocks can be reached through it, apart from its own."""
+        return any(not far.isdisjoint(blocks) for far in (self.reach_blocks, *self.far_blocks))
 
     # Measurements.
 

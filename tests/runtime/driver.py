@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from typing import NamedTuple
 
 from ls_edge.runtime.protocol.messages import (
     Cancel,
@@ -50,6 +51,20 @@ def run_of(
 ):
     itinerary = Itinerary(source, policy, tuple(remaining), skips, **more)
     return Run(one or transfer(), round(budget * 1e6), itinerary, "raw", 1, 1, returning)
+
+
+class Candidate(NamedTuple):
+    """What policies and the planner of waves read of a neighbour, as it is at one moment."""
+
+    name: str
+    blocks: frozenset
+    reach_blocks: frozenset
+    credits: int
+    wait_us: int
+    block_us: int = 0
+    link_us: int = 0
+    trip_us: int = 0
+    far_blocks: tuple = ()
 
 
 class Driver:

@@ -17,7 +17,7 @@ from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProble
 from ls_edge.runtime.fleet.planning.scoring import policies_for, simulate_placement
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.messages import Accept, Itinerary
-from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode, Model
+from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.events import Arrived, Complete, Fail, Forward, NoteKind
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.parts.wave_planner import plan_wave
@@ -30,6 +30,8 @@ from tests.faults.liar import Liar
 from tests.faults.lies import LIES
 from tests.faults.simulation import FaultySimulation
 from tests.runtime.driver import Driver, run_of, submits
+
+from .driver import Candidate
 
 BLOCKS = 8
 ENDS = Bands.from_json("0/1-6/7")
@@ -58,9 +60,7 @@ def situations(draw):
     some = st.sets(st.integers(0, BLOCKS - 1)).map(frozenset)
     remaining = bands.sort(draw(st.permutations(sorted(draw(st.sets(st.integers(0, BLOCKS - 1), min_size=1))))))
     others = [
-        FixedCandidate(
-            name, draw(some), draw(some), draw(st.integers(0, 2)), draw(st.integers(0, 9000)), 1000, 500, 900
-        )
+        Candidate(name, draw(some), draw(some), draw(st.integers(0, 2)), draw(st.integers(0, 9000)), 1000, 500, 900)
         for name in "bcd"
     ]
     return bands, remaining, draw(some), others

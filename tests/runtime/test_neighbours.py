@@ -3,7 +3,7 @@
 import pytest
 
 from ls_edge.runtime.protocol.messages import Hello, State
-from ls_edge.runtime.routing.claims import MOST_BLOCK_US, MOST_WAIT_US
+from ls_edge.runtime.routing.claims import MOST_BLOCK_US, MOST_WAIT_US, believable
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.neighbours import Neighbours
 
@@ -11,7 +11,7 @@ from ls_edge.runtime.routing.neighbours import Neighbours
 def neighbour(at=0.0, **state):
     base = {"warm": True, "draining": False, "stuck": False, "credits": 9, "queue": 0, "calls": 0, "block_us": 1000}
     n = Neighbours("a", Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle", (0, 1)))
-    n.reported(State(**(base | state)), at)
+    n.reported(believable(State(**(base | state))), at)
     return n
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
-from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.policies import POLICIES, policy_of
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
+
+from .driver import Candidate
 
 HERE = RunHere
 UNREACHABLE, CREDIT = ReturnReason.UNREACHABLE, ReturnReason.CREDIT
@@ -25,7 +27,7 @@ def way(policy="nearest", remaining=(0, 1, 2, 3), **more):
 
 
 def peer(name, blocks, *, credit=1, wait=0, reach=(), block=100, link=0):
-    return FixedCandidate(name, frozenset(blocks), frozenset(reach), credit, wait, block, link)
+    return Candidate(name, frozenset(blocks), frozenset(reach), credit, wait, block, link)
 
 
 def own(*blocks, wait=0, block=100):

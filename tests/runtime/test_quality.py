@@ -7,10 +7,12 @@ import pytest
 from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
-from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
 from ls_edge.runtime.source.source import Source
+
+from .driver import Candidate
 
 BLOCKS = 6
 
@@ -30,7 +32,7 @@ def costs_of(slot=None, inverted=None):
 
 
 def candidate(name, blocks, credit=4, wait_us=0, link_us=1000, block_us=5000):
-    return FixedCandidate(name, frozenset(blocks), frozenset(), credit, wait_us, block_us, link_us)
+    return Candidate(name, frozenset(blocks), frozenset(), credit, wait_us, block_us, link_us)
 
 
 def itinerary(remaining=range(BLOCKS), waves=(), latency_weight=1.0):

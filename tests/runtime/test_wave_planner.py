@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import FixedCandidate, LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.parts.wave_planner import best_joiner, plan_wave
+
+from .driver import Candidate
 
 ALL = frozenset(range(12))
 
@@ -17,7 +19,7 @@ def asked(waves=1, remaining=tuple(range(12)), **more):
 
 
 def peer(name, blocks=ALL, block_us=5000, trip_us=1000, wait_us=0, free=4):
-    return FixedCandidate(name, frozenset(blocks), frozenset(), free, wait_us, block_us, trip_us // 2, trip_us)
+    return Candidate(name, frozenset(blocks), frozenset(), free, wait_us, block_us, trip_us // 2, trip_us)
 
 
 def own(blocks=ALL, block_us=5000, wait_us=0):

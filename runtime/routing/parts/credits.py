@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from dataclasses import dataclass, field
 
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
 from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.neighbours import owner_of
 
-_ALIAS = re.compile(r"\.[0-9a-f]{8}$")
 _NOT_HELD = (Stage.NEW, Stage.ENDED)
 _HANDED_ON = (Stage.OFFERED, Stage.CUSTODY)
-
-
-@functools.lru_cache(4096)
-def owner_of(name: str) -> str:
-    """Return the name in ``peers.yaml`` behind the alias of a source process."""
-    return _ALIAS.sub("", name)
 
 
 def counted(before: Stage, after: Stage) -> tuple[int, int]:

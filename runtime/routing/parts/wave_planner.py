@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, FixedCandidate, LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.neighbours import Neighbour
 
 _ROUNDING = 1e-9
 """Nats; a swap that saves less may be undone by the next."""
@@ -52,13 +53,13 @@ class WavePlan:
     """Neighbours with suitable blocks that get no track, with the time that a single block would take."""
 
 
-def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Candidate]) -> WavePlan | None:
+def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Neighbour]) -> WavePlan | None:
     """Return the next wave of a request whose tokens ``name`` holds; None where it can run nothing itself.
 
     A plan of one track means that splitting does not pay.
     """
     remaining = local.bands.permitted(itinerary.remaining)
-    tracks = _tracks(itinerary, remaining, name, local, sorted(candidates, key=lambda c: c.name))
+    tracks = _tracks(itinerary, remaining, name, local, _helpers(remaining, candidates))
     used = [track for track in tracks if track.blocks]
     unused = [track for track in tracks if not track.blocks]
     if not used:
@@ -80,22 +81,27 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
     return WavePlan(tuple(used), tuple(unused))
 
 
+def _helpers(remaining: Sequence[int], candidates: Sequence[Neighbour]) -> list[PlannedTrack]:
+    """Return tracks without blocks for the candidates that can take some, in the order of their names."""
+    return [
+        PlannedTrack(c.name, allowed, c.block_us, c.wait_us + c.trip_us)
+        for c in sorted(candidates, key=lambda c: c.name)
+        if (allowed := c.blocks.intersection(remaining)) and c.credits > 0
+    ]
+
+
 def _tracks(
-    itinerary: Itinerary, remaining: tuple[int, ...], name: str, local: LocalNode, candidates: Sequence[Candidate]
+    itinerary: Itinerary, remaining: tuple[int, ...], name: str, local: LocalNode, helpers: Sequence[PlannedTrack]
 ) -> list[PlannedTrack]:
     """Return the tracks of the next wave, that of ``name`` first; none where it can run nothing itself.
 
-    Their lengths and ends are settled, which of the blocks is in which track is not. ``candidates`` are in the order of
-    their names.
+    Their lengths and ends are settled, which of the blocks is in which track is not.
     """
     own = PlannedTrack(name, local.blocks.intersection(remaining), local.beside_us or local.block_us, local.wait_us)
     if not own.allowed:
         return []
-    tracks = [own]
-    for c in candidates:
-        allowed = c.blocks.intersection(remaining)
-        if allowed and c.credits > 0 and c.name != name:
-            tracks.append(PlannedTrack(c.name, allowed, c.block_us, c.wait_us + c.trip_us))
+    others = (PlannedTrack(one.holder, one.allowed, one.block_us, one.expected_us) for one in helpers)
+    tracks = [own, *(one for one in others if one.holder != name)]
     holders = Counter(block for track in tracks for block in track.allowed)
     # Blocks with few holders first, so that who holds little gets what it can run.
     left = sorted(remaining, key=holders.__getitem__)
@@ -156,21 +162,17 @@ def _size(ends: Sequence[int], waves: int, tracks: int) -> int:
 
 
 def best_joiner(
-    itinerary: Itinerary, local: LocalNode, candidates: Sequence[Candidate], tie_break: int
-) -> Candidate | None:
+    itinerary: Itinerary, local: LocalNode, candidates: Sequence[Neighbour], tie_break: int
+) -> Neighbour | None:
     """Return the joiner with the earliest expected finish, for tokens that this process cannot run."""
     options: list[tuple[float, int, int]] = []  # expected time, rank among equals, index: the least is chosen
-    # A plan for each of them looks at all of them.
-    candidates = [
-        FixedCandidate(c.name, c.blocks, c.reach_blocks, c.credits, c.wait_us, c.block_us, c.link_us, c.trip_us)
-        for c in sorted(candidates, key=lambda c: c.name)
-    ]
-    remaining = local.bands.permitted(itinerary.remaining)
+    candidates, remaining = sorted(candidates, key=lambda c: c.name), local.bands.permitted(itinerary.remaining)
+    helpers = _helpers(remaining, candidates)
     for index, c in enumerate(candidates):
         if c.credits <= 0:
             continue
         joiner = LocalNode(c.blocks, c.wait_us, c.block_us, limits=local.limits, bands=local.bands)
-        tracks = [track for track in _tracks(itinerary, remaining, c.name, joiner, candidates) if track.blocks]
+        tracks = [track for track in _tracks(itinerary, remaining, c.name, joiner, helpers) if track.blocks]
         if not tracks:
             continue
         expected_us, blocks = max(track.expected_us for track in tracks), sum(len(track.blocks) for track in tracks)

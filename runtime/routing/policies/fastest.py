@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode
+from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, in_turn
 
 
@@ -23,7 +24,7 @@ class Fastest(Policy):
         self,
         itinerary: Itinerary,
         local: LocalNode,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[Neighbour],
         *,
         patient: bool,  # noqa: ARG002
         tie_break: int,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode
+from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.parts.wave_planner import best_joiner
 from ls_edge.runtime.routing.policies.fastest import Fastest
 from ls_edge.runtime.routing.policies.policy import Choice, SendTo
@@ -25,7 +26,7 @@ class Parallel(Fastest):
         self,
         itinerary: Itinerary,
         local: LocalNode,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[Neighbour],
         *,
         patient: bool,
         tie_break: int,

@@ -13,7 +13,8 @@ from typing import ClassVar, NamedTuple
 
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode
+from ls_edge.runtime.routing.neighbours import Neighbour
 
 
 class RunHere(NamedTuple):
@@ -86,7 +87,7 @@ class Policy:
         self,
         itinerary: Itinerary,
         local: LocalNode,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[Neighbour],
         *,
         patient: bool,
         tie_break: int = 0,
@@ -109,7 +110,7 @@ class Policy:
         self,
         itinerary: Itinerary,  # noqa: ARG002
         local: LocalNode,  # noqa: ARG002
-        candidates: Sequence[Candidate],  # noqa: ARG002
+        candidates: Sequence[Neighbour],  # noqa: ARG002
         *,
         patient: bool,  # noqa: ARG002
         tie_break: int,  # noqa: ARG002
@@ -118,7 +119,7 @@ class Policy:
         return None
 
 
-def in_turn(candidates: Sequence[Candidate], tie_break: int) -> list[tuple[int, Candidate]]:
+def in_turn(candidates: Sequence[Neighbour], tie_break: int) -> list[tuple[int, Neighbour]]:
     """Return the candidates with a rank each that ``tie_break`` rotates: the least rank wins between equals."""
     ordered = sorted(candidates, key=lambda c: c.name)
     return [((index + tie_break) % len(ordered), c) for index, c in enumerate(ordered)]
@@ -128,7 +129,7 @@ def _first_reachable(
     itinerary: Itinerary,
     wanted: Sequence[int],
     local: LocalNode,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Neighbour],
     *,
     patient: bool,
     tie_break: int,
@@ -165,7 +166,7 @@ def _first_reachable(
     return ReturnReason.UNREACHABLE
 
 
-def _least_wait(candidates: Sequence[Candidate], itinerary: Itinerary, tie_break: int) -> Candidate:
+def _least_wait(candidates: Sequence[Neighbour], itinerary: Itinerary, tie_break: int) -> Neighbour:
     """Return the candidate with the least wait, then the longest run of next blocks, then by ``tie_break``."""
     ranked = in_turn(candidates, tie_break)
     return min(ranked, key=lambda one: (one[1].wait_us, -_run_length(one[1].blocks, itinerary.remaining), one[0]))[1]

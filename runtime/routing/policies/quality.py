@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode
+from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, Wait, in_turn
 
 
@@ -27,7 +28,7 @@ class Quality(Policy):
         self,
         itinerary: Itinerary,
         local: LocalNode,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[Neighbour],
         *,
         patient: bool,
         tie_break: int,
