@@ -85,9 +85,8 @@ def split(bundle: Bundle, waves: int) -> Arrangement:
     neighbours.update(other.name, State(True, False, False, credits=1, queue=0, calls=0, block_us=1000))
     itinerary = Itinerary("source", "parallel", tuple(sorted(blocks)), 0, waves_wanted=waves)
     while itinerary.remaining:
-        plan = plan_wave(itinerary, PEERS[0], own, [other])
-        assert plan is not None
-        itinerary = itinerary.joined(tuple(tuple((block, t.holder) for block in t.blocks) for t in plan.tracks))
+        tracks, _ = plan_wave(itinerary, PEERS[0], own, [other])
+        itinerary = itinerary.joined(tuple(tuple((block, t.holder) for block in t.blocks) for t in tracks))
     return Arrangement(tuple(tuple(tuple(b for b, _ in track) for track in wave) for wave in itinerary.waves))
 
 

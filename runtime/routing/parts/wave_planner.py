@@ -44,26 +44,18 @@ class PlannedTrack:
     blocks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class WavePlan:
-    """The next wave: the joiner's own track first."""
+def plan_wave(
+    itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Neighbour]
+) -> tuple[list[PlannedTrack], list[PlannedTrack]]:
+    """Return the tracks of the next wave of a request whose tokens ``name`` holds, its own first.
 
-    tracks: tuple[PlannedTrack, ...]
-    unused: tuple[PlannedTrack, ...] = ()
-    """Neighbours with suitable blocks that get no track, with the time that a single block would take."""
-
-
-def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Neighbour]) -> WavePlan | None:
-    """Return the next wave of a request whose tokens ``name`` holds; None where it can run nothing itself.
-
-    A plan of one track means that splitting does not pay.
+    One track means that splitting does not pay, none that the holder can run nothing itself. Neighbours with suitable
+    blocks that get no track come second, with the time that a single block would take.
     """
     remaining = local.bands.permitted(itinerary.remaining)
     tracks = _tracks(itinerary, remaining, name, local, _helpers(remaining, candidates))
     used = [track for track in tracks if track.blocks]
     unused = [track for track in tracks if not track.blocks]
-    if not used:
-        return None
     wave = {block for track in used for block in track.blocks}
     assigned = assign_blocks(
         [block for block in remaining if block in wave],
@@ -78,7 +70,7 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
         track.blocks = blocks
     for track in unused:
         track.expected_us += track.block_us
-    return WavePlan(tuple(used), tuple(unused))
+    return used, unused
 
 
 def _helpers(remaining: Sequence[int], candidates: Sequence[Neighbour]) -> list[PlannedTrack]:

@@ -27,7 +27,7 @@ from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.events import Arrived, Send
 from ls_edge.runtime.routing.held_request import HeldRequest, OpenTrack, OpenWave, Stage, require
-from ls_edge.runtime.routing.parts.wave_planner import WavePlan, plan_wave
+from ls_edge.runtime.routing.parts.wave_planner import PlannedTrack, plan_wave
 
 
 class WaveJoiner:
@@ -56,21 +56,19 @@ class WaveJoiner:
         others = self._decisions.reachable(request)
         if request.avoid or it.avoid:
             others = [n for n in others if n.name not in request.avoid and n.name not in it.avoid]
-        plan = plan_wave(it, custody.name, local, others)
-        if plan is None:
-            return False
-        self._record_unused(request, plan)
-        pays = 2 <= len(plan.tracks) <= custody.limits.credits + custody.limits.custody - len(custody.held)
+        tracks, unused = plan_wave(it, custody.name, local, others)
+        self._record_unused(request, unused)
+        pays = 2 <= len(tracks) <= custody.limits.credits + custody.limits.custody - len(custody.held)
         if pays:
-            self._begin(request, plan)
+            self._begin(request, tracks)
         return pays
 
-    def _begin(self, request: HeldRequest, plan: WavePlan) -> None:
+    def _begin(self, request: HeldRequest, tracks: Sequence[PlannedTrack]) -> None:
         custody = self._custody
         wave = OpenWave(custody.rng.getrandbits(64), request.waves, request)
         request.waves += 1
         before = request.itinerary.slot
-        for index, planned in enumerate(plan.tracks):
+        for index, planned in enumerate(tracks):
             transfer = TransferId(request.request, custody.rng.getrandbits(64), request.transfer.hop)
             itinerary = Itinerary(
                 custody.name,
@@ -108,15 +106,15 @@ class WaveJoiner:
             self._custody.end(track.request, "its wave is closed")
         wave.tracks.clear()  # a cycle of references, which would keep the tokens until a garbage collection
 
-    def _record_unused(self, request: HeldRequest, plan: WavePlan) -> None:
+    def _record_unused(self, request: HeldRequest, unused: Sequence[PlannedTrack]) -> None:
         """Record holders without a track in the trace, once for decisions that repeat block by block."""
-        if not plan.unused:
+        if not unused:
             return
         at = round((self._custody.now - request.arrived) * 1e6)
         known = {row.holder for row in request.tracks if not row.blocks and row.wave == request.waves}
         request.tracks += [
             TrackSpan(request.waves, track.holder, (), at, at, track.expected_us, why="no gain")
-            for track in plan.unused
+            for track in unused
             if track.holder not in known
         ]
 
