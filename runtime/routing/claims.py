@@ -152,10 +152,10 @@ def as_asked(asked: Itinerary, reported: Itinerary, avoid: tuple[str, ...] = ())
 # A track that comes back: of a wave that was never begun, of blocks that it did not have, run by others.
 
 
-def returned_track(waves: dict[int, OpenWave], request: RequestId, reported: Itinerary) -> OpenTrack | None:
+def returned_track(waves: Iterable[OpenWave], request: RequestId, reported: Itinerary) -> OpenTrack | None:
     """Return the open track that tokens belong to; None if they fit none."""
     ref = reported.track
-    wave = None if ref is None else waves.get(ref.wave)
+    wave = None if ref is None else next((wave for wave in waves if wave.ident == ref.wave), None)
     if ref is None or wave is None or ref.index >= len(wave.tracks) or wave.request.request != request:
         return None
     track = wave.tracks[ref.index]

@@ -192,7 +192,5 @@ class OpenWave(msgspec.Struct, eq=False):
     """The tracks that a request in the stage ``JOINING`` waits for."""
 
     ident: int
-    number: int
-    """Which wave of this visit."""
     request: HeldRequest
     tracks: list[OpenTrack] = []

@@ -38,9 +38,8 @@ class EndedRequests:
         if len(self.numbers) > MAX_REMEMBERED:
             del self.numbers[next(iter(self.numbers))]
         self._untold[copy.request] = copy.deadline
-        if len(self._untold) >= CANCEL_AT_MOST:
-            soon = False
-        self.cancel_at = min(self.cancel_at, now + (self._limits.cancel_every if soon else 0.0))
+        has_room = len(self._untold) < CANCEL_AT_MOST
+        self.cancel_at = min(self.cancel_at, now + (self._limits.cancel_every if soon and has_room else 0.0))
 
     def pop_cancel(self, now: float) -> Cancel:
         """Return the CANCEL that is due."""

@@ -191,7 +191,6 @@ def assign_blocks(
     ``costs`` without ``beside`` are not used, since they do not cover tracks. Return None if no such assignment exists
     or the lengths do not add up to the blocks. A track of length 0 comes back empty.
     """
-    allowed = [some if isinstance(some, (set, frozenset)) else frozenset(some) for some in allowed]
     track_of = _assigned(blocks, lengths, allowed)
     if track_of is None:
         return None

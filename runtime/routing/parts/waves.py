@@ -34,7 +34,6 @@ class WaveJoiner:
     """The waves that a machine has open. The stage JOINING belongs to this part."""
 
     def __init__(self, custody: Custody, decisions: Decisions) -> None:
-        self.open: dict[int, OpenWave] = {}
         self.join: Callable[[Any, Sequence[Any]], Any] = arrangement.join
         """Function that sums the additions of tracks; a simulation, whose tokens are not arrays, sets its own."""
         self._custody = custody
@@ -65,7 +64,7 @@ class WaveJoiner:
 
     def _begin(self, request: HeldRequest, tracks: Sequence[PlannedTrack]) -> None:
         custody = self._custody
-        wave = OpenWave(custody.rng.getrandbits(64), request.waves, request)
+        wave = OpenWave(custody.rng.getrandbits(64), request)
         request.waves += 1
         before = request.itinerary.slot
         for index, planned in enumerate(tracks):
@@ -83,7 +82,6 @@ class WaveJoiner:
             wave.tracks.append(part.open_track)
         custody.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks")
         request.wave, request.waiting_since = wave, None
-        self.open[wave.ident] = wave
         self._watch(request)
         for track in wave.tracks:
             custody.hold(track.request, "track")
@@ -100,7 +98,6 @@ class WaveJoiner:
         """Close the wave; its open tracks end with it."""
         wave, request.wave = request.wave, None
         assert wave is not None
-        del self.open[wave.ident]
         for track in wave.tracks:
             track.request.open_track = None
             self._custody.end(track.request, "its wave is closed")
@@ -124,7 +121,8 @@ class WaveJoiner:
         """Take returned tokens; accept and drop any that do not fit an open track of ours."""
         run, custody = event.run, self._custody
         custody.instructions.append(Send(event.sender, Accept(run.transfer, custody.limits.credits)))
-        track = returned_track(self.open, run.transfer.request, run.itinerary)
+        waves = (request.wave for request in custody.held.values() if request.wave is not None)
+        track = returned_track(waves, run.transfer.request, run.itinerary)
         if track is None:
             return
         ran = blocks_run(run.itinerary)
@@ -191,7 +189,7 @@ class WaveJoiner:
         track.out, track.ran = out, ran
         begin, end = (round((at - wave.request.arrived) * 1e6) for at in (track.began, custody.now))
         track.row = TrackSpan(
-            wave.number, track.plan.holder, tuple(block for block, _ in ran), begin, end, track.plan.expected_us,
+            wave.request.waves - 1, track.plan.holder, tuple(block for block, _ in ran), begin, end, track.plan.expected_us,
             *times, "" if ran else why,
         )  # fmt: skip
         track.request.open_track = None
@@ -220,11 +218,10 @@ class WaveJoiner:
         held = self._custody.held.values()
         for request in held:
             require((request.wave is not None) == (request.stage is Stage.JOINING), "joining or not", request)
-        joining = {id(request.wave) for request in held if request.wave is not None}
-        require(joining == {id(wave) for wave in self.open.values()}, "waves and joining requests differ")
         parts = {id(request.open_track) for request in held if request.open_track is not None}
-        tracks = [track for wave in self.open.values() for track in wave.tracks]
+        waves = [request.wave for request in held if request.wave is not None]
+        tracks = [track for wave in waves for track in wave.tracks]
         require(parts == {id(track) for track in tracks if track.row is None}, "open tracks and held tokens differ")
-        for wave in self.open.values():
+        for wave in waves:
             is_open = wave.request.wave is wave and not all(track.row is not None for track in wave.tracks)
             require(is_open, "a wave should be closed", wave.request)

@@ -8,6 +8,7 @@ policy never skips: the source does, when nothing else remains and :attr:`Policy
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -173,10 +174,5 @@ def _least_wait(candidates: Sequence[Neighbour], itinerary: Itinerary, tie_break
 
 
 def _run_length(blocks: frozenset[int], remaining: Sequence[int]) -> int:
-    length = 0
-    for block in remaining:
-        if block in blocks:
-            length += 1
-        elif length:
-            break
-    return length
+    from_first = itertools.dropwhile(lambda block: block not in blocks, remaining)
+    return sum(1 for _ in itertools.takewhile(blocks.__contains__, from_first))
