@@ -180,7 +180,7 @@ class Custody(Context):
         if request.stage is not Stage.WAITING:
             self.transition(request, Stage.WAITING, why)
             request.downstream, request.check_at = "", INFINITY
-            self.waiting.wait_for(request)
+            self.waiting.add(request)
             if until is None:
                 return
         self.wait_for(request, (), until)

@@ -25,7 +25,11 @@ class WaitingRequests:
     def __bool__(self) -> bool:
         return bool(self._for_change or self._for_credit)
 
-    def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...] = (), *, or_change: bool = False) -> None:
+    def add(self, request: HeldRequest) -> None:
+        """Make a request wait for any change of a neighbour."""
+        self._for_change[request.number] = request
+
+    def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...], *, or_change: bool) -> None:
         """Make a waiting request wait for the credit of these, and (``or_change``, or if none is given) any change.
 
         Where it waits for the credit of one of them already, it keeps its place.

@@ -16,7 +16,6 @@ Plain Python with a bounded number of steps, for every decision: the search is l
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -92,9 +91,14 @@ def _tracks(
     own = PlannedTrack(name, local.blocks.intersection(remaining), local.beside_us or local.block_us, local.wait_us)
     if not own.allowed:
         return []
-    others = (PlannedTrack(one.holder, one.allowed, one.block_us, one.expected_us) for one in helpers)
-    tracks = [own, *(one for one in others if one.holder != name)]
-    holders = Counter(block for track in tracks for block in track.allowed)
+    tracks = [own]
+    for one in helpers:
+        if one.holder != name:
+            tracks.append(PlannedTrack(one.holder, one.allowed, one.block_us, one.expected_us))
+    holders = dict.fromkeys(remaining, 0)
+    for track in tracks:
+        for block in track.allowed:
+            holders[block] += 1
     # Blocks with few holders first, so that who holds little gets what it can run.
     left = sorted(remaining, key=holders.__getitem__)
     given: list[tuple[PlannedTrack, int]] = []

@@ -189,8 +189,8 @@ class WaveJoiner:
         track.out, track.ran = out, ran
         begin, end = (round((at - wave.request.arrived) * 1e6) for at in (track.began, custody.now))
         track.row = TrackSpan(
-            wave.request.waves - 1, track.plan.holder, tuple(block for block, _ in ran), begin, end, track.plan.expected_us,
-            *times, "" if ran else why,
+            wave.request.waves - 1, track.plan.holder, tuple(block for block, _ in ran), begin, end,
+            track.plan.expected_us, *times, "" if ran else why,
         )  # fmt: skip
         track.request.open_track = None
         custody.end(track.request, why)
