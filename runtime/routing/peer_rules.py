@@ -61,23 +61,29 @@ def peer_machine(
 
     ``batch_wait``: seconds that a request waits for others to share an engine call with.
     """
-    model = model or Model()
-    queue = EngineQueue(frozenset(blocks), limits, max_batch, batch_wait, model.bands)
-    return Machine(name, lambda machine: PeerRules(machine, queue), limits=limits, rng=rng, model=model)
+    return Machine(
+        name,
+        lambda machine: PeerRules(machine, frozenset(blocks), max_batch, batch_wait),
+        limits=limits,
+        rng=rng,
+        model=model or Model(),
+    )
 
 
 class PeerRules:
     """What a peer does with requests, beyond what every process does."""
 
-    def __init__(self, machine: Machine[PeerRules], engine: EngineQueue) -> None:
+    def __init__(
+        self, machine: Machine[PeerRules], blocks: frozenset[int], max_batch: int = 1, batch_wait: float = 0.0
+    ) -> None:
         self.custody = custody = machine.custody
         self.decisions = decisions = machine.decisions
-        self.engine = engine
+        self.engine = EngineQueue(custody, blocks, max_batch, batch_wait)
         self.announcer = StateAnnouncer(custody, self)
         self.joins = WaveJoiner(custody, decisions)
         self.tombstones = Tombstones(custody.limits.tombstones)
         self.orphans = Orphans(custody)
-        self.work = EngineWork(custody, decisions, engine, self.joins, self.announcer.urgent)
+        self.work = EngineWork(custody, decisions, self.engine, self.joins, self.announcer.urgent)
         self.warm = False
         self._drain_until = INFINITY
         """Half of the drain, after which the engine begins nothing; infinity until it begins."""
@@ -232,8 +238,7 @@ class PeerRules:
     def _hand_over(self, request: HeldRequest) -> None:
         """Hand tokens to the peer that their source named before a block runs, since the source measures that link."""
         itinerary = request.itinerary
-        free = {n.name for n in self.decisions.reachable(request) if n.credits > 0}
-        if itinerary.hand_to in free:
+        if any(n.name == itinerary.hand_to and n.credits > 0 for n in self.decisions.reachable(request)):
             passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self.custody.name))
             self.custody.offer(request, itinerary.hand_to, passed)
         else:

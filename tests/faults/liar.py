@@ -26,7 +26,6 @@ from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import Arrived, Event, Forward, Instruction, Received, Send
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.parts.engine import EngineQueue
 from ls_edge.runtime.routing.peer_rules import PeerRules
 
 EVERY_S = 0.02
@@ -51,12 +50,9 @@ class LiarCounts(msgspec.Struct):
 class LyingRules(PeerRules):
     """Rules of a peer that reports whatever its liar says."""
 
-    def __init__(
-        self, liar: Machine[PeerRules], blocks: Sequence[int], bands: Bands, said: Callable[[str], State]
-    ) -> None:
+    def __init__(self, liar: Machine[PeerRules], blocks: Sequence[int], said: Callable[[str], State]) -> None:
         """``said`` makes its STATE."""
-        queue = EngineQueue(frozenset(blocks), liar.limits, 1, 0.0, bands)
-        super().__init__(liar, queue)
+        super().__init__(liar, frozenset(blocks))
         self.said = said
 
     def state(self, name: str = "") -> State:
@@ -83,7 +79,7 @@ class Liar(Machine[PeerRules]):
         bands, self.rng = bands or Bands(num_blocks), random.Random(seed)
         super().__init__(
             name,
-            lambda liar: LyingRules(liar, blocks, bands, self.state),
+            lambda liar: LyingRules(liar, blocks, self.state),
             limits=Limits(),
             rng=self.rng,
             model=Model(bands),

@@ -42,7 +42,6 @@ from ls_edge.runtime.routing.held_request import Stage
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.neighbours import Neighbours
-from ls_edge.runtime.routing.parts.engine import EngineQueue
 from ls_edge.runtime.routing.source_rules import source_machine
 from tests.faults import liar as lying
 from tests.faults.lies import LIES as CHAOS_LIES
@@ -62,7 +61,7 @@ class Liar(Machine):
         bands = Bands(BLOCKS)
         super().__init__(
             "liar",
-            lambda liar: lying.LyingRules(liar, range(BLOCKS), bands, self.state),
+            lambda liar: lying.LyingRules(liar, range(BLOCKS), self.state),
             limits=Limits(),
             rng=random.Random(7),
             model=Model(bands),
@@ -580,7 +579,7 @@ def test_the_others_of_a_batch_go_on():
 
 
 def test_odd_requests_in_batches_with_fine_ones_never_fail_a_block():
-    engine = EngineQueue(frozenset({0}), Limits(), 2, 0.0)
+    engine = new_peer([0], max_batch=2).machine.rules.engine
     fine = Computed((0,), (transfer(99),), ((0,),), 1000)
     for number in range(9):
         assert not engine.count_failure(ComputeFailed(0, (transfer(number),), "NaN", not_finite=True, rest=fine))

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ls_edge.core.bands import Bands
 from ls_edge.core.parts import part_name
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.protocol.messages import RequestId, ReturnReason, TransferId
@@ -76,19 +75,18 @@ class _Call:
 class EngineQueue:
     """Requests for an engine that runs ``blocks``, and the calls that it has."""
 
-    def __init__(self, blocks: frozenset[int], limits: Limits, max_batch: int, batch_wait: float, bands: Bands) -> None:
+    def __init__(self, custody: Custody, blocks: frozenset[int], max_batch: int, batch_wait: float) -> None:
         """``batch_wait``: seconds that a request waits for others to share an engine call with."""
         self.blocks = blocks
         self.failed_blocks: dict[int, str] = {}
         """Blocks that are not run any more, and why."""
         self.stuck = False
         """The running call takes too long."""
-        self.times = CallTimes(limits)
-        self.queued: list[HeldRequest] = []
-        """Requests that wait for it: those of a machine in the stage ``QUEUED``."""
+        self.times = CallTimes(custody.limits)
+        self.queued = custody.queued
         self.max_batch = max_batch
         self._batch_wait = batch_wait if max_batch > 1 else 0.0
-        self._bands = bands
+        self._bands = custody.bands
         self._calls: deque[_Call] = deque()
         """Calls that the engine has, the running one first."""
         self._start_at = 0.0
@@ -255,7 +253,6 @@ class EngineWork:
         self._decisions = decisions
         self._joins = joins
         self._urgent = urgent
-        queue.queued = custody.queued
         custody.look_at[Stage.RUNNING] = self.look_at
 
     def decode(self, request: HeldRequest) -> None:
