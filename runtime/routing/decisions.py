@@ -34,7 +34,7 @@ class Rules(Protocol):
         """Return what this process can run itself."""
 
     def next_step(self, request: HeldRequest) -> bool:
-        """Take a step that needs no policy; return whether there was one."""
+        """Take a step that needs no policy, as after the last block; return whether there was one."""
 
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Act on a request that no reachable process can take."""
@@ -119,9 +119,6 @@ class Decisions:
         if rules.next_step(request):
             return
         itinerary, from_peer, hop = request.itinerary, request.upstream is not None, request.transfer.hop
-        if not itinerary.remaining:
-            rules.cannot_continue(request, ReturnReason.DONE)
-            return
         if from_peer and hop >= limits.hops and hop >= limits.hops + 4 * itinerary.blocks:
             rules.cannot_continue(request, ReturnReason.HOPS)
             return

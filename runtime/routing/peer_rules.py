@@ -220,7 +220,7 @@ class PeerRules:
         return self.engine.usable_blocks if usable else frozenset()
 
     def next_step(self, request: HeldRequest) -> bool:
-        """Run a track, hand over, decode or begin a wave; return whether it was one of these."""
+        """Run a track, hand over, decode, return what is done, or begin a wave; return whether it was one of these."""
         itinerary, name = request.itinerary, self.custody.name
         if itinerary.track is not None and itinerary.source == name:
             self.joins.decide(request, self._usable_blocks)
@@ -228,6 +228,8 @@ class PeerRules:
             self._hand_over(request)
         elif itinerary.remaining[:1] == (STEM,) and not request.is_decoded and STEM in self._usable_blocks:
             self.work.decode(request)
+        elif not itinerary.remaining:
+            self.cannot_continue(request, ReturnReason.DONE)
         elif self.draining or not policy_of(itinerary.policy).runs_in_waves:
             return False
         else:

@@ -231,17 +231,17 @@ class SourceRules:
         """Return a node without blocks: a source runs none."""
         return self._node
 
-    def next_step(self, request: HeldRequest) -> bool:  # noqa: ARG002
-        """Return False: every step of a source is the policy's."""
-        return False
+    def next_step(self, request: HeldRequest) -> bool:
+        """Answer a request that has no blocks left; return whether it was one. Every other step is the policy's."""
+        if request.itinerary.remaining:
+            return False
+        self._complete(self._by_id[request.request])
+        return True
 
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
-        """Answer a request that is done; else skip blocks that are out of reach, or wait."""
+        """Skip blocks that are out of reach, or wait."""
         request.reason = reason
         custody, owner = self.custody, self._by_id[request.request]
-        if reason is ReturnReason.DONE:
-            self._complete(owner)
-            return
         stuck = custody.bands.permitted(request.itinerary.remaining)
         if reason is ReturnReason.UNREACHABLE and may_skip(request.itinerary, stuck):
             self._look_at_reach()

@@ -50,23 +50,19 @@ class EndedRequests:
         return cancel
 
 
-Key = tuple[str, RequestId]
-"""The source that cancelled a request, and the request."""
-
-
 class Tombstones:
-    """The newest ``most`` ended requests, each until its own time."""
+    """The newest ``most`` ended requests, each until its own time, and with the source that cancelled it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.until: OrderedDict[Key, float] = OrderedDict()
+        self.until: OrderedDict[tuple[str, RequestId], float] = OrderedDict()
         """Time until which each is kept, the newest last."""
 
-    def holds(self, key: Key, now: float) -> bool:
+    def holds(self, key: tuple[str, RequestId], now: float) -> bool:
         """Return whether a request has ended and its budget is not over."""
         return self.until.get(key, now) > now
 
-    def add(self, keys: Iterable[Key], until: float, now: float) -> None:
+    def add(self, keys: Iterable[tuple[str, RequestId]], until: float, now: float) -> None:
         """Keep requests until a time; one that is kept already is renewed."""
         for key in keys:
             self.until[key] = until
