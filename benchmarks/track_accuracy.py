@@ -24,7 +24,7 @@ from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
-from ls_edge.runtime.routing.candidates import LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.neighbours import Neighbours
 from ls_edge.runtime.routing.parts.wave_planner import plan_wave
@@ -79,7 +79,7 @@ def split(bundle: Bundle, waves: int) -> Arrangement:
     """Return the planner's waves for two equal devices with all blocks and no network delay."""
     blocks = frozenset(range(bundle.num_blocks))
     costs = read_order_costs(bundle.manifest.order_costs, bundle.num_blocks)
-    own = LocalNode(blocks, 0, 1000, costs)
+    own = LocalNode(blocks, 0, 1000, Model(costs=costs))
     neighbours = Neighbours(PEERS[0], Limits())
     other = neighbours.add(Hello(PEERS[1], "peer", 0, MINOR, "", "", tuple(blocks)))
     neighbours.update(other.name, State(True, False, False, credits=1, queue=0, calls=0, block_us=1000))

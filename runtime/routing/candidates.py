@@ -12,6 +12,17 @@ ONE_BAND = Bands(0)
 """Bands of a model of any size whose blocks may run in any order."""
 
 
+class Model(NamedTuple):
+    """What routing knows of the model, from the bundle's manifest."""
+
+    bands: Bands = ONE_BAND
+    """A block may run once all bands before its own have ended."""
+    costs: OrderCosts | None = None
+    """Measured order costs, for policies that need them; None where the bundle has none."""
+    bundle_id: str = ""
+    """In a peer the bundle that it serves; in a source the only one whose blocks may run, empty for any."""
+
+
 class LocalNode(NamedTuple):
     """Blocks that this process can run, and their times."""
 
@@ -20,20 +31,7 @@ class LocalNode(NamedTuple):
     """Expected time until its engine would begin."""
     block_us: int = 0
     """Usual time of one engine call."""
-    costs: OrderCosts | None = None
-    """Measured order costs of the model; None where the bundle has none."""
+    model: Model = Model()
     limits: Limits = Limits()
     beside_us: int = 0
     """Usual time of one engine call while tokens of other tracks are transferred; 0 if not measured."""
-    bands: Bands = ONE_BAND
-    """Bands of the model: a block may run once all bands before its own have ended."""
-
-
-class Model(NamedTuple):
-    """What routing knows of the model, from the bundle's manifest."""
-
-    bands: Bands = ONE_BAND
-    costs: OrderCosts | None = None
-    """Measured order costs, for policies that need them."""
-    bundle_id: str = ""
-    """In a peer the bundle that it serves; in a source the only one whose blocks may run, empty for any."""

@@ -208,10 +208,9 @@ class PeerRules:
             self._usable_blocks,
             wait_us,
             times.block_us,
-            custody.model.costs,
+            custody.model,
             custody.limits,
             times.expected_beside_us(custody.now),
-            custody.bands,
         )
 
     @property

@@ -94,7 +94,7 @@ class SourceRules:
         self.requests: dict[int, OpenRequest] = {}
         self.rejected: dict[str, Rejection] = {}
         """Impossible answers and returns by sender; replaced with each one."""
-        self._node = LocalNode(costs=custody.model.costs, limits=custody.limits, bands=custody.bands)
+        self._node = LocalNode(model=custody.model, limits=custody.limits)
         self._reachable: frozenset[int] = frozenset()
         """Blocks that were reachable at the last look."""
         self._last_reachable: dict[int, float] = {}

@@ -71,7 +71,7 @@ def situations(draw):
 @settings(max_examples=80, deadline=None)
 def test_every_policy_chooses_what_may_run(policy, situation, seed):
     bands, remaining, own, others = situation
-    local = LocalNode(own, 0, 1000, costs=costs(), bands=bands)
+    local = LocalNode(own, 0, 1000, Model(bands, costs()))
     itinerary = Itinerary("s", policy, remaining, 0, waves_wanted=2)
     permitted = set(bands.permitted(remaining))
     choice = POLICIES[policy].next_step(itinerary, local, others, patient=False, tie_break=seed)

@@ -7,7 +7,7 @@ import pytest
 from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
-from ls_edge.runtime.routing.candidates import LocalNode
+from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
 from ls_edge.runtime.source.source import Source
@@ -40,7 +40,7 @@ def itinerary(remaining=range(BLOCKS), waves=(), latency_weight=1.0):
 
 
 def own(blocks=(), wait_us=0, costs=None):
-    return LocalNode(frozenset(blocks), wait_us, 5000, costs or costs_of())
+    return LocalNode(frozenset(blocks), wait_us, 5000, Model(costs=costs or costs_of()))
 
 
 def test_the_block_with_the_least_loss_is_sent_for_even_where_another_runs_here():
@@ -66,7 +66,7 @@ def test_nobody_reachable_goes_back():
 
 
 def test_without_costs_it_is_nearest():
-    here = LocalNode(frozenset({2}), 0, 5000, None)
+    here = LocalNode(frozenset({2}), 0, 5000)
     assert choose(itinerary(), here, [candidate("a", {1})], patient=True) == SendTo("a")
 
 
@@ -88,7 +88,7 @@ def test_on_random_reachable_subsets_it_costs_less_than_nearest_and_random():
             there = set(reach.sample(remaining, max(1, len(remaining) // 2)))
             waves = (((*((b, "x") for b in done),),),) if done else ()
             asked = Itinerary("laptop", policy, tuple(remaining), 0, waves=waves, latency_weight=0.0)
-            choice = choose(asked, LocalNode(frozenset(there), 0, 1, costs), [], patient=True)
+            choice = choose(asked, LocalNode(frozenset(there), 0, 1, Model(costs=costs)), [], patient=True)
             assert isinstance(choice, RunHere)
             block = choice.block if policy != "any" else reach.choice(sorted(there))
             remaining.remove(block)

@@ -51,7 +51,7 @@ def plan_wave(
     One track means that splitting does not pay, none that the holder can run nothing itself. Neighbours with suitable
     blocks that get no track come second, with the time that a single block would take.
     """
-    remaining = local.bands.permitted(itinerary.remaining)
+    remaining = local.model.bands.permitted(itinerary.remaining)
     tracks = _tracks(itinerary, remaining, name, local, _helpers(remaining, candidates))
     used = [track for track in tracks if track.blocks]
     unused = [track for track in tracks if not track.blocks]
@@ -61,7 +61,7 @@ def plan_wave(
         [len(track.blocks) for track in used],
         [track.allowed for track in used],
         before=itinerary.slot,
-        costs=local.costs,
+        costs=local.model.costs,
         swaps=local.limits.swaps,
     )
     assert assigned is not None  # the tracks themselves are such an assignment
@@ -117,7 +117,7 @@ def _tracks(
         best.expected_us = end_us
         given.append((best, block))
         ends.append(max(ends[-1], end_us))
-    size = _size(ends, itinerary.waves_wanted - _begun(itinerary, local.bands), len(tracks))
+    size = _size(ends, itinerary.waves_wanted - _begun(itinerary, local.model.bands), len(tracks))
     for track, block in given[:size]:
         track.blocks += (block,)
     for track, _ in given[size:]:
@@ -162,12 +162,12 @@ def best_joiner(
 ) -> Neighbour | None:
     """Return the joiner with the earliest expected finish, for tokens that this process cannot run."""
     options: list[tuple[float, int, int]] = []  # expected time, rank among equals, index: the least is chosen
-    candidates, remaining = sorted(candidates, key=lambda c: c.name), local.bands.permitted(itinerary.remaining)
+    candidates, remaining = sorted(candidates, key=lambda c: c.name), local.model.bands.permitted(itinerary.remaining)
     helpers = _helpers(remaining, candidates)
     for index, c in enumerate(candidates):
         if c.credits <= 0:
             continue
-        joiner = LocalNode(c.blocks, c.wait_us, c.block_us, limits=local.limits, bands=local.bands)
+        joiner = LocalNode(c.blocks, c.wait_us, c.block_us, local.model, local.limits)
         tracks = [track for track in _tracks(itinerary, remaining, c.name, joiner, helpers) if track.blocks]
         if not tracks:
             continue

@@ -30,7 +30,7 @@ class Fastest(Policy):
         tie_break: int,
     ) -> Choice | None:
         """Return the step with the least expected time a block; None where no holder has a credit."""
-        bands, remaining = local.bands, itinerary.remaining
+        bands, remaining = local.model.bands, itinerary.remaining
         # Expected time, rank among equals (no two are the same): the least of them is chosen.
         options: list[tuple[float, int, Choice]] = []
         here = bands.in_one_go(remaining, local.blocks)

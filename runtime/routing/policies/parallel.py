@@ -32,7 +32,7 @@ class Parallel(Fastest):
         tie_break: int,
     ) -> Choice | None:
         """Return the joiner that is expected to be done first, or the step of ``fastest``."""
-        if local.blocks.isdisjoint(local.bands.permitted(itinerary.remaining)):
+        if local.blocks.isdisjoint(local.model.bands.permitted(itinerary.remaining)):
             joiner = best_joiner(itinerary, local, candidates, tie_break)
             if joiner is not None:
                 return SendTo(joiner.name)

@@ -82,7 +82,7 @@ class Policy:
 
     def _wanted(self, itinerary: Itinerary, local: LocalNode) -> tuple[int, ...]:
         """Return the blocks that may run next, the preferred one first."""
-        return local.bands.permitted(itinerary.remaining) if self.may_reorder else itinerary.remaining[:1]
+        return local.model.bands.permitted(itinerary.remaining) if self.may_reorder else itinerary.remaining[:1]
 
     def next_step(
         self,

@@ -34,12 +34,13 @@ class Quality(Policy):
         tie_break: int,
     ) -> Choice | None:
         """Return the step of least cost; None without costs, at stem and head, or where no holder has a credit."""
-        permitted = local.bands.permitted(itinerary.remaining)
-        if local.costs is None or has_ends(permitted):
+        permitted = local.model.bands.permitted(itinerary.remaining)
+        costs = local.model.costs
+        if costs is None or has_ends(permitted):
             return None
         remaining = frozenset(permitted)
         slot, weight = itinerary.slot, itinerary.latency_weight
-        loss = {block: _regret(local.costs, block, permitted, slot) for block in permitted}
+        loss = {block: _regret(costs, block, permitted, slot) for block in permitted}
         here = local.blocks & remaining
         seconds = (local.wait_us / max(1, len(here)) + local.block_us) / 1e6
         # Cost, rank among equals, block: the least of them is chosen.
