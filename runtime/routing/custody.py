@@ -323,8 +323,6 @@ class Custody(Context):
             at = min(at, self.now + self.limits.look_again)
         self.timers.set(request, at)
 
-    # Validation.
-
     def left_by(self, name: str) -> list[tuple[HeldRequest, str]]:
         """Return the requests that are watched and were with a process, each with the other process that has a copy."""
         found = []
@@ -333,6 +331,8 @@ class Custody(Context):
             if request.stage is Stage.AWAY and trail is not None and name in (trail.before, trail.holder):
                 found.append((request, trail.before if name == trail.holder else trail.holder))
         return sorted(found, key=lambda pair: pair[0].tie_break)
+
+    # Validation.
 
     def _check(self) -> None:
         """Check the held requests; see ``Machine.validate``."""
