@@ -11,9 +11,9 @@ from typing import Any
 class _Package(types.ModuleType):
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         """Export a run; torch and onnx are imported on the first call."""
-        from ls_edge.device.requirements import require_extras
+        from ls_edge.device.requirements import require_import
 
-        require_extras("export", ("onnx", "torch"), "export", "cpu")
+        require_import("export", ("onnx", "torch"), "export", "cpu")
         from ls_edge.export.writer import export
 
         return export(*arguments, **settings)

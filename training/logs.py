@@ -19,7 +19,8 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.errors import TrainingStopped, UsageError
+from ls_edge.core.errors import TrainingStopped
+from ls_edge.device.requirements import require_import
 from ls_edge.evaluation.evaluate import evaluate
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.training.config import TrainConfig
@@ -86,7 +87,7 @@ def tensorboard(folder: Path, epochs_done: int) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _wandb(folder: Path, config: TrainConfig) -> Iterator[Write]:
-    library = _library("wandb")
+    library: Any = importlib.import_module("wandb")
     run = library.init(project="ls-edge", dir=str(folder), name=folder.name, config=msgspec.to_builtins(config))
     try:
         yield lambda values, epoch: run.log(values, step=epoch)
@@ -96,7 +97,7 @@ def _wandb(folder: Path, config: TrainConfig) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _mlflow(folder: Path, config: TrainConfig) -> Iterator[Write]:
-    library = _library("mlflow")
+    library: Any = importlib.import_module("mlflow")
     entities = importlib.import_module("mlflow.entities")
     client = library.MlflowClient()
     experiment = client.get_experiment_by_name("ls-edge")
@@ -131,11 +132,12 @@ def where_to_look(config: TrainConfig, folder: Path) -> str:
 def open_logs(folder: Path, config: TrainConfig, epochs_done: int) -> Iterator[Write]:
     """Yield a function that writes values to TensorBoard and to ``config.log``.
 
-    Raise :class:`UsageError` if a library is not installed, and :class:`TrainingStopped` if it fails.
+    Raise :class:`UsageError` if a library cannot be imported, and :class:`TrainingStopped` if it fails.
     """
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(tensorboard(folder, epochs_done))]
         if config.log in _OTHERS:
+            require_import(f"--log {config.log}", (config.log,), config.log)
             writers.append(_guarded(config.log, lambda: stack.enter_context(_OTHERS[str(config.log)](folder, config))))
 
         def write(values: dict[str, float], epoch: int) -> None:
@@ -148,18 +150,11 @@ def open_logs(folder: Path, config: TrainConfig, epochs_done: int) -> Iterator[W
 def _guarded(name: str | None, act: Callable[[], Any]) -> Any:
     try:
         return act()
-    except (UsageError, OSError):
+    except OSError:
         raise
     except Exception as error:  # noqa: BLE001 - the libraries raise kinds of their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TrainingStopped(f"--log {name} failed: {reason}; correct it, or leave --log out") from None
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UsageError(f"--log {name} needs {name} (extra {name}); to install it: pip install {name}") from None
 
 
 def first_images(batches: Iterable[tuple[Any, Any]], normalise: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from ls_edge.core.files import local_folder
 from ls_edge.core.logs import OnWarning, warn_in_python
 from ls_edge.data.datasets import ImageRef, ImageSet, image_warnings, require_labels
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
-from ls_edge.device.requirements import require_extras
+from ls_edge.device.requirements import require_import
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.measure import TokenModel
 
@@ -123,7 +123,7 @@ def open_model(
             about = (m.image, m.classes, m.trained_on, m.model, m.method, bundle.bands, bundle.owners, engine, warn)
             yield OpenedModel(folder, pipeline, *about)
         return
-    require_extras(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
+    require_import(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
     import torch
 
     from ls_edge.training.checkpoint import load_run, shown_model

@@ -16,7 +16,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import ask_hub, hub_library, hub_repository, is_hub, local_folder
 from ls_edge.core.text import byte_size, counted
-from ls_edge.device.requirements import require_extras
+from ls_edge.device.requirements import require_import
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.report.card import model_card
 from ls_edge.report.shown import Shown
@@ -95,7 +95,7 @@ def _evaluation(path: Path) -> Evaluation | None:
 
 def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
     """Write a run; return what the card says of it, and the reason why timm cannot load the plain model, if any."""
-    require_extras("publishing a run", ("torch", "timm", "safetensors"), "train")
+    require_import("publishing a run", ("torch", "timm", "safetensors"), "train")
     from ls_edge.training.checkpoint import load_run, shown_model
     from ls_edge.training.published import write_published
 

@@ -10,7 +10,7 @@ from ls_edge.core.errors import RunError, UsageError
 from ls_edge.core.files import is_hub
 from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.data.datasets import open_data
-from ls_edge.device.requirements import require_extras
+from ls_edge.device.requirements import require_import
 
 if TYPE_CHECKING:
     from ls_edge.training.config import TrainConfig
@@ -60,7 +60,7 @@ def read_settings(
     settings, named = read_config(None if config is None else find_recipe(Path(config)), dict(flags), changes)
     if not resume and not settings.data.source:
         raise UsageError("no data: give --data DATA, or name data.source in the --config file")
-    require_extras("training", ("ls_edge.training.loop",), "train")
+    require_import("training", ("ls_edge.training.loop",), "train")
     if not resume and settings.data.source != "digits" and not named & {"model.name", "model.args", "model.init"}:
         from ls_edge.training.models.advice import model_advice
 

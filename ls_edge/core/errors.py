@@ -57,6 +57,13 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def lacking(error: ImportError, module: str) -> str:
+    """Return the name of the missing module, or that of ``module``, which is there, and the reason why it fails."""
+    if isinstance(error, ModuleNotFoundError):
+        return error.name or module
+    return f"{module}, which is installed but does not load ({error})"
+
+
 class LsEdgeError(Exception):
     """Base of all errors; a command prints its line and ends with ``exit_code``."""
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from ls_edge.core.errors import LsEdgeError, RunError, UsageError
+from ls_edge.core.errors import LsEdgeError, RunError, UsageError, lacking
 
 HUB_PREFIX = "hf-hub:"
 HUB_FILES = ("README.md", "config.yaml", "config.json", "eval.json", "manifest.json", "*.safetensors", "*.onnx")
@@ -204,10 +204,9 @@ def ask_hub(name: str | Path, request: Any) -> Any:
 
 
 def hub_library() -> Any:
-    """Return the module ``huggingface_hub``; raise :class:`UsageError` if it is not installed."""
+    """Return the module ``huggingface_hub``; raise :class:`UsageError` if it cannot be imported."""
     try:
         return importlib.import_module("huggingface_hub")
-    except ImportError:
-        raise UsageError(
-            f"{HUB_PREFIX} names need huggingface_hub (extra hub); to install it: pip install huggingface_hub"
-        ) from None
+    except ImportError as error:
+        need = f"a name such as {HUB_PREFIX}OWNER/NAME needs {lacking(error, 'huggingface_hub')} (extra hub)"
+        raise UsageError(f"{need}; to install: pip install huggingface_hub") from None

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.errors import DataError
+from ls_edge.device.requirements import require_import
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm")
 STREAMS = ("rtsp://", "rtsps://", "http://", "https://")
@@ -174,10 +175,5 @@ def _open(what: int | str, problem: str) -> Any:
 
 def opencv() -> Any:
     """Return the module of OpenCV; raise :class:`UsageError` if it cannot be imported."""
-    try:
-        return importlib.import_module("cv2")
-    except ImportError as error:
-        raise UsageError(
-            f"cameras, streams, and videos need OpenCV (extra camera): {error}; to install it: "
-            "pip install opencv-python-headless"
-        ) from None
+    require_import("a camera, stream, or video", ("cv2",), "camera")
+    return importlib.import_module("cv2")

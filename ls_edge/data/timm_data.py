@@ -18,7 +18,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.device.requirements import install_command
+from ls_edge.device.requirements import require_import
 
 _IMAGENET_CLASSES = 1000
 
@@ -32,13 +32,9 @@ def read_timm(
     source: str, part: Literal["train", "eval"]
 ) -> tuple[Sequence[str], list[tuple[str, int, Callable[[], bytes | Image.Image]]]]:
     """Return class names, and name, label, and reader of each image."""
-    try:
-        timm_data: Any = importlib.import_module("timm.data")
-    except ImportError:
-        raise UsageError(
-            f"{source!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; "
-            "or give a folder of class folders, a tar of one, or 'digits'"
-        ) from None
+    advice = "; or give a folder of class folders, a tar of one, or 'digits'"
+    require_import(f"{source!r}, a data set of timm's factory,", ("timm.data",), "train", instead=advice)
+    timm_data: Any = importlib.import_module("timm.data")
     if not source.startswith(("torch/", "hfds/")):
         raise UsageError(f"{source!r} can only be streamed; use a torch/ or hfds/ name, a folder or a tar")
     root = Path(os.environ.get("LS_EDGE_DATA") or Path.home() / ".cache" / "ls-edge" / "data")

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import UsageError, lacking
 from ls_edge.device import hardware
 
 ORT_BUILDS = (
@@ -66,21 +66,21 @@ def install_command(*extras: str) -> str:
 
 
 def require(what: str, *extras: str) -> None:
-    """Raise :class:`UsageError` where a module of ``extras`` is missing; ``what`` needs it."""
+    """Raise :class:`UsageError` where a module of ``extras`` is missing, without importing any."""
     absent = [name for extra in extras for name in MODULES[extra] if importlib.util.find_spec(name) is None]
     if absent:
         names = ", ".join(extras)
         raise UsageError(f"{what} needs {', '.join(absent)} (extra {names}); to install: {install_command(*extras)}")
 
 
-def require_extras(what: str, modules: Sequence[str], *extras: str, instead: str = "") -> None:
-    """Import modules that ``what`` needs; raise :class:`UsageError` with the command that installs a missing one."""
-    try:
-        for module in modules:
+def require_import(what: str, modules: Sequence[str], *extras: str, instead: str = "") -> None:
+    """Import modules that ``what`` needs; raise :class:`UsageError` with the reason, and how to install ``extras``."""
+    for module in modules:
+        try:
             importlib.import_module(module)
-    except ImportError as error:
-        advice = f"{install_command(*extras)}{instead}"
-        raise UsageError(f"{what} needs {error.name}; to install it: {advice}") from None
+        except ImportError as error:
+            need = f"{what} needs {lacking(error, module)} (extra {', '.join(extras)})"
+            raise UsageError(f"{need}; to install: {install_command(*extras)}{instead}") from None
 
 
 def engine_advice() -> str:

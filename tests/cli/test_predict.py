@@ -195,7 +195,7 @@ def test_a_camera_without_opencv_is_one_line(ls_edge, complaints, command, tmp_p
     done = ls_edge.run(*command, "camera", env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = complaints(done)
-    assert "pip install opencv-python-headless" in line
+    assert "pip install 'opencv-python-headless>=" in line
 
 
 def test_without_peers_this_process_answers(ls_edge, complaints, photos, tiny_bundle):

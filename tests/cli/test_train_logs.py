@@ -2,12 +2,12 @@
 
 import importlib.util
 import json
+import sys
 
 import pytest
 
 import ls_edge
 from ls_edge.core.errors import UsageError
-from ls_edge.training.logs import _library
 
 TRAIN = ("train", "--data", "digits", "--epochs", 1, "--depth", 2)
 CURVES = {"order/trained", "order/random_mean", "order/random_worst", "kept_1/trained", "kept_1/random",
@@ -58,8 +58,15 @@ def test_wandb_gets_the_curves(tmp_path, process):
     assert b"wandb sync" in done.stdout
 
 
-def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path):
-    with pytest.raises(UsageError, match=r"--log nothing_such needs nothing_such \(extra nothing_such\)"):
-        _library("nothing_such")
+def test_a_library_that_does_not_load_is_named_with_the_reason_and_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match=r"^--log wandb needs wandb \(extra wandb\); to install: pip install 'wandb>="):
+        ls_edge.train("digits", tmp_path / "run", epochs=1, log="wandb")
+    (tmp_path / "mlflow.py").write_text("from json import nothing_such\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    why = r"mlflow, which is installed but does not load \(cannot import name 'nothing_such' from 'json'"
+    with pytest.raises(UsageError, match=f"^--log mlflow needs {why}"):
+        ls_edge.train("digits", tmp_path / "other", epochs=1, log="mlflow")
     with pytest.raises(UsageError, match="log"):
         ls_edge.train("digits", tmp_path / "run", epochs=1, log="paper")

@@ -329,7 +329,7 @@ def test_names_of_timm(tmp_path, monkeypatch):
     assert not any(map(is_timm_name, ("digits", "torchy/x", "/torch/x")))
     for name in ("timm", "timm.data"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UsageError, match=r"'torch/cifar100' .* which needs torch and timm"):
+    with pytest.raises(UsageError, match=r"^'torch/cifar100', a data set of timm's factory, needs timm"):
         open_data("torch/cifar100", "eval")
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "torch" / "mine")

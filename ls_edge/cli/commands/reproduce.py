@@ -25,7 +25,7 @@ from ls_edge.cli.output import print_json, warn, write_json
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import write_output
 from ls_edge.data.datasets import ImageSet, is_timm_name, open_data
-from ls_edge.device.requirements import require, require_extras
+from ls_edge.device.requirements import require, require_import
 from ls_edge.evaluation.evaluate import Evaluation, aggregate
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
@@ -121,7 +121,7 @@ def command(
     chosen = Options(**options)
     found = read_plan(find_plan(plan)).only(only)
     found = found.with_data(_named(data, found))
-    require_extras("reproduce", ("ls_edge.training.loop",), "train")
+    require_import("reproduce", ("ls_edge.training.loop",), "train")
     if dry_run:
         _estimate(found, chosen, tflops, as_json=as_json)
         return

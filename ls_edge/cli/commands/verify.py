@@ -14,7 +14,7 @@ from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.text import short_id
-from ls_edge.device.requirements import require_extras
+from ls_edge.device.requirements import require_import
 from ls_edge.report.bundle import shown
 from ls_edge.report.terminal import PlainTable, print_table
 
@@ -58,7 +58,7 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
 
 
 def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
-    require_extras("--run", ("torch",), "export")
+    require_import("--run", ("torch",), "export")
     from ls_edge.export.calibration import read_calibration
     from ls_edge.export.verify import verify_run
     from ls_edge.training.checkpoint import load_run

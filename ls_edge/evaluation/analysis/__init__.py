@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import UsageError, lacking
 from ls_edge.evaluation.analysis.inside import (
     AttentionStatistics,
     ClassAttention,
@@ -162,7 +162,7 @@ def analyze(
             try:
                 found[kind] = getattr(measure, kind)() or None
             except ImportError as error:
-                reasons[kind] = f"{error.name} is not installed; it comes with the extra analyze"
+                reasons[kind] = f"it needs {lacking(error, 'the extra analyze')}"
             else:
                 if found[kind] is None:
                     reasons[kind] = TOO_FEW
