@@ -44,9 +44,9 @@ class AnalysisResult(Shown, Analysis, frozen=True):
 
     def chart(self) -> str:
         """Return the importance of each block as an SVG; empty without it."""
-        from ls_edge.report.charts import importance_chart, svg_of
+        from ls_edge.report.charts import charts_of, svg_of
 
-        drawn = [] if self.importance is None else importance_chart(self.importance)
+        drawn = charts_of(self.importance)
         return svg_of(drawn[0]) if drawn else ""
 
 

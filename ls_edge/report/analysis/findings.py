@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
 
 import numpy as np
 
@@ -45,7 +44,13 @@ def finding(found: Analysis, kind: str) -> str:
     measured = getattr(found, kind)
     if measured is None:
         return f"None: {printable(found.reasons.get(kind, 'a value is not finite'))}."
-    return FINDINGS[kind](measured)
+    return seen(measured)
+
+
+@functools.singledispatch
+def seen(measured: object) -> str:
+    """Return what to see in a result: a function for the type of each."""
+    raise NotImplementedError(type(measured))
 
 
 def sentence(text: str) -> str:
@@ -62,6 +67,7 @@ def costs_of(found: Importance) -> str:
     return f"leaving out block {needed} costs most, {most:+.3f} nats, and block {dispensable} least, {least:+.3f}"
 
 
+@seen.register
 def _importance(found: Importance) -> str:
     trained, costs = found.trained.loss or 0.0, costs_of(found)
     moved = [
@@ -75,6 +81,7 @@ def _importance(found: Importance) -> str:
     return sentence(f"{costs}; moving block {block} to slot {slot} is the worst move, {worst:+.3f}")
 
 
+@seen.register
 def _contribution(found: Contribution) -> str:
     table = found.random
     by_slot = [[value for row in table if (value := row[slot]) is not None] for slot in range(len(table))]
@@ -85,6 +92,7 @@ def _contribution(found: Contribution) -> str:
     )
 
 
+@seen.register
 def _similarity(found: Similarity) -> str:
     steps = [(row[at], at) for at, row in enumerate(found.cka[1:]) if row[at] is not None]
     cosines = [value for value in found.cosine if value is not None]
@@ -99,6 +107,7 @@ def _similarity(found: Similarity) -> str:
     return text.strip()
 
 
+@seen.register
 def _agreement(found: Agreement) -> str:
     share = found.random.same_class
     text = f"{show_percent(share)} of the answers in random order are those of the trained order"
@@ -108,6 +117,7 @@ def _agreement(found: Agreement) -> str:
     return f"{text}, and {show_percent(last.same_class)} with {counted(last.left_out, 'block')} left out."
 
 
+@seen.register
 def _slots(found: SlotAccuracy) -> str:
     spans = []
     for block, (row, counts) in enumerate(zip(found.accuracy, found.images, strict=True)):
@@ -129,6 +139,7 @@ def _slots(found: SlotAccuracy) -> str:
     )
 
 
+@seen.register
 def _norms(found: AddedNorms) -> str:
     near, away = 0, []
     rows = [(block, [(v, s) for s, v in enumerate(row) if v is not None]) for block, row in enumerate(found.mean)]
@@ -147,6 +158,7 @@ def _norms(found: AddedNorms) -> str:
     return f"{place}; blocks {held}: {mean:.2f} times as much in other slots as in their own."
 
 
+@seen.register
 def _probe(found: Probe) -> str:
     known = [(value, block) for block, value in enumerate(found.accuracy) if value is not None]
     control = [value for value in found.shuffled if value is not None]
@@ -157,7 +169,8 @@ def _probe(found: Probe) -> str:
     )
 
 
-def _umap(found: Sequence[Map]) -> str:
+@seen.register(list)
+def _umap(found: list[Map]) -> str:
     one = found[0]
     if one.neighbors > 3 * one.chance:
         seen = "the output tells its slot, and slots form clouds of their own"
@@ -169,6 +182,7 @@ def _umap(found: Sequence[Map]) -> str:
     )
 
 
+@seen.register
 def _pairs(found: Pairs) -> str:
     pairs = [
         (value, one, other)
@@ -187,6 +201,7 @@ def _pairs(found: Pairs) -> str:
     return text if rank is None else f"{text} The rank correlation with the order costs is {rank:+.2f}."
 
 
+@seen.register
 def _attention(found: AttentionStatistics) -> str:
     means = [float(np.mean(heads)) for heads in found.distance]
     every = [value for heads in found.distance for value in heads]
@@ -196,6 +211,7 @@ def _attention(found: AttentionStatistics) -> str:
     )
 
 
+@seen.register
 def _rollout(found: Rollout) -> str:
     return (
         f"In random order, attention reaches {_same_places(found.correlation)} patches: maps correlate by "
@@ -208,6 +224,7 @@ def _same_places(correlation: float) -> str:
     return "the same" if correlation > 0.8 else "similar" if correlation > 0.4 else "other"
 
 
+@seen.register
 def _class_attention(found: ClassAttention) -> str:
     own = [float(np.mean(heads)) for heads in found.own]
     entropy = [value for heads in found.entropy for value in heads]
@@ -221,6 +238,7 @@ def _class_attention(found: ClassAttention) -> str:
     )
 
 
+@seen.register
 def _saliency(found: Saliency) -> str:
     if not found.top_share:
         return "The answer does not depend on the pixels."
@@ -231,6 +249,7 @@ def _saliency(found: Saliency) -> str:
     )
 
 
+@seen.register
 def _positions(found: PositionEmbeddings) -> str:
     (_, near), (apart, far) = found.by_distance[0], found.by_distance[-1]
     grid = (
@@ -244,6 +263,7 @@ def _positions(found: PositionEmbeddings) -> str:
     )
 
 
+@seen.register
 def _filters(found: PatchFilters) -> str:
     smooth = found.smoothness
     like = "smooth patterns" if smooth > 0.5 else "partly smooth patterns" if smooth > 0.15 else "noise"
@@ -254,6 +274,7 @@ def _filters(found: PatchFilters) -> str:
     )
 
 
+@seen.register
 def _layer_scale(found: LayerScale) -> str:
     said = []
     for name, values in found.branches.items():
@@ -267,6 +288,7 @@ def _layer_scale(found: LayerScale) -> str:
     return sentence("; ".join(said))
 
 
+@seen.register
 def _mixing(found: TokenMixing) -> str:
     local, wide = int(np.argmin(found.spread)), int(np.argmax(found.spread))
     share = found.spread[local] / max(found.uniform, 1e-12)
@@ -277,6 +299,7 @@ def _mixing(found: TokenMixing) -> str:
     )
 
 
+@seen.register
 def _excite(found: Excitation) -> str:
     beyond = [block for block, most, value in zip(found.blocks, found.most, found.reached, strict=True) if value > most]
     one, last = found.blocks[0], found.blocks[-1]
@@ -288,6 +311,7 @@ def _excite(found: Excitation) -> str:
     )
 
 
+@seen.register
 def _inversion(found: Inversion) -> str:
     factors = found.factors
     pairs = zip(found.blocks, found.reached, found.shifted, strict=True)
@@ -299,6 +323,7 @@ def _inversion(found: Inversion) -> str:
     )
 
 
+@seen.register
 def _parts(found: Parts) -> str:
     top1 = found.trained.top1
 
@@ -311,27 +336,3 @@ def _parts(found: Parts) -> str:
         said.append(f"{part.name} {np.mean(lost):.1f} points (block {int(np.argmax(lost))}: {max(lost):.1f})")
     most = max(found.parts, key=lambda part: (float(np.mean(costs(part))), part.name))
     return f"The {most.name} matters most. Without it in one block, accuracy falls on average by: {', '.join(said)}."
-
-
-FINDINGS: dict[str, Callable[[Any], str]] = {
-    "importance": _importance,
-    "contribution": _contribution,
-    "similarity": _similarity,
-    "agreement": _agreement,
-    "slots": _slots,
-    "norms": _norms,
-    "probe": _probe,
-    "umap": _umap,
-    "pairs": _pairs,
-    "parts": _parts,
-    "attention": _attention,
-    "rollout": _rollout,
-    "class_attention": _class_attention,
-    "saliency": _saliency,
-    "positions": _positions,
-    "filters": _filters,
-    "layer_scale": _layer_scale,
-    "mixing": _mixing,
-    "excite": _excite,
-    "inversion": _inversion,
-}

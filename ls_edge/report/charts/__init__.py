@@ -19,7 +19,7 @@ from ls_edge.report.charts.accuracy_charts import (
     skips_chart,
     slot_heatmap,
 )
-from ls_edge.report.charts.analysis_charts import importance_chart, of_analysis
+from ls_edge.report.charts.analysis_charts import charts_of
 from ls_edge.report.charts.latency_charts import (
     latency_comparison,
     latency_histogram,
@@ -50,13 +50,12 @@ __all__ = [
     "accuracy_comparison",
     "accuracy_figure",
     "blocks_chart",
+    "charts_of",
     "check_figure",
     "freedom_figure",
-    "importance_chart",
     "latency_comparison",
     "latency_histogram",
     "latency_over_time",
-    "of_analysis",
     "order_chart",
     "outcomes_over_time",
     "request_timelines",

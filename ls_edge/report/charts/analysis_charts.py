@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -46,13 +47,14 @@ _OVERLAP = 1.6
 _MOST_COMPONENTS = 28
 
 
-def of_analysis(kind: str, measured: Any) -> list[Chart]:
-    """Return the charts of a kind of analysis; none for the kinds that are pictures."""
-    draw = _DRAWN.get(kind)
-    return [] if draw is None else draw(measured)
+@functools.singledispatch
+def charts_of(measured: object) -> list[Chart]:  # noqa: ARG001
+    """Return the charts of a result of an analysis: a function for the type of each; none for pictures."""
+    return []
 
 
-def importance_chart(found: Importance) -> list[Chart]:
+@charts_of.register
+def _importance(found: Importance) -> list[Chart]:
     """Draw the increase of the loss without each block, and with it at the other end of its band."""
     trained = found.trained.loss
     rows = [
@@ -72,16 +74,19 @@ def importance_chart(found: Importance) -> list[Chart]:
     return [bars_chart(rows, ["left out", "moved"], "added to the loss, nats", tips)] if rows else []
 
 
+@charts_of.register
 def _contribution(found: Contribution) -> list[Chart]:
     """Draw the addition of each block by slot, relative to its input, in random orders."""
     return [square_of(found.random, _blocks(found.random), ("block", "slot"), "added over input", exponent=0.5)]
 
 
+@charts_of.register
 def _similarity(found: Similarity) -> list[Chart]:
     """Draw the similarity of the tokens after each two steps in trained order."""
     return [square_of(found.cka, found.steps, ("after step", "after step"), "linear CKA")]
 
 
+@charts_of.register
 def _agreement(found: Agreement) -> list[Chart]:
     """Draw the agreement of random orders with the trained order, by the number of blocks left out."""
     compared = (found.random, *found.left_out)
@@ -93,12 +98,14 @@ def _agreement(found: Agreement) -> list[Chart]:
     return [lines_chart(series, "blocks left out", None, scale=alt.Scale(domain=[0, 1]), format=".0%")]
 
 
+@charts_of.register
 def _slots(found: SlotAccuracy) -> list[Chart]:
     """Draw the accuracy by block and slot."""
     table = [[None if value is None else 100 * value for value in row] for row in found.accuracy]
     return [square_of(table, _blocks(table), ("block", "slot"), "right answers, %", text_of="{:.0f}".format)]
 
 
+@charts_of.register
 def _norms(found: AddedNorms) -> list[Chart]:
     """Draw a ridge of the norms that each block adds for each of its slots, the first block on top."""
     depth = len(found.shares)
@@ -129,6 +136,7 @@ def _norms(found: AddedNorms) -> list[Chart]:
     ]
 
 
+@charts_of.register
 def _probe(found: Probe) -> list[Chart]:
     """Draw the accuracy of the probe of each block, with and without exchanged slots, and that of a guess."""
     names = ["outputs", "slots exchanged at random"]
@@ -145,7 +153,8 @@ def _probe(found: Probe) -> list[Chart]:
     return [alt.layer(bars, guess).properties(width="container", height=220, description=bars.description)]
 
 
-def _umap(found: Sequence[Map]) -> list[Chart]:
+@charts_of.register(list)
+def _umap(found: list[Map]) -> list[Chart]:
     """Draw each map with the color of the slots, and the one of all blocks also with that of the blocks."""
     depth = 1 + max(max(one.blocks + one.slots) for one in found)
     drawn = [_map(one, "slot", depth) for one in found]
@@ -176,6 +185,7 @@ def _map(found: Map, by: str, depth: int) -> Chart:
     )
 
 
+@charts_of.register
 def _pairs(found: Pairs) -> list[Chart]:
     """Draw the difference that exchanging two blocks makes, and the order costs of the bundle."""
     blocks, titles = _blocks(found.difference), ("earlier block", "later block")
@@ -193,6 +203,7 @@ def _blocks(rows: Sequence[Any]) -> list[str]:
     return [str(block) for block in range(len(rows))]
 
 
+@charts_of.register
 def _parts(found: Parts) -> list[Chart]:
     """Draw the accuracy without each part of each block, and in trained order."""
     where = [*_blocks(found.parts[0].blocks), "all"]
@@ -206,6 +217,7 @@ def _parts(found: Parts) -> list[Chart]:
     return [layers.properties(width="container", height=220, description=points.description)]
 
 
+@charts_of.register
 def _attention(found: AttentionStatistics) -> list[Chart]:
     """Draw the mean attention distance of each head, by block."""
     rows = [
@@ -231,24 +243,28 @@ def _attention(found: AttentionStatistics) -> list[Chart]:
     ]
 
 
+@charts_of.register
 def _positions(found: PositionEmbeddings) -> list[Chart]:
     """Draw the mean cosine of position embeddings by distance."""
     cosines = {round(apart): cosine for apart, cosine in found.by_distance}
     return [lines_chart({"cosine": cosines}, "distance in patches", "mean cosine")]
 
 
+@charts_of.register
 def _filters(found: PatchFilters) -> list[Chart]:
     """Draw the share of the variance of the first components."""
     shares = dict(enumerate(found.explained[:_MOST_COMPONENTS], 1))
     return [lines_chart({"variance": shares}, "component", "share of the variance")]
 
 
+@charts_of.register
 def _layer_scale(found: LayerScale) -> list[Chart]:
     """Draw the magnitude of LayerScale by layer."""
     series = {name: dict(zip(found.layers, values, strict=True)) for name, values in found.branches.items()}
     return [lines_chart(series, "layer", "mean magnitude", order=found.layers)]
 
 
+@charts_of.register
 def _mixing(found: TokenMixing) -> list[Chart]:
     """Draw the spread of the mixing weights by block."""
     spread = dict(enumerate(found.spread))
@@ -256,6 +272,7 @@ def _mixing(found: TokenMixing) -> list[Chart]:
     return [lines_chart(series, "block", "distance from the center, patches")]
 
 
+@charts_of.register
 def _inversion(found: Inversion) -> list[Chart]:
     """Draw the distances of noise, of the inversion and of a shifted image, by block."""
     distances = {"noise at the start": found.noise, "image with slight noise": found.shifted, "reached": found.reached}
@@ -264,23 +281,3 @@ def _inversion(found: Inversion) -> list[Chart]:
         for name, values in distances.items()
     }
     return [lines_chart(series, "block", "distance", scale=alt.Scale(type="log"))]
-
-
-_DRAWN: dict[str, Callable[[Any], list[Chart]]] = {
-    "importance": importance_chart,
-    "contribution": _contribution,
-    "similarity": _similarity,
-    "agreement": _agreement,
-    "slots": _slots,
-    "norms": _norms,
-    "probe": _probe,
-    "umap": _umap,
-    "pairs": _pairs,
-    "parts": _parts,
-    "attention": _attention,
-    "positions": _positions,
-    "filters": _filters,
-    "layer_scale": _layer_scale,
-    "mixing": _mixing,
-    "inversion": _inversion,
-}
