@@ -21,19 +21,79 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True):
     more: list[Inner] = []
 
 
-def load(tmp_path, text):
+class Kinds(msgspec.Struct, forbid_unknown_fields=True):
+    blocks: list[int] | str = []
+    codec: Literal["raw", "fp16"] = "raw"
+    threads: int | None = None
+    on: bool = False
+    name: str = ""
+    pair: tuple[int, float] = (0, 0.0)
+    share: float = 0.0
+    more: dict[str, Any] = {}
+
+
+def load(tmp_path, text, type_=Settings):
     path = tmp_path / "settings.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return validation.load_yaml(path, Settings)
+    return validation.load_yaml(path, type_)
 
 
-def failure(tmp_path, text):
+def failure(tmp_path, text, type_=Settings):
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, text)
+        load(tmp_path, text, type_)
     error = caught.value
     assert str(error).startswith(f"{tmp_path / 'settings.yaml'}")
     assert "\n" not in str(error)
     return error
+
+
+FAULTS = [
+    ("rate: 1\nrote: 2\n", 2, 1, "unknown key 'rote'; did you mean 'rate'?"),
+    ("rate: 1\nzzz: 2\n", 2, 1, "unknown key 'zzz'; known here: rate, inner, more"),
+    ("rate: 1\nmore:\n  - depth: 1\n  - dept: 1\n", 4, 5, "unknown key 'dept'; did you mean 'depth'?"),
+    ("rate: 1\ninner:\n  names: [a]\n", 3, 3, "the key 'depth' is missing here; add it"),
+    ("inner: {depth: 1}\n", 1, 1, "the key 'rate' is missing here; add it"),
+    ("rate: fast\n", 1, 7, "rate is 'fast'; it has to be a number"),
+    ("rate: 1\nmore:\n  - {depth: 1}\n  - {depth: x}\n", 4, 13, "depth is 'x'; it has to be a whole number"),
+    ("rate: 1\nrate: 2\n", 2, 1, "the key 'rate' is there twice; keep one"),
+    ("rate: 1\ninner: {depth: 1, depth: 2}\n", 2, 19, "the key 'depth' is there twice; keep one"),
+    ("rate: [1\nmore: 2", 2, 5, "not YAML:"),
+    ("rate: 1\n\tmore: 2\n", 2, 1, "not YAML:"),
+    ("rate: 1\nmore: *none\n", 2, 7, "not YAML:"),
+    ("- 1\n- 2\n", 1, 1, "the file is [1, 2]; it has to be a group of keys (rate, inner, more)"),
+    ("42", 1, 1, "the file is 42; it has to be a group of keys (rate, inner, more)"),
+    ("rate: !!python/object/apply:os.getcwd []\n", 1, 7, ""),
+]
+FAULTS_OF_KINDS = [
+    ("blocks: 7", 1, 9, 'blocks is 7; it has to be a list of whole numbers or text; put it in quotes: "7"'),
+    ("blocks: {a: 1}", 1, 9, "blocks is a group of keys; it has to be a list of whole numbers or text"),
+    ("codec: gzip", 1, 8, "codec is 'gzip'; it has to be one of fp16, raw"),
+    ("threads: two", 1, 10, "threads is 'two'; it has to be a whole number"),
+    ("threads: 1.5", 1, 10, "threads is 1.5; it has to be a whole number"),
+    ("'on': maybe", 1, 7, "on is 'maybe'; it has to be true or false"),
+    ("name: yes", 1, 7, 'name is yes; it has to be text; put it in quotes: "yes"'),
+    ("name: 2026-01-02", 1, 7, 'name is 2026-01-02; it has to be text; put it in quotes: "2026-01-02"'),
+    ("name:", 1, 6, "name is empty; it has to be text"),
+    ("pair: [1]", 1, 7, "pair is [1]; it has to be a list of 2: a whole number, a number"),
+    ("share: .nan", 1, 8, "share is .nan; it has to be a finite number"),
+    ("share: -.inf", 1, 8, "share is -.inf; it has to be a finite number"),
+    ("share: 1e999", 1, 8, "share is 1e999; it has to be a finite number"),
+    ("more: {deep: [1, .inf]}", 1, 18, "deep is .inf; it has to be a finite number"),
+    (f"threads: {2**70}", 1, 10, f"threads is {2**70}; it has to be a finite number within 64 bits"),
+    ("on: true", 1, 1, "the key 'on' is not text; put it in quotes, or correct it"),
+    ("? [1]\n: 2", 1, 3, "the key a list or group of keys is not text"),
+]
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "line", "column", "what"),
+    [(Settings, *fault) for fault in FAULTS] + [(Kinds, *fault) for fault in FAULTS_OF_KINDS],
+)
+def test_complaints_have_a_place_and_plain_words(tmp_path, type_, text, line, column, what):
+    error = failure(tmp_path, text, type_)
+    assert what in str(error)
+    assert (error.line, error.column) == (line, column)
+    assert "`" not in str(error)
 
 
 def test_reads_values(tmp_path):
@@ -41,32 +101,6 @@ def test_reads_values(tmp_path):
     assert settings == Settings(0.5, Inner(3), [Inner(1, ["a", "b"])])
     assert places.marks["more", 0, "names", 1] == (5, 16)
     assert places.key_marks["more", 0, "names"] == (5, 5)
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "column", "what"),
-    [
-        ("rate: 1\nrote: 2\n", 2, 1, "unknown key 'rote'; did you mean 'rate'?"),
-        ("rate: 1\nzzz: 2\n", 2, 1, "unknown key 'zzz'; known here: rate, inner, more"),
-        ("rate: 1\nmore:\n  - depth: 1\n  - dept: 1\n", 4, 5, "unknown key 'dept'; did you mean 'depth'?"),
-        ("rate: 1\ninner:\n  names: [a]\n", 3, 3, "the key 'depth' is missing here; add it"),
-        ("inner: {depth: 1}\n", 1, 1, "the key 'rate' is missing here; add it"),
-        ("rate: fast\n", 1, 7, "rate is 'fast'; it has to be a number"),
-        ("rate: 1\nmore:\n  - {depth: 1}\n  - {depth: x}\n", 4, 13, "depth is 'x'; it has to be a whole number"),
-        ("rate: 1\nrate: 2\n", 2, 1, "the key 'rate' is there twice; keep one"),
-        ("rate: 1\ninner: {depth: 1, depth: 2}\n", 2, 19, "the key 'depth' is there twice; keep one"),
-        ("rate: [1\nmore: 2", 2, 5, "not YAML:"),
-        ("rate: 1\n\tmore: 2\n", 2, 1, "not YAML:"),
-        ("rate: 1\nmore: *none\n", 2, 7, "not YAML:"),
-        ("- 1\n- 2\n", 1, 1, "the file is [1, 2]; it has to be a group of keys (rate, inner, more)"),
-        ("42", 1, 1, "the file is 42; it has to be a group of keys (rate, inner, more)"),
-        ("rate: !!python/object/apply:os.getcwd []\n", 1, 7, ""),
-    ],
-)
-def test_complaints_have_a_place(tmp_path, text, line, column, what):
-    error = failure(tmp_path, text)
-    assert what in str(error)
-    assert (error.line, error.column) == (line, column)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -95,49 +129,6 @@ def test_errors_of_the_caller_fall_back_to_the_parent(tmp_path):
     assert str(places.error("why", "more", 0, "names")).endswith("settings.yaml:3:5: why")
     assert str(places.error("why", "more", 0, "depth")).endswith(":3:12: why")
     assert str(places.error("why", "more", 0, "depth", key=True)).endswith(":3:5: why")
-
-
-class Kinds(msgspec.Struct, forbid_unknown_fields=True):
-    blocks: list[int] | str = []
-    codec: Literal["raw", "fp16"] = "raw"
-    threads: int | None = None
-    on: bool = False
-    name: str = ""
-    pair: tuple[int, float] = (0, 0.0)
-    share: float = 0.0
-    more: dict[str, Any] = {}
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "column", "what"),
-    [
-        ("blocks: 7", 1, 9, 'blocks is 7; it has to be a list of whole numbers or text; put it in quotes: "7"'),
-        ("blocks: {a: 1}", 1, 9, "blocks is a group of keys; it has to be a list of whole numbers or text"),
-        ("codec: gzip", 1, 8, "codec is 'gzip'; it has to be one of fp16, raw"),
-        ("threads: two", 1, 10, "threads is 'two'; it has to be a whole number"),
-        ("threads: 1.5", 1, 10, "threads is 1.5; it has to be a whole number"),
-        ("'on': maybe", 1, 7, "on is 'maybe'; it has to be true or false"),
-        ("name: yes", 1, 7, 'name is yes; it has to be text; put it in quotes: "yes"'),
-        ("name: 2026-01-02", 1, 7, 'name is 2026-01-02; it has to be text; put it in quotes: "2026-01-02"'),
-        ("name:", 1, 6, "name is empty; it has to be text"),
-        ("pair: [1]", 1, 7, "pair is [1]; it has to be a list of 2: a whole number, a number"),
-        ("share: .nan", 1, 8, "share is .nan; it has to be a finite number"),
-        ("share: -.inf", 1, 8, "share is -.inf; it has to be a finite number"),
-        ("share: 1e999", 1, 8, "share is 1e999; it has to be a finite number"),
-        ("more: {deep: [1, .inf]}", 1, 18, "deep is .inf; it has to be a finite number"),
-        (f"threads: {2**70}", 1, 10, f"threads is {2**70}; it has to be a finite number within 64 bits"),
-        ("on: true", 1, 1, "the key 'on' is not text; put it in quotes, or correct it"),
-        ("? [1]\n: 2", 1, 3, "the key a list or group of keys is not text"),
-    ],
-)
-def test_kinds_of_values_in_plain_words(tmp_path, text, line, column, what):
-    path = tmp_path / "kinds.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError) as caught:
-        validation.load_yaml(path, Kinds)
-    assert what in str(caught.value)
-    assert (caught.value.line, caught.value.column) == (line, column)
-    assert "`" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["rate: 1e-3", "rate: 1E-3", "rate: 1.e-3", "rate: .1e-2"])

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ls_edge.core.bundle import Bundle
 from ls_edge.engines.cuda_runtime import cuda_runtime
+from ls_edge.engines.pipeline import Pipeline
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 NAMES = ("tensorrt", "cudart", "onnxruntime_cuda", "sitecustomize")
@@ -50,6 +52,19 @@ def any_gpu(gpu, request):
     gpu.integrated = int(request.param == "integrated")
     gpu.copies = 1 - gpu.integrated
     return gpu
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle):
+    """The bundle of most tests."""
+    return Bundle.open(tiny_bundle)
+
+
+@pytest.fixture(scope="module")
+def exact(tiny_bundle):
+    """Its pipeline on the CPU, with exact results."""
+    with Pipeline.open(Bundle.open(tiny_bundle), threads=1, provider="cpu") as pipeline:
+        yield pipeline
 
 
 @pytest.fixture(scope="session")

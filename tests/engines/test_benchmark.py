@@ -7,16 +7,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.engines import benchmark
 from ls_edge.engines.benchmark import bench
 from ls_edge.export.merge import merge
-
-
-@pytest.fixture(scope="module")
-def bundle(tiny_bundle):
-    return Bundle.open(tiny_bundle)
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,6 @@ from ls_edge.engines.opening import open_block_engines, open_engine, usable_thre
 CPU = "CPUExecutionProvider"
 
 
-@pytest.fixture(scope="module")
-def bundle(tiny_bundle):
-    return Bundle.open(tiny_bundle)
-
-
 def tokens(batch=2, seed=0):
     return np.random.default_rng(seed).standard_normal((batch, 16, 32), dtype=np.float32)
 

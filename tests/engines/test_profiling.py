@@ -7,17 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.device.profile import load_profile
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import Device, profile_blocks, profile_bundle, taken_bytes
-
-
-@pytest.fixture(scope="module")
-def bundle(tiny_bundle):
-    return Bundle.open(tiny_bundle)
 
 
 def board(root, *, over_current=0):

@@ -31,11 +31,6 @@ DOUBLES = Path(__file__).parents[1] / "doubles"
 ORDER = (0, 1, 2, 3, 4, 5)
 
 
-@pytest.fixture(scope="module")
-def bundle(tiny_bundle):
-    return Bundle.open(tiny_bundle)
-
-
 @pytest.fixture
 def ort(any_gpu, monkeypatch):
     """onnxruntime-gpu, as far as the engine code can tell."""

@@ -1,4 +1,4 @@
-"""TensorRT: the cache of built engines for real, with builders of ours; ``test_doubles.py`` runs the engines."""
+"""TensorRT: the cache of built engines for real, with builders of ours; ``test_gpu_engines.py`` runs the engines."""
 
 import importlib.util
 import os

@@ -1,16 +1,11 @@
-"""Engine code on doubles of CUDA and TensorRT: results, copies, memory, and the effects of broken code.
+"""Engines on doubles of CUDA and TensorRT: results, copies, graphs, memory, and errors.
 
 tests/doubles/README.md describes the doubles.
 """
 
-import ast
-import inspect
-import json
 import logging
 import sys
-import types
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -18,28 +13,14 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines import cuda_memory
 from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.opening import choose, open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.tensorrt import build as tensorrt_build
-from ls_edge.engines.tensorrt import engine as tensorrt_engine
 from ls_edge.engines.tensorrt.build import EngineOptions
+from tests.engines.reference import ORDER, close, expected, tokens
 
-SIGNATURES = json.loads((Path(__file__).parents[1] / "doubles/signatures.json").read_text())
 COPIES = ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost")
-ORDER = (0, 1, 2, 3, 4, 5)
-
-
-@pytest.fixture(scope="module")
-def bundle(tiny_bundle):
-    return Bundle.open(tiny_bundle)
-
-
-@pytest.fixture(scope="module")
-def exact(tiny_bundle):
-    with Pipeline.open(Bundle.open(tiny_bundle), threads=1, provider="cpu") as pipeline:
-        yield pipeline
 
 
 @pytest.fixture
@@ -50,24 +31,10 @@ def runner(bundle, any_gpu):
     runner.close()
 
 
-def tokens(batch=1, seed=0):
-    return np.random.default_rng(seed).standard_normal((batch, 16, 32), dtype=np.float32)
-
-
-def expected(exact, order, given):
-    for block in order:
-        given = exact.block(block, given)
-    return given
-
-
 def counted(gpu, call):
     before = Counter(gpu.counts)
     result = call()
     return result, gpu.counts - before
-
-
-def close(ours, theirs):
-    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
 
 
 def test_one_visit_of_eight_blocks_makes_two_copies_and_one_synchronisation(runner, exact, any_gpu):
@@ -355,178 +322,3 @@ def test_without_onnx_runtime_the_reason_against_tensorrt_stays(bundle, gpu, mon
     monkeypatch.setattr("ls_edge.engines.opening.onnxruntime_module", missing)
     with pytest.raises(EngineError, match=r"^tensorrt: the CUDA runtime cannot be used: .*error 35.*; onnxruntime is"):
         choose(bundle)
-
-
-# --- broken code: the doubles find it ------------------------------------------------------------------------------
-
-
-WAIT = 'self.synchronize(f"running {_parts(engines)}")'
-FREE = 'self.cuda.attempt("cudaFree", self._scratch[0])'
-NEW = "self._new_context(batch)"
-ONE = f"found = self._contexts[key] = {NEW}"
-GENERATION = "self.workspace.generation"
-SHARED = ONE.replace(NEW, f"_Context((next(iter(self._contexts.values()), None) or {NEW}).context, {GENERATION})")
-PROFILE = "set_optimization_profile_async(profile_of(batch), self.workspace.stream)"
-SHARE = 'self._cuda.call("cudaHostGetDevicePointer", self._host, 0, doing=doing)'
-READ = "result[...] = source.values(data, engines[-1].signature.output, batch)"
-
-
-@pytest.mark.parametrize(
-    ("what", "old", "new"),
-    [
-        ("no synchronisation", WAIT, "pass"),
-        ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
-        ("writes where it reads", "target.device + data", "source.device + data"),
-        ("buffers for too few images", "size, doing=doing)\n\n", "size // 4, doing=doing)\n\n"),
-        ("an address of the host", "first.name: source.device + data", "first.name: source._host + data"),
-        ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
-        ("frees scratch memory too early", WAIT, f"{FREE}; self._scratch = 0, 0; {WAIT}"),
-        ("pinned memory is left", 'self._cuda.attempt("cudaFreeHost", host)', "pass"),
-        ("the stream is left", 'self.cuda.attempt("cudaStreamDestroy", stream)', "pass"),
-        ("memory on the GPU is left", 'self._cuda.attempt("cudaFree", device)', "pass"),
-        ("scratch memory is left", FREE, "pass"),
-        ("scratch memory is too small", "_aligned(max(size, 1))", "_aligned(max(size // 4, 1))"),
-        ("pageable memory", "self._host + start)", "self.array.copy().ctypes.data + start)"),
-        ("copies in the wrong direction", "copy(TO_DEVICE,", "copy(TO_HOST,"),
-        ("copies too few bytes", "data + sum(row", "data + sum(row[:0]"),
-        ("copies too many bytes back", "result.nbytes,", "result.nbytes * 1000,"),
-    ],
-)  # fmt: skip
-def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what, old, new):
-    broken = changed(cuda_memory, old, new)
-    monkeypatch.setattr("ls_edge.engines.opening.CudaWorkspace", broken.CudaWorkspace)
-    assert is_found(bundle, gpu, exact), what
-
-
-@pytest.mark.parametrize(
-    ("what", "old", "new"),
-    [
-        ("no synchronisation", WAIT, "pass"),
-        ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
-        ("memory that is not mapped", "MAPPED if self._is_shared else 0", "0"),
-        ("the address of the host", SHARE, "self._host"),
-        ("memory that nothing is copied to", SHARE, 'self._cuda.call("cudaMalloc", size, doing=doing)'),
-        ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
-    ],
-)  # fmt: skip
-def test_broken_sharing_of_memory_is_found(bundle, gpu, exact, monkeypatch, what, old, new):
-    gpu.integrated = 1
-    test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what, old, new)
-
-
-@pytest.mark.parametrize(
-    ("what", "old", "new"),
-    [
-        ("no profile", f"if not context.{PROFILE}:", "if False:"),
-        ("the other profile", PROFILE, PROFILE.replace("profile_of(batch)", "1 - profile_of(batch)")),
-        ("no activation memory", "context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))", "pass"),
-        ("no shape", "if not context.set_input_shape(tensor.name, tensor.shape(batch)):", "if False:"),
-        ("no address", "if not context.set_tensor_address(name, address):", "if False:"),
-        ("one context for all graphs", ONE, SHARED),
-        ("captured before it ran", "elif uses_graph and", "if uses_graph and"),
-        ("a graph is left", 'self.workspace.cuda.attempt("cudaGraphExecDestroy", found.graph)', "pass"),
-        ("what it was made of is left", 'cuda.attempt("cudaGraphDestroy", graph)', "pass"),
-        ("the memory is left", "self._runtime = None\n        self.workspace.release()", "self._runtime = None"),
-        ("another stream", "execute_async_v3(self.workspace.stream)", "execute_async_v3(0)"),
-    ],
-)  # fmt: skip
-def test_wrong_orders_of_calls_are_found(bundle, gpu, exact, monkeypatch, what, old, new):
-    broken = changed(tensorrt_engine, old, new)
-    monkeypatch.setattr("ls_edge.engines.opening.open_tensorrt", broken.open_tensorrt)
-    monkeypatch.setattr("ls_edge.engines.executor.TensorRTEngine", broken.TensorRTEngine)
-    assert is_found(bundle, gpu, exact), what
-
-
-def changed(module, old, new):
-    """The module with a piece of its source replaced."""
-    source = Path(module.__file__).read_text()
-    assert old in source
-    made = types.ModuleType(module.__name__)
-    monkey = sys.modules.get(module.__name__)
-    sys.modules[module.__name__] = made  # dataclasses look there
-    try:
-        exec(compile(source.replace(old, new), module.__file__, "exec"), made.__dict__)
-    finally:
-        sys.modules[module.__name__] = monkey
-    return made
-
-
-def test_code_that_is_not_broken_passes_the_same_check(bundle, gpu, exact):
-    assert not is_found(bundle, gpu, exact)
-
-
-def is_found(bundle, gpu, exact):
-    """Whether a run of some blocks fails, gives other numbers, or leaves or misuses something."""
-    engines = {}
-    try:
-        engines = open_block_engines(bundle, ORDER, kind="tensorrt")
-        runner = Executor(engines)
-        results = [(runner.run((2, 0, 1), tokens(batch)), batch) for batch in (1, 2, 1, 1, 8, 1)]
-        found = any(
-            not np.abs(ours - expected(exact, (2, 0, 1), tokens(batch))).max() < 1e-4 for ours, batch in results
-        )
-    except (EngineError, sys.modules["cudart"].Fault):
-        found = True
-    for engine in engines.values():
-        engine.close()
-    found = found or bool(gpu.left() or gpu.misuse)
-    gpu.reset()
-    return found
-
-
-# --- the doubles and the code against the published bindings -------------------------------------------------------
-
-
-def _arguments(text):
-    inside = text.split("(", 1)[1].rsplit(")", 1)[0]
-    names = [part.split("=")[0].split(":")[0].split()[-1] for part in inside.split(", ") if part.strip()]
-    return [name for name in names if name not in ("self", "/")]
-
-
-@pytest.mark.parametrize("version", [version for version in SIGNATURES if version.startswith("tensorrt")])
-def test_the_doubles_have_the_signatures_of_the_bindings(doubles, gpu, version):
-    for name, texts in SIGNATURES[version].items():
-        assert texts, f"{name} is not in {version}"
-        double = doubles
-        for part in name.split("."):
-            double = getattr(double, part, None)
-        if texts[0] in ("value", "property", "class") or double is None:
-            continue
-        call = double.__init__ if inspect.isclass(double) else double
-        ours = [p for p in inspect.signature(call).parameters if p != "self"]
-        assert ours in [_arguments(text) for text in texts], (name, ours, texts)
-
-
-_OBJECTS = {
-    "trt": "", "_trt": "", "builder": "Builder", "network": "INetworkDefinition", "parser": "OnnxParser",
-    "config": "IBuilderConfig", "profile": "IOptimizationProfile", "_runtime": "Runtime", "_engine": "ICudaEngine",
-    "engine": "ICudaEngine", "_context": "IExecutionContext", "context": "IExecutionContext",
-}  # fmt: skip
-
-
-def _used(module):
-    """Dotted names that a module reads of the objects of TensorRT, by the names that it gives them."""
-    found = set()
-    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
-        if not isinstance(node, ast.Attribute):
-            continue
-        parts, inner = [node.attr], node.value
-        while isinstance(inner, ast.Attribute) and inner.attr not in _OBJECTS:
-            parts.insert(0, inner.attr)
-            inner = inner.value
-        name = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else None
-        if name in _OBJECTS:
-            found.add(".".join(filter(None, (_OBJECTS[name], *parts))))
-    prefixes = {name.rsplit(".", 1)[0] for name in found}
-    return {name.removesuffix(".__init__") for name in found if name not in prefixes and not name.startswith("__")}
-
-
-@pytest.mark.parametrize("module", [tensorrt_build, tensorrt_engine], ids=lambda m: m.__name__.split(".")[-1])
-def test_every_name_of_tensorrt_is_in_all_bindings_and_in_the_double(module, doubles):
-    used = _used(module)
-    assert len(used) > 5
-    versions = [version for version in SIGNATURES if version.startswith("tensorrt")]
-    assert {version.split()[1].split(".")[0] for version in versions} == {"10", "11"}
-    for name in used:
-        for version in versions:
-            assert SIGNATURES[version].get(name), f"{name} is not in {version}"

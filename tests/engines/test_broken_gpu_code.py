@@ -1,0 +1,128 @@
+"""Errors in the code for CUDA and TensorRT, made on purpose: the doubles find each of them."""
+
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ls_edge.core.errors import EngineError
+from ls_edge.engines import cuda_memory
+from ls_edge.engines.executor import Executor
+from ls_edge.engines.opening import open_block_engines
+from ls_edge.engines.tensorrt import engine as tensorrt_engine
+from tests.engines.reference import ORDER, expected, tokens
+
+WAIT = 'self.synchronize(f"running {_parts(engines)}")'
+FREE = 'self.cuda.attempt("cudaFree", self._scratch[0])'
+NEW = "self._new_context(batch)"
+ONE = f"found = self._contexts[key] = {NEW}"
+GENERATION = "self.workspace.generation"
+SHARED = ONE.replace(NEW, f"_Context((next(iter(self._contexts.values()), None) or {NEW}).context, {GENERATION})")
+PROFILE = "set_optimization_profile_async(profile_of(batch), self.workspace.stream)"
+SHARE = 'self._cuda.call("cudaHostGetDevicePointer", self._host, 0, doing=doing)'
+READ = "result[...] = source.values(data, engines[-1].signature.output, batch)"
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new"),
+    [
+        ("no synchronisation", WAIT, "pass"),
+        ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
+        ("writes where it reads", "target.device + data", "source.device + data"),
+        ("buffers for too few images", "size, doing=doing)\n\n", "size // 4, doing=doing)\n\n"),
+        ("an address of the host", "first.name: source.device + data", "first.name: source._host + data"),
+        ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
+        ("frees scratch memory too early", WAIT, f"{FREE}; self._scratch = 0, 0; {WAIT}"),
+        ("pinned memory is left", 'self._cuda.attempt("cudaFreeHost", host)', "pass"),
+        ("the stream is left", 'self.cuda.attempt("cudaStreamDestroy", stream)', "pass"),
+        ("memory on the GPU is left", 'self._cuda.attempt("cudaFree", device)', "pass"),
+        ("scratch memory is left", FREE, "pass"),
+        ("scratch memory is too small", "_aligned(max(size, 1))", "_aligned(max(size // 4, 1))"),
+        ("pageable memory", "self._host + start)", "self.array.copy().ctypes.data + start)"),
+        ("copies in the wrong direction", "copy(TO_DEVICE,", "copy(TO_HOST,"),
+        ("copies too few bytes", "data + sum(row", "data + sum(row[:0]"),
+        ("copies too many bytes back", "result.nbytes,", "result.nbytes * 1000,"),
+    ],
+)  # fmt: skip
+def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what, old, new):
+    broken = changed(cuda_memory, old, new)
+    monkeypatch.setattr("ls_edge.engines.opening.CudaWorkspace", broken.CudaWorkspace)
+    assert is_found(bundle, gpu, exact), what
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new"),
+    [
+        ("no synchronisation", WAIT, "pass"),
+        ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
+        ("memory that is not mapped", "MAPPED if self._is_shared else 0", "0"),
+        ("the address of the host", SHARE, "self._host"),
+        ("memory that nothing is copied to", SHARE, 'self._cuda.call("cudaMalloc", size, doing=doing)'),
+        ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
+    ],
+)  # fmt: skip
+def test_broken_sharing_of_memory_is_found(bundle, gpu, exact, monkeypatch, what, old, new):
+    gpu.integrated = 1
+    test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what, old, new)
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new"),
+    [
+        ("no profile", f"if not context.{PROFILE}:", "if False:"),
+        ("the other profile", PROFILE, PROFILE.replace("profile_of(batch)", "1 - profile_of(batch)")),
+        ("no activation memory", "context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))", "pass"),
+        ("no shape", "if not context.set_input_shape(tensor.name, tensor.shape(batch)):", "if False:"),
+        ("no address", "if not context.set_tensor_address(name, address):", "if False:"),
+        ("one context for all graphs", ONE, SHARED),
+        ("captured before it ran", "elif uses_graph and", "if uses_graph and"),
+        ("a graph is left", 'self.workspace.cuda.attempt("cudaGraphExecDestroy", found.graph)', "pass"),
+        ("what it was made of is left", 'cuda.attempt("cudaGraphDestroy", graph)', "pass"),
+        ("the memory is left", "self._runtime = None\n        self.workspace.release()", "self._runtime = None"),
+        ("another stream", "execute_async_v3(self.workspace.stream)", "execute_async_v3(0)"),
+    ],
+)  # fmt: skip
+def test_wrong_orders_of_calls_are_found(bundle, gpu, exact, monkeypatch, what, old, new):
+    broken = changed(tensorrt_engine, old, new)
+    monkeypatch.setattr("ls_edge.engines.opening.open_tensorrt", broken.open_tensorrt)
+    monkeypatch.setattr("ls_edge.engines.executor.TensorRTEngine", broken.TensorRTEngine)
+    assert is_found(bundle, gpu, exact), what
+
+
+def changed(module, old, new):
+    """The module with a piece of its source replaced."""
+    source = Path(module.__file__).read_text()
+    assert old in source
+    made = types.ModuleType(module.__name__)
+    monkey = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = made  # dataclasses look there
+    try:
+        exec(compile(source.replace(old, new), module.__file__, "exec"), made.__dict__)
+    finally:
+        sys.modules[module.__name__] = monkey
+    return made
+
+
+def test_code_that_is_not_broken_passes_the_same_check(bundle, gpu, exact):
+    assert not is_found(bundle, gpu, exact)
+
+
+def is_found(bundle, gpu, exact):
+    """Whether a run of some blocks fails, gives other numbers, or leaves or misuses something."""
+    engines = {}
+    try:
+        engines = open_block_engines(bundle, ORDER, kind="tensorrt")
+        runner = Executor(engines)
+        results = [(runner.run((2, 0, 1), tokens(batch)), batch) for batch in (1, 2, 1, 1, 8, 1)]
+        found = any(
+            not np.abs(ours - expected(exact, (2, 0, 1), tokens(batch))).max() < 1e-4 for ours, batch in results
+        )
+    except (EngineError, sys.modules["cudart"].Fault):
+        found = True
+    for engine in engines.values():
+        engine.close()
+    found = found or bool(gpu.left() or gpu.misuse)
+    gpu.reset()
+    return found
