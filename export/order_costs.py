@@ -24,7 +24,7 @@ import torch
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, Table
-from ls_edge.evaluation.measure import logits_of
+from ls_edge.evaluation.measure import log_softmax, logits_of
 from ls_edge.evaluation.orders import spearman
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView
@@ -237,8 +237,7 @@ def _run(
         else:
             target = samples.labels[rows]
         for item, logits in _logits_of(model, pixels, list(items)):
-            logs = logits - logits.max(axis=1, keepdims=True)
-            logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))
+            logs = log_softmax(logits)
             limit = 2 * np.log(max(logits.shape[1], 2))
             loss[item][rows] = np.minimum(-logs[np.arange(len(target)), target], limit)
             right[item][rows] = logits.argmax(axis=1) == target

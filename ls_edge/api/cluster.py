@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster, even_parts
 from ls_edge.runtime.source.source import Source
 
 START_S = 60.0
@@ -107,6 +106,5 @@ def _overlapping(num_blocks: int, count: int) -> dict[str, list[int]]:
     """Return neighboring parts of the blocks, two for each peer."""
     if not 1 <= count <= num_blocks:
         raise UsageError(f"{count} peers: the bundle has {num_blocks} blocks; start at most that many peers")
-    edges = [num_blocks * place // count for place in range(count + 1)]
-    parts = [range(first, last) for first, last in itertools.pairwise(edges)]
+    parts = even_parts(num_blocks, count)
     return {f"local-{place}": sorted({*parts[place], *parts[place - 1]}) for place in range(count)}

@@ -82,11 +82,13 @@ def board_demo(
 
 
 def _spread(boards: Sequence[EmulatedBoard], num_blocks: int) -> dict[str, range]:
-    """Return the blocks of each board before there is a plan: parts of equal size, give or take one block."""
+    """Return the blocks of each board before there is a plan: about the same number for each."""
     if num_blocks < len(boards):
         raise UsageError(f"{len(boards)} boards for {num_blocks} blocks; name at most {num_blocks} boards")
-    edges = [num_blocks * place // len(boards) for place in range(len(boards) + 1)]
-    return {board.name: range(edges[place], edges[place + 1]) for place, board in enumerate(boards)}
+    from ls_edge.runtime.fleet.local_cluster import even_parts
+
+    parts = even_parts(num_blocks, len(boards))
+    return {board.name: part for board, part in zip(boards, parts, strict=True)}
 
 
 def _untrained_bundle(out: Path, console: Console) -> Path:

@@ -78,9 +78,14 @@ def memory_gib() -> tuple[float, float] | None:
 
 def board() -> str | None:
     """Return the board's name in the device tree, with the release of Jetson Linux if there is one."""
-    model = text_of("/proc/device-tree/model")
-    release = re.search(r"R\d+ \(release\), REVISION: [\d.]+", text_of("/etc/nv_tegra_release"))
-    return f"{model}, L4T {release[0]}" if model and release else model or None
+    model, release = text_of("/proc/device-tree/model"), jetson_linux()
+    return f"{model}, Jetson Linux {release}" if model and release else model or None
+
+
+def jetson_linux(root: Path = Path("/")) -> str | None:
+    """Return the release of Jetson Linux (L4T), such as ``36.4.3``; None elsewhere."""
+    found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text_of(root / "etc/nv_tegra_release"))
+    return f"{found[1]}.{found[2]}" if found else None
 
 
 def jetpack(root: Path = Path("/")) -> str | None:
@@ -90,8 +95,8 @@ def jetpack(root: Path = Path("/")) -> str | None:
     )
     if package:
         return package[1]
-    release = re.search(r"R(\d+) \(release\)", text_of(root / "etc/nv_tegra_release"))
-    return _JETPACKS.get(release[1], f"of Jetson Linux {release[1]}") if release else None
+    release = (jetson_linux(root) or "").partition(".")[0]
+    return _JETPACKS.get(release, f"of Jetson Linux {release}") if release else None
 
 
 def has_nvidia() -> bool:

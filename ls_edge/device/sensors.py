@@ -166,11 +166,6 @@ class Sensors:
         names = re.findall(r"POWER_MODEL\s+ID=(\d+)\s+NAME=([\w.-]+)", text_of(self.root / "etc/nvpmodel.conf"))
         return next((name for number, name in names if int(number) == int(mode[1])), str(int(mode[1])))
 
-    def l4t(self) -> str | None:
-        """Return the release of Jetson Linux, such as ``36.4.3``."""
-        found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text_of(self.root / "etc/nv_tegra_release"))
-        return f"{found[1]}.{found[2]}" if found else None
-
     def _read(self, quantity: str) -> _Readings:
         readers = _READERS[quantity].items()
         files = ((path, read) for pattern, read in readers for path in sorted(self.root.glob(pattern)))

@@ -59,7 +59,7 @@ class Device:
             gpus=[gpu.name for gpu in self.sensors.gpus()],
             memory_bytes=None if memory is None else round(memory[0] * 2**30),
             available_bytes=None if memory is None else round(memory[1] * 2**30),
-            l4t=self.sensors.l4t(),
+            l4t=hardware.jetson_linux(self.sensors.root),
             power_mode=self.sensors.power_mode(),
             battery_wh=self.sensors.battery_wh(),
             versions=versions,

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from ls_edge.core.text import byte_size, counted, format_bands, short_id
 from ls_edge.device.hardware import cpu_features, has_nvidia
@@ -20,8 +19,7 @@ def print_export(summary: dict[str, Any], console: Console) -> None:
     """Print the document of ``export --json``."""
     sizes, verified = summary["bytes"], summary["verified"]
     blocks = [size for name, size in sizes.items() if name.startswith("block")]
-    table = PlainTable.of("", "", show_header=False, box=None)
-    rows = {
+    facts = {
         "bundle": f"{summary['bundle']}  ({short_id(summary['bundle_id'])})",
         "model": f"{summary['model']}, {summary['method']}, {summary['precision']}, opset {summary['opset']}",
         "tokens": "{count} x {dim} {dtype}".format(**summary["tokens"]),
@@ -34,10 +32,7 @@ def print_export(summary: dict[str, Any], console: Console) -> None:
         "here": speed_here(summary["precision"], has_gpu=has_nvidia(), features=cpu_features()),
         "time": f"{summary['seconds']:.1f} s",
     }
-    for key, value in rows.items():
-        if value:
-            table.add_row(Text(key, "bold"), value)
-    print_table(table, console)
+    print_table(PlainTable.of_facts((name, text) for name, text in facts.items() if text), console)
 
 
 def speed_here(precision: str, *, has_gpu: bool, features: Collection[str]) -> str:

@@ -23,16 +23,11 @@ class Shown:
         return ""
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from ls_edge.report.terminal import open_console
 
-        from ls_edge.report.terminal import FILE_WIDTH
-
-        console = Console(
-            file=io.StringIO(), width=FILE_WIDTH, markup=False, highlight=False, emoji=False, soft_wrap=True
-        )
-        with console.capture() as captured:
-            self.show(console)
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+        with io.StringIO() as text:
+            self.show(open_console(file=text))
+            return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def _repr_html_(self) -> str:
         chart = ""

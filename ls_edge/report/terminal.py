@@ -7,7 +7,7 @@ than the terminal is printed as a list with a line for each cell. In a file or p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -23,9 +23,9 @@ FILE_WIDTH = 10_000
 """Width in columns of files and pipes, so that nothing is wrapped or truncated."""
 
 
-def open_console(*, stderr: bool = False) -> Console:
-    """Return a console on standard output or error without markup and automatic highlighting."""
-    console = Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+def open_console(*, stderr: bool = False, file: IO[str] | None = None) -> Console:
+    """Return a console on standard output or error, or a file, without markup and automatic highlighting."""
+    console = Console(stderr=stderr, file=file, markup=False, highlight=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = FILE_WIDTH
     return console

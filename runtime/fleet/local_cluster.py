@@ -6,6 +6,7 @@ For the demo, for tests, and for trying a placement before there are boards.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -203,6 +204,12 @@ class LocalCluster:
         path = self.log_path(name)
         log = path.read_bytes()[self._log_from.get(name, 0) :] if path.exists() else b""
         return any(text in log for text in texts)
+
+
+def even_parts(num_blocks: int, count: int) -> list[range]:
+    """Return ``count`` parts of the blocks, of equal size give or take one block."""
+    edges = [num_blocks * place // count for place in range(count + 1)]
+    return [range(*pair) for pair in itertools.pairwise(edges)]
 
 
 def free_ports(count: int) -> list[int]:

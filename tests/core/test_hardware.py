@@ -37,12 +37,12 @@ def test_memory():
 
 
 def test_jetpack_is_that_of_its_package_or_of_jetson_linux(tmp_path):
-    assert hardware.jetpack(tmp_path) is None
+    assert (hardware.jetson_linux(tmp_path), hardware.jetpack(tmp_path)) == (None, None)
     (tmp_path / "etc").mkdir()
     release = tmp_path / "etc/nv_tegra_release"
     for first, version in (("36", "6"), ("38", "7"), ("99", "of Jetson Linux 99")):
         release.write_text(f"# R{first} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n")
-        assert hardware.jetpack(tmp_path) == version
+        assert (hardware.jetson_linux(tmp_path), hardware.jetpack(tmp_path)) == (f"{first}.4.3", version)
     (tmp_path / "var/lib/dpkg").mkdir(parents=True)
     (tmp_path / "var/lib/dpkg/status").write_text(
         "Package: nvidia-jetpack-runtime\nStatus: install ok installed\nVersion: 9\n\n"

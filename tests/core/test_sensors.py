@@ -151,12 +151,11 @@ def test_what_a_jetson_tells_of_itself(tmp_path):
     sensors = tree(
         tmp_path,
         {
-            "etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64",
             "var/lib/nvpmodel/status": "pmode:0002",
             "etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=15W >\nCPU_ONLINE 1\n< POWER_MODEL ID=2 NAME=MAXN_SUPER >",
         },
     )
-    assert (sensors.l4t(), sensors.power_mode()) == ("36.4.3", "MAXN_SUPER")
+    assert sensors.power_mode() == "MAXN_SUPER"
     (tmp_path / "etc/nvpmodel.conf").unlink()
     assert sensors.power_mode() == "2"
 
@@ -178,7 +177,7 @@ def test_nothing_is_there(tmp_path):
     state = sensors.state()
     assert (state.temperatures_c, state.clocks_mhz, state.throttled, state.counters) == ({}, {}, [], {})
     assert not sensors.has_power
-    assert (sensors.battery_wh(), sensors.power_mode(), sensors.l4t(), sensors.gpus()) == (None, None, None, [])
+    assert (sensors.battery_wh(), sensors.power_mode(), sensors.gpus()) == (None, None, [])
     assert Nvml.open(str(tmp_path / "libnvidia-ml.so.1")) is None
 
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from ls_edge.device.diagnostics import examine, worst
 from ls_edge.engines.diagnostics import check_engines
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer, unreached
+from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.protocol.messages import FindingRow
 from ls_edge.version import __version__
 
@@ -174,14 +174,10 @@ def _write_report(path: Path, bundle: Path, data: str | None) -> int:
 
 def _run_fleet(place: Path, bundle: Path, data: str | None, run: Callable[..., None]) -> None:
     """Push the model to two peers of this machine, and answer images."""
-    with socket.socket() as one, socket.socket() as other:
-        for free in (one, other):
-            free.bind(("127.0.0.1", 0))
-        ports = [free.getsockname()[1] for free in (one, other)]
     run("peers", "new", "a=127.0.0.1", "b=127.0.0.1", "--source", "here", "--bundle", str(bundle))
     file = place / "peers.yaml"
     text = file.read_text(encoding="utf-8")
-    for usual, port in zip((":5555", ":5556"), ports, strict=True):
+    for usual, port in zip((":5555", ":5556"), free_ports(2), strict=True):
         text = text.replace(usual, f":{port}")
     file.write_text(text, encoding="utf-8")
     to = ("--peers", "peers.yaml", "--secret-key", "here.key_secret")

@@ -72,13 +72,12 @@ def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
 
 def _print(document: dict[str, Any]) -> None:
     parts, numbers = document["parts"], document["numbers"]
-    table = PlainTable.of("", "", show_header=False, box=None)
-    table.add_row(Text("bundle", "bold"), f"{document['bundle']}  ({short_id(document['bundle_id'])})")
     good = sum(part["ok"] for part in parts)
-    table.add_row(Text("files", "bold"), f"{good} of {len(parts)} in order ({', '.join(document['checked_with'])})")
-    for part in parts:
-        if not part["ok"]:
-            table.add_row("", Text.assemble((part["part"], "red"), f"  {printable(part['file'])}"))
-    if numbers is not None:
-        table.add_row(Text("numbers", "bold"), shown(numbers))
-    print_table(table)
+    facts: list[tuple[str, str | Text]] = [
+        ("bundle", f"{document['bundle']}  ({short_id(document['bundle_id'])})"),
+        ("files", f"{good} of {len(parts)} in order ({', '.join(document['checked_with'])})"),
+    ]
+    wrong = (part for part in parts if not part["ok"])
+    facts += [("", Text.assemble((part["part"], "red"), f"  {printable(part['file'])}")) for part in wrong]
+    facts += [] if numbers is None else [("numbers", shown(numbers))]
+    print_table(PlainTable.of_facts(facts))
