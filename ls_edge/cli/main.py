@@ -28,7 +28,7 @@ COMMANDS = {
     "analyze": "Show what each block contributes, and how that depends on its position.",
     "reproduce": "Train and evaluate a whole comparison, with a table and a figure.",
     "export": "Split a trained model into one engine per block.",
-    "verify": "Check the digests of a bundle and, with its run, its numbers.",
+    "verify": "Check the files of a bundle and, with --run, its outputs against PyTorch.",
     "publish": "Write a run or a bundle with a model card into a folder or onto the Hub.",
     "keys": "Create CURVE keys.",
     "peers": "Write the peers.yaml and the keys of a fleet.",

@@ -159,7 +159,7 @@ def names(flag: str, help_text: str, metavar: str = "NAME", **settings: Any) -> 
     return text(flag, help_text, metavar, multiple=True, **settings)
 
 
-def concurrency(most: int, help_text: str = "Requests at the same time.") -> Option:
+def concurrency(most: int, help_text: str = "Concurrent requests.") -> Option:
     """Return the option ``--concurrency``."""
     return count("--concurrency", help_text, most=most, default=4)
 
@@ -186,11 +186,11 @@ def is_typed(name: str) -> bool:
 
 PEERS = peers(required=True)
 BUNDLE = bundle(required=True)
-SOURCE_BUNDLE = bundle("Folder of the exported model.  [default: the peers run all of it, and send its description]")
+SOURCE_BUNDLE = bundle("Folder of the exported model.  [default: that of the peers, which then run all of it]")
 SECRET_KEY = secret_key()
 STRICT_BUNDLE = flag("--strict-bundle", "Work only with peers that have exactly this bundle.")
 DATA = text("--data", "Folder of class folders, a tar of one, 'digits', or a timm data set.", "DATA", required=True)
-LIMIT = count("--limit", "Number of images; more than the data has repeats them.")
+LIMIT = count("--limit", "Number of images; above the size of the data, images repeat.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Output as JSON.")
 LOG_JSON = flag("--log-json", "Write the log as JSON lines.")
 METRICS = text("--metrics", "Address of Prometheus metrics (extra metrics).", "HOST:PORT")
@@ -199,7 +199,7 @@ REPORT = output("--report", "HTML report with charts to write (extra report).", 
 POLICY = choice("--policy", list(POLICIES), "Choice of the next block and holder.", default="nearest")
 BUDGET_MS = number("--budget-ms", "Time limit of a request.", "MS", 1, 600_000, default=10_000.0)
 RATE = number(
-    "--rate", "Images per second in all, at random times.  [default: the next when one ends]", "IMAGES", above=True
+    "--rate", "Images per second, at random times.  [default: the next one after each answer]", "IMAGES", above=True
 )
 MAX_SKIPS = count("--max-skips", "Blocks that an answer may skip.  [default: a quarter]", least=0, most=65_536)
 SEED = click.option("--seed", type=int, default=0, metavar="N", help="Seed of random orders.")
@@ -222,7 +222,7 @@ SOURCE = apply_options(
 """Arguments of ``Source.open``, under their names there."""
 
 
-SET = names("--set", "Any other setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")
+SET = names("--set", "Any setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")
 
 
 def evaluation(batch_size: int) -> Option:

@@ -15,7 +15,7 @@ PROFILES = options.apply_options(
     options.BUNDLE,
     options.names(
         "--profiles",
-        "Files of 'ls-edge profile'; orin-0,orin-1=FILE for several devices of the measured kind.",
+        "Files of 'ls-edge profile'; NAME,NAME=FILE for several devices of one kind.",
         "FILE...",
         required=True,
     ),

@@ -1,6 +1,7 @@
 """``ls-edge analyze`` of a run and of the bundle that was exported from it."""
 
 import json
+import re
 import sys
 
 import msgspec
@@ -172,3 +173,10 @@ def test_a_folder_of_runs_is_refused(command, both, tmp_path):
     code, out, err = command("analyze", tmp_path, *FEW)
     assert (code, out) == (2, "")
     assert "is a folder of runs; name one of them" in err
+
+
+def test_the_help_describes_every_kind(command):
+    code, out, _ = command("analyze", "--help")
+    assert code == 0
+    for kind in KINDS:
+        assert re.search(rf"^  {kind} {{2,}}\w", out, re.M), kind

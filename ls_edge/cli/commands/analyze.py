@@ -15,7 +15,7 @@ from ls_edge.cli.output import print_json, warn
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.files import local_folder
 from ls_edge.data.datasets import ImageSet, open_data
-from ls_edge.evaluation.analysis import KINDS, NOT_ASKED, parse_kinds
+from ls_edge.evaluation.analysis import NOT_ASKED, parse_kinds
 from ls_edge.evaluation.analysis.trace import is_trace
 from ls_edge.report.analysis import print_analysis, print_trace_analysis
 from ls_edge.report.progress import StepProgress
@@ -34,7 +34,7 @@ from ls_edge.report.terminal import open_console
 )
 @click.argument("run_or_bundle", type=options.FILE, metavar="RUN_OR_BUNDLE_OR_TRACE")
 @options.path("--against", "Run or bundle to show next to it.", metavar="RUN_OR_BUNDLE")
-@options.text("--what", f"Any of {', '.join(KINDS)}.  [default: all that apply]", "A,B")
+@options.text("--what", "Kinds of analysis, listed above.  [default: all that apply]", "A,B")
 @options.orders(16)
 @options.choice(
     "--pool",
@@ -56,25 +56,39 @@ def command(
 ) -> None:
     """Show what each block contributes, and how that depends on its position.
 
-    importance: accuracy and loss without each block, and with it at the other end of its band. contribution: norm of
-    what a block adds, relative to its input, by slot. similarity: of the tokens after each step (linear CKA), and of
-    what a block adds in trained and random order. agreement: how often random orders, and fewer blocks, give the class
-    of the trained order.
+    Blocks are reordered within the bands of the model. The kinds for --what:
 
-    slots: accuracy by slot of each block. norms: of what a block adds, by slot. probe: how well a linear classifier
-    reads the slot from a block's output. umap: maps of outputs by slot and block. probe and umap need the extra
-    analyze. pairs: blocks that commute, next to the order costs of a bundle.
+    \b
+    importance       loss and accuracy without a block, and with it moved
+    contribution     norm of what a block adds, relative to its input, by slot
+    similarity       of tokens after each step (CKA), and of what blocks add
+    agreement        share of answers that stay the same in random order
+    slots            accuracy by block and slot
+    norms            norm of what a block adds, by slot
+    probe            accuracy of reading the slot from a block's output
+    umap             maps of outputs, by slot and block
+    pairs            blocks that commute, next to order costs
 
-    Of a run: parts: accuracy without norms, attention or mixing, MLP, and residual path. attention, rollout,
-    class_attention: where attention goes. saliency: pixels on which the answer depends. positions, filters,
-    layer_scale, mixing: weights. excite: images that raise a channel of a block. inversion: images made from a block's
-    output. Those that the family lacks are left out, with the reason.
+    These kinds need a run. Kinds that the model lacks are left out, with the reason:
 
-    Blocks are reordered within the bands of the model.
+    \b
+    parts            accuracy without norms, attention, MLP, or residual path
+    attention        distance and entropy of attention, by head
+    rollout          patches that reach the answer through all blocks
+    class_attention  patches that the class token attends to (CaiT)
+    saliency         pixels on which the answer depends
+    positions        similarity of position embeddings
+    filters          principal components of the patch embedding
+    layer_scale      magnitude of LayerScale
+    mixing           weights by which MLP models mix tokens
+    excite           images that raise a channel of a block
+    inversion        images made from a block's output
 
-    A trace of 'run --trace' instead of a model: orders and subsets that occurred, accuracy by order and by skipped
-    block, and the images whose answer depends on them.
-    """
+    probe and umap need the extra analyze.
+
+    With a trace of 'run --trace' instead of a model: the orders and subsets that occurred, accuracy by order and by
+    skipped block, and images whose answer depends on them.
+    """  # noqa: D301 - click keeps the lines of a paragraph after this character
     if is_trace(run_or_bundle):
         if against is not None or what is not None:
             raise UsageError(f"{run_or_bundle} is a trace, which has neither --against nor --what; leave them out")

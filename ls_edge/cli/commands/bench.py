@@ -43,8 +43,8 @@ def command(
 ) -> None:
     """Time the engines of a bundle on this device.
 
-    Times stem, blocks, and head of the folder BUNDLE, the chain of them, the whole model in one engine, and visits of
-    1, 2 and all blocks as a peer runs them.
+    Times the stem, each block, and the head of the folder BUNDLE, all of them as a chain, the whole model in one
+    engine, and visits of 1, 2, and all blocks as a peer runs them.
     """
     opened = Bundle.open(bundle)
     m, images = opened.manifest, None

@@ -54,11 +54,11 @@ def command(
     Builds the engines that 'ls-edge peer' and 'ls-edge run' load for the folder BUNDLE, and keeps them in this user's
     cache. Requires TensorRT and the CUDA runtime, but neither torch nor onnx.
 
-    With --store, a peer of --peers starts with this bundle instead of waiting for 'ls-edge push'; the peer must not be
-    running. It may also use ONNX Runtime, for which nothing is built.
+    --store also writes the bundle into the store of the peer, which then starts with it instead of waiting for 'ls-edge
+    push'. The peer must not be running. If it uses ONNX Runtime, nothing is built.
 
-    An engine depends on file, GPU, TensorRT, precision, and the largest batch. A peer that finds its engines in the
-    cache starts in seconds; otherwise it builds them.
+    An engine depends on the file, the GPU, the version of TensorRT, the precision, and the largest batch. A peer that
+    finds its engines in the cache starts in seconds; otherwise it builds them.
     """
     if (peers is None) != (name is None):
         raise UsageError("--peers and --name belong together; give both, or neither")

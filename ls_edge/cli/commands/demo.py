@@ -80,13 +80,13 @@ SCENES = (
 @options.count("--limit", "Images per run.", least=10, default=359)
 @options.text(
     "--boards",
-    "Instead: plan for emulated boards, orin-nano, orin-nano-super or a profile.json, and try the plan on them.",
+    "Plan for emulated boards instead, and try the plan: orin-nano, orin-nano-super, or a profile.json.",
     "NAME,...",
 )
 @options.path("--bundle", "Bundle to serve, with --boards.  [default: an untrained one]", metavar="DIR")
 @options.number(
     "--slowdown",
-    "Factor on the times of all boards; use it if the cores of this machine are too slow.",
+    "Factor on the times of all boards, if this machine is too slow for them.",
     "X",
     1,
     1000,

@@ -72,7 +72,7 @@ def command(
     checks its own machine, and one table shows the problems, including peers without a link to each other.
 
     --report runs doctor, verify, build, bench, and profile, then two peers on this machine, push, and run, and writes
-    the commands, their output, and their time to one file: what to send from a board that nobody has tried yet.
+    the commands, their output, and their time to one file: a report to send from a new kind of board.
 
     Exit code 1 if ls-edge cannot work here or on some peer, or if a peer does not answer.
     """

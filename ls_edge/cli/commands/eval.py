@@ -37,9 +37,9 @@ from ls_edge.report.terminal import open_console
 @click.argument("run_or_bundle", type=options.FILE, nargs=-1, required=True)
 @options.orders(64)
 @options.text("--keep", "Numbers of blocks to keep.  [default: quarters]", "N,N", type=options.counts(10_000))
-@options.flag("--arrangements", "Also blocks in parallel, in waves of tracks.")
-@options.flag("--kendall", "Also orders at graded distances from the trained one.")
-@options.flag("--freedom", "Also within bands, from a fixed order to full freedom.")
+@options.flag("--arrangements", "Also evaluate blocks in parallel, in waves of tracks.")
+@options.flag("--kendall", "Also evaluate orders at graded distances from the trained one.")
+@options.flag("--freedom", "Also evaluate bands, from a fixed order to full freedom.")
 @options.output(
     "--figure",
     "SVG of accuracy by order and blocks kept, or by allowed orders with --freedom.",
@@ -50,8 +50,9 @@ from ls_edge.report.terminal import open_console
 def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_json: bool, **options: Any) -> None:
     """Measure accuracy in trained order, in random orders, and with blocks missing.
 
-    Reports the mean, deviation, 5th percentile, and worst of the random orders. Subsets of blocks run in trained and
-    in random order (means over eight draws). Blocks are reordered within the bands of the model.
+    Reports mean, standard deviation, 5th percentile, and worst accuracy over random orders, and the accuracy of random
+    subsets of the blocks in trained and in random order (means over eight draws). Blocks are reordered within the bands
+    of the model.
 
     A folder of runs, such as one made by 'train --seeds', is evaluated as one: means over its models,
     standard deviation over models and orders. Several RUN_OR_BUNDLE are evaluated in turn and compared in one table.

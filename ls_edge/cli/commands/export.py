@@ -38,7 +38,7 @@ from ls_edge.report.terminal import open_console
 @options.text("--calibrate", "Images to calibrate int8, measure order costs, and verify.", "DATA")
 @options.count(
     "--calibrate-images",
-    "Number of these images; every second one is held out for verification.",
+    "Number of images from --calibrate; every second one is held out for verification.",
     least=16,
     most=1_000_000,
     default=512,
@@ -52,7 +52,7 @@ from ls_edge.report.terminal import open_console
     default=256,
 )
 @options.bands("those of the run")
-@options.flag("--fold-ends", "Fold a first band into the stem and a last one into the head, if small.")
+@options.flag("--fold-ends", "Fold a small first band into the stem, and a small last one into the head.")
 @options.flag("--whole", "Also write the model as one file, whole.onnx.")
 @options.JSON
 def command(

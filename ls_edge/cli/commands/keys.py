@@ -39,11 +39,11 @@ def command() -> None:
     metavar="DIR",
     show_default="here",
 )
-@options.path("--into", "peers.yaml whose entry NAME gets the public key; its other text stays.")
+@options.path("--into", "peers.yaml to write the public key into, at its entry NAME.")
 def new(name: str, out: Path, into: Path | None) -> None:
     """Create a key pair for the peer or source NAME.
 
-    Prints its lines for peers.yaml. The secret file stays on the machine of NAME, for --secret-key there.
+    Prints the lines for peers.yaml. Keep the secret file on the machine of NAME, and give it to --secret-key there.
     """
     place = None if into is None else place_of_key(into, name)
     pair, public, secret = new_keys(name, out)

@@ -65,13 +65,13 @@ def command(
 
     Serves the blocks that peers.yaml assigns to NAME.
 
-    With --store the bundle comes over the network: the peer starts with its key and an empty folder, takes what
-    'ls-edge push' sends, switches when it is told to, and keeps the previous bundle.
+    With --store, the bundle comes over the network: the peer starts with its key and an empty folder, receives bundles
+    from 'ls-edge push', and keeps the previous one.
 
-    On SIGTERM or Ctrl-C the peer takes no new work, finishes or hands on what it holds, and leaves within five seconds
+    On SIGTERM or Ctrl-C the peer accepts no new work, finishes or hands over its requests, and ends within five seconds
     with exit code 0; a second signal ends it immediately.
 
-    On SIGHUP it reads the peers file and its key again: links follow the file, without losing a request.
+    On SIGHUP it reads peers.yaml and its key again and changes its links accordingly, without losing a request.
     """
     set_up(as_json=log_json)
     file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)

@@ -38,7 +38,7 @@ def command() -> None:
     ),
 )
 @click.argument("hosts", nargs=-1, required=True, metavar="[NAME=]HOST...")
-@options.bundle("Model whose blocks every board gets.  [default: one of 12 blocks]")
+@options.bundle("Model that sets the number of blocks.  [default: 12 blocks]")
 @options.text("--source", "Name of the machine that sends images and pushes models.  [default: the host name]", "NAME")
 @options.path(
     "--out", "Folder for peers.yaml and keys.", default=Path(), type=options.FOLDER, metavar="DIR", show_default="here"
@@ -46,8 +46,9 @@ def command() -> None:
 def new(hosts: tuple[str, ...], bundle: Path | None, source: str | None, out: Path) -> None:
     """Write peers.yaml and the keys of a fleet.
 
-    Each HOST is a board as other machines reach it, by name or address. It gets all blocks, so any board may fail;
-    edit peers.yaml to share them out. Prints what to copy to each board, and the line that starts its peer.
+    Each HOST is the name or address of a board, as other machines reach it. Every board gets all blocks, so any of them
+    may fail; edit peers.yaml to distribute the blocks. Prints the commands that copy the files to each board and start
+    its peer.
     """
     source = source or platform.node().split(".")[0]
     fleet = _named(hosts)

@@ -46,7 +46,7 @@ _VERDICTS = {
 @options.count("--max-replicas", "Maximum holders of a block.  [default: as memory allows]", most=256)
 @options.names(
     "--loss-probability",
-    "Probability that a device is lost: of all, or of a device or zone; may be repeated.",
+    "Loss probability of every device, or of one device or zone; may be repeated.",
     "P|NAME=P",
 )
 @options.names(
@@ -74,10 +74,10 @@ def command(
 ) -> None:
     """Assign blocks to devices, and tell whether that pays off.
 
-    Assigns blocks, and stem and head where that is better than at the source, by the measured speed of the devices and
-    their links. Compares the result with the best device alone, independent copies of the whole model, round robin,
-    equal parts, and a pipeline in trained order. The first line says which of one device, copies, and distribution is
-    best, and by how much.
+    Assigns the blocks by the measured speed of the devices and their links, and stem and head too if they run better
+    there than on the source. Compares the result with the best device alone, independent copies of the whole model,
+    round robin, equal parts, and a pipeline in trained order. The first line tells whether one device, copies, or
+    distribution is best, and by how much.
     """
     if peers is not None and out is None:
         raise UsageError("--peers says what --out keeps; give --out FILE as well")

@@ -70,15 +70,15 @@ def command(
 ) -> int:
     """Classify images through the reachable peers, or in this process.
 
-    Without --peers, one process runs the whole model, with --engine, --provider, and --threads; the other options of
-    requests apply to peers.
+    Without --peers, this process runs the whole model, with --engine, --provider, and --threads; the other request
+    options have no effect.
 
     Prints class names and probabilities for each IMAGE: a file, a folder (all images below it), '-' for an encoded
     image on standard input, each frame of a video such as clip.mp4, or the newest frames of a camera ('camera',
     'camera:1') or a stream (rtsp://..., http://...) until it ends or Ctrl-C. Videos, cameras, and streams need the
     extra camera.
 
-    On SIGHUP the peers file and the key are read again, between two images.
+    On SIGHUP, peers.yaml and the key are read again between two images.
 
     An image that cannot be read gets a line with an error. Exit code 3 if that happened or an answer skipped blocks, 1
     if nothing was answered.

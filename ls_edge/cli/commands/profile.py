@@ -70,14 +70,15 @@ def command(
 ) -> int:
     """Measure a bundle on this device, a peer, or the links between peers.
 
-    Writes times, memory, loading, clocks, temperatures, power, and energy per image to a file; null for what the device
-    does not tell. Exit code 3 if the device throttled: the file is marked, and 'ls-edge plan' refuses it.
+    Writes times, memory, load times, clocks, temperatures, power, and energy per image to a file; values that the
+    device does not report are null. If the device throttled, the file is marked, 'ls-edge plan' refuses it, and the
+    exit code is 3.
 
-    With --peers and without BUNDLE, the running peer --name measures the blocks that it serves, between requests, at
-    one image and at its max_batch. It has no stem and head: give 'ls-edge plan' a --source.
+    With --peers and --name instead of BUNDLE, a running peer measures the blocks that it serves, between requests, for
+    one image and for its max_batch. Such a profile has no stem and head: give 'ls-edge plan' a --source.
 
-    With --links, the running peers measure the links between each two of them with real tokens in every codec. BUNDLE
-    defaults to the folder 'bundle' then. Exit code 3 if a link could not be measured.
+    With --links, the running peers measure all links between them with real tokens in every codec. BUNDLE defaults to
+    the folder 'bundle'. Exit code 3 if a link could not be measured.
     """
     if links:
         if peers is None:

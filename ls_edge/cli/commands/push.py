@@ -36,9 +36,9 @@ _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "re
 @options.bundle()
 @options.flag("--rollback", "Return to the previous bundle instead of sending --bundle.")
 @options.secret_key("NAME.key_secret of a source with 'may_push: true' in peers.yaml.")
-@options.flag("--new-model", "Allow a bundle of another model than the peers serve.")
+@options.flag("--new-model", "Allow a bundle of a model that the peers do not serve yet.")
 @options.names("--only", "Peer to update; may be repeated.")
-@options.wait("Time that a peer may be away or make no progress.", default=120.0, least=1, most=3600)
+@options.wait("Time that a peer may be unreachable or make no progress.", default=120.0, least=1, most=3600)
 @options.JSON
 def command(
     peers: Path,

@@ -85,8 +85,8 @@ class Training:
     "--data", "Location of a data set of the plan; NAME is optional if the plan has only one.", "[NAME=]DATA"
 )
 @options.names("--only", "Row or data set to select; may be repeated.")
-@options.count("--seeds", "Seeds 0, 1, ... of every row.", most=10_000, default=5)
-@options.count("--epochs", "Epochs of every training, instead of the plan's: for a trial.", most=10**9)
+@options.count("--seeds", "Number of seeds for each row: 0, 1, ...", most=10_000, default=5)
+@options.count("--epochs", "Epochs of each training instead of the plan's, for a trial.", most=10**9)
 @options.SET
 @options.orders(64)
 @options.count("--limit", "Images to evaluate on.")
@@ -113,8 +113,8 @@ def command(
     in DIR are kept, so the same command continues after a kill. DIR holds a run folder for each training, configs/ to
     repeat one with 'ls-edge train --config', results.json, table.md, and figure.svg (one for each data set).
 
-    --list-jobs writes configs/ and prints one 'ls-edge train' per line; those after an empty line start from the ones
-    before it. When all have run, on any machines that share DIR, the same command without it makes the table.
+    --list-jobs writes configs/ and prints one 'ls-edge train' command per line; commands after an empty line start from
+    runs of those before it. When all runs are in DIR, the same command without --list-jobs writes the table.
     """
     from ls_edge.training.reproduction import find_plan, read_plan
 

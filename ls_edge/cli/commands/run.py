@@ -126,11 +126,11 @@ def command(
     --local starts peers on this machine for the run and ends them after it. DATA may be a video such as clip.mp4, or,
     with --limit, a camera ('camera', 'camera:1') or a stream (rtsp://..., http://...), whose newest frame is sent.
 
-    Prints accuracy, latency, and the work of each peer. If a block has no holder after --wait, and the policy may not
-    skip it, no image is sent (exit code 1). The trace is written line by line; summary, report, and trace events are
-    also written after Ctrl-C and SIGTERM, the summary even if the disk is full.
+    Prints accuracy, latency, and the work of each peer. If a block has no holder after --wait and the policy may not
+    skip it, no image is sent (exit code 1). The trace is written line by line. After Ctrl-C and SIGTERM, the summary,
+    the report, and the trace events cover the requests so far.
 
-    On SIGHUP the peers file and the key are read again.
+    On SIGHUP, peers.yaml and the key are read again.
 
     Exit code 3 if an answer skipped blocks or a request failed, 1 if none was answered.
     """

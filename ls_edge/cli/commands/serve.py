@@ -52,7 +52,7 @@ _READY_WITHIN_S = 5.0
 @options.path("--token-file", "Bearer tokens that clients need, one a line.")
 @options.flag("--insecure-http", "Allow --http off the loopback without TLS or tokens.")
 @options.flag("--access-log", "Log each request.")
-@options.concurrency(256, "Images at the same time; more are refused with 503.")
+@options.concurrency(256, "Concurrent images; further ones are refused with 503.")
 @options.wait("Time that an image waits for missing holders before it is refused with 503.")
 @options.count(
     "--max-body", "Size limit of an encoded image.", least=1024, most=1 << 28, default=16 << 20, metavar="BYTES"
@@ -83,7 +83,7 @@ def command(
     The server listens immediately, even if blocks have no holders yet: /health/ready tells which. Off the loopback it
     needs --tls-cert, --tls-key and --token-file, or --insecure-http.
 
-    On SIGHUP the server reads the peers file and the bundle again, without losing a request. On SIGTERM or Ctrl-C it
+    On SIGHUP the server reads peers.yaml and the bundle again, without losing a request. On SIGTERM or Ctrl-C it
     refuses new requests, finishes the others, and ends with exit code 0; a second signal ends it immediately.
     """
     require("ls-edge serve", "serve")

@@ -81,7 +81,7 @@ def command(
     Runs the routing of peers and sources in simulated time, with devices and links as fast as they were measured.
     Devices form sites of --site-size, planned for throughput. The source of a site submits the next image when one is
     answered, or at random times with --rate. No engine runs, so the result has no accuracy. The same flags give the
-    same result, whatever --jobs.
+    same result, with any --jobs.
 
     Exit code 3 if an answer skipped blocks or a request failed, 1 if none was answered.
     """

@@ -49,12 +49,13 @@ _BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 @options.PEERS
 @options.SECRET_KEY
 @options.bundle("Bundle to compare with.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON per look, as of status --json.")
+@click.option("--json", "as_json", is_flag=True, help="Output as JSON, one line per second, as 'status --json'.")
 def command(peers: Path, secret_key: Path | None, bundle: Path | None, as_json: bool) -> None:
     """Watch the peers in the terminal: state, load, queues, and what changes.
 
-    Shows once a second what ls-edge status shows, with the engine calls per second of each peer and their history.
-    Below are blocks without a holder, missing links, and the latest changes of states. Sends no images. Ctrl-C ends it.
+    Shows the table of 'ls-edge status' once per second, with the engine calls per second of each peer and their
+    history. Below it are blocks without a holder, missing links, and the latest changes of state. Sends no images.
+    Ctrl-C ends it.
     """
     opened = None if bundle is None else Bundle.open(bundle)
     file, keys = peers_to_ask(peers, secret_key)

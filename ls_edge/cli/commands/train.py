@@ -61,7 +61,7 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @options.text("--model", "timm model, vit_digits, vit_cifar, or mixer_cifar.  [default for digits: vit_digits]", "NAME")
 @options.count("--depth", "Number of blocks to keep, evenly spaced.", most=10_000, metavar="K")
 @options.choice("--method", list(METHODS), "Training method.  [default: anyorder]")
-@options.bands("those of --init RUN; for anyorder with plain patches, the first and last block in place; else one")
+@options.bands("those of --init RUN, else the method's")
 @options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")
 @options.text("--teacher", "Run or timm model to imitate.", "RUN_OR_NAME")
 @options.text("--teacher-weights", "Weights of a timm teacher.  [default: timm's pretrained]", "FILE")
@@ -72,7 +72,9 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @options.count("--img-size", "Side of the images, in pixels.  [default: the model's]", most=16_384, metavar="PIXELS")
 @options.count("--epochs", "Training epochs; 0 writes the model as it starts.  [default: 20]", least=0, most=10**9)
 @options.count("--batch-size", "Images per step.  [default: 64]", most=options.MAX_BATCH)
-@options.count("--accumulate", "Parts of a step, to need less memory.  [default: 1]", most=options.MAX_BATCH)
+@options.count(
+    "--accumulate", "Parts of a step that run in sequence, to save memory.  [default: 1]", most=options.MAX_BATCH
+)
 @options.number("--lr", "Peak learning rate.  [default: the model's]", "X", above=True)
 @options.number("--weight-decay", "Weight decay of matrices.  [default: 0.05]", "X")
 @options.choice(
@@ -83,7 +85,7 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @click.option(
     "--exif-orientation/--no-exif-orientation",
     default=None,
-    help="Rotate photos upright by EXIF, in training and use.  [default: no, or as --init RUN]",
+    help="Rotate photos upright by EXIF, in training and use.  [default: as in --init RUN, else no]",
 )
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of weights, orders, and batches.  [default: 0]")
 @options.count("--seeds", "Number of runs to train, in RUN/seed-K, starting at --seed.", most=10_000)

@@ -25,10 +25,10 @@ from ls_edge.report.terminal import PlainTable, print_table
 @options.text("--data", "Images to compare on with --run, instead of generated ones.", "DATA")
 @options.JSON
 def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> None:
-    """Check the digests of a bundle and, with its run, its numbers.
+    """Check the files of a bundle and, with --run, its outputs against PyTorch.
 
-    Checks that the files of the folder BUNDLE match its manifest and load. Names each file that was changed, is
-    missing, or belongs to another bundle, and ends with exit code 1.
+    Checks that every file in the folder BUNDLE matches the manifest and loads. If one was changed, is missing, or
+    belongs to another bundle, names it and ends with exit code 1.
     """
     from ls_edge.export.file_checks import check_files, checked_with, raise_problems
 
