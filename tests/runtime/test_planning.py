@@ -10,7 +10,7 @@ import pytest
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import HEAD, STEM
-from ls_edge.runtime.fleet.planning.figures import Figures, figures_of, throughput_of
+from ls_edge.runtime.fleet.planning.estimates import Estimates, estimate, throughput_of
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import (
     OBJECTIVES,
@@ -134,7 +134,7 @@ def test_plans_of_200_random_instances_are_as_good_as_brute_force(objective):
         problem = random_problem(seed)
         planned = plan_placement(problem, objective)
         best = brute_force(problem, objective)
-        assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-9), (seed, planned)
+        assert planned.best.formula.value(objective) == pytest.approx(best, rel=1e-9), (seed, planned)
         assert planned.is_exact, seed
         check(problem, planned.best.placement, planned.best.replicas)
 
@@ -150,7 +150,7 @@ def test_plans_count_what_engine_calls_take_beyond_the_engine():
         problem = dataclasses.replace(plain, devices=devices)
         best = brute_force(problem, "throughput")
         planned = plan_placement(problem, "throughput")
-        assert planned.best.figures.value("throughput") == pytest.approx(best, rel=1e-9), (seed, planned)
+        assert planned.best.formula.value("throughput") == pytest.approx(best, rel=1e-9), (seed, planned)
         assert planned.is_exact, seed
 
 
@@ -183,10 +183,10 @@ def test_the_formulas_agree_with_the_simulation_where_devices_run_stem_and_head(
     }
     blocks = dict.fromkeys(("d0", "d1"), tuple(range(8))) if shape == "copies" else halves
     placement = with_ends(problem, blocks)
-    figures, simulated = figures_of(problem, placement), simulate_placement(problem, placement, "nearest")
-    assert figures.latency_ms == pytest.approx(1.5 + 8 * 2 + 2 + (2 if shape == "copies" else 4) - 0.9 - 1.0)
-    assert simulated.latency_ms == pytest.approx(figures.latency_ms, rel=0.05)
-    assert simulated.throughput == pytest.approx(figures.throughput, rel=0.1)
+    estimates, simulated = estimate(problem, placement), simulate_placement(problem, placement, "nearest")
+    assert estimates.latency_ms == pytest.approx(1.5 + 8 * 2 + 2 + (2 if shape == "copies" else 4) - 0.9 - 1.0)
+    assert simulated.latency_ms == pytest.approx(estimates.latency_ms, rel=0.05)
+    assert simulated.throughput == pytest.approx(estimates.throughput, rel=0.1)
     at_source = simulate_placement(problem, blocks, "nearest")
     assert at_source.latency_ms == pytest.approx(simulated.latency_ms + 5.0 - 1.5 + 0.9 + 1.0, rel=0.05)
     assert at_source.throughput <= 1e3 / 5.0
@@ -231,9 +231,9 @@ def test_no_placement_of_a_tiny_instance_is_better(seed):
             placements.append(held)
     only = PlanningProblem(**{**vars(problem), "max_replicas": problem.replicas})
     for objective in OBJECTIVES:
-        best = min(figures_of(problem, placement).value(objective) for placement in placements)
+        best = min(estimate(problem, placement).value(objective) for placement in placements)
         planned = plan_placement(only, objective)
-        assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-9), objective
+        assert planned.best.formula.value(objective) == pytest.approx(best, rel=1e-9), objective
 
 
 @pytest.mark.parametrize("kinds", [4, pytest.param(100, marks=pytest.mark.slow)])
@@ -250,7 +250,7 @@ def test_a_hundred_devices_and_48_blocks(objective, kinds):
     planned = plan_placement(problem, objective)
     check(problem, planned.best.placement, planned.best.replicas)
     for baseline in planned.baselines.values():
-        assert planned.best.figures.value(objective) <= baseline.figures.value(objective)
+        assert planned.best.formula.value(objective) <= baseline.formula.value(objective)
 
 
 def test_bands_take_neighbours_and_cost_a_visit_where_they_are_scattered():
@@ -260,11 +260,11 @@ def test_bands_take_neighbours_and_cost_a_visit_where_they_are_scattered():
     planned = plan_placement(banded, "throughput")
     halves = sorted(planned.best.placement.values())
     assert halves in ([(0, 4, 5), (1, 2, 3)], [(1, 4, 5), (0, 2, 3)], [(0, 4, 5), (1, 2, 3)])
-    assert planned.best.figures.latency_ms == 6 * 1.0 + 2 * 3.0
+    assert planned.best.formula.latency_ms == 6 * 1.0 + 2 * 3.0
     scattered = {"d0": (4, 0, 2), "d1": (5, 1, 3)}
-    assert figures_of(free, scattered).latency_ms == 6 * 1.0 + 2 * 3.0
+    assert estimate(free, scattered).latency_ms == 6 * 1.0 + 2 * 3.0
     # each band needs both; they meet at the end of one and the begin of the next
-    assert figures_of(banded, scattered).latency_ms == 6 * 1.0 + 4 * 3.0
+    assert estimate(banded, scattered).latency_ms == 6 * 1.0 + 4 * 3.0
 
 
 def test_one_device_alone_is_compared():
@@ -273,11 +273,11 @@ def test_one_device_alone_is_compared():
     small = PlannedDevice("small", 0.1, 2, visit_ms=5.0, watts=1.0)
     problem = PlanningProblem((fast, small), 8, source_ms=1.0, source_mj=3.0)
     planned = plan_placement(problem, "latency")
-    figures = planned.single.figures
+    estimates = planned.single.formula
     assert planned.single.placement == {"fast": tuple(range(8))}
-    assert (*figures.route, figures.latency_ms, figures.throughput) == ("fast", 1.0 + 8 * 1.0 + 5.0, 1e3 / 8)
-    assert (figures.energy_mj, figures.whole_share) == (83.0, 0.9)
-    assert planned.best.figures == figures
+    assert (*estimates.route, estimates.latency_ms, estimates.throughput) == ("fast", 1.0 + 8 * 1.0 + 5.0, 1e3 / 8)
+    assert (estimates.energy_mj, estimates.whole_share) == (83.0, 0.9)
+    assert planned.best.formula == estimates
     assert planned.copies is None  # small has no room
     assert plan_placement(PlanningProblem((small, dataclasses.replace(small, name="s")), 4), "latency").single is None
 
@@ -300,26 +300,26 @@ def test_independent_copies_are_compared():
     alike = tuple(dataclasses.replace(devices[0], name=name) for name in "ab")
     busy = plan_placement(dataclasses.replace(problem, devices=alike, source_ms=20.0), "throughput")
     assert (busy.best.placement, busy.is_exact) == (planned.copies.placement, False)
-    copies = planned.copies.figures
+    copies = planned.copies.formula
     assert copies.throughput == pytest.approx(1e3 / 9 + 1e3 / 25)
     assert copies.latency_ms == pytest.approx((2.0 + 4.0 - 2.0) + 0.1 + 1.0 + 9.0)
     assert copies.energy_mj == pytest.approx((10.0 * 1e3 + 2.0 * 1e3) / (1e3 / 9 + 1e3 / 25))
     assert copies.whole_share == pytest.approx(0.99)
     slow = dataclasses.replace(problem, source_wire_ms=100.0)
-    assert plan_placement(slow, "throughput").copies.figures.throughput == pytest.approx(100.0)
+    assert plan_placement(slow, "throughput").copies.formula.throughput == pytest.approx(100.0)
     beyond = dataclasses.replace(problem, devices=tuple(dataclasses.replace(d, runtime_mean_ms=100.0) for d in devices))
-    assert plan_placement(beyond, "throughput").copies.figures.throughput == pytest.approx(2e3 / 109 + 2e3 / 125)
+    assert plan_placement(beyond, "throughput").copies.formula.throughput == pytest.approx(2e3 / 109 + 2e3 / 125)
 
 
 def test_batteries_and_unknown_power():
     known = PlannedDevice("a", 2.0, 4, watts=10.0, idle_watts=4.0, battery_wh=7.0)
-    figures = figures_of(PlanningProblem((known,), 4), {"a": (0, 1, 2, 3)})
-    assert figures.throughput == 1e3 / 8
-    assert figures.energy_mj == 80.0
-    assert figures.battery_h == 0.7  # always busy
+    estimates = estimate(PlanningProblem((known,), 4), {"a": (0, 1, 2, 3)})
+    assert estimates.throughput == 1e3 / 8
+    assert estimates.energy_mj == 80.0
+    assert estimates.battery_h == 0.7  # always busy
     unknown = PlannedDevice("b", 2.0, 4, battery_wh=7.0)
-    figures = figures_of(PlanningProblem((unknown,), 4), {"b": (0, 1, 2, 3)})
-    assert (figures.energy_mj, figures.battery_h) == (None, None)
+    estimates = estimate(PlanningProblem((unknown,), 4), {"b": (0, 1, 2, 3)})
+    assert (estimates.energy_mj, estimates.battery_h) == (None, None)
 
 
 def test_what_cannot_be_planned():
@@ -345,7 +345,7 @@ def test_visits_from_links():
 
 
 @pytest.mark.parametrize(
-    ("objective", "figures", "chosen"),
+    ("objective", "estimates", "chosen"),
     [
         ("throughput", {"nearest": (88.0, 38.41), "parallel": (47.0, 38.38)}, "parallel"),  # equal but for 0.1 %
         ("throughput", {"nearest": (88.0, 38.41), "parallel": (47.0, 37.0)}, "nearest"),
@@ -354,6 +354,6 @@ def test_visits_from_links():
         ("energy", {"nearest": (88.0, 38.0), "parallel": (47.0, 30.0)}, "parallel"),  # not known of either
     ],
 )
-def test_the_policy_of_a_plan_is_the_best_and_of_equal_ones_the_quickest(objective, figures, chosen):
-    simulated = [Figures(*values, policy=name) for name, values in figures.items()]
+def test_the_policy_of_a_plan_is_the_best_and_of_equal_ones_the_quickest(objective, estimates, chosen):
+    simulated = [Estimates(*values, policy=name) for name, values in estimates.items()]
     assert best_policy(simulated, objective).policy == chosen

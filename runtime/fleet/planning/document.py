@@ -127,7 +127,7 @@ def plan_document(
         reason=verdict.reason,
         placement=_shown(best.placement),
         replicas=best.replicas,
-        route=best.figures.route,
+        route=best.formula.route,
         policy=None if best.simulated is None else best.simulated.policy,
         concurrency=scoring.requests_at_once(problem, best.placement),
         max_batch={device.name: device.max_batch for device in problem.devices},
@@ -169,16 +169,16 @@ def _is_better(objective: Objective, one: Candidate, other: Candidate) -> bool:
 
 
 def _expected(candidate: Candidate) -> Expected:
-    formula, simulated = candidate.figures, candidate.simulated
-    figures = simulated or formula
+    formula, simulated = candidate.formula, candidate.simulated
+    estimates = simulated or formula
     is_single = candidate.name == "single"
     return Expected(
-        latency_ms=_number(figures.latency_ms),
-        throughput=_number(figures.throughput),
-        energy_mj=_number(figures.energy_mj),
+        latency_ms=_number(estimates.latency_ms),
+        throughput=_number(estimates.throughput),
+        energy_mj=_number(estimates.energy_mj),
         battery_h=_number(formula.battery_h),
         whole_share=_number(formula.whole_share, 6),
-        policy=figures.policy,
+        policy=estimates.policy,
         placement=_shown(candidate.placement) or None,
         device=formula.route[0] if is_single else None,
         simulated_whole_share=None if simulated is None else simulated.whole_share,
@@ -211,11 +211,11 @@ def _judge(
     distributed = [_best(spread, objective)] if spread else []
     best = _best([*known, *distributed], objective)
     texts = [
-        f"{figure_text(objective, other)} of {_called(other)}{_gain(objective, best, other)}"
+        f"{estimate_text(objective, other)} of {_called(other)}{_gain(objective, best, other)}"
         for other in (*known, *distributed)
         if other is not best
     ]
-    reason = figure_text(objective, best)
+    reason = estimate_text(objective, best)
     reason += f" against {' and '.join(texts)}" if texts else ", and there is no other device"
     if best.name == "single":
         reason = f"{_called(best)}, {reason}"
@@ -230,7 +230,7 @@ def _advantages(problem: PlanningProblem, distributed: Candidate, best: Candidat
     found = []
     for objective in OBJECTIVES:
         if _is_better(objective, distributed, best):
-            found.append(f"{figure_text(objective, distributed)} against {figure_text(objective, best)}")
+            found.append(f"{estimate_text(objective, distributed)} against {estimate_text(objective, best)}")
     if most < problem.num_blocks:
         found.append(f"at most {most} of {problem.num_blocks} blocks in the memory of a device")
     return found
@@ -238,7 +238,7 @@ def _advantages(problem: PlanningProblem, distributed: Candidate, best: Candidat
 
 def _called(candidate: Candidate) -> str:
     if candidate.name == "single":
-        return f"{candidate.figures.route[0]} alone"
+        return f"{candidate.formula.route[0]} alone"
     return "independent copies" if candidate.name == "copies" else "distribution"
 
 
@@ -252,7 +252,7 @@ def _gain(objective: Objective, best: Candidate, other: Candidate) -> str:
     return f" ({100 * more:.0f} % {word})" if more >= scoring.NO_WORSE else " (no difference)"
 
 
-def figure_text(objective: Objective, candidate: Candidate) -> str:
+def estimate_text(objective: Objective, candidate: Candidate) -> str:
     """Return the estimate of an objective with its unit."""
     value = abs(candidate.value(objective))
     if math.isinf(value):

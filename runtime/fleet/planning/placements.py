@@ -1,6 +1,6 @@
 """The best placement with a given number of holders per block, for each objective.
 
-A placement is worth what the formulas of ``figures.py`` say, and those depend only on how many blocks each device
+A placement is worth what the formulas of ``estimates.py`` say, and those depend only on how many blocks each device
 holds, or for survival on the sets of devices that hold the same blocks:
 
 - latency: a request alone visits devices that hold the model once, ``min sum(visit + n t)`` over counts ``n`` that add

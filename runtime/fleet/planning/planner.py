@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
+from ls_edge.runtime.fleet.planning.estimates import Estimates, estimate
 from ls_edge.runtime.fleet.planning.placements import best_placement
 from ls_edge.runtime.fleet.planning.problem import (
     Objective,
@@ -34,14 +34,14 @@ class Candidate:
 
     name: str
     placement: Placement
-    figures: Figures
+    formula: Estimates
     """Estimates by the formulas."""
     replicas: int
-    simulated: Figures | None = None
+    simulated: Estimates | None = None
 
     def value(self, objective: Objective) -> float:
         """Return the cost by simulation if there is one; survival by formula, which is exact."""
-        return (self.figures if self.simulated is None or objective == "survival" else self.simulated).value(objective)
+        return (self.formula if self.simulated is None or objective == "survival" else self.simulated).value(objective)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
         found = best_placement(problem, objective, replicas)
         candidates.append(_candidate(problem, objective, "plan", found.placement, replicas, found.route))
         is_exact = is_exact and found.is_exact
-        if objective == "survival" and candidates[-1].figures.value(objective) < NEGLIGIBLE_LOSS - 1:
+        if objective == "survival" and candidates[-1].formula.value(objective) < NEGLIGIBLE_LOSS - 1:
             break
     baselines: dict[str, Candidate | None] = {}
     for name, make in (("round_robin", round_robin), ("equal_split", equal_split), ("trained_order", trained_order)):
@@ -92,9 +92,9 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
 
 def rank(candidate: Candidate, objective: Objective) -> tuple[float, float, float, int]:
     """Return a key that is smaller for a better candidate: its objective, then latency, throughput and origin."""
-    figures = candidate.figures
-    value = float(f"{figures.value(objective):.6e}")  # more digits are rounding errors
-    return value, round(figures.latency_ms, 6), -round(figures.throughput, 6), ORIGINS.index(candidate.name)
+    estimates = candidate.formula
+    value = float(f"{estimates.value(objective):.6e}")  # more digits are rounding errors
+    return value, round(estimates.latency_ms, 6), -round(estimates.throughput, 6), ORIGINS.index(candidate.name)
 
 
 def _candidate(
@@ -107,7 +107,7 @@ def _candidate(
 ) -> Candidate:
     """Return a placement with stem and head where that is better: at the source, or on the devices that have room."""
     placements = (one for one in (placement, with_ends(problem, placement)) if one is not None)
-    found = [Candidate(name, one, figures_of(problem, one, route), replicas) for one in placements]
+    found = [Candidate(name, one, estimate(problem, one, route), replicas) for one in placements]
     return min(found, key=lambda one: rank(one, objective))
 
 
@@ -126,7 +126,7 @@ def best_single(problem: PlanningProblem, objective: Objective) -> Candidate | N
         for device in problem.devices
         if problem.room(device) == problem.num_blocks
     ]
-    return min(found, key=lambda one: (*rank(one, objective), one.figures.route), default=None)
+    return min(found, key=lambda one: (*rank(one, objective), one.formula.route), default=None)
 
 
 def independent_copies(problem: PlanningProblem) -> Candidate | None:
@@ -135,7 +135,7 @@ def independent_copies(problem: PlanningProblem) -> Candidate | None:
     whole = with_ends(problem, {d.name: blocks for d in problem.devices if d.room_with_ends >= problem.num_blocks})
     if whole is None or len(whole) < 2:
         return None
-    return Candidate("copies", whole, figures_of(problem, whole), len(whole))
+    return Candidate("copies", whole, estimate(problem, whole), len(whole))
 
 
 def round_robin(problem: PlanningProblem) -> Placement | None:

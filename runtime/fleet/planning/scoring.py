@@ -1,8 +1,8 @@
 """Results of a placement by simulation: the routing machines themselves, with the times of the problem.
 
-The formulas of ``figures.py`` ignore queues, credits, and that a holder knows only what others report. Here requests go
-through the placement in simulated time: one after the other for latency, many at the same time for throughput and
-energy, and one for each of several draws of lost devices.
+The formulas of ``estimates.py`` ignore queues and credits, and that a holder knows only what others report. Here
+requests go through the placement in simulated time: one after the other for latency, many at the same time for
+throughput and energy, and one for each of several draws of lost devices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
-from ls_edge.runtime.fleet.planning.figures import Figures, throughput_of
+from ls_edge.runtime.fleet.planning.estimates import Estimates, throughput_of
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.routing.events import Complete
@@ -42,7 +42,7 @@ def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
     return ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
 
 
-def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> Figures:
+def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> Estimates:
     """Run requests through a placement; the same problem, placement and seed give the same results.
 
     The share of whole answers is that of several draws of lost devices, None without losses.
@@ -58,7 +58,7 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
         used = watts[name]
         energy = None if energy is None or (busy and used is None) else energy + busy * 1e3 * (used or 0.0) / answers
     lossy = any(device.loss for device in problem.devices) or any(problem.zone_losses.values())
-    return Figures(
+    return Estimates(
         policy=policy,
         latency_ms=round(latency * 1e3 + source_ms, 4),
         throughput=round(min(throughput, 1e3 / source_ms if source_ms else throughput), 4),
@@ -189,12 +189,12 @@ def _is_whole(
     return any(isinstance(outcome, Complete) for outcome in sim.outcomes[request])
 
 
-def best_policy(figures: Sequence[Figures], objective: Objective) -> Figures:
+def best_policy(estimates: Sequence[Estimates], objective: Objective) -> Estimates:
     """Return the results of the policy that serves an objective best.
 
     The simulation does not tell apart what differs by less than :data:`NO_WORSE`: of those the policy with the least
     latency wins, then the one with the most throughput.
     """
-    best = min(one.value(objective) for one in figures)
-    equal = [one for one in figures if one.value(objective) <= best + NO_WORSE * abs(best)]
+    best = min(one.value(objective) for one in estimates)
+    equal = [one for one in estimates if one.value(objective) <= best + NO_WORSE * abs(best)]
     return min(equal, key=lambda one: (one.latency_ms, -one.throughput))

@@ -35,7 +35,7 @@ ALL_ROUTES = 10
 
 
 @dataclass(frozen=True)
-class Figures:
+class Estimates:
     """Estimates of a placement; None if a value that they need is unknown."""
 
     latency_ms: float
@@ -62,14 +62,14 @@ class Figures:
         return -value if objective == "survival" else value
 
 
-def figures_of(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> Figures:
+def estimate(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> Estimates:
     """Estimate a placement; without a holder of some block it is infinitely slow and never whole.
 
     ``route`` names devices that hold the whole model together: a hint for placements with too many subsets to try.
     """
     holders = holders_of(problem, placement)
     if not all(holders.values()):
-        return Figures(float("inf"), 0.0, whole_share=0.0)
+        return Estimates(float("inf"), 0.0, whole_share=0.0)
     load = _load(problem, placement)
     throughput = throughput_of(problem, placement)
     visited, latency = best_route(problem, placement, route)
@@ -77,7 +77,7 @@ def figures_of(problem: PlanningProblem, placement: Placement, route: Collection
     if runs_ends(placement):
         wires = {device.name: max(device.wire_ms, problem.source_wire_ms) for device in problem.devices}
         latency -= wires[visited[0]] * (1 - problem.image_share) + wires[visited[-1]] * (1 - problem.logits_share)
-    return Figures(
+    return Estimates(
         latency_ms=source_ms + problem.source_visit_ms + max(0.0, latency),
         throughput=throughput,
         energy_mj=_energy(problem, load, source_mj),
