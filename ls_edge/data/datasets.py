@@ -103,8 +103,8 @@ class ImageSet:
         unknown = [name for name in self.classes if name not in index]
         if unknown:
             raise DataError(
-                f"{self.source}: {_some(unknown)} {'is no class' if len(unknown) == 1 else 'are no classes'} of the "
-                f"model, which has {_some(model_classes)}; name the class folders as in the training data"
+                f"{self.source}: the model has no class {_some(unknown)}; its classes are {_some(model_classes)}; "
+                "name the class folders as in the training data"
             )
         return [None if image.label is None else index[self.classes[image.label]] for image in self.images]
 
@@ -170,8 +170,8 @@ def require_labels(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSe
     """Match classes as :func:`match_classes`; also raise :class:`DataError` if the images have no labels."""
     if not image_set.classes:
         raise DataError(
-            f"{image_set.source} has images but no class folders, so there is no accuracy; put each class in "
-            f"one, or a list of classes next to the part ({' or '.join(LABEL_FILES)})"
+            f"{image_set.source} has images but no class folders, so there is no accuracy to measure; put the images "
+            f"of each class in a folder, or a list of classes next to the part ({' or '.join(LABEL_FILES)})"
         )
     return match_classes(image_set, model_classes)
 

@@ -141,7 +141,7 @@ def check_cuda() -> Iterator[Finding]:
         yield Finding("warn", "CUDA runtime", tried.why, _fix_of(tried.why, "the CUDA runtime"))
         return
     runtime, driver = tried.found["runtime"], tried.found["driver"]
-    newer = ", an older release, with which it works all the same" if numbers(runtime) > numbers(driver) else ""
+    newer = ", an older release, which is enough" if numbers(runtime) > numbers(driver) else ""
     yield Finding("ok", "CUDA runtime", f"{runtime} in {tried.found['path']}; the driver supports {driver}{newer}")
 
 
@@ -181,12 +181,12 @@ def check_onnxruntime(build: str) -> Iterator[Finding]:
         if tried.found is not None and tried.found["right"]:
             rounds = "" if tried.found["exact"] else ", but rounds float32: answers would differ from other devices'"
             detail = f"{build} {listed.found['version']}, loads and computes{rounds}"
-            advice = "serve fp16 bundles with it, or leave it" if rounds else None
+            advice = "use it for fp16 bundles only" if rounds else None
             yield Finding("warn" if rounds else "ok", what, detail, advice)
             continue
         why = tried.why or "computes wrong numbers"
         if provider == "CPUExecutionProvider":
             yield Finding("bad", what, why, _reinstall(build))
         else:
-            fix = "install the libraries that it names, or leave it: peers with 'engine: auto' pass over it and say so"
+            fix = "install the libraries that it names, or ignore this: peers with 'engine: auto' skip it and log that"
             yield Finding("warn", what, f"is listed, but {why}", fix)

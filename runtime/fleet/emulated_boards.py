@@ -148,8 +148,8 @@ def emulated_boards(kinds: Sequence[str], slowdown: float = 1.0) -> tuple[Emulat
             named, block_ms, source = profile.device.name, profile.block_ms, f"its profile {Path(kind).name}"
         else:
             raise UsageError(
-                f"{unknown_name('board', kind, IMAGES_PER_SECOND)}; of any other board give the profile.json that "
-                "'ls-edge profile' wrote on one"
+                f"{unknown_name('board', kind, IMAGES_PER_SECOND)}; for any other board, give the profile.json that "
+                "'ls-edge profile' wrote on it"
             )
         if slowdown != 1:
             block_ms, source = block_ms * slowdown, f"{source}, {slowdown:g} times slower"
@@ -165,8 +165,8 @@ def emulated_profile(measured: DeviceProfile, board: EmulatedBoard) -> DevicePro
     """
     if measured.block_ms > board.block_ms:
         raise UsageError(
-            f"a block takes this machine {measured.block_ms:.2f} ms and {board.name} {board.block_ms:.2f} ms, so it "
-            "cannot stand for one; take a smaller model, or a faster machine"
+            f"this machine needs {measured.block_ms:.2f} ms for a block and {board.name} {board.block_ms:.2f} ms: too "
+            "slow to emulate it; take a smaller model, or a faster machine"
         )
     one, size = measured.one_at_a_time, min(map(int, measured.batch))
     block = Times(*(round(board.block_ms * size, 4),) * 3)

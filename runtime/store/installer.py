@@ -55,7 +55,7 @@ Build = Callable[[Bundle, Callable[[int, int, str], None]], Iterator[object]]
 
 
 class _StoreThread:
-    """The thread that writes, verifies and builds; :meth:`handle_results` goes on with the results of its jobs."""
+    """The thread that writes, verifies and builds; :meth:`handle_results` runs what follows, in the peer."""
 
     def __init__(self, name: str) -> None:
         self.node: Node | None = None

@@ -157,8 +157,8 @@ CASES = r"""
 1 | eval bundle --data empty | empty holds no images; expected class folders with files ending in .bmp,
 1 | eval bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated header); check it or
 1 | eval bundle --data texts | texts holds no images; expected class folders with files ending in .bmp,
-1 | eval bundle --data flat | flat has images but no class folders, so there is no accuracy; put each class
-1 | eval bundle --data others | others: 'cat' is no class of the model, which has '0', '1', '2', '3', '4' and
+1 | eval bundle --data flat | flat has images but no class folders, so there is no accuracy to measure; put
+1 | eval bundle --data others | others: the model has no class 'cat'; its classes are '0',
 1 | eval bundle --data no.tar | no.tar is neither a folder nor a whole tar (truncated header); check it or
 1 | eval bundle --data cut.tar | cut.tar is neither a folder nor a whole tar (truncated header); check it or
 1 | eval bundle --data bundle | bundle holds no images; expected class folders with files ending in .bmp,
@@ -189,8 +189,8 @@ CASES = r"""
 1 | analyze nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
 1 | analyze bundle/stem.onnx --data digits | bundle/stem.onnx is a file; give the folder of a run (config.yaml) or
 1 | analyze bundle --data nowhere | nowhere: no such folder or tar; check the path, or write 'digits' for the
-1 | analyze bundle --data flat | flat has images but no class folders, so there is no accuracy; put each class
-1 | analyze bundle --data others | others: 'cat' is no class of the model, which has '0', '1', '2', '3', '4' and
+1 | analyze bundle --data flat | flat has images but no class folders, so there is no accuracy to measure; put
+1 | analyze bundle --data others | others: the model has no class 'cat'; its classes are '0',
 1 | analyze cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
 2 | analyze | Missing argument 'RUN_OR_BUNDLE_OR_TRACE'
 2 | analyze bundle | Missing option '--data'
@@ -333,7 +333,7 @@ CASES = r"""
 1 | run --peers good.yaml --bundle bundle --data nowhere | nowhere: no such folder or tar; check the path, or write
 1 | run --peers good.yaml --bundle bundle --data empty | empty holds no images; expected class folders with files
 1 | run --peers good.yaml --bundle bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated
-1 | run --peers good.yaml --bundle bundle --data others | others: 'cat' is no class of the model, which has '0', '1',
+1 | run --peers good.yaml --bundle bundle --data others | others: the model has no class 'cat'; its classes are '0',
 2 | RUN --policy best | '--policy': 'best' is not one of 'nearest', 'sequential', 'fastest',
 2 | RUN --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
 2 | RUN --concurrency 0 | '--concurrency': 0 is not in the range 1<=x<=1000000

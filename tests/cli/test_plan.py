@@ -112,7 +112,7 @@ def test_independent_copies_win_where_tokens_take_longer_than_images(command, bu
     assert found["reason"].startswith(f"{copies['throughput']:.0f} images a second against ")
     assert "% more) and" in found["reason"]
     assert any("as JPEG" in line for line in found["assumptions"])
-    assert any("takes 0.6 ms beyond the engine on a, b" in line for line in found["assumptions"])
+    assert any("around each engine call, a, b spends another 0.6 ms" in line for line in found["assumptions"])
     code, printed, _ = command("plan", *words, "--mbit", "1", "--no-simulation")
     assert code == 0
     assert printed.startswith("Independent copies of the whole model are best: ")
@@ -203,7 +203,7 @@ def test_the_batch_is_what_the_peers_will_run(command, bundle, profile, measured
     four = planned(command, *words, "--objective", "throughput", "--batch", "4", "--no-simulation")
     assert four["formula"]["throughput"] == pytest.approx(1e3 * 2 / (4 * (2.0 + 4.0 * 3 / 7) / 4))
     assert any(
-        "batches of up to 4; what those take is taken from those of 1, 8" in line for line in four["assumptions"]
+        "batches of up to 4: their time is estimated from batches of 1, 8" in line for line in four["assumptions"]
     )
     base = tmp_path / "base.yaml"
     base.write_text(
@@ -245,7 +245,7 @@ def test_bad_input(command, bundle, profile, tmp_path, make_bundle):
     other = make_bundle(tmp_path / "other", seed=9)
     hot = profile("hot", throttled_by=["cpu-thermal at 100"])
     for arguments, code, message in (
-        ((bundle, a, a), 2, "two profiles are of 'a'"),
+        ((bundle, a, a), 2, "two profiles have the name 'a'"),
         ((other, a), 1, "profile this bundle on that device"),
         (
             (bundle, tmp_path / "none.json"),
@@ -254,13 +254,13 @@ def test_bad_input(command, bundle, profile, tmp_path, make_bundle):
         ),
         ((bundle, hot), 1, "hot throttled while it was measured (cpu-thermal at 100)"),
         ((bundle, a, "--replicas", "2"), 2, "8 copies; the memory of the devices has room for 4"),
-        ((bundle, a, b, "--objective", "energy"), 2, "a, b did not tell any"),
+        ((bundle, a, b, "--objective", "energy"), 2, "which a, b did not report"),
         ((bundle, a, "--loss-probability", "2"), 2, "'2' cannot be read"),
-        ((bundle, a, "--loss-probability", "c=0.1"), 2, "names 'c', which is no device or zone; there are a"),
+        ((bundle, a, "--loss-probability", "c=0.1"), 2, "names 'c', which is neither a device nor a zone; there are a"),
         ((bundle, a, "--zones", "rack"), 2, "write ZONE=NAME"),
         ((bundle, a, "--zones", "rack=c"), 2, "--zones names 'c'"),
         ((bundle, a, "--peers", a), 2, "give --out FILE as well"),
-        ((bundle, f"a b={a}"), 2, "is no name of a device"),
+        ((bundle, f"a b={a}"), 2, "cannot name a device"),
     ):
         bundle_, *rest = arguments
         wanted = () if "--objective" in rest else ("--objective", "latency")

@@ -97,7 +97,10 @@ def test_a_peer_measures_what_it_serves(tmp_path, bundle, command):
     assert command("profile", bundle, "--out", here, "--duration", 0.02, "--name", "laptop")[0] in (0, 3)
     code, printed, errors = command(*plan, "--source", here)
     assert code == 0, errors
-    assert any("stem and head take a, compared with laptop" in one for one in json.loads(printed)["assumptions"])
+    assert any(
+        "stem and head on a are as many times slower than on laptop" in one
+        for one in json.loads(printed)["assumptions"]
+    )
 
 
 def test_links_bad_input(command, bundle, write_peers, tmp_path):

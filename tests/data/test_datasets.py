@@ -347,9 +347,9 @@ def test_classes_are_matched_by_name(tmp_path):
     matched = match_classes(found, model)
     assert matched.classes == tuple(model)
     assert [image.label for image in matched.images] == [3, 3, 1, 1]
-    with pytest.raises(DataError, match="'dog' is no class of the model, which has 'cat'; name the class folders"):
+    with pytest.raises(DataError, match="the model has no class 'dog'; its classes are 'cat'; name the class folders"):
         found.labels_for(["cat"])
-    with pytest.raises(DataError, match=r"'cat', 'dog' are no classes of the model, which has '0', .* and 5 more"):
+    with pytest.raises(DataError, match=r"the model has no class 'cat', 'dog'; its classes are '0', .* and 5 more"):
         match_classes(found, [str(i) for i in range(10)])
 
 

@@ -142,7 +142,7 @@ def test_what_others_could_have_written_is_not_loaded(cache, monkeypatch):
         EngineCache(cache.folder)
     cache.folder.chmod(0o700)
     (cache.folder.parent / "link").symlink_to(cache.folder)
-    with pytest.raises(EngineError, match="is a link or no folder"):
+    with pytest.raises(EngineError, match="is a link or not a folder"):
         EngineCache(cache.folder.parent / "link")
     (cache.folder.parent / "file").write_text("")
     with pytest.raises(EngineError, match="cannot use"):

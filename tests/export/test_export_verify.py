@@ -97,7 +97,7 @@ def test_calibration_images_are_the_models_input_and_come_in_halves(loaded):
     assert not any((held == fit).all() for held in found.held_out.images for fit in found.fit.images)
     with pytest.raises(DataError, match=r"digits: 9 images can be read, calibration needs at least 16"):
         read_calibration("digits", loaded.record.image, loaded.record.classes, 9)
-    with pytest.raises(DataError, match="are no classes of the model"):
+    with pytest.raises(DataError, match="the model has no class"):
         read_calibration("digits", loaded.record.image, tuple("abcdefghi9"), 60)
 
 

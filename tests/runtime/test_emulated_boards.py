@@ -49,7 +49,7 @@ def test_an_emulated_profile_is_marked_and_says_nothing_that_is_not_known(measur
     assert found.block_ms == pytest.approx(board.block_ms, abs=1e-3)
     assert (found.device.name, found.device.emulated) == ("orin-nano-0", board.source)
     assert (found.power_watts, found.energy_mj_per_image, found.throttled) == (None, None, False)
-    with pytest.raises(UsageError, match="cannot stand for one"):
+    with pytest.raises(UsageError, match="too slow to emulate it"):
         emulated_profile(measured, EmulatedBoard("quick-0", 1e-6, "nobody"))
 
 

@@ -326,7 +326,7 @@ def test_what_cannot_be_planned():
     device = PlannedDevice("a", 1.0, 3)
     with pytest.raises(UsageError, match="4 copies; the memory of the devices has room for 3"):
         plan_placement(PlanningProblem((device,), 4), "latency")
-    with pytest.raises(UsageError, match="needs the power of every device, and a did"):
+    with pytest.raises(UsageError, match="needs the power of every device, which a did not report"):
         plan_placement(PlanningProblem((device,), 3), "energy")
     twice = (device, PlannedDevice("b", 1.0, 3))
     with pytest.raises(UsageError, match="--max-replicas 1 is below --replicas 2"):

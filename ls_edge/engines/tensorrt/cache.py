@@ -89,7 +89,7 @@ class EngineCache:
                 f"cannot use {self.folder} for built engines: {error.strerror}; set LS_EDGE_CACHE to a folder of yours"
             ) from None
         if not stat.S_ISDIR(found.st_mode):
-            raise EngineError(f"{self.folder} is a link or no folder; set LS_EDGE_CACHE to a folder of yours")
+            raise EngineError(f"{self.folder} is a link or not a folder; set LS_EDGE_CACHE to a folder of yours")
         _check_owner(found, self.folder)
 
     def get(

@@ -102,7 +102,7 @@ def _similarity(found: Similarity) -> str:
     if cosines:
         text += (
             f"What a block adds in random order has a cosine of {min(cosines):.2f} to {max(cosines):.2f} to what it "
-            f"adds in trained order: {'nearly the same' if min(cosines) > 0.6 else 'other'} directions."
+            f"adds in trained order: {'nearly the same' if min(cosines) > 0.6 else 'different'} directions."
         )
     return text.strip()
 
@@ -173,11 +173,11 @@ def _probe(found: Probe) -> str:
 def _umap(found: list[Map]) -> str:
     one = found[0]
     if one.neighbors > 3 * one.chance:
-        seen = "the output tells its slot, and slots form clouds of their own"
+        look = "the output tells its slot, and slots form clouds of their own"
     else:
-        seen = "the slots lie mixed" if one.neighbors < 1.5 * one.chance else "slots overlap"
+        look = "the slots lie mixed" if one.neighbors < 1.5 * one.chance else "slots overlap"
     return sentence(
-        f"{one.of}: {seen}. The nearest points name the slot of {show_percent(one.neighbors)} of the points; chance is "
+        f"{one.of}: {look}. The nearest points name the slot of {show_percent(one.neighbors)} of the points; chance is "
         f"{show_percent(one.chance)}"
     )
 

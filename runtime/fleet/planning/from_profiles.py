@@ -88,12 +88,12 @@ def read_profiles(arguments: Sequence[str]) -> tuple[NamedProfile, ...]:
         for name in names.split(",") if equals else (profile.device.name,):
             if not is_name(name):
                 raise UsageError(
-                    f"{argument!r}: {name!r} is no name of a device; write FILE, or orin-0,orin-1=FILE for several "
-                    "like it"
+                    f"{argument!r}: {name!r} cannot name a device; write FILE, or orin-0,orin-1=FILE for several "
+                    "devices with the same profile"
                 )
             if any(other.name == name for other in found):
                 raise UsageError(
-                    f"two profiles are of {name!r}; call one otherwise, for example {name}-b={path}, or leave it out"
+                    f"two profiles have the name {name!r}; rename one, for example {name}-b={path}, or leave it out"
                 )
             found.append(NamedProfile(name, Path(path), profile))
     return tuple(found)
@@ -116,15 +116,14 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
     missing = [one.name for one in inputs.profiles if one.name not in network.calls]
     if missing:
         assumed.append(
-            f"an engine call takes {CALL_MS:g} ms beyond the engine on {', '.join(missing)}: that was not measured "
-            "(--links FILE)"
+            f"around each engine call, {', '.join(missing)} spends another {CALL_MS:g} ms: not measured (--links FILE)"
         )
     height, width = bundle.manifest.image.size
     image_bytes = height * width * JPEG_BITS_PER_PIXEL / 8
     tokens = bundle.manifest.tokens
     assumed.append(
-        f"images are sent as JPEG with {JPEG_BITS_PER_PIXEL:g} bits per pixel where devices run the stem, which decode "
-        "them as fast as the source, in no time"
+        f"where devices run the stem, images are sent as JPEG with {JPEG_BITS_PER_PIXEL:g} bits per pixel, and "
+        "decoding takes no time"
     )
     token_bytes = wire_bytes(inputs.codec, tokens.count, tokens.dim)
     problem = PlanningProblem(
@@ -160,7 +159,7 @@ def _check_profile(bundle: Bundle, one: NamedProfile, *, throttled: bool) -> Non
     if profile.throttled and not throttled:
         raise DataError(
             f"{one.path}: {one.name} throttled while it was measured ({'; '.join(profile.throttled_by)}); measure "
-            "again when it is cool and well supplied, or take it as it is with --allow-throttled"
+            "again when it is cool and has enough power, or accept this profile with --allow-throttled"
         )
 
 
@@ -168,14 +167,16 @@ def _check_names(inputs: PlanningInputs) -> None:
     names, zones = {one.name for one in inputs.profiles}, set(inputs.zones.values())
     for name in inputs.zones:
         if name not in names:
-            raise UsageError(f"--zones names {name!r}, which no profile is of; there are {', '.join(sorted(names))}")
+            raise UsageError(f"--zones names {name!r}, which has no profile; profiles name {', '.join(sorted(names))}")
     for name in inputs.losses:
         if name and name not in names | zones:
             known = ", ".join(sorted(names | zones))
-            raise UsageError(f"--loss-probability names {name!r}, which is no device or zone; there are {known}")
+            raise UsageError(
+                f"--loss-probability names {name!r}, which is neither a device nor a zone; there are {known}"
+            )
     both = names & zones
     if both:
-        raise UsageError(f"{', '.join(sorted(both))}: a zone is called like a device; call it otherwise")
+        raise UsageError(f"{', '.join(sorted(both))} names both a zone and a device; rename the zone")
 
 
 def _source(inputs: PlanningInputs, assumed: list[str]) -> tuple[NamedProfile, float]:
@@ -219,9 +220,11 @@ def _device(
     max_batch = _max_batch(one, inputs, calls)
     if max_batch not in calls:
         near = ", ".join(map(str, sorted(calls)))
-        assumed.append(f"{one.name} runs batches of up to {max_batch}; what those take is taken from those of {near}")
+        assumed.append(f"{one.name} runs batches of up to {max_batch}: their time is estimated from batches of {near}")
     if images > 1:
-        assumed.append(f"an image alone takes {one.name} what one of {images} takes: none was measured alone")
+        assumed.append(
+            f"on {one.name}, an image alone takes as long as one in a batch of {images}: none was measured alone"
+        )
     copies_ms = profile.one_at_a_time.visit_ms
     runtime_ms, runtime_mean_ms = (ms + copies_ms for ms in network.calls.get(one.name, (CALL_MS, CALL_MS)))
     full_images = min(calls, key=lambda size: (abs(size - max_batch), size))
@@ -231,10 +234,10 @@ def _device(
         slower = profile.block_ms / max(source.profile.block_ms, 1e-9)
         stem, head = _ends_ms(source.profile) or (0.0, 0.0)
         ends = stem * slower, head * slower
-        assumed.append(f"stem and head take {one.name}, compared with {source.name}, as much longer as a block does")
+        assumed.append(f"stem and head on {one.name} are as many times slower than on {source.name} as a block is")
     free = profile.device.available_bytes
     if free is None:
-        assumed.append(f"{one.name} has memory for every block: its profile does not say how much it has")
+        assumed.append(f"{one.name} has memory for every block: its profile gives no amount")
     block_bytes = max(1, profile.block_memory_bytes)
     room = block_bytes * bundle.num_blocks + profile.memory_bytes if free is None else free * MEMORY_SHARE
     ends_bytes = max(0, profile.memory_bytes - block_bytes * bundle.num_blocks)

@@ -215,7 +215,7 @@ class PlanningProblem:
             missing = [device.name for device in self.devices if device.watts is None]
             if missing:
                 raise UsageError(
-                    f"the objective energy needs the power of every device, and {', '.join(missing)} did not tell any; "
+                    f"the objective energy needs the power of every device, which {', '.join(missing)} did not report; "
                     "leave those profiles out, or plan for another objective"
                 )
 
