@@ -44,8 +44,8 @@ _BACKLOG_LINKS = 4096
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 32 * 1024**2), (-1, 64 * 1024**2)
 """Parameters of ``mallopt`` (``malloc.h``): the largest values that glibc would choose by itself. With smaller ones it
-returns the memory of each frame to the system: 23 to 44 page faults for each hop of 605 KB in a chain of two peers, and
-0.84 to 0.93 ms instead of 0.76 to 0.85."""
+returns the memory of frames to the system, and each new one costs page faults: 26 for 605 KB, which
+``tests/runtime/test_frame_memory.py`` counts."""
 
 # Plain numbers: arithmetic on the enumerations takes as long as a small send.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
