@@ -27,7 +27,7 @@ from ls_edge.runtime.routing.parts.credits import Credits, counted
 from ls_edge.runtime.routing.parts.waiting_requests import WaitingRequests
 
 _SPARE = 64
-"""Entries beyond four for each held request, after which outdated ones are swept out, since they keep tokens."""
+"""Entries beyond four for each held request, after which outdated ones are swept out."""
 
 TRANSITIONS: dict[tuple[Stage, Stage], str] = {
     (Stage.NEW, Stage.WAITING): "taken in: RUN accepted, image submitted, track of a wave begun",
@@ -245,12 +245,13 @@ class Custody(Context):
         self.timers.set(request, self.news_by(request))
 
     def end(self, request: HeldRequest, why: str) -> None:
-        """Forget a request and its transfers."""
+        """Forget a request, its tokens and its transfers."""
         if request.stage is not Stage.ENDED:
             self.transition(request, Stage.ENDED, why)
             del self.held[request.transfer]
             self.timers.end(request, len(self.held))
             self.on_end(request)
+            request.tokens = None  # outdated timers refer to the request for a while
 
     # Transitions.
 

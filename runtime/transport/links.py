@@ -9,7 +9,6 @@ This module handles frames; ``node`` handles their content. One thread uses it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -42,11 +41,6 @@ this process reads, and would fill the memory."""
 _BACKLOG_LINKS = 4096
 """Largest number of links whose messages are counted for that."""
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 8 * 1024**2), (-1, 16 * 1024**2)
-"""Parameters of ``mallopt`` (``malloc.h``). With glibc's own values it returns the memory of frames to the system, and
-each new one costs page faults: 26 for 605 KB, which ``tests/runtime/test_frame_memory.py`` counts. With 32 and 64 MiB
-it keeps Pillow's blocks of 16 MiB, too: two images of 64 megapixels then take 840 to 1,040 MiB instead of 550."""
-
 # Plain numbers: arithmetic on the enumerations takes as long as a small send.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
@@ -69,7 +63,6 @@ class Links:
 
         Raise :class:`LinkError` if the address is in use or cannot be bound.
         """
-        _keep_freed_memory()
         self.poller = SocketPoller()
         self._sockets = Sockets(self.poller, heartbeat, max_frame, tokens_frame, curve)
         self.failed = self._sockets.failures
@@ -246,14 +239,6 @@ class Links:
             self.hang_up(link)
         elif self.dialer.hang_up(link.dialled):
             self._lost.append(link)
-
-
-def _keep_freed_memory() -> None:
-    """Let this process reuse the memory of one frame of tokens for the next; other C libraries than glibc ignore it."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(*_MMAP_THRESHOLD)
-        mallopt(*_TRIM_THRESHOLD)
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:

@@ -1,5 +1,7 @@
 """A peer's machine takes tokens, runs its blocks, hands them on, and meets a next holder that fails."""
 
+import weakref
+
 import pytest
 
 from ls_edge.runtime.protocol.messages import (
@@ -57,6 +59,23 @@ def test_a_peer_accepts_runs_all_its_blocks_hands_on_and_releases(peer):
     peer.hears("b", Release(onward.transfer, "b"))
     assert not peer.machine.held
     assert not list(peer.machine.custody.sent)
+
+
+def test_tokens_are_let_go_with_their_request(peer):
+    class Tokens:
+        pass
+
+    peer.gets("laptop", run_of(transfer(99), remaining=(2, 3), waves=BY_X, budget=1.0))  # has the first timer
+    peer.meets("b", [2, 3])
+    alive = weakref.WeakSet()
+    for number in range(20):
+        alive.add(tokens := Tokens())
+        peer.gets("laptop", run_of(transfer(number), remaining=(2, 3), waves=BY_X), tokens)
+        (onward,) = peer.sent(Forward, "b")
+        peer.hears("b", Accept(onward.transfer, 8))
+        peer.hears("b", Release(onward.transfer, "b"))
+        del tokens, onward
+        assert not alive
 
 
 def test_the_last_block_goes_home_with_what_is_done(peer):

@@ -289,7 +289,7 @@ def test_a_holder_of_the_stem_that_hangs_is_gone_around(processes, expected):
 def test_a_stem_or_head_that_returns_nan_is_gone_around(processes, expected, liar):
     processes.set_faults(liar, Faults(not_finite=1.0))
     with Source.open(processes.path, budget_ms=20_000) as source:
-        assert source.wait_ready() == ()
+        source.thread.monitor.wait_for(lambda found: all(peer.warm for peer in found.peers.values()), 20)
         for seed in range(6):
             answer = source.submit(photo(seed)).result(20)
             assert relative_error(answer.logits, expected(photo(seed), answer.arrangement)) < 1e-4
