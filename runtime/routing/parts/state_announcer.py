@@ -209,17 +209,15 @@ class StateAnnouncer:
     def _far_blocks(self, name: str, shared: State, near: Iterable[Neighbour]) -> tuple[tuple[int, ...], ...]:
         """Return the blocks that are 2, 3, … links away by a way that does not begin at ``name``, nearest first.
 
-        A neighbour is not told what it told us itself, nor what others that it has links to tell it. So where all have
-        links to all nobody is told anything, and after the only holder of a block has gone no two of them go on telling
-        one another of it. In a ring they do, until :data:`MAX_FAR` ends it.
+        A neighbour is not told what it told us itself, nor what others that have links to it tell it. So where all have
+        links to all nobody is told anything, and after the only holder of a block has gone nobody passes on what others
+        said before they knew. In a ring they do, until :data:`MAX_FAR` ends it.
         """
         machine = self._machine
         known = {*shared.reach_blocks, *self._rules.engine.usable_blocks}
         if len(known) >= machine.bands.num_blocks + len(ENDS):
             return ()
-        receiver = machine.neighbours.get(name)
-        direct = {name, *(receiver.state.reaches if receiver is not None and receiver.state is not None else ())}
-        states = [n.state for n in near if n.name not in direct and n.state is not None]
+        states = [n.state for n in near if n.name != name and n.state is not None and name not in n.state.reaches]
         found: list[tuple[int, ...]] = []
         for distance in range(MAX_FAR):
             if distance == 0:
