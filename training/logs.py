@@ -120,6 +120,12 @@ def _mlflow(folder: Path, config: TrainConfig) -> Iterator[Write]:
 _OTHERS = {"wandb": _wandb, "mlflow": _mlflow}
 
 
+def check_library(config: TrainConfig) -> None:
+    """Raise :class:`UsageError` if the library of ``config.log`` cannot be imported."""
+    if config.log in _OTHERS:
+        require_import(f"--log {config.log}", (config.log,), config.log)
+
+
 def where_to_look(config: TrainConfig, folder: Path) -> str:
     """Return the command or place that shows the curves of a run."""
     return {
@@ -132,12 +138,11 @@ def where_to_look(config: TrainConfig, folder: Path) -> str:
 def open_logs(folder: Path, config: TrainConfig, epochs_done: int) -> Iterator[Write]:
     """Yield a function that writes values to TensorBoard and to ``config.log``.
 
-    Raise :class:`UsageError` if a library cannot be imported, and :class:`TrainingStopped` if it fails.
+    Raise :class:`TrainingStopped` if a library fails.
     """
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(tensorboard(folder, epochs_done))]
         if config.log in _OTHERS:
-            require_import(f"--log {config.log}", (config.log,), config.log)
             writers.append(_guarded(config.log, lambda: stack.enter_context(_OTHERS[str(config.log)](folder, config))))
 
         def write(values: dict[str, float], epoch: int) -> None:

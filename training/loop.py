@@ -40,7 +40,7 @@ from ls_edge.training.checkpoint import (
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, choose_augment, split
 from ls_edge.training.distributed import DistributedContext, from_environment, process_group
-from ls_edge.training.logs import SCALARS, curves, first_images, open_logs, where_to_look
+from ls_edge.training.logs import SCALARS, check_library, curves, first_images, open_logs, where_to_look
 from ls_edge.training.methods.base import Method
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.initial_weights import InitialWeights, make_initial_weights
@@ -80,6 +80,7 @@ def train(
     started = time.perf_counter()
     out = Path(out)
     _check_apart(out, config.data.source)
+    check_library(config)
     new = not resume and not overwrite
     if new:
         _check_new(out)

@@ -83,7 +83,7 @@ def choose(
     named = provider not in (None, "auto")
     if kind == "tensorrt":
         if named:
-            raise UsageError(f"engine tensorrt has no provider {provider!r}, which is ONNX Runtime's; leave one out")
+            raise UsageError(f"engine tensorrt has no providers, only ONNX Runtime has; leave out {provider!r}")
         return EngineChoice("tensorrt", str(this_device()))
     if named:
         return EngineChoice("onnx", full_name(str(provider)))

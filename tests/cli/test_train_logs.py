@@ -70,3 +70,4 @@ def test_a_library_that_does_not_load_is_named_with_the_reason_and_its_extra(tmp
         ls_edge.train("digits", tmp_path / "other", epochs=1, log="mlflow")
     with pytest.raises(UsageError, match="log"):
         ls_edge.train("digits", tmp_path / "run", epochs=1, log="paper")
+    assert not (tmp_path / "run").exists()

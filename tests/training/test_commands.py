@@ -12,18 +12,12 @@ import torch
 from PIL import Image
 
 from ls_edge.cli.commands.train import command
-from ls_edge.cli.main import main
 from ls_edge.core.bands import Bands
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import find_recipe, read_config
+from tests.training.commands import call
 
 CONFIG = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 128\nprecision: fp32\n"
-
-
-def call(*argv):
-    with pytest.raises(SystemExit) as caught:
-        main([str(argument) for argument in argv])
-    return caught.value.code
 
 
 @pytest.fixture(scope="module")

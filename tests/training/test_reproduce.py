@@ -15,11 +15,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from ls_edge.cli.main import main
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import find_recipe, read_config
 from ls_edge.training.models.small_models import build
 from ls_edge.training.reproduction import PLANS, find_plan, read_plan
+from tests.training.commands import call
 
 MODEL = {"name": "vit_digits", "args": {"embed_dim": 16, "depth": 4, "num_heads": 2}}
 COMMON = {"batch_size": 4, "precision": "fp32", "epochs": 1}
@@ -34,12 +34,6 @@ PLAN = {
     "keep": [2, 3],
 }
 PATIENCE_S = 120
-
-
-def call(*argv):
-    with pytest.raises(SystemExit) as caught:
-        main([str(argument) for argument in argv])
-    return caught.value.code
 
 
 @pytest.fixture(scope="module")

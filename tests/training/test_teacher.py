@@ -11,24 +11,18 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from ls_edge.cli.main import main
 from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import CONFIG, load_run
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.data import normaliser
 from ls_edge.training.methods.distillation import Teacher, TeacherCriterion, open_teacher
+from tests.training.commands import call
 
 CLASSES = tuple("0123456789")
 TINY = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 128\nprecision: fp32\n"
 CPU = torch.device("cpu")
 PIXELS = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([3, 1, 4, 1, 5, 9])
-
-
-def call(*argv):
-    with pytest.raises(SystemExit) as caught:
-        main([str(argument) for argument in argv])
-    return caught.value.code
 
 
 @pytest.fixture(scope="module")
