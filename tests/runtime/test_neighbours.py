@@ -80,3 +80,13 @@ def test_a_state_ends_a_refusal_and_no_pause():
     n.all.update("b", n.state)
     assert (n.refused_until, n.backoffs) == (0.0, 1)
     assert n.credits == 0
+
+
+@pytest.mark.parametrize(("link_us", "offers"), [(10_000, 10), (60_000, 2), (400_000, 2), (600_000, 1)])
+def test_a_slow_link_has_only_a_few_transfers_in_flight(link_us, offers):
+    """As many as take ``Limits.window`` of 0.1 s; two where that is fewer, one beyond five times the window."""
+    n = at(neighbour(credits=50), 1.0)
+    n.accepted_after(link_us / 1e6)
+    assert (n.window_left, n.credits) == (offers, offers)
+    n.offers = 1
+    assert (n.window_left, n.credits) == (offers - 1, offers - 1)
