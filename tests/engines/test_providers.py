@@ -241,7 +241,7 @@ def test_auto_on_a_dynamic_int8_bundle_is_onnx_runtime_and_says_so(tiny_bundle):
 def test_names_that_cannot_be(bundle):
     with pytest.raises(UsageError, match="engine 'paper' is not known; use auto, onnx or tensorrt"):
         choose(bundle, "paper")
-    with pytest.raises(UsageError, match="engine tensorrt has no providers.*leave out 'cuda'"):
+    with pytest.raises(UsageError, match=r"engine tensorrt has no providers.*leave out 'cuda'"):
         choose(bundle, "tensorrt", "cuda")
     assert choose(bundle, "auto", "cuda").provider == CUDA
 

@@ -7,6 +7,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.routing.events import Send
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport import outbox
 from ls_edge.runtime.transport.links import Links
@@ -48,3 +49,15 @@ def test_long_tokens_go_before_what_could_wait(small, sent, monkeypatch):
     monkeypatch.setattr(outbox, "SMALL_TOKENS", small)
     home = [kinds for kinds in sent(10.0) if {wire.Run, wire.Moved} <= set(kinds)]
     assert {kinds.index(wire.Run) < kinds.index(wire.Moved) for kinds in home} == {small == 16}
+
+
+def test_what_waited_for_a_process_that_has_gone_is_dropped():
+    sent = []
+    links = type("Recorder", (), {"send": lambda _self, link, frames: sent.append((link, frames)) or True})()
+    queue = outbox.Outbox("c", links, {"a": ["link"]}, outbox.LinkCounts(["a"]))
+    queue.greeted("a", "raw", reads_several=True)
+    queue.put(Send("a", wire.Release(wire.TransferId(bytes(16), 1, 1), "b")))
+    queue.forget("a")
+    queue.let_go()
+    assert queue.send() == []
+    assert not sent
