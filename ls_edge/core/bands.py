@@ -72,7 +72,7 @@ class Bands:
         try:
             parsed = [parse_ranges(group) for group in value.split("/")] if isinstance(value, str) else value
             groups = list(map(sorted, msgspec.convert(parsed, _Groups)))
-        except ValueError:
+        except (ValueError, msgspec.ValidationError):  # the latter is no ValueError before msgspec 0.21
             raise UsageError(f"bands {value!r} are not lists of blocks; {_HOW}") from None
         shown = value if isinstance(value, str) else groups
         blocks = list(itertools.chain(*groups))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 from ls_edge.core.bands import Bands
@@ -86,6 +87,8 @@ def test_fused_attention_is_as_before_and_answers_too(fused):
     ],
 )
 def test_families_with_rotary_positions_and_biases(name, arguments, prefix):
+    if not timm.is_model(name):
+        pytest.skip(f"this timm has no {name}")
     model = TorchBlocks(build(name, {"num_classes": 3, **arguments}, kept=[0, 1]))
     found = measured(model, images_for(model, 2))
     assert found.prefix_tokens == prefix
