@@ -115,7 +115,8 @@ def test_harm_to_any_of_them_in_the_middle_of_waves_loses_nothing(
     assert not any(answer.degraded for answer in answers)
     assert any(not answer.record.is_plain for answer in answers)
     assert_replays(tiny_bundle, arrays, answers)
-    assert not source.snapshot.duplicates or max(source.snapshot.duplicates.values()) <= 1
+    # Three processes have the tokens: the holder that is harmed, the keeper of the copy and the source. Each may finish.
+    assert max(source.snapshot.duplicates.values(), default=0) <= 2
 
 
 def test_late_tracks_may_be_left_out(peers, pictures, tiny_bundle, assert_replays):
