@@ -13,7 +13,17 @@ import msgspec
 from msgspec import UNSET
 
 from ls_edge.core.errors import RequestError
-from ls_edge.runtime.protocol.messages import Hello, Itinerary, Message, RequestId, Run, State, TransferId
+from ls_edge.runtime.protocol.messages import (
+    Hello,
+    Itinerary,
+    Message,
+    Moved,
+    Release,
+    RequestId,
+    Run,
+    State,
+    TransferId,
+)
 
 
 class NeighbourUp(msgspec.Struct, frozen=True):
@@ -234,6 +244,19 @@ class Note(msgspec.Struct, frozen=True):
 
 
 Instruction = Send | Forward | Compute | Decode | Complete | Returned | Fail | Note
+
+
+MAY_WAIT = frozenset((Release, Moved))
+"""Messages that no process waits for; they are sent with the next one to the same process."""
+
+
+def receivers(instructions: list[Instruction]) -> set[str]:
+    """Return the processes that are sent something at once."""
+    return {
+        one.to
+        for one in instructions
+        if isinstance(one, Forward) or (isinstance(one, Send) and type(one.message) not in MAY_WAIT)
+    }
 
 
 def in_order(instructions: list[Instruction]) -> list[Instruction]:

@@ -344,10 +344,12 @@ class SourceRules:
     # Following up.
 
     def finish(self) -> float:
-        """Send the CANCEL that is due; return the time of the next one."""
-        if self.custody.now >= self._ended.cancel_at:
-            cancel, peers = self._ended.pop_cancel(self.custody.now), self.custody.neighbours
-            self.custody.instructions += [Send(n.name, cancel) for n in peers if n.hello.role == "peer"]
+        """Send the CANCEL that is due, or soon is if something is sent anyway; return the time of the next one."""
+        custody = self.custody
+        ahead = custody.limits.cancel_every / 2 if custody.instructions else 0.0
+        if custody.now + ahead >= self._ended.cancel_at:
+            cancel, peers = self._ended.pop_cancel(custody.now), custody.neighbours
+            custody.instructions += [Send(n.name, cancel) for n in peers if n.hello.role == "peer"]
         return self._ended.cancel_at
 
     def _check(self) -> None:

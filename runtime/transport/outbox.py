@@ -15,8 +15,7 @@ import msgspec
 
 from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Moved, Release
-from ls_edge.runtime.routing.events import Forward, Send
+from ls_edge.runtime.routing.events import MAY_WAIT, Forward, Send
 from ls_edge.runtime.transport.connections import Link
 from ls_edge.runtime.transport.links import Links
 
@@ -24,11 +23,9 @@ SMALL_TOKENS = 64 * 1024
 """Largest number of bytes of tokens in one message with others, since a message arrives as a whole."""
 HOLD_S = 0.1
 """Longest time that a RELEASE or MOVED waits for another message to the same process, which it would wake alone. It is
-short compared with the silence that raises suspicion, ``Limits.hop_floor`` and ``Limits.away_floor``, and as long as
-``Limits.state_every``, so that the next STATE takes it along."""
+short compared with the silence that raises suspicion, ``Limits.hop_floor`` and ``Limits.away_floor``."""
 MAX_HELD = 4
 """Largest number of these for one process, since a copy stays in custody until its RELEASE arrives."""
-_HELD = frozenset((Release, Moved))
 _MAX_BODIES = framing.MAX_HEADER - 8
 """Largest number of bytes of messages in one header, after its first bytes."""
 NO_CODEC = "none"
@@ -94,7 +91,7 @@ class Outbox:
         """Add a message to this turn, or to the next one for the same process."""
         name = send.to
         held = self._held.get(name, [])
-        can_wait = type(send.message) in _HELD and name in self._reads_several
+        can_wait = type(send.message) in MAY_WAIT and name in self._reads_several
         if not can_wait or name in self._now or len(held) >= MAX_HELD:
             self._now.setdefault(name, []).append(_encoded(send))
             return

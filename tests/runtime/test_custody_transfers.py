@@ -21,6 +21,7 @@ from ls_edge.runtime.routing.events import (
     NeighbourDown,
     NeighbourUp,
     Note,
+    Send,
     Unsendable,
 )
 from ls_edge.runtime.routing.held_request import Stage
@@ -169,6 +170,25 @@ def test_who_has_no_credit_is_sent_state_when_it_has_one_again():
     peer.computes(peer.only(Compute))
     assert peer.sent(Forward, "b")
     assert credits_sent(peer) == {"laptop": [1]}
+
+
+def test_state_goes_with_another_message_once_the_last_one_is_old_enough():
+    peer, limits = new_peer(), Limits()
+    peer.gets("laptop", run_of(transfer(0)))
+    peer.passes(limits.state_least)
+    assert peer.sent(State, "laptop")
+    peer.passes(limits.state_least * 0.4)
+    peer.gets("laptop", run_of(transfer(1)))
+    assert not peer.sent(State)
+    peer.passes(limits.state_least * 0.6)
+    assert not peer.sent(State)
+    peer.gets("laptop", run_of(transfer(2)))
+    assert [type(s.message) for s in peer.said if isinstance(s, Send)] == [Accept, State]
+    peer.computes_next()  # the engine is not stuck
+    peer.passes(limits.state_every * 0.9)
+    assert not peer.sent(State)
+    peer.passes(limits.state_every * 0.1)
+    assert len(peer.sent(State, "laptop")) == 1  # alone
 
 
 def test_who_just_sent_tokens_is_told_that_others_took_its_credits():

@@ -241,6 +241,8 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"an array of 1 to {framing.MAX_TOGETHER} messages" in PROSE
     assert f"more than {outbox.SMALL_TOKENS} bytes of them" in PROSE
     assert f"A peer MUST send STATE every {Limits().state_every * 1000:.0f} ms to its" in PROSE
+    assert f"if their last one is at least {Limits().state_least * 1000:.0f} ms old" in PROSE
+    assert f"within {Limits().state_least * 1000:.0f} ms where other links or reachable blocks have changed" in PROSE
     assert f"Before {wire.MAJOR}.{wire.MINOR_OF_CHANGES} every process expected STATE" in PROSE
     redial = f"{connections.REDIAL_S * 1000:.0f} ms"
     assert f"| after a handshake that failed, or a frame that was too long | {redial} |" in PROSE

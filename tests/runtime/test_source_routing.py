@@ -62,6 +62,24 @@ def test_a_source_keeps_the_tokens_until_the_answer_and_cancels_everywhere(sourc
     assert not source.machine.rules.requests
 
 
+def test_cancel_goes_with_another_message_in_the_second_half_of_its_time(source):
+    source.meets("a", [0, 1, 2, 3])
+
+    def answers(request):
+        submits(source, request)
+        (run,) = source.sent(Forward, "a")
+        source.gets("a", run_of(run.transfer._replace(hop=2), remaining=(), returning="done", waves=ALL_BY_A))
+        return run.transfer.request
+
+    first = answers(0)
+    source.passes(Limits().cancel_every * 0.4)
+    second = answers(1)
+    assert not source.sent(Cancel)
+    source.passes(Limits().cancel_every * 0.1)
+    submits(source, 2)
+    assert [cancel.requests for cancel in source.sent(Cancel, "a")] == [(first, second)]
+
+
 def test_a_later_answer_is_accepted_counted_and_dropped(source):
     source.meets("a", [0, 1, 2, 3])
     submits(source)

@@ -115,7 +115,7 @@ def test_harm_to_any_of_them_in_the_middle_of_waves_loses_nothing(
     assert not any(answer.degraded for answer in answers)
     assert any(not answer.record.is_plain for answer in answers)
     assert_replays(tiny_bundle, arrays, answers)
-    # Three processes have the tokens: the holder that is harmed, the keeper of the copy and the source. Each may finish.
+    # The harmed holder, the keeper of the copy before and the source have the tokens, and each may finish.
     assert max(source.snapshot.duplicates.values(), default=0) <= 2
 
 

@@ -1,9 +1,9 @@
 """STATE messages of a peer: what each neighbour was told, and when it is told something else.
 
 A neighbour that gives this peer work is a *user*: it receives STATE every ``Limits.state_every``, so that it notices a
-peer that falls silent. Any other neighbour receives one only when it differs from the last: soon where links or
-reachable blocks have changed, and once in ``Limits.load_every`` where only the load has. A fleet without requests
-therefore sends none.
+peer that falls silent, and earlier together with another message, since each message alone wakes its receiver.
+Any other neighbour receives one only when it differs from the last: soon where links or reachable blocks have changed,
+and once in ``Limits.load_every`` where only the load has. A fleet without requests therefore sends none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from ls_edge.core.parts import ENDS
 from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
 from ls_edge.runtime.routing.custody import Custody
-from ls_edge.runtime.routing.events import Send
+from ls_edge.runtime.routing.events import Send, receivers
 from ls_edge.runtime.routing.held_request import INFINITY
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.parts.engine import EngineQueue
@@ -71,12 +71,12 @@ class StateAnnouncer:
 
     def look_at_changes(self) -> None:
         """Announce soon if links or reachable blocks have changed, and after a while if there is work."""
-        machine, every = self._machine, self._machine.limits.state_every
+        machine, limits = self._machine, self._machine.limits
         if machine.neighbours.reach_version != self._reach_version:
             self._reach_version = machine.neighbours.reach_version
-            self.due = min(self.due, max(machine.now, self._announced_at + every))
-        if machine.held and self.due > machine.now + every:
-            self.due = machine.now + every
+            self.due = min(self.due, max(machine.now, self._announced_at + limits.state_least))
+        if machine.held and self.due > machine.now + limits.state_every:
+            self.due = machine.now + limits.state_every
 
     def forget(self, name: str) -> None:
         """Forget what a neighbour was told: its links are new or gone, or a STATE could not be sent."""
@@ -126,8 +126,8 @@ class StateAnnouncer:
             is_user = n.name in self._users or n.hello.minor < MINOR_OF_CHANGES
             if not urgent and state == before and not is_user:
                 continue
-            soon = is_user or _reach(state) != _reach(before)
-            due = at + (limits.state_every if soon else limits.load_every)
+            every = limits.state_every if is_user else limits.load_every
+            due = at + (every if _reach(state) == _reach(before) else limits.state_least)
             if urgent or now >= due:
                 self._send(n.name, state)
                 due = now + limits.state_every if is_user else INFINITY
@@ -150,6 +150,13 @@ class StateAnnouncer:
             self._send_to(name for name in sorted(self._reported_none) if rules.credits_for(name) >= enough)
         elif after < before and self._reported_some and (after <= 0 or after <= limits.reserved < before):
             self._send_to(name for name in sorted(self._reported_some) if rules.credits_for(name) <= 0)
+
+    def ride_along(self) -> None:
+        """Send STATE to users that get another message now, and had none for a while."""
+        machine, since = self._machine, self._machine.now - self._machine.limits.state_least
+        for name in sorted(receivers(machine.instructions)):
+            if name in self._users and name in self._told and self._told[name][0] <= since:
+                self._send_to([name])
 
     def _send_to(self, names: Iterable[str]) -> None:
         near = self._machine.neighbours.candidates()
