@@ -154,9 +154,10 @@ class StateAnnouncer:
     def ride_along(self) -> None:
         """Send STATE to users that get another message now, and had none for a while."""
         machine, since = self._machine, self._machine.now - self._machine.limits.state_least
-        for name in sorted(receivers(machine.instructions)):
-            if name in self._users and name in self._told and self._told[name][0] <= since:
-                self._send_to([name])
+        names = [name for name in receivers(machine.instructions) if name in self._users and name in self._told]
+        names = [name for name in names if self._told[name][0] <= since]
+        if names:
+            self._send_to(sorted(names))
 
     def _send_to(self, names: Iterable[str]) -> None:
         near = self._machine.neighbours.candidates()
