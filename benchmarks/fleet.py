@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -150,7 +151,7 @@ def _planned(
     )  # fmt: skip
     problem, assumed = problem_of(bundle, inputs)
     # Stem and head stay at the source: only blocks are paced as boards would run them.
-    devices = tuple(dataclasses.replace(device, room_with_ends=0) for device in problem.devices)
+    devices = tuple(dataclasses.replace(device, ends_size=math.inf) for device in problem.devices)
     problem = dataclasses.replace(problem, devices=devices)
     planned = plan_placement(problem, "throughput")
     return plan_document(problem, "throughput", planned, assumed, bundle_id=bundle.manifest.bundle_id), links

@@ -261,6 +261,7 @@ def test_bad_input(command, bundle, profile, tmp_path, make_bundle):
         ((bundle, a, "--zones", "rack=c"), 2, "--zones names 'c'"),
         ((bundle, a, "--peers", a), 2, "give --out FILE as well"),
         ((bundle, f"a b={a}"), 2, "cannot name a device"),
+        ((bundle, f"source={a}"), 2, "'source' names the process that has the images"),
     ):
         bundle_, *rest = arguments
         wanted = () if "--objective" in rest else ("--objective", "latency")

@@ -22,9 +22,8 @@ def problem_of(*block_ms, source_ms=0.0, visit_ms=0.0, capacity=BLOCKS, links_ms
         PlannedDevice(name=chr(ord("a") + number), block_ms=ms, capacity=capacity, visit_ms=visit_ms)
         for number, ms in enumerate(block_ms)
     )
-    return PlanningProblem(
-        devices=devices, num_blocks=BLOCKS, source_ms=source_ms, source_visit_ms=visit_ms, links_ms=links_ms or {}
-    )
+    source = PlannedDevice("source", 1.0, 0, stem_ms=source_ms, visit_ms=visit_ms)
+    return PlanningProblem(devices=devices, num_blocks=BLOCKS, source=source, links_ms=links_ms or {})
 
 
 def outcomes_of(problem, jobs=1, **settings):

@@ -23,6 +23,11 @@ from ls_edge.runtime.fleet.planning.problem import (
 from ls_edge.runtime.fleet.planning.scoring import best_policy, simulate_placement
 
 
+def source_of(stem_ms, **more):
+    """A source whose stem and head together take as long."""
+    return PlannedDevice("source", 1.0, 0, stem_ms=stem_ms, **{"watts": 0.0, **more})
+
+
 def random_problem(seed, devices=(1, 5), blocks=(1, 8), zones=True):
     """An instance that has a placement; devices are sometimes alike, sometimes in zones."""
     rng = random.Random(seed)
@@ -47,8 +52,8 @@ def random_problem(seed, devices=(1, 5), blocks=(1, 8), zones=True):
         )
         losses = {"x": 0.05} if zoned and rng.random() < 0.5 else {}
         problem = PlanningProblem(
-            made, num_blocks, rng.randint(1, 3), source_ms=round(rng.uniform(0, 3), 2), source_visit_ms=0.5,
-            source_wire_ms=0.1, zone_losses=losses,
+            made, num_blocks, rng.randint(1, 3), zone_losses=losses,
+            source=source_of(round(rng.uniform(0, 3), 2), visit_ms=0.5, wire_ms=0.1),
         )  # fmt: skip
         if problem.fits(problem.replicas):
             return problem
@@ -79,7 +84,7 @@ def brute_force(problem, objective):
                   for key in ("block_ms", "visit_ms", "wire_ms", "block_mj"))  # fmt: skip
     if objective == "latency":
         n = counts_with(problem, 1)
-        return problem.source_ms + problem.source_visit_ms + (n @ t + (n > 0) @ c).min()
+        return problem.source.stem_ms + problem.source.visit_ms + (n @ t + (n > 0) @ c).min()
     if objective == "energy":
         return (counts_with(problem, problem.replicas) @ e).min() / problem.replicas
     best = np.inf
@@ -91,7 +96,7 @@ def brute_force(problem, objective):
                                 for key in ("beyond_ms", "blocks_a_call"))  # fmt: skip
                 taken = np.maximum(n * t, (n * t + np.ceil(n / most) * beyond) / 2)
                 slowest = np.maximum(taken.max(axis=1), ((n > 0) * o).max(axis=1)) / replicas
-                best = min(best, -1e3 / max(slowest.min(), problem.source_ms, problem.source_wire_ms))
+                best = min(best, -1e3 / max(slowest.min(), problem.source.stem_ms, problem.source.wire_ms))
         else:
             best = min(best, survival(problem, replicas))
     return best
@@ -161,7 +166,7 @@ def test_the_formula_for_throughput_agrees_with_the_simulation(beyond_ms, max_ba
                       max_batch=max_batch)
         for i in range(2 * replicas)
     )  # fmt: skip
-    problem = PlanningProblem(devices, 6, replicas, source_ms=0.1)
+    problem = PlanningProblem(devices, 6, replicas, source=source_of(0.1))
     placement = {device.name: (0, 1, 2) if i % 2 else (3, 4, 5) for i, device in enumerate(devices)}
     simulated = simulate_placement(problem, placement, "nearest").throughput
     assert throughput_of(problem, placement) == pytest.approx(simulated, rel=0.05)
@@ -174,10 +179,11 @@ def test_the_formula_for_throughput_agrees_with_the_simulation(beyond_ms, max_ba
 def test_the_formulas_agree_with_the_simulation_where_devices_run_stem_and_head(shape):
     """Images and logits take a tenth and none of the links' time; the tokens' is what a chain waits for."""
     devices = tuple(
-        PlannedDevice(f"d{i}", 2.0, 8, stem_ms=1.0, head_ms=0.5, visit_ms=2.0, wire_ms=1.0, room_with_ends=8)
+        PlannedDevice(f"d{i}", 2.0, 8, stem_ms=1.0, head_ms=0.5, visit_ms=2.0, wire_ms=1.0, ends_size=0)
         for i in range(4)
     )
-    problem = PlanningProblem(devices, 8, source_ms=5.0, source_visit_ms=2.0, source_wire_ms=1.0, image_share=0.1)
+    source = source_of(5.0, visit_ms=2.0, wire_ms=1.0)
+    problem = PlanningProblem(devices, 8, source=source, image_share=0.1)
     halves = {
         f"d{i}": tuple(range(4)) if i % 2 else tuple(range(4, 8)) for i in range(4 if shape == "two of each" else 2)
     }
@@ -193,9 +199,7 @@ def test_the_formulas_agree_with_the_simulation_where_devices_run_stem_and_head(
 
 
 def test_ends_are_held_where_bands_begin_and_end_and_memory_is_left():
-    devices = tuple(
-        PlannedDevice(name, 1.0, 4, stem_ms=0.5, room_with_ends=room) for name, room in (("a", 3), ("b", 4))
-    )
+    devices = tuple(PlannedDevice(name, 1.0, 4, stem_ms=0.5, ends_size=size) for name, size in (("a", 1), ("b", 0)))
     free, banded = PlanningProblem(devices, 4), PlanningProblem(devices, 4, bands=((0, 1), (2, 3)))
     assert with_ends(free, {"a": (0, 1), "b": (2, 3)}) == {"a": (0, 1, STEM, HEAD), "b": (2, 3, STEM, HEAD)}
     assert with_ends(banded, {"a": (0, 1), "b": (2, 3)}) == {"a": (0, 1, STEM), "b": (2, 3, HEAD)}
@@ -246,7 +250,7 @@ def test_a_hundred_devices_and_48_blocks(objective, kinds):
         for _ in range(kinds)
     ]  # fmt: skip
     devices = tuple(PlannedDevice(f"d{i}", **drawn[i % kinds]) for i in range(100))
-    problem = PlanningProblem(devices, 48, 2, source_ms=1.0)
+    problem = PlanningProblem(devices, 48, 2, source=source_of(1.0))
     planned = plan_placement(problem, objective)
     check(problem, planned.best.placement, planned.best.replicas)
     for baseline in planned.baselines.values():
@@ -271,7 +275,7 @@ def test_one_device_alone_is_compared():
     """It gets its tokens from the same source, by the same link, as devices that share the blocks."""
     fast = PlannedDevice("fast", 1.0, 8, stem_ms=0.5, head_ms=0.5, visit_ms=5.0, watts=10.0, loss=0.1)
     small = PlannedDevice("small", 0.1, 2, visit_ms=5.0, watts=1.0)
-    problem = PlanningProblem((fast, small), 8, source_ms=1.0, source_mj=3.0)
+    problem = PlanningProblem((fast, small), 8, source=source_of(1.0, watts=3.0))
     planned = plan_placement(problem, "latency")
     estimates = planned.single.formula
     assert planned.single.placement == {"fast": tuple(range(8))}
@@ -291,21 +295,24 @@ def test_independent_copies_are_compared():
         "runtime_ms": 1.0,
         "wire_ms": 1.0,
         "loss": 0.1,
-        "room_with_ends": 8,
+        "ends_size": 0,
     }
     devices = (PlannedDevice("a", 1.0, 8, watts=10.0, **kinds), PlannedDevice("b", 3.0, 8, watts=2.0, **kinds))
-    problem = PlanningProblem(devices, 8, source_ms=1.0, source_visit_ms=2.0, source_wire_ms=1.0, image_share=0.1)
+    source = source_of(1.0, visit_ms=2.0, wire_ms=1.0)
+    problem = PlanningProblem(devices, 8, source=source, image_share=0.1)
     planned = plan_placement(problem, "throughput")
     assert planned.copies.placement == dict.fromkeys("ab", (*range(8), STEM, HEAD))
     alike = tuple(dataclasses.replace(devices[0], name=name) for name in "ab")
-    busy = plan_placement(dataclasses.replace(problem, devices=alike, source_ms=20.0), "throughput")
+    busy = plan_placement(
+        dataclasses.replace(problem, devices=alike, source=source_of(20.0, visit_ms=2.0, wire_ms=1.0)), "throughput"
+    )
     assert (busy.best.placement, busy.is_exact) == (planned.copies.placement, False)
     copies = planned.copies.formula
     assert copies.throughput == pytest.approx(1e3 / 9 + 1e3 / 25)
     assert copies.latency_ms == pytest.approx((2.0 + 4.0 - 2.0) + 0.1 + 1.0 + 9.0)
     assert copies.energy_mj == pytest.approx((10.0 * 1e3 + 2.0 * 1e3) / (1e3 / 9 + 1e3 / 25))
     assert copies.whole_share == pytest.approx(0.99)
-    slow = dataclasses.replace(problem, source_wire_ms=100.0)
+    slow = dataclasses.replace(problem, source=dataclasses.replace(source, wire_ms=100.0))
     assert plan_placement(slow, "throughput").copies.formula.throughput == pytest.approx(100.0)
     beyond = dataclasses.replace(problem, devices=tuple(dataclasses.replace(d, runtime_mean_ms=100.0) for d in devices))
     assert plan_placement(beyond, "throughput").copies.formula.throughput == pytest.approx(2e3 / 109 + 2e3 / 125)

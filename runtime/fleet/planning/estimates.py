@@ -3,16 +3,16 @@
 Let ``t`` be the time of a block (for latency that of an image alone, else that of an image in a full batch), ``c`` the
 time of a visit and ``R(j)`` the number of holders of block ``j``:
 
-- latency of one request alone: ``source + min over used devices of (sum of c) + (sum over blocks of the least t)``
-- load of a device: ``w(d) = sum over its blocks of 1 / R(j)``, the holders of a block sharing it equally; devices that
+- latency of one request alone: ``source + min over used devices of (sum of c) + (sum over parts of the least t)``
+- load of a device: ``w(d) = sum over its parts of 1 / R(j)``, the holders of a part sharing it equally; devices that
   all hold everything share the images by their speed
-- throughput: ``1 / max(max w(d) t(d), max (w(d) t(d) + calls(d) o(d)) / 2, max visits(d) wire(d), source, source
-  wire)``, with ``o`` the overhead of an engine call per image of its batch; an engine has two calls at the same time
-- energy per image: ``sum of w(d) t(d) watts(d)``, and stem and head at the source
+- throughput: ``1 / max(max w(d) t(d), max (w(d) t(d) + calls(d) o(d)) / 2, max visits(d) wire(d))``, with ``o`` the
+  overhead of an engine call per image of its batch; an engine has two calls at the same time
+- energy per image: ``sum of w(d) t(d) watts(d)``
 
-Where devices hold stem and head, these count like blocks, as many as they take the time of, instead of the source's
-time and energy. An image on its way to the first device and logits from the last one take the part of a link's time
-that they have of the size of tokens.
+The source is one of the devices, and holds stem and head unless others do. Stem and head count as the number of blocks
+that take the same time. An image on its way to the first device and logits from the last one occupy a link for less
+time than tokens do, in proportion to their size.
 
 One image in ``min R(j)`` visits a device, once for each band of which the device runs blocks. If one band ends and the
 next begins at the same device, that is one visit.
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ls_edge.core.parts import ENDS, HEAD, STEM
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of, runs_ends
+from ls_edge.core.parts import HEAD, STEM
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
 from ls_edge.runtime.fleet.planning.survival import whole_share
 
 ALL_ROUTES = 10
@@ -73,14 +73,13 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
     load = _load(problem, placement)
     throughput = throughput_of(problem, placement)
     visited, latency = best_route(problem, placement, route)
-    source_ms, source_mj = problem.at_source(placement)
-    if runs_ends(placement):
-        wires = {device.name: max(device.wire_ms, problem.source_wire_ms) for device in problem.devices}
-        latency -= wires[visited[0]] * (1 - problem.image_share) + wires[visited[-1]] * (1 - problem.logits_share)
+    first, last = (max(problem.processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
+    sent, got = problem.sizes(placement)
+    latency -= first * (1 - sent) + last * (1 - got)
     return Estimates(
-        latency_ms=source_ms + problem.source_visit_ms + max(0.0, latency),
+        latency_ms=problem.source_ms(placement) + problem.source.visit_ms + max(0.0, latency),
         throughput=throughput,
-        energy_mj=_energy(problem, load, source_mj),
+        energy_mj=_energy(problem, load),
         battery_h=_battery(problem, load, throughput),
         whole_share=whole_share(problem, placement),
         route=visited,
@@ -89,41 +88,37 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
 
 def throughput_of(problem: PlanningProblem, placement: Placement) -> float:
     """Return the images per second that devices, links and source allow if every part has a holder."""
-    devices = {device.name: device for device in problem.devices}
-    load, shares = _load(problem, placement), _shares(problem, placement)
-    again = _visits_again(problem, placement)
-    visits = {name: again[name] * max(shares[name].values()) for name in load}
-    busy = max(visits[name] * devices[name].taken_ms(load[name] / visits[name]) for name in load)
-    wires = [problem.source_wire_ms * (_payload(problem) if runs_ends(placement) else 1.0)]
+    processes, load, shares = problem.processes, _load(problem, placement), _shares(problem, placement)
+    again = _visits_again(problem, problem.held(placement))
+    sent, got = problem.sizes(placement)
+    times = [problem.source.wire_ms * max(sent, got)]
     for name, parts in shares.items():
-        into = visits[name] - parts.get(STEM, 0.0) * (1 - problem.image_share)
-        out = visits[name] - parts.get(HEAD, 0.0) * (1 - problem.logits_share)
-        wires.append(max(into, out) * devices[name].wire_ms)
-    slowest = max(busy, *wires, problem.at_source(placement)[0])
+        process, visits = processes[name], again[name] * max(parts.values())
+        into = visits - parts.get(STEM, 0.0) * (1 - sent)
+        out = visits - parts.get(HEAD, 0.0) * (1 - got)
+        times += [visits * process.taken_ms(load[name] / visits), max(into, out) * process.wire_ms]
+    slowest = max(times)
     return 1e3 / slowest if slowest > 0 else float("inf")
 
 
-def _payload(problem: PlanningProblem) -> float:
-    """Return the larger of image and logits, relative to tokens."""
-    return max(problem.image_share, problem.logits_share)
-
-
 def _shares(problem: PlanningProblem, placement: Placement) -> dict[str, dict[int, float]]:
-    """Return the fraction of the images for which each used device runs each of its parts."""
-    holders = holders_of(problem, placement)
-    used = [device for device in problem.devices if placement.get(device.name)]
-    if not all(len(placement[device.name]) == problem.num_blocks + len(ENDS) for device in used):
-        return {one.name: {part: 1 / len(holders[part]) for part in placement[one.name]} for one in used}
+    """Return the fraction of the images for which each used process runs each of its parts."""
+    held = problem.held(placement)
+    holders = holders_of(problem, held)
+    used = [process for name, process in problem.processes.items() if held.get(name)]
+    if not all(len(held[one.name]) == len(holders) for one in used):
+        return {one.name: {part: 1 / len(holders[part]) for part in held[one.name]} for one in used}
     times = {one.name: one.taken_ms(one.weight(holders)) for one in used}
-    speeds = {one.name: 1 / max(times[one.name], one.wire_ms * _payload(problem), 1e-9) for one in used}
+    size = max(problem.sizes(placement))
+    speeds = {one.name: 1 / max(times[one.name], one.wire_ms * size, 1e-9) for one in used}
     return {name: dict.fromkeys(holders, speed / sum(speeds.values())) for name, speed in speeds.items()}
 
 
 def _load(problem: PlanningProblem, placement: Placement) -> dict[str, float]:
-    """Return the mean number of blocks that each used device runs for an image, with stem and head by their time."""
-    devices = {device.name: device for device in problem.devices}
+    """Return the mean number of blocks that each used process runs for an image, with stem and head by their time."""
+    processes = problem.processes
     return {
-        name: sum(share * devices[name].weight((part,)) for part, share in parts.items())
+        name: sum(share * processes[name].weight((part,)) for part, share in parts.items())
         for name, parts in _shares(problem, placement).items()
     }
 
@@ -131,17 +126,17 @@ def _load(problem: PlanningProblem, placement: Placement) -> dict[str, float]:
 def best_route(
     problem: PlanningProblem, placement: Placement, hint: Collection[str] = ()
 ) -> tuple[tuple[str, ...], float]:
-    """Return the devices that a request alone visits, and the milliseconds of their visits and blocks.
+    """Return the devices that a request alone visits, and the milliseconds of their visits and parts.
 
     Exact for one band and few devices. Otherwise each band has its best route, and a visit is saved if two bands can
     meet at a device. ``hint`` names devices to try as a route.
     """
-    devices = {device.name: device for device in problem.devices}
+    devices = problem.processes
     held_by = holders_of(problem, placement)
     used: list[tuple[str, ...]] = []
     total = 0.0
-    for band in problem.bands_of(placement):
-        holders = {part: held_by[part] for part in band}
+    for band in problem.part_bands:
+        holders = {part: held_by[part] for part in band if part in held_by}
         # A visit to a device of the previous band that holds blocks of this one may be free.
         preferred = {name for name in (used[-1] if used else ()) if not set(placement[name]).isdisjoint(band)}
         names, ms = _route_of_band(problem, holders, preferred, hint)
@@ -164,7 +159,7 @@ def _route_of_band(
     problem: PlanningProblem, holders: Mapping[int, Sequence[str]], preferred: set[str], hint: Collection[str]
 ) -> tuple[tuple[str, ...], float]:
     """Minimize the visits of the used devices plus the fastest time among them for each part (facility location)."""
-    devices = {device.name: device for device in problem.devices}
+    devices = problem.processes
     names = sorted({name for held in holders.values() for name in held})
     place = {name: number for number, name in enumerate(names)}
     visits = np.array([devices[name].visit_ms for name in names])
@@ -218,8 +213,6 @@ def _greedy_route(times: np.ndarray, visits: np.ndarray, forced: frozenset[int])
 
 def _visits_again(problem: PlanningProblem, placement: Placement) -> dict[str, int]:
     """Return how often bands make a request visit each device, without boundaries where it can stay."""
-    if len(problem.bands) <= 1:
-        return dict.fromkeys(placement, 1)
     found = dict.fromkeys(placement, 0)
     before: set[str] = set()
     for band in problem.bands:
@@ -231,13 +224,11 @@ def _visits_again(problem: PlanningProblem, placement: Placement) -> dict[str, i
     return {name: max(1, count) for name, count in found.items()}
 
 
-def _energy(problem: PlanningProblem, load: dict[str, float], total: float | None) -> float | None:
-    for device in problem.devices:
-        if device.name in load:
-            if total is None or device.block_mj is None:
-                return None
-            total += load[device.name] * device.block_mj
-    return total
+def _energy(problem: PlanningProblem, load: dict[str, float]) -> float | None:
+    """Return the energy of an image; None if the power of a used process is unknown."""
+    powers = {name: process.block_mj for name, process in problem.processes.items() if name in load}
+    known = [load[name] * block_mj for name, block_mj in powers.items() if block_mj is not None]
+    return sum(known) if len(known) == len(load) else None
 
 
 def _battery(problem: PlanningProblem, load: dict[str, float], throughput: float) -> float | None:

@@ -111,8 +111,7 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
         _check_profile(bundle, one, throttled=inputs.throttled)
     network = _network(bundle, inputs, assumed)
     _check_names(inputs)
-    source, source_ms = _source(inputs, assumed)
-    watts = source.profile.power_watts
+    measured, source = _source(inputs, network, assumed)
     missing = [one.name for one in inputs.profiles if one.name not in network.calls]
     if missing:
         assumed.append(
@@ -127,17 +126,14 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
     )
     token_bytes = wire_bytes(inputs.codec, tokens.count, tokens.dim)
     problem = PlanningProblem(
-        devices=tuple(_device(bundle, one, inputs, network, source, assumed) for one in inputs.profiles),
+        devices=tuple(_device(bundle, one, inputs, network, measured, assumed) for one in inputs.profiles),
         num_blocks=bundle.num_blocks,
         replicas=inputs.replicas,
         max_replicas=inputs.max_replicas,
         bands=() if bundle.bands.is_one else tuple(map(tuple, bundle.bands.groups)),
-        source_ms=source_ms,
-        source_visit_ms=network.visits[SOURCE],
-        source_wire_ms=network.wire[SOURCE],
+        source=source,
         image_share=image_bytes / token_bytes,
         logits_share=4 * len(bundle.manifest.classes) / token_bytes,
-        source_mj=None if watts is None else watts * source_ms,
         zone_losses={zone: inputs.losses[zone] for zone in set(inputs.zones.values()) if zone in inputs.losses},
         links_ms={} if inputs.links is None else network.transfers,
     )
@@ -165,6 +161,8 @@ def _check_profile(bundle: Bundle, one: NamedProfile, *, throttled: bool) -> Non
 
 def _check_names(inputs: PlanningInputs) -> None:
     names, zones = {one.name for one in inputs.profiles}, set(inputs.zones.values())
+    if SOURCE in names:
+        raise UsageError(f"{SOURCE!r} names the process that has the images; give that profile another name, NAME=FILE")
     for name in inputs.zones:
         if name not in names:
             raise UsageError(f"--zones names {name!r}, which has no profile; profiles name {', '.join(sorted(names))}")
@@ -179,10 +177,10 @@ def _check_names(inputs: PlanningInputs) -> None:
         raise UsageError(f"{', '.join(sorted(both))} names both a zone and a device; rename the zone")
 
 
-def _source(inputs: PlanningInputs, assumed: list[str]) -> tuple[NamedProfile, float]:
-    """Return the profile of the source, and the milliseconds of its stem and head."""
+def _source(inputs: PlanningInputs, network: _Network, assumed: list[str]) -> tuple[NamedProfile, PlannedDevice]:
+    """Return the profile of the source, and the source as a device without room for blocks."""
     known = {
-        one.name: (one, sum(ends))
+        one.name: (one, ends)
         for one in ((inputs.source,) if inputs.source is not None else inputs.profiles)
         if (ends := _ends_ms(one.profile)) is not None
     }
@@ -191,10 +189,19 @@ def _source(inputs: PlanningInputs, assumed: list[str]) -> tuple[NamedProfile, f
             "stem and head were not measured: peers have none; profile the machine that has the images with "
             "'ls-edge profile BUNDLE --out FILE', and give --source FILE"
         )
-    source, ms = min(known.values(), key=lambda found: found[1])
+    one, (stem_ms, head_ms) = min(known.values(), key=lambda found: sum(found[1]))
     if inputs.source is None:
-        assumed.append(f"stem and head run where the images are, as fast as on {source.name} (--source FILE)")
-    return source, ms
+        assumed.append(f"stem and head run where the images are, as fast as on {one.name} (--source FILE)")
+    return one, PlannedDevice(
+        SOURCE,
+        max(one.profile.block_ms, 1e-9),  # stem and head count in times of a block
+        0,
+        stem_ms=stem_ms,
+        head_ms=head_ms,
+        visit_ms=network.visits[SOURCE],
+        wire_ms=network.wire[SOURCE],
+        watts=one.profile.power_watts,
+    )
 
 
 def _ends_ms(profile: DeviceProfile) -> tuple[float, float] | None:
@@ -240,13 +247,13 @@ def _device(
         assumed.append(f"{one.name} has memory for every block: its profile gives no amount")
     block_bytes = max(1, profile.block_memory_bytes)
     room = block_bytes * bundle.num_blocks + profile.memory_bytes if free is None else free * MEMORY_SHARE
-    ends_bytes = max(0, profile.memory_bytes - block_bytes * bundle.num_blocks)
     if profile.device.emulated is not None:
         assumed.append(f"{one.name} is emulated, by {profile.device.emulated}")
     return PlannedDevice(
         name=one.name,
         block_ms=profile.block_ms,
-        capacity=int(room // block_bytes),
+        capacity=room / block_bytes,
+        ends_size=max(0.0, profile.memory_bytes / block_bytes - bundle.num_blocks),
         stem_ms=ends[0],
         head_ms=ends[1],
         visit_ms=network.visits[one.name] + runtime_ms,
@@ -256,7 +263,6 @@ def _device(
         battery_wh=profile.device.battery_wh,
         loss=inputs.losses.get(one.name, inputs.losses.get("", 0.0)),
         zone=inputs.zones.get(one.name),
-        room_with_ends=int(max(0, room - ends_bytes) // block_bytes),
         runtime_ms=runtime_ms,
         runtime_mean_ms=runtime_mean_ms,
         max_batch=max_batch,

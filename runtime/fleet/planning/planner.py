@@ -10,6 +10,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ls_edge.core.parts import STEM
 from ls_edge.runtime.fleet.planning.estimates import Estimates, estimate
 from ls_edge.runtime.fleet.planning.placements import best_placement
 from ls_edge.runtime.fleet.planning.problem import (
@@ -17,10 +18,10 @@ from ls_edge.runtime.fleet.planning.problem import (
     Placement,
     PlanningProblem,
     assign_in_circle,
-    runs_ends,
     with_ends,
     zones_of,
 )
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 
 NEGLIGIBLE_LOSS = 1e-9
 """Probability of a loss for which fewer holders are not tried."""
@@ -83,7 +84,7 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
     best = min(candidates, key=lambda one: rank(one, objective))
     return PlannedPlacement(
         best=best,
-        is_exact=is_exact and not runs_ends(best.placement),
+        is_exact=is_exact and bool(problem.held(best.placement)[SOURCE]),
         single=best_single(problem, objective),
         copies=independent_copies(problem),
         baselines=baselines,
@@ -132,8 +133,9 @@ def best_single(problem: PlanningProblem, objective: Objective) -> Candidate | N
 def independent_copies(problem: PlanningProblem) -> Candidate | None:
     """Return the whole model on each device that has room, which answers in one hop; None unless two have."""
     blocks = tuple(range(problem.num_blocks))
-    whole = with_ends(problem, {d.name: blocks for d in problem.devices if d.room_with_ends >= problem.num_blocks})
-    if whole is None or len(whole) < 2:
+    placement = with_ends(problem, {device.name: blocks for device in problem.devices}) or {}
+    whole = {name: parts for name, parts in placement.items() if STEM in parts}  # the others have no room for it
+    if len(whole) < 2:
         return None
     return Candidate("copies", whole, estimate(problem, whole), len(whole))
 

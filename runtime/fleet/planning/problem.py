@@ -1,6 +1,7 @@
 """The planning problem: devices with their measurements, links, blocks in bands, and the number of replicas.
 
-Stem and head are parts that devices may hold (:func:`with_ends`); else the source runs both.
+The source is one more device, which sends images and gets logits. It has no room for blocks, and holds the stem and the
+head unless other devices do (:func:`with_ends`).
 
 Blocks of a vision transformer are alike: on a device each takes the same time and memory (the mean of its profile). A
 device costs the same to reach from everywhere (:func:`visit_times`), as at a switch or an access point. So the value of
@@ -19,6 +20,7 @@ from typing import Literal
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import ENDS, HEAD, STEM
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.routing.limits import Limits
 
 Objective = Literal["latency", "throughput", "energy", "survival"]
@@ -35,13 +37,15 @@ MOST_BLOCKS = 10_000
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """A device that may be given blocks; times in milliseconds."""
+    """A device that may be given parts of the model; times in milliseconds."""
 
     name: str
     block_ms: float
     """Time of a block for one image alone."""
-    capacity: int
-    """Number of blocks that fit into its memory."""
+    capacity: float
+    """Memory for parts, in blocks."""
+    ends_size: float = math.inf
+    """Memory of stem and head, in blocks; infinite if it cannot hold them."""
     stem_ms: float = 0.0
     head_ms: float = 0.0
     visit_ms: float = 0.0
@@ -56,8 +60,6 @@ class PlannedDevice:
     """Probability that it is lost."""
     zone: str | None = None
     """Failure domain: rack, power supply, access point."""
-    room_with_ends: int = 0
-    """Number of blocks that fit into its memory next to stem and head."""
     runtime_ms: float = 0.0
     """Median overhead of an engine call, which delays a request alone."""
     runtime_mean_ms: float = 0.0
@@ -130,33 +132,43 @@ class PlanningProblem:
     """Maximum number of holders of a block; None for as many as memory allows."""
     bands: tuple[tuple[int, ...], ...] = ()
     """Bands of the model; empty for one band of all blocks."""
-    source_ms: float = 0.0
-    """Time of stem and head at the source."""
-    source_visit_ms: float = 0.0
-    """Share of the source in the transfers out and back in."""
-    source_wire_ms: float = 0.0
+    source: PlannedDevice = PlannedDevice(SOURCE, 1.0, 0, watts=0.0)
+    """Process that has the images; its visit is its share in the transfers out and back in."""
     image_share: float = 0.0
     """Size of an image as JPEG, relative to its tokens."""
     logits_share: float = 0.0
     """Size of its logits, relative to its tokens."""
-    source_mj: float | None = 0.0
-    """Energy of stem and head at the source; None if unknown."""
     zone_losses: Mapping[str, float] = field(default_factory=dict)
     """Probability that a whole zone is lost."""
     links_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Measured transfers by sender and receiver (``source`` for the source); empty if none was measured."""
 
-    def bands_of(self, placement: Placement) -> tuple[tuple[int, ...], ...]:
-        """Return the bands of all parts that devices run; stem and head are in the first and in the last."""
-        bands = self.bands or (tuple(range(self.num_blocks)),)
-        if runs_ends(placement):
-            bands = ((STEM, *bands[0]), *bands[1:])
-            bands = (*bands[:-1], (*bands[-1], HEAD))
-        return bands
+    @property
+    def processes(self) -> dict[str, PlannedDevice]:
+        """Devices and source by name."""
+        return {process.name: process for process in (*self.devices, self.source)}
 
-    def at_source(self, placement: Placement) -> tuple[float, float | None]:
-        """Return the milliseconds and millijoules of stem and head at the source, none where devices run both."""
-        return (0.0, 0.0) if runs_ends(placement) else (self.source_ms, self.source_mj)
+    def held(self, placement: Placement) -> Placement:
+        """Return the parts of all processes: the source holds the stem and the head that no device holds."""
+        given = set(itertools.chain.from_iterable(placement.values()))
+        return {**placement, SOURCE: tuple(end for end in ENDS if end not in given)}
+
+    def source_ms(self, placement: Placement) -> float:
+        """Return the time of the parts that the source holds."""
+        return sum(self.source.part_ms(part) for part in self.held(placement)[SOURCE])
+
+    def sizes(self, placement: Placement) -> tuple[float, float]:
+        """Return the size of what leaves the source and comes back, relative to tokens."""
+        parts = self.held(placement)[SOURCE]
+        return 1.0 if STEM in parts else self.image_share, 1.0 if HEAD in parts else self.logits_share
+
+    @property
+    def part_bands(self) -> tuple[tuple[int, ...], ...]:
+        """Bands of all parts, with the stem in the first and the head in the last."""
+        bands = list(self.bands or (tuple(range(self.num_blocks)),))
+        bands[0] = (STEM, *bands[0])
+        bands[-1] = (*bands[-1], HEAD)
+        return tuple(bands)
 
     @property
     def band_order(self) -> tuple[int, ...]:
@@ -198,7 +210,7 @@ class PlanningProblem:
 
     def room(self, device: PlannedDevice) -> int:
         """Return the number of different blocks that a device has room for."""
-        return min(self.num_blocks, device.capacity)
+        return int(min(self.num_blocks, device.capacity))
 
     def check(self, objective: Objective) -> None:
         """Raise :class:`UsageError` if no placement exists or the profiles lack what the objective needs."""
@@ -229,17 +241,12 @@ def zones_of(devices: Sequence[PlannedDevice]) -> dict[str, list[int]]:
 
 
 def holders_of(problem: PlanningProblem, placement: Placement) -> dict[int, list[str]]:
-    """Return the devices that hold each part."""
-    holders: dict[int, list[str]] = {part: [] for band in problem.bands_of(placement) for part in band}
+    """Return the processes that hold each block, and each of stem and head that is in the placement."""
+    holders: dict[int, list[str]] = {block: [] for block in range(problem.num_blocks)}
     for name, parts in placement.items():
         for part in parts:
-            holders[part].append(name)
+            holders.setdefault(part, []).append(name)
     return holders
-
-
-def runs_ends(placement: Placement) -> bool:
-    """Return whether devices run stem and head, so that the source sends images and gets logits."""
-    return any(STEM in parts for parts in placement.values())
 
 
 def with_ends(problem: PlanningProblem, placement: Placement) -> Placement | None:
@@ -247,14 +254,13 @@ def with_ends(problem: PlanningProblem, placement: Placement) -> Placement | Non
 
     So no request visits a device for one of them alone.
     """
-    bands = problem.bands or (range(problem.num_blocks),)
-    ends = ((STEM, set(bands[0])), (HEAD, set(bands[-1])))
+    ends = ((STEM, set(problem.part_bands[0])), (HEAD, set(problem.part_bands[-1])))
     found = dict(placement)
     for device in problem.devices:
         held = placement.get(device.name)
-        if held and len(held) <= device.room_with_ends:
+        if held and len(held) + device.ends_size <= device.capacity:
             found[device.name] = (*held, *(end for end, band in ends if not band.isdisjoint(held)))
-    return found if all(any(end in parts for parts in found.values()) for end in ENDS) else None
+    return None if problem.held(found)[SOURCE] else found
 
 
 def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float]) -> dict[str, float]:

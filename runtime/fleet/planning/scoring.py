@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.fleet.planning.estimates import Estimates, throughput_of
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.routing.events import Complete
 
@@ -52,24 +52,23 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
     at_once = requests_at_once(problem, placement)
     throughput, answers = _throughput(sim, throughput_of(problem, placement), policy, at_once)
     throughput = min(throughput, _most(problem, placement))
-    watts = {device.name: device.watts for device in problem.devices}
-    source_ms, energy = problem.at_source(placement)
-    for name, busy in sim.busy.items():
-        used = watts[name]
-        energy = None if energy is None or (busy and used is None) else energy + busy * 1e3 * (used or 0.0) / answers
+    source_ms = problem.source_ms(placement)
+    busy_ms = {SOURCE: source_ms, **{name: 1e3 * seconds / answers for name, seconds in sim.busy.items()}}
+    watts = {name: process.watts for name, process in problem.processes.items() if busy_ms.get(name)}
+    energy = sum(busy_ms[name] * power for name, power in watts.items() if power is not None)
     lossy = any(device.loss for device in problem.devices) or any(problem.zone_losses.values())
     return Estimates(
         policy=policy,
         latency_ms=round(latency * 1e3 + source_ms, 4),
         throughput=round(min(throughput, 1e3 / source_ms if source_ms else throughput), 4),
-        energy_mj=None if energy is None else round(energy, 4),
+        energy_mj=None if None in watts.values() else round(energy, 4),
         whole_share=_whole_share(problem, placement, policy, seed) if lossy else None,
     )
 
 
 def _most(problem: PlanningProblem, placement: Placement) -> float:
     """Return the throughput of engines that never wait; a count over a stretch of requests can exceed it."""
-    parts = [part for band in problem.bands_of(placement) for part in band]
+    parts = holders_of(problem, placement)
     used = (device for device in problem.devices if placement.get(device.name))
     times = (d.weight(parts) * d.taken_ms(d.blocks_a_call) / d.blocks_a_call for d in used)
     return sum(1e3 / ms for ms in times if ms > 0) or float("inf")
@@ -88,10 +87,8 @@ def simulation_of(
     ``on_average``: engine calls have their mean overhead, not the median one.
     """
     held = {name: blocks for name, blocks in placement.items() if blocks}
-    devices = {device.name: device for device in problem.devices}
+    devices = problem.processes
     visits = {name: max(0.0, device.visit_ms - device.runtime_ms) for name, device in devices.items()}
-    visits[SOURCE] = problem.source_visit_ms
-    wire = {device.name: device.wire_ms / 1e3 for device in problem.devices} | {SOURCE: problem.source_wire_ms / 1e3}
 
     def transfer(sender: str, to: str) -> float:
         measured = problem.links_ms.get((sender, to))
@@ -99,7 +96,7 @@ def simulation_of(
             return (visits[sender] + visits[to]) / 2e3
         return max(0.0, measured / 1e3 - _CONTROL_S)  # measured transfers include the receiver's confirmation
 
-    seconds = {device.name: device.block_ms / 1e3 for device in problem.devices if device.name in held}
+    seconds = {name: devices[name].block_ms / 1e3 for name in held}
     sim = Simulation(
         held,
         blocks=problem.num_blocks,
@@ -107,7 +104,7 @@ def simulation_of(
         latency=_CONTROL_S,
         block_seconds=seconds,
         transfers=transfer,
-        wire=wire,
+        wire={name: device.wire_ms / 1e3 for name, device in devices.items()},
         max_batch={name: devices[name].max_batch for name in held},
         image_share=problem.image_share,
         logits_share=problem.logits_share,
@@ -164,7 +161,8 @@ def _throughput(sim: Simulation, expected: float, policy: str, at_once: int) -> 
 def _whole_share(problem: PlanningProblem, placement: Placement, policy: str, seed: int) -> float:
     """Return the fraction of requests that all blocks ran on, each with another draw of lost devices."""
     rng = random.Random(seed)
-    budget = max(0.5, 20 * (problem.source_ms + problem.num_blocks * max(d.block_ms for d in problem.devices)) / 1e3)
+    slowest = max(device.block_ms for device in problem.devices)
+    budget = max(0.5, 20 * (problem.source_ms({}) + problem.num_blocks * slowest) / 1e3)
     whole = 0
     states: dict[frozenset[str], bool] = {}
     for _ in range(_DRAWS):

@@ -183,7 +183,7 @@ class _SiteRun:
         seed = self._rng.getrandbits(32)
         self._sim = simulation_of(site.problem, site.placement, seed, on_average=True, costs=site.costs)
         self._sim.on_end = self._end
-        self._source_s, self._source_free = site.problem.at_source(site.placement)[0] / 1e3, 0.0
+        self._source_s, self._source_free = site.problem.source_ms(site.placement) / 1e3, 0.0
         self._submitted = self._under_way = self._over = 0
         self._waiting: deque[int] = deque()
         """Requests that wait because too many are in flight."""
