@@ -250,15 +250,6 @@ MAY_WAIT = frozenset((Release, Moved))
 """Messages that no process waits for; they are sent with the next one to the same process."""
 
 
-def receivers(instructions: list[Instruction]) -> set[str]:
-    """Return the processes that are sent something at once."""
-    return {
-        one.to
-        for one in instructions
-        if isinstance(one, Forward) or (isinstance(one, Send) and type(one.message) not in MAY_WAIT)
-    }
-
-
 def in_order(instructions: list[Instruction]) -> list[Instruction]:
     """Return instructions in the order of their execution, otherwise as they were decided.
 

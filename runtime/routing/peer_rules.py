@@ -297,7 +297,8 @@ class PeerRules:
             self.tombstones.forget(custody.now)
             announcer.announce()
         announcer.announce_credits()
-        announcer.ride_along()
+        if custody.instructions:
+            announcer.ride_along()
         at = min(engine.next_start, announcer.due, orphans.next)
         return min(at, self._drain_until) if custody.now < self._drain_until else at
 

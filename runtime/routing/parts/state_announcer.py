@@ -16,7 +16,7 @@ import msgspec
 from ls_edge.core.parts import ENDS
 from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
 from ls_edge.runtime.routing.custody import Custody
-from ls_edge.runtime.routing.events import Send, receivers
+from ls_edge.runtime.routing.events import MAY_WAIT, Forward, Send
 from ls_edge.runtime.routing.held_request import INFINITY
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.parts.engine import EngineQueue
@@ -153,11 +153,19 @@ class StateAnnouncer:
 
     def ride_along(self) -> None:
         """Send STATE to users that get another message now, and had none for a while."""
-        machine, since = self._machine, self._machine.now - self._machine.limits.state_least
-        names = [name for name in receivers(machine.instructions) if name in self._users and name in self._told]
-        names = [name for name in names if self._told[name][0] <= since]
+        machine, told, users = self._machine, self._told, self._users
+        since, names = machine.now - machine.limits.state_least, []
+        for one in machine.instructions:
+            if (
+                isinstance(one, (Send, Forward))
+                and one.to in users
+                and one.to in told
+                and told[one.to][0] <= since
+                and (isinstance(one, Forward) or type(one.message) not in MAY_WAIT)
+            ):
+                names.append(one.to)
         if names:
-            self._send_to(sorted(names))
+            self._send_to(sorted(set(names)))
 
     def _send_to(self, names: Iterable[str]) -> None:
         near = self._machine.neighbours.candidates()
