@@ -361,8 +361,10 @@ def wave():
 
 
 def drain():
-    story = Transcript({"a": [0, 1, 2], "b": [2, 3], "c": [0, 1]}, blocks=4, seed=4)
+    seconds = {"a": 0.01, "b": 0.01, "c": 0.03}
+    story = Transcript({"a": [0, 1, 2], "b": [2, 3], "c": [0, 1]}, blocks=4, seed=4, block_seconds=seconds)
     story.begin()
+    story.submit()
     story.submit()
     while not story.processes["a"].machine.rules.engine.running:
         story.run(0.0005)

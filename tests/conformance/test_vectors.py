@@ -114,3 +114,12 @@ def test_tokens_are_read_and_written(vector):
 def test_malformed_tokens_are_refused(vector):
     with pytest.raises(WireError):
         codecs.decode(vector["codec"], bytes.fromhex(vector["hex"]), vector["count"], vector["dim"])
+
+
+@pytest.mark.parametrize(
+    ("course", "shown"), [("reroute", "notes  lost b"), ("wave", "track 1 of a"), ("drain", "draining  credits 0")]
+)
+def test_a_course_shows_what_its_text_explains(course, shown):
+    """Courses are generated again when routing changes, and the request in question may then take another way."""
+    transcript = TEXT.partition(f"<!-- generated: transcript {course} -->")[2].partition("<!-- end -->")[0]
+    assert shown in transcript
