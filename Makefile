@@ -19,6 +19,7 @@ setup: $(STAMP) ## make the environment .venv
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.10 or newer, or use 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else f"this needs Python 3.10 or newer and $(PYTHON) is {v[0]}.{v[1]}: install one, or use \"make PYTHON=/path/to/python3.11 ...\"")'
+	@test -d ls_edge/runtime || { echo "ls_edge/runtime is not a link to runtime/: this clone has no symbolic links; clone again with 'git clone -c core.symlinks=true' on a file system that has them" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo "setting up $(VENV): torch is several GB, this takes some minutes the first time" >&2
 	$(PYTHON) -m venv $(VENV)
@@ -58,17 +59,11 @@ check: $(STAMP) ## formatting, lint, spelling, types, links of the documents
 	$(BIN)/codespell
 	$(MAKE) --no-print-directory types site
 
-# mypy and mkdocstrings cannot follow the import hook of an editable install, so links show them the package.
-.PHONY: one-package
-one-package: $(STAMP)
-	@mkdir -p $(VENV)/types/ls_edge && find $(VENV)/types -xtype l -delete
-	@ln -sfn $(CURDIR)/ls_edge/* $(CURDIR)/training $(CURDIR)/export $(CURDIR)/runtime $(VENV)/types/ls_edge/
-
 # The newest numpy for Python 3.10 has other types than the pinned one, so types are not checked there.
-types: one-package ## types alone
+types: $(STAMP) ## types alone
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'; then \
 	  echo "types are not checked on Python 3.10: use 3.11 or newer, which has the pinned versions"; \
-	else cd $(VENV)/types && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ls_edge; fi
+	else $(BIN)/mypy -p ls_edge; fi
 
 format: $(STAMP) ## fix formatting and lint
 	-$(BIN)/ruff check --fix .
@@ -81,7 +76,7 @@ docs: $(STAMP) ## write docs/commands.md from the commands' help
 	$(BIN)/python docs/reference.py docs/commands.md
 
 # Fails on links and anchors that lead nowhere.
-site: one-package ## the documents as a site, in build/site
+site: $(STAMP) ## the documents as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir $(SITE)
 
 # RELEASE="--full" installs torch, too; RELEASE="--tag v0.1.0" compares the tag.

@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {
-    "ls_edge": "ls_edge",
-    "training": "ls_edge.training",
-    "export": "ls_edge.export",
-    "runtime": "ls_edge.runtime",
-    "benchmarks": "benchmarks",
-}
+LINKED = ("training", "export", "runtime")
+"""Folders at the top that a link in ``ls_edge`` leads to; their own names are not importable from a wheel."""
 
 LINES = (
     ("public",),  # ls_edge/__init__.py, __main__.py: the public names and the entry point
@@ -45,10 +40,11 @@ LIBRARIES = {"report", "evaluation", "engines", "data"}
 
 def modules():
     found = {}
-    for folder, package in FOLDERS.items():
+    for folder in ("ls_edge", *LINKED, "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            found[".".join((package, *(part for part in parts if part != "__init__")))] = path
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            package = ("ls_edge",) if folder in LINKED else ()
+            found[".".join((*package, *(part for part in parts if part != "__init__")))] = path
     return found
 
 
@@ -123,3 +119,9 @@ def test_shipped_code_imports_neither_tests_nor_benchmarks():
         if package_of(name) != "benchmarks":
             text = MODULES[name].read_text(encoding="utf-8")
             assert re.search(r"(?m)^\s*(from|import) (tests|benchmarks)\b", text) is None, name
+
+
+def test_every_module_is_imported_as_part_of_the_package():
+    bare = re.compile(rf"(?m)^\s*(from|import) ({'|'.join(LINKED)})\b")
+    paths = [path for folder in ("tests", "examples", "docs") for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in (*MODULES.values(), *paths) if bare.search(path.read_text(encoding="utf-8"))] == []

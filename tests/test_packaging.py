@@ -14,23 +14,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {
-    "ls_edge": "ls_edge",
-    "training": "ls_edge/training",
-    "export": "ls_edge/export",
-    "runtime": "ls_edge/runtime",
-}
+LINKED = ("training", "export", "runtime")
+"""Folders at the top that a link in ``ls_edge`` leads to."""
 
 
 def expected():
-    """Path in the wheel of every file that has to be there, by its path in the repository."""
-    found = {}
-    for folder, inside in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*"):
-            below = path.relative_to(ROOT / folder)
-            if path.is_file() and "__pycache__" not in below.parts:
-                found[f"{folder}/{below.as_posix()}"] = f"{inside}/{below.as_posix()}"
-    return found
+    """Path in the wheel of every file that has to be there."""
+    folders = {"ls_edge": ROOT / "ls_edge", **{f"ls_edge/{name}": ROOT / name for name in LINKED}}
+    return {
+        f"{inside}/{path.relative_to(folder).as_posix()}"
+        for inside, folder in folders.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +37,9 @@ def built(tmp_path_factory):
         return wheel, sdist
     source = tmp_path_factory.mktemp("source") / "clone"
     source.mkdir()
-    for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("ls_edge", *LINKED):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     done = subprocess.run(
@@ -58,7 +55,7 @@ def built(tmp_path_factory):
 def test_the_wheel_contains_every_file(built):
     with zipfile.ZipFile(built[0]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert names == set(expected().values())
+    assert names == expected()
     assert built[0].name.endswith("-py3-none-any.whl")
     assert not any(word in name for name in names for word in ("faults", "chaos", "tests", "benchmark_"))
     assert {"ls_edge/py.typed", "ls_edge/data/assets/digits.npz", "ls_edge/data/assets/digits.md"} <= names
@@ -67,8 +64,9 @@ def test_the_wheel_contains_every_file(built):
 def test_the_sdist_contains_every_file(built):
     with tarfile.open(built[1]) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
+        assert not any(member.issym() or member.islnk() for member in sdist.getmembers())
     others = {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"}
-    assert set(expected()) | others <= names
+    assert expected() | others <= names
 
 
 def test_the_metadata(built):
