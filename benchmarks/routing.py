@@ -1,6 +1,6 @@
 """``routing``: what the routing machines cost, by requests in flight and policy, without sockets, codecs and engines.
 
-A source and three peers run in simulated time (``ls_edge.runtime.fleet.simulation``); the thread's CPU time is taken
+A source and three peers run in simulated time (``ls_edge.runtime.simulator``); the thread's CPU time is taken
 around
 every call of a machine: for an event, for a STATE, for the time of the next check. Of several rounds the least time is
 kept, since whatever else the machine does only adds to it. The counts say how routing scales: with what is in flight
@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.common import median
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Process, Simulation
 from ls_edge.runtime.routing.events import Complete
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.peer_rules import PeerRules
+from ls_edge.runtime.simulator.simulation import SOURCE, Process, Simulation
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,7 +21,7 @@ LINES = (
     ("source", "peer"),
     ("clients",),
     ("store",),
-    ("execution", "transport"),
+    ("execution", "transport", "simulator"),
     ("routing",),
     ("protocol",),
     ("report",),
@@ -30,10 +30,12 @@ LINES = (
     ("core",),  # and ls_edge/version.py
 )
 """A package imports packages of lower lines only."""
+FLOORS = {"ls_edge.runtime.fleet": (("simulation", "emulated_boards"), ("planning", "local_cluster"))}
+"""Folders and modules of a package; each imports those of lower floors only."""
 ALSO = {("engines", "data"), ("execution", "transport")}
-RUNTIME = {"fleet", "serve", "source", "peer", "clients", "store", "execution", "transport", "routing", "protocol"}
+RUNTIME = {path.parent.name for path in (ROOT / "runtime").glob("*/__init__.py")}
 """Packages that `export` and `training` never import."""
-PURE = {"transport", "routing", "protocol"}
+PURE = {"transport", "simulator", "routing", "protocol"}
 LIBRARIES = {"report", "evaluation", "engines", "data"}
 """Packages that the pure ones never import, although these stand on lower lines."""
 
@@ -92,6 +94,21 @@ def forbidden(importer, imported):
 def test_imports_follow_the_lines():
     wrong = [f"{name} imports {other}" for name in sorted(GRAPH) for other in GRAPH[name] if forbidden(name, other)]
     assert wrong == []
+
+
+def floors_of(package):
+    """Return the room (folder or module) inside a package, and the number of its floor, by module."""
+    rooms = {name: name[len(package) + 1 :].partition(".")[0] for name in MODULES if name.startswith(f"{package}.")}
+    floors = {room: number for number, names in enumerate(FLOORS[package]) for room in names}
+    assert set(rooms.values()) == floors.keys()
+    return {name: (room, floors[room]) for name, room in rooms.items()}
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_imports_inside_a_package_lead_to_lower_floors(package):
+    at = floors_of(package)
+    inside = [(name, other) for name in at for other in GRAPH[name] & at.keys() if at[name][0] != at[other][0]]
+    assert [f"{name} imports {other}" for name, other in inside if at[other][1] <= at[name][1]] == []
 
 
 def test_imports_have_no_cycles():

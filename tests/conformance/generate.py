@@ -18,7 +18,6 @@ import numpy as np
 
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.records import TrackSpan, Visit
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
@@ -47,6 +46,7 @@ from ls_edge.runtime.protocol.messages import (
     Welcome,
 )
 from ls_edge.runtime.routing.events import Complete, Compute, Forward, Note, Send
+from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
 
 HERE = Path(__file__).parent

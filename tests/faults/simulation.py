@@ -1,7 +1,6 @@
 """A simulation with faults of links: cut links, messages that cannot be sent, and tokens that their receiver drops."""
 
 from ls_edge.core.errors import WireError
-from ls_edge.runtime.fleet.simulation.simulator import Simulation
 from ls_edge.runtime.routing.events import (
     Arrived,
     Computed,
@@ -11,6 +10,7 @@ from ls_edge.runtime.routing.events import (
     Send,
     Unsendable,
 )
+from ls_edge.runtime.simulator.simulation import Simulation
 
 _TOGETHER = (Arrived, Received, NeighbourState, Computed)
 """Events that a process may handle together, as a node handles those of one turn of its loop."""

@@ -9,9 +9,9 @@ import pytest
 from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, summarise_simulation
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
-from ls_edge.runtime.fleet.simulation.churn import LOSSES, Churn
 from ls_edge.runtime.fleet.simulation.fleet import FleetSettings, simulate_sites, simulation_context, sites_of
-from ls_edge.runtime.fleet.simulation.simulator import Simulation
+from ls_edge.runtime.simulator.churn import LOSSES, Churn
+from ls_edge.runtime.simulator.simulation import Simulation
 
 BLOCKS = 4
 

@@ -11,7 +11,6 @@ import pytest
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import NotFinite
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,
@@ -43,6 +42,7 @@ from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.neighbours import Neighbours
 from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults import liar as lying
 from tests.faults.lies import LIES as CHAOS_LIES
 from tests.faults.simulation import FaultySimulation

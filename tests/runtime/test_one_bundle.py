@@ -9,7 +9,6 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import RequestError
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.fleet.simulation.simulator import join_tuples
 from ls_edge.runtime.peer.block_engine import BlockEngine
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.service import Service
@@ -19,6 +18,7 @@ from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.events import Compute, Forward, NeighbourState, NeighbourUp
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.simulator.simulation import join_tuples
 from ls_edge.runtime.source.source import Source
 
 from .driver import BY_X, Driver, new_peer, run_of, submits, transfer

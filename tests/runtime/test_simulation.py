@@ -5,10 +5,10 @@ import itertools
 import msgspec
 
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
 from ls_edge.runtime.routing.events import Arrived, Complete, Compute, Forward
 from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
 
 

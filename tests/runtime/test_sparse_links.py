@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.messages import Refuse, RefuseReason, Release
 from ls_edge.runtime.routing.events import Complete, Fail, Forward, NeighbourDown
 from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
 
 from .driver import BY_X, new_peer, run_of, transfer

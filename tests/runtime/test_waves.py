@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from ls_edge.core.records import TrackSpan, Visit
-from ls_edge.runtime.fleet.simulation.simulator import join_tuples
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, TrackRef
 from ls_edge.runtime.routing.events import (
     Arrived,
@@ -20,6 +19,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.held_request import HeldRequest
 from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.simulator.simulation import join_tuples
 from tests.faults.simulation import FaultySimulation
 
 from .driver import cancel, new_peer, request_id, run_of, transfer

@@ -21,9 +21,9 @@ from ls_edge.evaluation.simulation_summary import SimulationSummary, summarise_s
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of
-from ls_edge.runtime.fleet.simulation.churn import Churn
 from ls_edge.runtime.fleet.simulation.fleet import FleetSettings, simulate_sites, simulation_context, sites_of
 from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.simulator.churn import Churn
 from ls_edge.runtime.source.settings import Settings, check_policy
 
 

@@ -13,8 +13,8 @@ from ls_edge.core.peers_file import is_name
 from ls_edge.core.text import short_id
 from ls_edge.device.profile import DeviceProfile, LinksDocument, load_profile
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem, visit_times
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.codecs import wire_bytes
+from ls_edge.runtime.simulator.simulation import SOURCE
 
 MEMORY_SHARE = 0.8
 """Fraction of the free memory that engines may take; the rest is for tokens in flight and other processes."""

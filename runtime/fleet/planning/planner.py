@@ -21,7 +21,7 @@ from ls_edge.runtime.fleet.planning.problem import (
     with_ends,
     zones_of,
 )
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE
+from ls_edge.runtime.simulator.simulation import SOURCE
 
 NEGLIGIBLE_LOSS = 1e-9
 """Probability of a loss for which fewer holders are not tried."""

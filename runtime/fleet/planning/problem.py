@@ -20,8 +20,8 @@ from typing import Literal
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import ENDS, HEAD, STEM
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.simulator.simulation import SOURCE
 
 Objective = Literal["latency", "throughput", "energy", "survival"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "energy", "survival")

@@ -14,8 +14,8 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.fleet.planning.estimates import Estimates, throughput_of
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
-from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.routing.events import Complete
+from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
 
 MOST_DEVICES = 16
 """Larger fleets are not simulated: all peers exchange their states, so the time grows with the square."""

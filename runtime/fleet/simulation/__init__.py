@@ -1,1 +1,1 @@
-"""The routing machines in simulated time."""
+"""Sites of a fleet in simulated time."""

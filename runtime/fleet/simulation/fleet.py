@@ -2,7 +2,7 @@
 
 A site is a source and the devices of its ``peers.yaml``, all linked to each other. Sites are independent, so a large
 fleet is many small simulations, which may run in several processes; each depends only on its number and the seed. They
-run the routing machines of peers and sources (:mod:`~ls_edge.runtime.fleet.simulation.simulator`) and simulate engines,
+run the routing machines of peers and sources (:mod:`~ls_edge.runtime.simulator.simulation`) and simulate engines,
 links and losses with the times of profiles.
 
 Without a rate, requests run in a closed loop: each site keeps a number of them in flight and submits the next when one
@@ -36,8 +36,8 @@ from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, Simul
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import requests_at_once, simulation_of
-from ls_edge.runtime.fleet.simulation.churn import Churn, ChurnProcess
 from ls_edge.runtime.routing.events import Complete, Fail
+from ls_edge.runtime.simulator.churn import Churn, ChurnProcess
 from ls_edge.runtime.source.arrivals import poisson_arrivals
 
 SITE_SIZE = 16

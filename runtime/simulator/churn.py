@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ls_edge.core.errors import UsageError
-from ls_edge.runtime.fleet.simulation.simulator import Simulation
+from ls_edge.runtime.simulator.simulation import Simulation
 
 LOSSES = {
     "kill": "its process is killed; the others see it immediately",

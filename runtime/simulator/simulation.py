@@ -22,7 +22,6 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import usual_credits
-from ls_edge.runtime.fleet.simulation.network import Clock, Network
 from ls_edge.runtime.protocol.codecs import IMAGE, LOGITS, payload_of
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.routing.candidates import Model
@@ -53,6 +52,7 @@ from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.peer_rules import PeerMachine, PeerRules, peer_machine
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.simulator.network import Clock, Network
 
 SOURCE = "source"
 

@@ -1,0 +1,1 @@
+"""Processes, links and engines in simulated time."""
