@@ -133,9 +133,9 @@ def bundle_of(
     import torch
 
     from ls_edge.export.writer import ExportSettings, export_run
-    from ls_edge.training.checkpoint import load_run, save_run
     from ls_edge.training.config import RunRecord, TrainConfig
     from ls_edge.training.models.small_models import build, image_spec_of
+    from ls_edge.training.runs.checkpoint import load_run, save_run
     from ls_edge.version import __version__
 
     torch.set_num_threads(1)

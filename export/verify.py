@@ -31,7 +31,7 @@ from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView, prepare_for_export
-from ls_edge.training.checkpoint import LoadedRun
+from ls_edge.training.runs.checkpoint import LoadedRun
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ from ls_edge.export.verify import (
 )
 from ls_edge.report.bundle import print_export
 from ls_edge.report.shown import Shown
-from ls_edge.training.checkpoint import LoadedRun, load_run, shown_model
+from ls_edge.training.runs.checkpoint import LoadedRun, load_run, shown_model
 
 ENGINE_COSINE = 0.999
 """Smallest cosine between logits of engines built on this machine and of the files that they were built from."""

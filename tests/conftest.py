@@ -170,7 +170,7 @@ def half_bundle(made_once, tiny_bundle):
     """``tiny_bundle`` with float16 inside: another bundle of the same model."""
     from ls_edge.core.bundle import Bundle
     from ls_edge.export.writer import ExportSettings, export_run
-    from ls_edge.training.checkpoint import load_run
+    from ls_edge.training.runs.checkpoint import load_run
 
     run, settings = tiny_bundle.parent / "run", ExportSettings(precision="fp16")
     folder = made_once("half", lambda folder: export_run(load_run(run), folder, settings))
@@ -212,9 +212,9 @@ def _export(folder, seed, depth=BLOCKS, width=32):
     import torch
 
     from ls_edge.export.writer import export_run
-    from ls_edge.training.checkpoint import load_run, save_run
     from ls_edge.training.config import RunRecord, TrainConfig
     from ls_edge.training.models.small_models import build, image_spec_of
+    from ls_edge.training.runs.checkpoint import load_run, save_run
 
     torch.set_num_threads(1)
     args = {"depth": depth, "embed_dim": width}
@@ -260,7 +260,7 @@ def _train_shared(folder):
 def shared_bundle(made_once, shared_runs):
     """The folder of the bundle of that run: 4 blocks, one file."""
     from ls_edge.export.writer import export_run
-    from ls_edge.training.checkpoint import load_run
+    from ls_edge.training.runs.checkpoint import load_run
 
     return made_once("shared", lambda folder: export_run(load_run(shared_runs / "run"), folder))
 

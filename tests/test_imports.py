@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -116,6 +117,25 @@ def test_imports_have_no_cycles():
         tuple(TopologicalSorter(GRAPH).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+WITHOUT_FLOORS = {"ls_edge.runtime.routing", "ls_edge.runtime.fleet"}
+
+
+def test_no_folder_is_both_above_and_below_a_neighbor():
+    """Within a folder, modules and folders as a whole import one another in one direction only."""
+    floors = defaultdict(lambda: defaultdict(set))
+    for name, others in GRAPH.items():
+        for other in others:
+            above, below = name.split("."), other.split(".")
+            level = next((n for n, parts in enumerate(zip(above, below, strict=False)) if len(set(parts)) > 1), None)
+            if level is not None:
+                floors[".".join(above[:level])][above[level]].add(below[level])
+    for folder in floors.keys() - WITHOUT_FLOORS:
+        try:
+            TopologicalSorter(floors[folder]).prepare()
+        except CycleError as error:
+            pytest.fail(f"{folder}: {' imports '.join(reversed(error.args[1]))}")
 
 
 def test_the_lines_are_checked():

@@ -96,7 +96,7 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TeacherConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A trained model to imitate in addition to the labels (``ls_edge.training.methods.distillation``)."""
+    """A trained model to imitate in addition to the labels (``ls_edge.training.runs.teacher``)."""
 
     model: str | None = None
     """Run folder, or timm's name of a model of any kind, including convolutional ones; None for no teacher."""

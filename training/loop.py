@@ -24,7 +24,23 @@ from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.core.files import folder_lock, is_hub, pin_to_commit
 from ls_edge.data.datasets import empty_classes_warning, open_data
-from ls_edge.training.checkpoint import (
+from ls_edge.training.config import RunRecord, TrainConfig
+from ls_edge.training.data import Batches, choose_augment, split
+from ls_edge.training.distributed import DistributedContext, from_environment, process_group
+from ls_edge.training.logs import SCALARS, check_library, curves, first_images, open_logs, where_to_look
+from ls_edge.training.methods.base import Method
+from ls_edge.training.methods.registry import make_method
+from ls_edge.training.optim import default_rate
+from ls_edge.training.precision import (
+    choose_device,
+    choose_threads,
+    is_out_of_memory,
+    plain_attention,
+    preserve_rng_state,
+    seed_epoch,
+)
+from ls_edge.training.progress import Epoch, Listener, TrainingResult
+from ls_edge.training.runs.checkpoint import (
     CONFIG,
     RESUME,
     WEIGHTS,
@@ -37,23 +53,7 @@ from ls_edge.training.checkpoint import (
     shown_model,
     start_metrics,
 )
-from ls_edge.training.config import RunRecord, TrainConfig
-from ls_edge.training.data import Batches, choose_augment, split
-from ls_edge.training.distributed import DistributedContext, from_environment, process_group
-from ls_edge.training.logs import SCALARS, check_library, curves, first_images, open_logs, where_to_look
-from ls_edge.training.methods.base import Method
-from ls_edge.training.methods.registry import make_method
-from ls_edge.training.models.initial_weights import InitialWeights, make_initial_weights
-from ls_edge.training.optim import default_rate
-from ls_edge.training.precision import (
-    choose_device,
-    choose_threads,
-    is_out_of_memory,
-    plain_attention,
-    preserve_rng_state,
-    seed_epoch,
-)
-from ls_edge.training.progress import Epoch, Listener, TrainingResult
+from ls_edge.training.runs.initial_weights import InitialWeights, make_initial_weights
 from ls_edge.training.task import TrainingTask
 from ls_edge.version import __version__
 

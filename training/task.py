@@ -23,11 +23,11 @@ from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batch, Batches, normaliser
 from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.methods.base import Method
-from ls_edge.training.methods.distillation import TeacherCriterion, open_teacher
 from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.view import BlockView
 from ls_edge.training.optim import averages_step, make_averaged_model, make_optimizer, make_schedule
 from ls_edge.training.precision import autocast, choose_precision
+from ls_edge.training.runs.teacher import TeacherCriterion, open_teacher
 
 CHECK_EVERY = 16
 """Steps between checks of the loss, each of which waits for the device; more notice a NaN later."""

@@ -126,9 +126,9 @@ def open_model(
     require_import(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
     import torch
 
-    from ls_edge.training.checkpoint import load_run, shown_model
     from ls_edge.training.models.torch_blocks import TorchBlocks
     from ls_edge.training.precision import choose_device, choose_precision, choose_threads, preserve_rng_state
+    from ls_edge.training.runs.checkpoint import load_run, shown_model
 
     chosen = choose_device(device)
     dtype = choose_precision(precision, chosen)

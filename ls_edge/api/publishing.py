@@ -96,8 +96,8 @@ def _evaluation(path: Path) -> Evaluation | None:
 def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
     """Write a run; return what the card says of it, and the reason why timm cannot load the plain model, if any."""
     require_import("publishing a run", ("torch", "timm", "safetensors"), "train")
-    from ls_edge.training.checkpoint import load_run, shown_model
-    from ls_edge.training.published import write_published
+    from ls_edge.training.runs.checkpoint import load_run, shown_model
+    from ls_edge.training.runs.published import write_published
 
     run = load_run(folder)
     problem = write_published(run, target)

@@ -79,8 +79,8 @@ def train_run(
     overwrite: bool,
 ) -> TrainingResult | None:
     """Train one run and return its result, or None if ``resume`` finds it finished."""
-    from ls_edge.training.checkpoint import RESUME
     from ls_edge.training.loop import train as train_model
+    from ls_edge.training.runs.checkpoint import RESUME
 
     if resume:
         if other := other_setting(out, settings, named):
@@ -108,8 +108,8 @@ def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
 
 
 def _own_settings(out: Path) -> TrainConfig:
-    from ls_edge.training.checkpoint import read_record
     from ls_edge.training.config import TrainConfig
+    from ls_edge.training.runs.checkpoint import read_record
 
     file, _ = read_record(out)
     return TrainConfig(**{name: getattr(file, name) for name in TrainConfig.__struct_fields__})

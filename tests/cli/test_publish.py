@@ -14,7 +14,7 @@ import yaml
 import ls_edge
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, RunError, UsageError
-from ls_edge.training.checkpoint import load_run
+from ls_edge.training.runs.checkpoint import load_run
 from tests.hub import Hub
 
 PLAIN = """

@@ -77,8 +77,8 @@ def slot_bundle(tiny_bundle, made_once):
         import torch
 
         from ls_edge.export.writer import export_run
-        from ls_edge.training.checkpoint import load_run
         from ls_edge.training.methods.registry import make_method
+        from ls_edge.training.runs.checkpoint import load_run
 
         loaded = load_run(tiny_bundle.parent / "run")
         torch.manual_seed(0)

@@ -11,9 +11,9 @@ def make_run():
     """Write a run folder and return it; ``change(view)`` may alter the weights."""
     import torch
 
-    from ls_edge.training.checkpoint import save_run
     from ls_edge.training.config import RunRecord, TrainConfig
     from ls_edge.training.models.small_models import build, image_spec_of
+    from ls_edge.training.runs.checkpoint import save_run
 
     def make(folder, seed=0, change=lambda view: None, depth=DEPTH):
         torch.set_num_threads(1)
@@ -43,7 +43,7 @@ def trained(make_run, made_once):
 
     from ls_edge.data.datasets import open_data
     from ls_edge.export.calibration import Preprocessor
-    from ls_edge.training.checkpoint import load_run
+    from ls_edge.training.runs.checkpoint import load_run
 
     def learn(view):
         from ls_edge.training.models.small_models import image_spec_of
@@ -77,7 +77,7 @@ def run_folder(make_run, made_once):
 
 @pytest.fixture(scope="session")
 def loaded(run_folder):
-    from ls_edge.training.checkpoint import load_run
+    from ls_edge.training.runs.checkpoint import load_run
 
     return load_run(run_folder)
 

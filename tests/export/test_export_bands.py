@@ -20,9 +20,9 @@ from ls_edge.export.verify import generated_images, verify_run
 from ls_edge.export.writer import ExportSettings, export_run, parts_of
 from ls_edge.report.bundle import print_export
 from ls_edge.report.terminal import open_console
-from ls_edge.training.checkpoint import load_run
 from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
+from ls_edge.training.runs.checkpoint import load_run
 from tests.arrangements import arrangement_of
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)

@@ -22,7 +22,7 @@ from ls_edge.export.targets import PartsView, prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
 from ls_edge.export.verify import RESIDUAL, verify_run
 from ls_edge.export.writer import ExportSettings, export_run
-from ls_edge.training.checkpoint import load_run
+from ls_edge.training.runs.checkpoint import load_run
 
 TOKENS = (17, 32)
 IMAGES = np.random.default_rng(1).standard_normal((4, 3, 16, 16), dtype=np.float32)

@@ -18,9 +18,9 @@ from ls_edge.export.file_checks import check_files, checked_with, raise_problems
 from ls_edge.export.targets import PartsView
 from ls_edge.export.verify import generated_images, verify_numbers, verify_run
 from ls_edge.export.writer import export_run
-from ls_edge.training.checkpoint import load_run, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.models.small_models import build, image_spec_of
+from ls_edge.training.runs.checkpoint import load_run, save_run
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from ls_edge.core.errors import DigestMismatch, EngineError, RunError, UsageErro
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.writer import ExportSettings, check_target, export_run, parts_of, steps_of
 from ls_edge.export.writer import _draft as draft_manifest
-from ls_edge.training.checkpoint import load_run
 from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
+from ls_edge.training.runs.checkpoint import load_run
 from tests.arrangements import arrangement_of
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)

@@ -25,7 +25,7 @@ from ls_edge.export.order_costs import (
 )
 from ls_edge.export.targets import PartsView
 from ls_edge.export.writer import ExportSettings, export_run
-from ls_edge.training.checkpoint import load_run
+from ls_edge.training.runs.checkpoint import load_run
 
 BLOCKS = 6
 

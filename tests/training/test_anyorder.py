@@ -8,11 +8,12 @@ import torch
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.training.config import TeacherConfig
-from ls_edge.training.methods.distillation import TeacherCriterion, soft_cross_entropy
+from ls_edge.training.methods.base import soft_cross_entropy
 from ls_edge.training.methods.registry import expected_cost, make_method
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks
 from ls_edge.training.models.flops import WorkProfile
 from ls_edge.training.models.small_models import build
+from ls_edge.training.runs.teacher import TeacherCriterion
 
 torch.set_num_threads(1)
 TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}

@@ -13,8 +13,8 @@ from PIL import Image
 
 from ls_edge.cli.commands.train import command
 from ls_edge.core.bands import Bands
-from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import find_recipe, read_config
+from ls_edge.training.runs.checkpoint import load_run
 from tests.training.commands import call
 
 CONFIG = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 128\nprecision: fp32\n"

@@ -13,13 +13,13 @@ from PIL import Image
 
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.fleet.local_cluster import free_ports
-from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import DataConfig, OptimConfig, TeacherConfig, read_config, to_yaml
 from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.loop import train
 from ls_edge.training.methods.registry import expected_cost, make_method
 from ls_edge.training.models.small_models import build
 from ls_edge.training.optim import averages_step, make_averaged_model
+from ls_edge.training.runs.checkpoint import load_run
 
 torch.set_num_threads(1)
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0}

@@ -9,11 +9,11 @@ import safetensors
 import torch
 
 from ls_edge.core.bands import Bands
-from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import read_config
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.families import family_of
 from ls_edge.training.models.small_models import build
+from ls_edge.training.runs.checkpoint import load_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

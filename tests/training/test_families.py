@@ -9,12 +9,12 @@ import torch
 
 from ls_edge.core.errors import ModelError
 from ls_edge.export.writer import export_run
-from ls_edge.training.checkpoint import load_run, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.models.adapters import eva as eva_adapter
 from ls_edge.training.models.families import FAMILIES, family_of
 from ls_edge.training.models.small_models import create, image_spec_of
 from ls_edge.training.models.view import BlockView
+from ls_edge.training.runs.checkpoint import load_run, save_run
 from tests.arrangements import arrangement_of
 
 torch.set_num_threads(1)

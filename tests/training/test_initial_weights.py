@@ -9,10 +9,10 @@ import torch
 
 from ls_edge.cli.main import main
 from ls_edge.core.errors import ConfigError, ModelError, RunError, UsageError
-from ls_edge.training.checkpoint import WEIGHTS, load_run, read_foreign, save_run, shown_model, write_tensors
 from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig, read_config
-from ls_edge.training.models.initial_weights import make_initial_weights
 from ls_edge.training.models.small_models import build, create, image_spec_of
+from ls_edge.training.runs.checkpoint import WEIGHTS, load_run, read_foreign, save_run, shown_model, write_tensors
+from ls_edge.training.runs.initial_weights import make_initial_weights
 
 SMALL = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}
 CLASSES = ("a", "b", "c")

@@ -15,7 +15,6 @@ from ls_edge.cli.main import main
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, LsEdgeError, RunError, TrainingStopped, UsageError
 from ls_edge.export.writer import export_run
-from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import read_config, to_yaml
 from ls_edge.training.loop import train
 from ls_edge.training.methods.paper import Shuffle
@@ -23,6 +22,7 @@ from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.view import BlockView
 from ls_edge.training.optim import make_optimizer, make_schedule
 from ls_edge.training.precision import choose_device, choose_precision, plain_attention
+from ls_edge.training.runs.checkpoint import load_run
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0, "drop_rate": 0.1}
 SETTINGS = {"batch_size": 128, "epochs": 2, "threads": 1, "precision": "fp32", "device": "cpu"}

@@ -15,10 +15,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import find_recipe, read_config
 from ls_edge.training.models.small_models import build
 from ls_edge.training.reproduction import PLANS, find_plan, read_plan
+from ls_edge.training.runs.checkpoint import load_run
 from tests.training.commands import call
 
 MODEL = {"name": "vit_digits", "args": {"embed_dim": 16, "depth": 4, "num_heads": 2}}

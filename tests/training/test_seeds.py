@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from ls_edge.training.checkpoint import load_run
+from ls_edge.training.runs.checkpoint import load_run
 from tests.training.commands import call
 
 CONFIG = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 256\nprecision: fp32\n"

@@ -21,14 +21,14 @@ from ls_edge.evaluation.evaluate import evaluate
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.export.targets import prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
-from ls_edge.training.checkpoint import load_run, read_tensors
 from ls_edge.training.config import read_config
 from ls_edge.training.loop import train
-from ls_edge.training.methods.distillation import soft_cross_entropy
+from ls_edge.training.methods.base import soft_cross_entropy
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.small_models import build
 from ls_edge.training.models.torch_blocks import TorchBlocks
+from ls_edge.training.runs.checkpoint import load_run, read_tensors
 
 torch.set_num_threads(1)
 TINY = {"embed_dim": 16, "depth": 6, "num_heads": 2, "mlp_ratio": 2.0}

@@ -12,10 +12,10 @@ from PIL import Image
 from torch.nn import functional
 
 from ls_edge.core.errors import ModelError, RunError, UsageError
-from ls_edge.training.checkpoint import CONFIG, load_run
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.data import normaliser
-from ls_edge.training.methods.distillation import Teacher, TeacherCriterion, open_teacher
+from ls_edge.training.runs.checkpoint import CONFIG, load_run
+from ls_edge.training.runs.teacher import Teacher, TeacherCriterion, open_teacher
 from tests.training.commands import call
 
 CLASSES = tuple("0123456789")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 from torch import Tensor
+from torch.nn import functional
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands
@@ -62,3 +63,10 @@ class Method:
     def validation(self, bands: Bands, count: int, seed: int) -> list[Arrangement]:  # noqa: ARG002
         """Return the arrangements whose mean cross-entropy selects the checkpoint; the same in every epoch."""
         return [Arrangement.plain(range(bands.num_blocks))]
+
+
+def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    """Return the Kullback-Leibler divergence from the teacher, times the squared temperature."""
+    scaled = functional.log_softmax(logits.float() / temperature, dim=-1)
+    target = functional.log_softmax(teacher_logits.float() / temperature, dim=-1)
+    return functional.kl_div(scaled, target, log_target=True, reduction="batchmean") * temperature**2

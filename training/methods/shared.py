@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.training.config import AtLeastZero, Positive, Share
-from ls_edge.training.methods.base import Criterion, Method
-from ls_edge.training.methods.distillation import soft_cross_entropy
+from ls_edge.training.methods.base import Criterion, Method, soft_cross_entropy
 from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.slots import SlotNorms
 from ls_edge.training.models.view import BlockView

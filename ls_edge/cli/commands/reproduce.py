@@ -220,7 +220,7 @@ def _train(job: Training, source: str, options: Options, console: Console) -> No
 
 def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Evaluation:
     """Evaluate a run, or read the result of an earlier evaluation in the same orders on the same images."""
-    from ls_edge.training.checkpoint import read_record
+    from ls_edge.training.runs.checkpoint import read_record
 
     blocks = len(read_record(run)[1].kept)
     keep = None if plan.keep is None else tuple(count for count in plan.keep if count <= blocks)

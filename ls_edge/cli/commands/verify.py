@@ -61,7 +61,7 @@ def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
     require_import("--run", ("torch",), "export")
     from ls_edge.export.calibration import read_calibration
     from ls_edge.export.verify import verify_run
-    from ls_edge.training.checkpoint import load_run
+    from ls_edge.training.runs.checkpoint import load_run
 
     loaded = load_run(run)
     if data is None:

@@ -17,11 +17,11 @@ import torch
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import ModelError, RunError, UsageError
-from ls_edge.training.checkpoint import CONFIG, LoadedRun, load_run, read_foreign
 from ls_edge.training.config import ModelConfig
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.small_models import architecture, build, create, image_spec_of
 from ls_edge.training.models.view import METHOD, BlockView
+from ls_edge.training.runs.checkpoint import CONFIG, LoadedRun, load_run, read_foreign
 
 
 @dataclass(frozen=True)

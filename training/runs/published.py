@@ -15,9 +15,17 @@ from typing import Any
 import timm
 import torch
 
-from ls_edge.training.checkpoint import CONFIG, DIGEST, METHOD_WEIGHTS, WEIGHTS, LoadedRun, read_tensors, write_tensors
 from ls_edge.training.models.small_models import SMALL_MODELS
 from ls_edge.training.models.view import METHOD
+from ls_edge.training.runs.checkpoint import (
+    CONFIG,
+    DIGEST,
+    METHOD_WEIGHTS,
+    WEIGHTS,
+    LoadedRun,
+    read_tensors,
+    write_tensors,
+)
 
 TIMM_CONFIG = "config.json"
 _DIGITS = {

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ls_edge.core.errors import ModelError, RunError, UsageError
-from ls_edge.training.checkpoint import CONFIG, load_run, read_foreign
 from ls_edge.training.config import TeacherConfig
+from ls_edge.training.methods.base import soft_cross_entropy
 from ls_edge.training.models.flops import count_flops
 from ls_edge.training.models.small_models import create
 from ls_edge.training.precision import autocast, preserve_rng_state
+from ls_edge.training.runs.checkpoint import CONFIG, load_run, read_foreign
 
 _timm_data: Any = timm.data
 
@@ -73,13 +74,6 @@ class Teacher:
         """Return the operations of a forward pass for one image."""
         images = torch.zeros(1, 3, *self.size, device=self._device)
         return count_flops(lambda: self.model(images))[0]
-
-
-def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """Return the Kullback-Leibler divergence from the teacher, times the squared temperature."""
-    scaled = functional.log_softmax(logits.float() / temperature, dim=-1)
-    target = functional.log_softmax(teacher_logits.float() / temperature, dim=-1)
-    return functional.kl_div(scaled, target, log_target=True, reduction="batchmean") * temperature**2
 
 
 class TeacherCriterion(nn.Module):

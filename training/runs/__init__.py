@@ -1,0 +1,1 @@
+"""Run folders: written, read, published, and used as initial weights or as a teacher."""
