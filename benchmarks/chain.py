@@ -50,7 +50,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.peer.service import PeerSettings
+from ls_edge.runtime.peer.setup import PeerSettings
 from ls_edge.runtime.protocol.framing import decode_all
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.links import Links

@@ -19,10 +19,11 @@ LINES = (
     ("export",),
     ("training", "fleet"),
     ("serve",),
-    ("source", "peer"),
+    ("source",),
+    ("peer",),
     ("clients",),
     ("store",),
-    ("execution", "transport", "simulator"),
+    ("transport", "simulator"),
     ("routing",),
     ("protocol",),
     ("report",),
@@ -33,7 +34,7 @@ LINES = (
 """A package imports packages of lower lines only."""
 FLOORS = {"ls_edge.runtime.fleet": (("simulation", "emulated_boards"), ("planning", "local_cluster"))}
 """Folders and modules of a package; each imports those of lower floors only."""
-ALSO = {("engines", "data"), ("execution", "transport")}
+ALSO = {("engines", "data")}
 RUNTIME = {path.parent.name for path in (ROOT / "runtime").glob("*/__init__.py")}
 """Packages that `export` and `training` never import."""
 PURE = {"transport", "simulator", "routing", "protocol"}

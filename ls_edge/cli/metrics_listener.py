@@ -11,7 +11,7 @@ from ls_edge.device.requirements import require
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-    from ls_edge.runtime.execution.cores import EngineCores
+    from ls_edge.runtime.peer.cores import EngineCores
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import PIL.Image
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.data.preprocess import Preprocessor
-from ls_edge.runtime.execution.worker import Worker
+from ls_edge.device.worker import Worker
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import TransferId
 from ls_edge.runtime.routing.events import Decode, Decoded

@@ -16,7 +16,7 @@ import msgspec
 
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.records import MAX_TEXT
-from ls_edge.runtime.execution.worker import introduce_thread
+from ls_edge.device.worker import introduce_thread
 from ls_edge.runtime.protocol.messages import MAX_FINDINGS, FindingRow, Findings
 from ls_edge.runtime.transport.problems import one_line
 

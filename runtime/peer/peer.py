@@ -25,10 +25,11 @@ from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_pee
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.opening import EngineChoice, OnStep, announce, build_engines, open_block_engines
-from ls_edge.runtime.execution.cores import EngineCores
-from ls_edge.runtime.execution.counts import PeerSnapshot
-from ls_edge.runtime.peer.block_engine import BlockEngine
-from ls_edge.runtime.peer.service import PeerSettings, PeerSetup, Service
+from ls_edge.runtime.peer.cores import EngineCores
+from ls_edge.runtime.peer.counts import PeerSnapshot
+from ls_edge.runtime.peer.executor import BlockExecutor
+from ls_edge.runtime.peer.incarnation import Incarnation
+from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.peer_rules import PeerMachine
 from ls_edge.runtime.store.installer import Installer
@@ -71,7 +72,7 @@ class Peer:
         """Whether the active bundle of the store cannot be served."""
         self._installer: Installer | None = None
         self._store: Store | None = None
-        self._service: Service | None = None
+        self._service: Incarnation | None = None
         if not peers.uses_keys and not peers.insecure and not is_loopback(entry.bind):
             raise UsageError(f"{entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
         if store is None:
@@ -258,7 +259,7 @@ class Peer:
         self._running.engine.text = str(choice)[:MAX_TEXT]
 
     @property
-    def _running(self) -> Service:
+    def _running(self) -> Incarnation:
         assert self._service is not None, "the peer of a store begins with serve()"
         return self._service
 
@@ -280,15 +281,15 @@ class Peer:
         log.warning("not reloaded", extra={"peer": self.name, "why": str(error)})
         self._setup, self._before, self._is_reopening = self._before, None, True
 
-    def _listen(self, bundle: Bundle | None) -> Service:
+    def _listen(self, bundle: Bundle | None) -> Incarnation:
         if bundle is not None:
             self._check(bundle)
         setup = self._setup.of_model(bundle)
-        engine = BlockEngine(setup.entry, lambda: self.open_engines())
+        engine = BlockExecutor(setup.entry, lambda: self.open_engines())
         engine.text = setup.engine_kind
-        return Service(setup, engine, self._installer)
+        return Incarnation(setup, engine, self._installer)
 
-    def _open(self) -> Service:
+    def _open(self) -> Incarnation:
         """Begin with the bundle, or that of the store; after a switch the port may be in use for a moment."""
         end = time.monotonic() + (0.0 if self._service is None else _LISTEN_AGAIN_S)
         while True:

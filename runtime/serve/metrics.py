@@ -23,7 +23,7 @@ from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerState
 from ls_edge.device.sensors import Sensors
-from ls_edge.runtime.execution.counts import Durations, PeerSnapshot
+from ls_edge.runtime.peer.counts import Durations, PeerSnapshot
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.outbox import LinkCounts
 from ls_edge.version import __version__

@@ -9,8 +9,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 
-from ls_edge.runtime.execution.cores import EngineCores
-from ls_edge.runtime.execution.worker import introduce_thread
+from ls_edge.device.worker import introduce_thread
+from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS, url_of
 
 SCRAPE_SILENCE_S = 10.0

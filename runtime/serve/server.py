@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ls_edge.core.errors import UsageError
-from ls_edge.runtime.execution.cores import EngineCores
-from ls_edge.runtime.execution.worker import introduce_thread
+from ls_edge.device.worker import introduce_thread
+from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.serve.listener import url_of
 
 MAX_HTTP_HEADER = 16 << 10

@@ -36,8 +36,8 @@ from ls_edge.core.arrangement import apply
 from ls_edge.core.bundle import Bundle, Manifest
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.records import AuditSummary, Suspect
+from ls_edge.device.worker import Worker
 from ls_edge.engines.pipeline import Pipeline, relative_error
-from ls_edge.runtime.execution.worker import Worker
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE, decode, encode
 from ls_edge.runtime.protocol.messages import Itinerary, Ran
 from ls_edge.runtime.routing.events import Complete, Fail, Returned, Submit

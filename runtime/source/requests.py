@@ -16,13 +16,12 @@ import numpy as np
 
 from ls_edge.core.errors import BudgetExceeded, Overloaded, RequestError, SourceClosed
 from ls_edge.core.parts import HEAD, STEM
-from ls_edge.runtime.execution.counts import RequestCounts
-from ls_edge.runtime.execution.loop_threads import LoopThreads
+from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Submit
 from ls_edge.runtime.routing.source_rules import SourceMachine
 from ls_edge.runtime.source.audit import Audit, Auditor
 from ls_edge.runtime.source.deadlines import Deadlines
-from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult, RequestState
+from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult, RequestCounts, RequestState
 from ls_edge.runtime.source.settings import Itineraries
 from ls_edge.runtime.source.stem_and_head import StemAndHead
 from ls_edge.runtime.transport.node import Node

@@ -17,12 +17,16 @@ from ls_edge.core.parts import ENDS
 from ls_edge.core.records import RequestRecord
 from ls_edge.core.text import name_blocks
 from ls_edge.report.shown import Shown
+from ls_edge.runtime.peer.counts import Durations
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import Itinerary, Wave
 from ls_edge.runtime.routing.events import Complete, Fail
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Buckets for the latency of answers: milliseconds on one board, up to a budget of seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +151,35 @@ class PartResult:
     """None if the part failed, or did not run because the request had ended."""
     us: int = 0
     error: RequestError | None = None
+
+
+class RequestCounts:
+    """Counts of the requests of a source, at their submission and at their end."""
+
+    def __init__(self) -> None:
+        self.submitted = self.answered = self.degraded = self.cancelled = self.retries = 0
+        kinds: list[type[RequestError]] = [RequestError, *RequestError.__subclasses__()]
+        self.failed = {kind.__name__: 0 for kind in kinds}
+        self.latency = Durations(LATENCY_BOUNDS_S)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that were submitted and have not ended."""
+        ended = self.answered + self.cancelled + sum(self.failed.values())
+        return max(0, self.submitted - ended)
+
+    def add_answer(self, record: RequestRecord) -> None:
+        """Count an answer."""
+        self.answered += 1
+        self.degraded += record.degraded
+        self.retries += max(0, record.attempts - 1)
+        self.latency.add(record.latency_us)
+
+    def add_error(self, error: RequestError, record: RequestRecord) -> None:
+        """Count a request that ended with an error."""
+        name = type(error).__name__
+        self.failed[name] = self.failed.get(name, 0) + 1
+        self.retries += max(0, record.attempts - 1)
 
 
 def _waves_of_blocks(itinerary: Itinerary) -> tuple[Wave, ...]:

@@ -1,6 +1,6 @@
 """The thread of a source: links, routing machine, requests, audits, and stem and head if they are short.
 
-A second thread, the worker, runs stem and head otherwise (:mod:`ls_edge.runtime.execution.loop_threads`); a *thin*
+A second thread, the worker, runs stem and head otherwise (:mod:`ls_edge.runtime.peer.threads`); a *thin*
 source leaves them to the peers. Other threads put work into queues of the source thread (:mod:`~.requests`) and read
 the snapshot that it publishes (:mod:`~.peer_monitor`).
 """
@@ -22,8 +22,8 @@ from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.parts import ENDS, HEAD
 from ls_edge.core.peers_file import PeersFile, SourceEntry
 from ls_edge.core.records import PeerEvent
-from ls_edge.runtime.execution.cores import EngineCores
-from ls_edge.runtime.execution.loop_threads import LoopThreads
+from ls_edge.runtime.peer.cores import EngineCores
+from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import MINOR, Hello, State
 from ls_edge.runtime.routing.candidates import Model

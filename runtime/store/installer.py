@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError
 from ls_edge.core.records import MAX_TEXT
-from ls_edge.runtime.execution.worker import Worker
+from ls_edge.device.worker import Worker
 from ls_edge.runtime.protocol.messages import (
     MAX_CHUNK,
     Chunk,

@@ -14,8 +14,8 @@ import yaml
 
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.sensors import Sensors
-from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
+from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.serve.listener import open_listener
 from ls_edge.runtime.serve.metrics import PeerCollector, registry_of
 from ls_edge.runtime.serve.scrape_server import ScrapeServer

@@ -13,8 +13,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import ConfigError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.text import format_ranges
-from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
 

@@ -14,11 +14,10 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.onnxruntime import OnnxEngine
-from ls_edge.runtime.execution import loop_threads
-from ls_edge.runtime.execution.cores import EngineCores
-from ls_edge.runtime.execution.loop_threads import TAKE_OVER_S, LoopThreads
-from ls_edge.runtime.peer import service
+from ls_edge.runtime.peer import incarnation, threads
+from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.peer.threads import TAKE_OVER_S, LoopThreads
 from ls_edge.runtime.source import requests
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
@@ -112,7 +111,7 @@ def test_a_job_that_is_submitted_while_one_hangs_waits_and_does_not_hang_the_oth
 
 
 def test_a_job_that_is_submitted_meanwhile_runs_after_the_short_one(loop, wait_until, monkeypatch):
-    monkeypatch.setattr(loop_threads, "TAKE_OVER_S", 20.0)
+    monkeypatch.setattr(threads, "TAKE_OVER_S", 20.0)
     began = threading.Event()
     loop.short.append(lambda: (began.set(), time.sleep(0.15), time.monotonic())[-1])
     assert began.wait(10)
@@ -124,7 +123,7 @@ def test_a_job_that_is_submitted_meanwhile_runs_after_the_short_one(loop, wait_u
 
 
 def test_a_job_that_is_in_time_keeps_the_loop_where_it_is(loop, wait_until, monkeypatch):
-    monkeypatch.setattr(loop_threads, "TAKE_OVER_S", 20.0)
+    monkeypatch.setattr(threads, "TAKE_OVER_S", 20.0)
     for _ in range(5):
         loop.short.append(lambda: time.sleep(0.15) or me())
     wait_until(lambda: len(loop.found) == 5, what="five jobs")
@@ -246,7 +245,7 @@ def blocks_on(seen, *threads):
 def test_a_peer_runs_the_calls_of_one_request_at_a_time_on_the_thread_of_its_links(
     served, images, engine_threads, tiny_bundle, assert_replays, monkeypatch
 ):
-    monkeypatch.setattr(service, "SHORT_CALL_S", 20.0)  # as on a machine that is not busy
+    monkeypatch.setattr(incarnation, "SHORT_CALL_S", 20.0)  # as on a machine that is not busy
     monkeypatch.setattr(requests, "SHORT_US", 20_000_000)
     source, batch = served(), images(20)
     answers = [source.submit(image).result(10) for image in batch]
@@ -279,7 +278,7 @@ def test_cores_of_its_own_keep_the_engine_on_its_thread(served, images, engine_t
 
 
 def test_a_long_call_is_never_run_on_the_thread_of_the_links(served, images, engine_threads, monkeypatch):
-    monkeypatch.setattr(service, "SHORT_CALL_S", 1e-9)
+    monkeypatch.setattr(incarnation, "SHORT_CALL_S", 1e-9)
     source = served()
     for image in images(5):
         source.submit(image).result(10)

@@ -20,8 +20,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.sensors import Sensors
-from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire

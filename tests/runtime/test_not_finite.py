@@ -18,7 +18,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.peer.block_engine import run_blocks
+from ls_edge.runtime.peer.executor import run_blocks
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.messages import TransferId

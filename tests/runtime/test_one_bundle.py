@@ -9,9 +9,9 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import RequestError
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.peer.block_engine import BlockEngine
+from ls_edge.runtime.peer.executor import BlockExecutor
+from ls_edge.runtime.peer.incarnation import Incarnation
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.peer.service import Service
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Accept, Hello, Refuse, State
 from ls_edge.runtime.routing.candidates import Model
@@ -104,7 +104,7 @@ def test_a_source_skips_what_only_other_bundles_have():
 # Processes.
 
 
-class OlderService(Service):
+class OlderIncarnation(Incarnation):
     def _hello(self):
         return msgspec.structs.replace(super()._hello(), minor=MINOR_OF_DEMANDS - 1)
 
@@ -113,7 +113,9 @@ class OlderPeer(Peer):
     """A peer of the version before."""
 
     def _listen(self, bundle):
-        return OlderService(self._setup.of_model(bundle), BlockEngine(self.entry, lambda: self.open_engines()), None)
+        return OlderIncarnation(
+            self._setup.of_model(bundle), BlockExecutor(self.entry, lambda: self.open_engines()), None
+        )
 
 
 @pytest.fixture

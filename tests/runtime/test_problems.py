@@ -12,7 +12,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.text import short_id
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.peer.service import PeerSettings
+from ls_edge.runtime.peer.setup import PeerSettings
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source.settings import Settings

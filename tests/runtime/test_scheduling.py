@@ -10,8 +10,8 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.execution.cores import batch_scheduling
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.cores import batch_scheduling
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
 

@@ -10,9 +10,9 @@ from onnx import helper, numpy_helper
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
-from ls_edge.runtime.execution.worker import Worker
+from ls_edge.device.worker import Worker
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.peer.service import PeerSettings
+from ls_edge.runtime.peer.setup import PeerSettings
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, State
 from ls_edge.runtime.routing.limits import Limits

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from ls_edge.runtime.execution.cores import EngineCores
-from ls_edge.runtime.execution.worker import JobQueue, introduce_thread
+from ls_edge.device.worker import JobQueue, introduce_thread
+from ls_edge.runtime.peer.cores import EngineCores
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """A thread for long jobs, so that the thread of the links never waits for one.
 
 A job cannot be interrupted: a thread that hangs is abandoned when the process ends. For engine calls see
-:mod:`ls_edge.runtime.execution.loop_threads`.
+:mod:`ls_edge.runtime.peer.threads`.
 """
 
 from __future__ import annotations

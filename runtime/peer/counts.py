@@ -1,4 +1,4 @@
-"""Counts of the work of a process, for Prometheus (:mod:`ls_edge.runtime.serve.metrics`).
+"""Counts of the work of a peer, for Prometheus (:mod:`ls_edge.runtime.serve.metrics`).
 
 One thread adds to them, and any thread may read them: each is one number, or a list or dictionary of numbers.
 """
@@ -9,13 +9,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ls_edge.core.errors import RequestError
-from ls_edge.core.records import RequestRecord
 from ls_edge.runtime.routing.events import Computed
 from ls_edge.runtime.transport.outbox import LinkCounts
 
-LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Buckets for the latency of answers: milliseconds on one board, up to a budget of seconds."""
 CALL_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Buckets for engine calls: from one block of a small model to a batch of large ones on a slow board."""
 
@@ -34,35 +30,6 @@ class Durations:
         """Count one duration."""
         self.counts[bisect_left(self._bounds_us, microseconds)] += 1
         self.total_us += microseconds
-
-
-class RequestCounts:
-    """Counts of the requests of a source, at their submission and at their end."""
-
-    def __init__(self) -> None:
-        self.submitted = self.answered = self.degraded = self.cancelled = self.retries = 0
-        kinds: list[type[RequestError]] = [RequestError, *RequestError.__subclasses__()]
-        self.failed = {kind.__name__: 0 for kind in kinds}
-        self.latency = Durations(LATENCY_BOUNDS_S)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests that were submitted and have not ended."""
-        ended = self.answered + self.cancelled + sum(self.failed.values())
-        return max(0, self.submitted - ended)
-
-    def add_answer(self, record: RequestRecord) -> None:
-        """Count an answer."""
-        self.answered += 1
-        self.degraded += record.degraded
-        self.retries += max(0, record.attempts - 1)
-        self.latency.add(record.latency_us)
-
-    def add_error(self, error: RequestError, record: RequestRecord) -> None:
-        """Count a request that ended with an error."""
-        name = type(error).__name__
-        self.failed[name] = self.failed.get(name, 0) + 1
-        self.retries += max(0, record.attempts - 1)
 
 
 class EngineCounts:

@@ -17,14 +17,14 @@ from ls_edge.device.profile import DeviceProfile
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.profiling import Device, profile_blocks
-from ls_edge.runtime.execution.counts import EngineCounts
+from ls_edge.runtime.peer.counts import EngineCounts
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Warm
 
 
-class BlockEngine:
+class BlockExecutor:
     """The engines of a peer's blocks; its jobs run one at a time, on any thread."""
 
     def __init__(self, entry: PeerConfig, open_engines: Callable[[], Mapping[int, Engine]]) -> None:

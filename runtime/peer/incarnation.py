@@ -10,30 +10,27 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
 from ls_edge.core.errors import EngineError, LsEdgeError
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.parts import STEM, shown_parts
-from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
-from ls_edge.runtime.execution.cores import EngineCores
-from ls_edge.runtime.execution.counts import PeerSnapshot
-from ls_edge.runtime.execution.loop_threads import LoopThreads
-from ls_edge.runtime.peer.block_engine import BlockEngine
-from ls_edge.runtime.peer.inspector import Examine, Inspector
+from ls_edge.core.peers_file import PeersFile
+from ls_edge.runtime.peer.counts import PeerSnapshot
+from ls_edge.runtime.peer.executor import BlockExecutor
+from ls_edge.runtime.peer.inspector import Inspector
+from ls_edge.runtime.peer.setup import PeerSetup
+from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.messages import MAX_PROFILE, MINOR, Hello
 from ls_edge.runtime.routing.candidates import ONE_BAND, Model
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Decode, Drain, Instruction, Warm
 from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.peer_rules import PeerMachine, peer_machine
 from ls_edge.runtime.store.installer import Installer
-from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, NodeSettings, new_incarnation
 
 if TYPE_CHECKING:
@@ -56,71 +53,13 @@ SHORT_CALL_S = READ_WITHIN_S
 message then waits longer than it may anyway."""
 _ENGINE_WITHIN_S = 60.0
 """Maximum time for which a measurement waits for one call of the engine."""
-_NO_PART = Part("", "", 0)
-_NO_MODEL = Manifest(
-    schema=1,
-    bundle_id="",
-    model_id="",
-    model="",
-    method="",
-    classes=(),
-    image=ImageSpec((1, 1), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
-    tokens=TokenSpec(1, 1),
-    needs_slot=False,
-    precision="",
-    opset=0,
-    parts=Parts(_NO_PART, _NO_PART, ()),
-)
-
 _Result = Computed | ComputeFailed | Warm | LsEdgeError
 
 
-@dataclass(frozen=True)
-class PeerSettings:
-    """Settings of a peer besides ``peers.yaml``."""
-
-    engine: EngineKind | None = None
-    """Engine of the blocks; by default that of ``peers.yaml``, as ``threads``."""
-    threads: int | None = None
-    strict_bundle: bool = False
-    """Work with peers and sources of the same bundle only."""
-    limits: Limits | None = None
-    examine: Examine | None = None
-    """Check of this machine, for any process that asks."""
-
-
-@dataclass(frozen=True)
-class PeerSetup:
-    """A peer's files and settings, and its bundle."""
-
-    peers: PeersFile
-    entry: PeerConfig
-    keys: KeyPair | None
-    cores: EngineCores
-    settings: PeerSettings
-    bundle: Bundle | None = None
-    """The bundle that is served, once it is known."""
-
-    def of_model(self, bundle: Bundle | None) -> PeerSetup:
-        """Return the setup with a bundle, whose parts replace ``all``; raise an error if they do not fit."""
-        peers = self.peers if bundle is None else self.peers.of_model(bundle.num_blocks)
-        return replace(self, peers=peers, entry=peers.peer(self.entry.name), bundle=bundle)
-
-    @property
-    def engine_kind(self) -> EngineKind:
-        """Engine that is asked for."""
-        return self.settings.engine or self.entry.engine
-
-    @property
-    def manifest(self) -> Manifest:
-        """Manifest of the bundle; without one, that of no model."""
-        return _NO_MODEL if self.bundle is None else self.bundle.manifest
-
-
-class Service:
+class Incarnation:
     """The links, the routing machine and the engines of a peer; :meth:`serve` blocks until it has left."""
 
-    def __init__(self, setup: PeerSetup, engine: BlockEngine, installer: Installer | None) -> None:
+    def __init__(self, setup: PeerSetup, engine: BlockExecutor, installer: Installer | None) -> None:
         """Listen; raise :class:`LinkError` if the port is in use."""
         self.stops = 0
         """Requests to leave: 1 drains, 2 leaves immediately."""

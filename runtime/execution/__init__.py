@@ -1,1 +1,0 @@
-"""Threads, cores and engine calls that peers and sources share."""

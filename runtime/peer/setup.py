@@ -1,0 +1,70 @@
+"""What a peer starts with: its files, its settings, and its bundle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
+from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
+from ls_edge.runtime.peer.cores import EngineCores
+from ls_edge.runtime.peer.inspector import Examine
+from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.transport.keys import KeyPair
+
+_NO_PART = Part("", "", 0)
+_NO_MODEL = Manifest(
+    schema=1,
+    bundle_id="",
+    model_id="",
+    model="",
+    method="",
+    classes=(),
+    image=ImageSpec((1, 1), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    tokens=TokenSpec(1, 1),
+    needs_slot=False,
+    precision="",
+    opset=0,
+    parts=Parts(_NO_PART, _NO_PART, ()),
+)
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """Settings of a peer besides ``peers.yaml``."""
+
+    engine: EngineKind | None = None
+    """Engine of the blocks; by default that of ``peers.yaml``, as ``threads``."""
+    threads: int | None = None
+    strict_bundle: bool = False
+    """Work with peers and sources of the same bundle only."""
+    limits: Limits | None = None
+    examine: Examine | None = None
+    """Check of this machine, for any process that asks."""
+
+
+@dataclass(frozen=True)
+class PeerSetup:
+    """A peer's files and settings, and its bundle."""
+
+    peers: PeersFile
+    entry: PeerConfig
+    keys: KeyPair | None
+    cores: EngineCores
+    settings: PeerSettings
+    bundle: Bundle | None = None
+    """The bundle that is served, once it is known."""
+
+    def of_model(self, bundle: Bundle | None) -> PeerSetup:
+        """Return the setup with a bundle, whose parts replace ``all``; raise an error if they do not fit."""
+        peers = self.peers if bundle is None else self.peers.of_model(bundle.num_blocks)
+        return replace(self, peers=peers, entry=peers.peer(self.entry.name), bundle=bundle)
+
+    @property
+    def engine_kind(self) -> EngineKind:
+        """Engine that is asked for."""
+        return self.settings.engine or self.entry.engine
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the bundle; without one, that of no model."""
+        return _NO_MODEL if self.bundle is None else self.bundle.manifest
