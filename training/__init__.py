@@ -1,1 +1,1 @@
-"""Fine-tuning with shuffled block order: models with an explicit order, methods, data, loop, evaluation."""
+"""Fine-tuning with shuffled block order: models with an explicit order, methods, data, and the loop."""

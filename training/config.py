@@ -21,7 +21,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import UsageError
 
-Count = Annotated[int, Meta(ge=1)]
+AtLeastOne = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 AtLeastZero = Annotated[float, Meta(ge=0, le=sys.float_info.max, description="a number from 0")]
@@ -33,9 +33,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str = "vit_digits"
     """timm's name, or one of ``ls_edge.training.models.small_models``."""
-    depth: Count | None = None
+    depth: AtLeastOne | None = None
     """Number of blocks to keep, evenly spaced; None keeps all."""
-    img_size: Count | None = None
+    img_size: AtLeastOne | None = None
     """Side of the images in pixels, if timm can build the model for another size; None for the model's own."""
     init: str | None = None
     """Run folder, ``.safetensors`` or ``.pth`` file to start from."""
@@ -125,9 +125,9 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     teacher: TeacherConfig = TeacherConfig()
     epochs: Annotated[int, Meta(ge=0)] = 20
     """0 writes the untrained initial model."""
-    batch_size: Count = 64
+    batch_size: AtLeastOne = 64
     """Images per step, over all processes."""
-    accumulate: Count = 1
+    accumulate: AtLeastOne = 1
     """Parts of a batch that are computed one after the other, to need less memory."""
     checkpointing: bool = False
     """Recompute the inside of each block for its gradients: less memory, a third more time."""
@@ -140,12 +140,12 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Type of the weights in the run folder."""
     compile: Literal["auto", "on", "off"] = "auto"
     """``auto`` compiles on CUDA."""
-    threads: Count | None = None
+    threads: AtLeastOne | None = None
     """torch's threads on the CPU; None: one for models below a million parameters, else torch's choice. A run repeats
     bit by bit only with the same number."""
     log: Literal["tensorboard", "wandb", "mlflow"] | None = None
     """Destination of curves by order, blocks kept, and slot; None writes only losses, to TensorBoard."""
-    validation_orders: Count = 4
+    validation_orders: AtLeastOne = 4
     """Seeded orders for the validation of a method that shuffles."""
 
     def block_bands(self, num_blocks: int | None = None) -> Bands:
@@ -214,9 +214,9 @@ FLAGS: dict[str, tuple[str, str]] = {
 def read_config(
     path: str | Path | None, flags: dict[str, Any], changes: Sequence[str] = ()
 ) -> tuple[TrainConfig, frozenset[str]]:
-    """Return the file's settings overridden by the flags that are not None, and the names that either sets.
+    """Return the file's settings overridden by the flags that are not None, and the names that either of them sets.
 
-    Names are dotted, such as ``optim.lr``. ``changes`` are ``NAME=VALUE`` of any settings and win over both. Raises
+    Names are dotted, such as ``optim.lr``. ``changes`` are ``NAME=VALUE`` for any setting and win over both. Raises
     :class:`ConfigError` or :class:`UsageError` for invalid values.
     """
     plain: dict[str, Any] = {}

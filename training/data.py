@@ -34,11 +34,11 @@ _timm_data: Any = timm.data
 Batch = tuple[Tensor, Tensor]
 """Pixels uint8 ``[B, 3, H, W]`` and labels int64 ``[B]``."""
 MAX_WORKERS = 8
-"""Default limit of decoding processes; more of them wait for the disk or the GPU."""
+"""Default limit of decoding processes; more processes only wait for the disk or the GPU."""
 
 
 def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int]]:
-    """Return the indices to train on, and a seeded ``part`` of each class (at least one image) that selects.
+    """Return the indices to train on, and those that select the checkpoint: a seeded ``part``, at least one image.
 
     Raises :class:`DataError` for a set of one class.
     """
@@ -62,7 +62,7 @@ def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int
     return sorted(train), sorted(held)
 
 
-class Decoded(Dataset[tuple[Tensor | None, int, str]]):
+class ImageDataset(Dataset[tuple[Tensor | None, int, str]]):
     """Images of a set as uint8 ``[3, H, W]`` with their label or, if decoding failed, the reason."""
 
     def __init__(self, images: Sequence[ImageRef], spec: ImageSpec, transform: Callable[[Any], Any] | None) -> None:
@@ -108,7 +108,7 @@ class Batches:
         """
         self.config, self._augment, self._on_skipped = config, augment, on_skipped
         self._context, self._pin = context, pin
-        self._set = Decoded(tuple(images), spec, _timm_transform(spec) if augment == "timm" else None)
+        self._set = ImageDataset(tuple(images), spec, _timm_transform(spec) if augment == "timm" else None)
         self._pixels: Tensor | None = None
         self._labels = torch.tensor([-1 if image.label is None else image.label for image in images])
         if augment != "timm" and len(images) * 3 * spec.size[0] * spec.size[1] <= config.data.cache_mb << 20:
@@ -127,7 +127,7 @@ class Batches:
         return len(self) // self.config.batch_size
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield this process's share of shuffled, augmented batches of equal size, except for images left out."""
+        """Yield this process's share of the shuffled, augmented batches, without the images that cannot be decoded."""
         size, rank = self.config.batch_size, self._context.rank
         local = self._context.local_batch_size(size)
         generator = torch.Generator().manual_seed((self.config.seed << 20) ^ epoch)
@@ -160,9 +160,11 @@ class Batches:
             raise self.all_unreadable()
 
     def all_unreadable(self) -> DataError:
-        """Return the error for a set of which no image can be decoded."""
+        """Return the error for a set without an image that can be decoded."""
         images = self._set.images
-        return DataError(f"none of {len(images)} images can be used, {images[0].name} is the first; check the files")
+        return DataError(
+            f"none of {len(images)} images can be decoded (the first is {images[0].name}); check the files"
+        )
 
     def _same_count(self, batches: Iterator[Batch | None]) -> Iterator[Batch]:
         """Yield the usable batches; with several processes as many as there are steps.
@@ -182,7 +184,7 @@ class Batches:
             good = good if batch is None else batch
             yielded += 1
             yield good
-        while self._context.world_size > 1 and yielded < self.steps():  # for those before the first good one
+        while self._context.world_size > 1 and yielded < self.steps():  # makes up for those before the first good one
             yielded += 1
             yield good
 
@@ -203,7 +205,7 @@ class Batches:
         self._pixels, self._labels = torch.stack([pixels for pixels, _ in good]), torch.tensor([at for _, at in good])
 
     def _load(self, batches: list[list[int]], generator: torch.Generator) -> Iterator[Batch | None]:
-        """Yield each batch without the images that cannot be decoded, None if that is all of them."""
+        """Yield each batch without the images that cannot be decoded, or None if none is left."""
         if self._pixels is not None:
             for rows in batches:
                 yield self._pixels[rows], self._labels[rows]
@@ -227,7 +229,7 @@ class Batches:
 def default_workers(*, on_gpu: bool) -> int:
     """Return the default number of decoding processes: enough to feed a GPU, none on the CPU.
 
-    On the CPU training itself needs the cores; next to a GPU all but one of this process's share are free.
+    On the CPU, training itself needs the cores; next to a GPU, all but one of this process's share are free.
     """
     if not on_gpu:
         return 0
@@ -285,7 +287,7 @@ def augment(pixels: Tensor, kind: str, generator: torch.Generator) -> Tensor:
     return moved.permute(0, 3, 1, 2).contiguous()
 
 
-def normaliser(spec: ImageSpec, device: torch.device) -> Callable[[Tensor], Tensor]:
+def normalizer(spec: ImageSpec, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return a function from pixels uint8 ``[B, 3, H, W]`` to the stem's input on ``device``."""
     mean = torch.tensor(spec.mean, device=device)[:, None, None] * 255
     scale = 1 / (torch.tensor(spec.std, device=device)[:, None, None] * 255)

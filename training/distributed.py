@@ -1,7 +1,7 @@
 """The processes that ``torchrun`` started: rank, world size, process group and collectives.
 
-``torch.nn.parallel.DistributedDataParallel`` averages the gradients; this module has what data, validation and
-checkpoints need. The backend is ``nccl`` on CUDA (not run on several GPUs yet) and ``gloo`` on the CPU.
+``torch.nn.parallel.DistributedDataParallel`` averages the gradients; this module serves data, validation and
+checkpoints. The backend is ``nccl`` on CUDA (not run on several GPUs yet) and ``gloo`` on the CPU.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch.distributed as dist
 from ls_edge.core.errors import LsEdgeError, TrainingStopped, UsageError
 
 TIMEOUT = timedelta(minutes=10)
-"""Limit of a wait in a collective: enough for one process to decode a data set, short enough to notice a dead one."""
+"""Timeout of collectives: long enough to decode a data set in one process, short enough to notice a dead process."""
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """One of the processes that train a model, in the terms of ``torch.distributed``."""
+    """Place of this process among those that train a model, in the terms of ``torch.distributed``."""
 
     rank: int = 0
     world_size: int = 1
@@ -59,7 +59,7 @@ class DistributedContext:
 
     @contextlib.contextmanager
     def one_first(self) -> Iterator[None]:
-        """Let one process of this machine go first, to download what the others then find; all have to enter."""
+        """Let one process per machine go first, so that the others find its downloads; every process must enter."""
         first = self.local_rank == 0
         if not first:
             self.barrier()
@@ -70,7 +70,7 @@ class DistributedContext:
                 self.barrier()
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has called this."""
         if self.world_size > 1:
             dist.barrier()
 
@@ -79,7 +79,7 @@ def from_environment(device: torch.device) -> DistributedContext:
     """Return the context that ``torchrun`` set, and make this process's GPU the current one.
 
     Call it before anything else touches CUDA: random states or a tensor would otherwise open the first GPU in every
-    process, at some hundred MiB. Raises :class:`UsageError` for a CUDA device that does not exist.
+    process, which takes several hundred MiB. Raises :class:`UsageError` for a CUDA device that does not exist.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
         return DistributedContext()
@@ -95,7 +95,7 @@ def from_environment(device: torch.device) -> DistributedContext:
 
 @contextlib.contextmanager
 def process_group(context: DistributedContext, device: torch.device) -> Iterator[None]:
-    """Join the process group; raises :class:`TrainingStopped` if another process is gone."""
+    """Join the process group; raises :class:`TrainingStopped` if another process has ended."""
     if context.world_size == 1:
         yield
         return
@@ -104,10 +104,10 @@ def process_group(context: DistributedContext, device: torch.device) -> Iterator
         yield
     except LsEdgeError:
         raise
-    except RuntimeError as error:  # DistError, and what the reducer of DistributedDataParallel raises
+    except RuntimeError as error:  # a DistError, or an error of the reducer of DistributedDataParallel
         first = str(error).splitlines()[0]
         if not isinstance(error, dist.DistError) and "gloo" not in first and "nccl" not in first.lower():
             raise
-        raise TrainingStopped(f"another process is gone ({first[:200]}); start all of them again") from None
+        raise TrainingStopped(f"another process has ended ({first[:200]}); start all of them again") from None
     finally:
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """Curves of a training in TensorBoard, Weights & Biases, or MLflow, each written by its own library.
 
-TensorBoard is always written to the run folder. ``--log`` chooses where the curves by order, by blocks kept, and by
-slot go, which cost an evaluation of some validation images after each epoch.
+TensorBoard events are always written to the run folder. ``--log`` chooses the destination of the curves by order, by
+blocks kept, and by slot. They cost an evaluation of some validation images after each epoch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ls_edge.training.models.torch_blocks import TorchBlocks
 from ls_edge.training.models.view import BlockView
 
 CURVE_IMAGES = 64
-"""Validation images that the curves by order, blocks kept, and slot are from."""
+"""Number of validation images for the curves by order, blocks kept, and slot."""
 CURVE_ORDERS = 4
 SCALARS = ("train_loss", "val_loss", "val_top1", "lr", "images_per_second")
 
 Write = Callable[[dict[str, float], int], None]
-"""Writes values by name for an epoch."""
+"""Function that writes the values of an epoch by name."""
 
 
 def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], seed: int) -> dict[str, float]:
@@ -157,17 +157,17 @@ def _guarded(name: str | None, act: Callable[[], Any]) -> Any:
         return act()
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 - the libraries raise kinds of their own
+    except Exception as error:  # noqa: BLE001 - each library raises its own kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TrainingStopped(f"--log {name} failed: {reason}; correct it, or leave --log out") from None
 
 
-def first_images(batches: Iterable[tuple[Any, Any]], normalise: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:
+def first_images(batches: Iterable[tuple[Any, Any]], normalize: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return up to :data:`CURVE_IMAGES` normalized images and their labels as arrays."""
     pixels: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     for some, targets in batches:
-        pixels.append(normalise(some).cpu().numpy())
+        pixels.append(normalize(some).cpu().numpy())
         labels.append(targets.cpu().numpy())
         if sum(map(len, labels)) >= CURVE_IMAGES:
             break

@@ -1,7 +1,7 @@
 """The training loop: epochs of shuffled batches, validation, the best checkpoint, resuming.
 
-``train`` leaves a run folder that loads at every moment: first the initial model, then after each epoch the one with
-the lowest validation cross-entropy so far. With a fixed seed, machine and number of threads a run on the CPU repeats
+The run folder that ``train`` writes loads at every moment: it holds the initial model, then the one with the lowest
+validation cross-entropy so far. With a fixed seed, machine and number of threads a run on the CPU repeats
 bit by bit, even across a kill and ``resume``; CUDA kernels do not promise that. A run resumes at the start of an epoch.
 
 Started by ``torchrun``, it trains with all of its processes (``ls_edge.training.distributed``); the first one writes.
@@ -39,7 +39,7 @@ from ls_edge.training.precision import (
     preserve_rng_state,
     seed_epoch,
 )
-from ls_edge.training.progress import Epoch, Listener, TrainingResult
+from ls_edge.training.progress import Epoch, Reporter, TrainingResult
 from ls_edge.training.runs.checkpoint import (
     CONFIG,
     RESUME,
@@ -58,14 +58,14 @@ from ls_edge.training.task import TrainingTask
 from ls_edge.version import __version__
 
 ABOVE_CHANCE = 3.0
-"""Standard deviations above chance from which a checkpoint counts as trained; more would mark short trainings."""
+"""Standard deviations above chance from which a checkpoint counts as trained; more would flag short trainings."""
 
 
 def train(
     config: TrainConfig,
     out: str | Path,
     *,
-    listener: Listener,
+    reporter: Reporter,
     resume: bool = False,
     overwrite: bool = False,
     model_named: bool = True,
@@ -92,7 +92,7 @@ def train(
             with process_group(context, device), lock:
                 if context.is_main and new:  # another process may have written one in the meantime
                     _check_new(out)
-                training = _Training(config, out, listener, context, device, model_named=model_named)
+                training = _Training(config, out, reporter, context, device, model_named=model_named)
                 return training.run(resume, started)
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -142,13 +142,13 @@ class _Training:
         self,
         config: TrainConfig,
         out: Path,
-        listener: Listener,
+        reporter: Reporter,
         context: DistributedContext,
         device: torch.device,
         *,
         model_named: bool,
     ) -> None:
-        self.out, self.listener, self.context = out, listener, context
+        self.out, self.reporter, self.context = out, reporter, context
         method = make_method(config.method, config.method_args)
         if is_hub(config.model.name):  # the run names the commit, so that it can be repeated
             config = msgspec.structs.replace(
@@ -157,13 +157,13 @@ class _Training:
         with context.one_first():  # the first process downloads data and weights
             self.images = images = open_data(config.data.source, "train")
             initial = make_initial_weights(
-                config.model, images.classes, seed=config.seed, model_named=model_named, warn=listener.warn
+                config.model, images.classes, seed=config.seed, model_named=model_named, warn=reporter.warn
             )
         if warning := empty_classes_warning(images):
-            listener.warn(warning)
+            reporter.warn(warning)
         bands, image = _bands_in_force(config, method, initial), _image_in_force(config, initial)
         if config.bands is None and initial.bands is None and not bands.is_one:
-            listener.note(
+            reporter.note(
                 f"bands {bands}: the first and the last block keep their place, which costs the least accuracy; "
                 f"--bands 0-{bands.num_blocks - 1} trains any order of all blocks"
             )
@@ -173,7 +173,7 @@ class _Training:
         places = method.reshape(view, bands, initial.source, trained=initial.trained)
         method.attach(view)
         if initial.method_weights and not view.take_method(initial.method_weights):
-            listener.warn(
+            reporter.warn(
                 f"{config.model.init} was trained by another method or with other settings, so the parameters of its "
                 "method are left out"
             )
@@ -210,7 +210,7 @@ class _Training:
             with plain_attention(self.task.view, self.task.view.device):
                 self._epochs(train_batches, held)
         if self.record.problem:
-            self.listener.warn(f"{self.record.problem}; lower --lr or train longer")
+            self.reporter.warn(f"{self.record.problem}; lower --lr or train longer")
         if self.context.is_main:
             (self.out / RESUME).unlink(missing_ok=True)
         view = self.task.view
@@ -251,7 +251,7 @@ class _Training:
         config, images = self.config, self.images.images
         rows, held = split(self.images, config.data.validation, config.seed)
         kind = choose_augment(config.data.augment, config.data.source, self.record.image)
-        self.listener.decoding(len(images))
+        self.reporter.decoding(len(images))
 
         def make(chosen: Sequence[int], augment: str) -> Batches:
             return Batches(
@@ -260,7 +260,7 @@ class _Training:
                 config,
                 augment=augment,
                 on_skipped=self._skip,
-                on_decoded=self.listener.decoded,
+                on_decoded=self.reporter.decoded,
                 context=self.context,
                 pin=self.task.view.device.type == "cuda",
             )
@@ -276,14 +276,14 @@ class _Training:
     def _skip(self, why: str) -> None:
         if why not in self.skipped:
             self.skipped.add(why)
-            self.listener.warn(f"left out: {why}")
+            self.reporter.warn(f"left out: {why}")
 
     def _epochs(self, train_batches: Batches, held: Batches) -> None:
         done = self.progress.epochs_done
         with open_logs(self.out, self.config, done) if self.context.is_main else contextlib.nullcontext() as write:
             looked_at = None
             if write is not None and self.config.log is not None:
-                looked_at = first_images(held.fixed(), self.task.normalise)
+                looked_at = first_images(held.fixed(), self.task.normalize)
             for epoch in range(done + 1, self.config.epochs + 1):
                 metrics = self._epoch(epoch, train_batches, held)
                 values = {name: getattr(metrics, name) for name in SCALARS}
@@ -291,16 +291,16 @@ class _Training:
                     values.update(curves(self.task.evaluated, self.task.bands, looked_at, self.config.seed))
                 if write is not None:
                     write(values, epoch)
-                self.listener.finished(metrics)
+                self.reporter.finished(metrics)
 
     def _epoch(self, epoch: int, train_batches: Batches, held: Batches) -> Epoch:
         begin = time.perf_counter()
         before = self.progress
-        self.listener.started(epoch, self.config.epochs, train_batches.steps())
+        self.reporter.started(epoch, self.config.epochs, train_batches.steps())
         seed_epoch(self.config.seed + (self.context.rank << 20), epoch)
         kept = f"{self.out} keeps {'the initial model' if before.best_epoch is None else 'the last good checkpoint'}"
         try:
-            train_loss, lr, seen, cost = self.task.epoch(epoch, train_batches, self.listener.stepped)
+            train_loss, lr, seen, cost = self.task.epoch(epoch, train_batches, self.reporter.stepped)
         except TrainingStopped as error:
             raise TrainingStopped(f"{error}; {kept}") from None
         trained = time.perf_counter() - begin

@@ -53,7 +53,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error of torch means that the device, or the host, has no memory left."""
+    """Return whether an error of torch means that the device or the host is out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: " in str(error)
 
 

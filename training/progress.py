@@ -1,4 +1,4 @@
-"""Reports of a training: the metrics of each epoch, a summary, and progress."""
+"""Metrics of each epoch, the result, and the progress of a training."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Epoch(msgspec.Struct, frozen=True):
     images_per_second: float
     """Speed of training, without validation."""
     best: bool
-    """Whether its weights became ``model.safetensors``."""
+    """Whether the weights of this epoch became ``model.safetensors``."""
 
     def line(self, epochs: int) -> str:
-        """Return the metrics for people."""
+        """Return the metrics as a line to print."""
         return (
             f"epoch {self.epoch:>3}/{epochs}  train {self.train_loss:.3f}  validation {self.val_loss:.3f}  "
             f"top-1 {self.val_top1:.3f}  {self.images_per_second:.0f} images/s{'  best' if self.best else ''}"
@@ -83,8 +83,8 @@ OnEpoch = Callable[[Epoch, int], None]
 """Called after each epoch with its metrics and the number of epochs."""
 
 
-class Listener:
-    """Counter of the steps of a training, which calls the functions that report them."""
+class Reporter:
+    """Counts the steps of a training and reports them to the given functions."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PLANS = Path(__file__).parent / "plans"
 """Plans of the package."""
 START = "start"
-"""Name of the folders with the trainings that rows start from."""
+"""Prefix of the folders with the trainings that rows start from."""
 
 
 class PlanData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class PlanRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: dict[str, Any] = {}
     """Settings that override the recipe's, as in a ``--config`` file."""
     figure: bool = True
-    """Whether the figure has it; the table has every row."""
+    """Whether the figure shows this row; the table shows every row."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,12 +57,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: dict[str, PlanData]
     rows: dict[str, PlanRow]
     start: dict[str, PlanRow] = {}
-    """Training from which every row of a data set starts, by data set; repeated over the seeds."""
+    """Training by data set from which all of its rows start; repeated over the seeds."""
     keep: list[int] | None = None
     """Numbers of blocks to keep in the evaluation; None: a quarter, a half and three quarters."""
 
     def only(self, names: Sequence[str]) -> Plan:
-        """Return the plan with only these rows and data sets, all without names; raises :class:`UsageError`."""
+        """Return the plan with these rows and data sets alone, or all without names; raises :class:`UsageError`."""
         unknown = [name for name in names if name not in self.rows and name not in self.data]
         if unknown:
             raise UsageError(
@@ -181,7 +181,7 @@ def cost_of(
 
 @functools.cache
 def _work_of(encoded: bytes, classes: int) -> WorkProfile:
-    """Return the operations of a model; rows often differ only in other settings, so the JSON is the key."""
+    """Return the operations of a model; many rows share the JSON that is the key of the cache."""
     from ls_edge.training.methods.registry import make_method
     from ls_edge.training.models.families import evenly_spaced
     from ls_edge.training.models.small_models import build

@@ -1,4 +1,4 @@
-"""The owner of everything that a training step needs: loss, DDP, optimizer, compiled blocks and averaged weights.
+"""Owner of everything that a training step needs: loss, DDP, optimizer, compiled blocks and averaged weights.
 
 With several processes the loss runs inside ``DistributedDataParallel``, whose hooks average the gradients during the
 backward pass. The only waits for a CUDA device are the checks of the loss every :data:`CHECK_EVERY` steps: orders
@@ -20,7 +20,7 @@ from ls_edge.core.arrangement import apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import TrainingStopped
 from ls_edge.training.config import RunRecord, TrainConfig
-from ls_edge.training.data import Batch, Batches, normaliser
+from ls_edge.training.data import Batch, Batches, normalizer
 from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.methods.base import Method
 from ls_edge.training.methods.step_plan import StepPlan
@@ -30,7 +30,7 @@ from ls_edge.training.precision import autocast, choose_precision
 from ls_edge.training.runs.teacher import TeacherCriterion, open_teacher
 
 CHECK_EVERY = 16
-"""Steps between checks of the loss, each of which waits for the device; more notice a NaN later."""
+"""Steps between checks of the loss, each of which waits for the device; a larger number notices a NaN later."""
 
 
 class PlanLoss(nn.Module):
@@ -66,7 +66,7 @@ class TrainingTask:
         self.view, self.method, self.config, self.bands, self.context = view, method, config, bands, context
         device = view.device
         self.dtype = choose_precision(config.precision, device)
-        self.normalise = normaliser(record.image, device)
+        self.normalize = normalizer(record.image, device)
         self._optimizer = make_optimizer(view, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
         self._teacher = open_teacher(config.teacher, record.classes, device, self.dtype) if config.epochs else None
@@ -142,7 +142,7 @@ class TrainingTask:
                 if isinstance(self._loss, DistributedDataParallel) and index < len(chunks) - 1:
                     stack.enter_context(self._loss.no_sync())  # the last part averages the gradients of all
                 with autocast(self.view.device, self.dtype):
-                    loss = self._loss(self.normalise(some), targets, plan)
+                    loss = self._loss(self.normalize(some), targets, plan)
                 loss = loss * (len(some_labels) / len(labels)) if parts > 1 else loss
                 self.scaler.scale(loss).backward()
             losses.append(loss.detach())
@@ -172,7 +172,7 @@ class TrainingTask:
         for pixels, labels in batches.fixed():
             targets = labels.to(device)
             with torch.inference_mode(), autocast(device, self.dtype):
-                tokens = view.stem(self.normalise(pixels))
+                tokens = view.stem(self.normalize(pixels))
                 for arrangement in arrangements:
                     logits = view.head(apply(arrangement, tokens, view.block)).float()
                     loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))

@@ -14,7 +14,7 @@ from ls_edge.device.requirements import require_import
 
 if TYPE_CHECKING:
     from ls_edge.training.config import TrainConfig
-    from ls_edge.training.progress import Listener, OnEpoch, TrainingResult
+    from ls_edge.training.progress import OnEpoch, Reporter, TrainingResult
 
 
 def train(
@@ -37,10 +37,10 @@ def train(
     number of epochs. Raise :class:`RunError` if ``out`` holds a run, unless ``resume`` or ``overwrite`` is set.
     """
     asked, named = read_settings(config, {"data": data, **settings}, changes, resume=resume, overwrite=overwrite)
-    from ls_edge.training.progress import Listener
+    from ls_edge.training.progress import Reporter
 
-    listener = Listener(on_epoch, on_progress, on_warning)
-    result = train_run(Path(out), asked, named, listener, resume=resume, overwrite=overwrite)
+    reporter = Reporter(on_epoch, on_progress, on_warning)
+    result = train_run(Path(out), asked, named, reporter, resume=resume, overwrite=overwrite)
     if result is None:
         raise RunError(f"{out} is finished: nothing to resume")
     return result
@@ -73,7 +73,7 @@ def train_run(
     out: Path,
     settings: TrainConfig,
     named: frozenset[str],
-    listener: Listener,
+    reporter: Reporter,
     *,
     resume: bool,
     overwrite: bool,
@@ -92,7 +92,7 @@ def train_run(
         if not (out / RESUME).is_file():
             return None
     model_named = "model.name" in named
-    return train_model(settings, out, listener=listener, resume=resume, overwrite=overwrite, model_named=model_named)
+    return train_model(settings, out, reporter=reporter, resume=resume, overwrite=overwrite, model_named=model_named)
 
 
 def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:

@@ -1,1 +1,1 @@
-"""Images: folders and archives of class folders, named data sets, decoding and normalisation."""
+"""Images: folders and archives of class folders, named data sets, decoding and normalization."""

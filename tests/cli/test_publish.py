@@ -101,7 +101,7 @@ def test_changed_weights_are_refused(published, tmp_path):
         about = file.metadata()
     assert set(about) == {"format", "model", "method", "bands", "digest"}
     save_file(weights, folder / "model.safetensors", about)
-    with pytest.raises(RunError, match="not what was published"):
+    with pytest.raises(RunError, match="is not the published file"):
         load_run(folder)
 
 

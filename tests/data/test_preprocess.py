@@ -46,8 +46,8 @@ def timm_result(encoded, wanted):
         return levels(transforms(image.convert("RGB")).numpy())
 
 
-def levels(normalised):
-    return (normalised * np.asarray(STD)[:, None, None] + np.asarray(MEAN)[:, None, None]) * 255
+def levels(normalized):
+    return (normalized * np.asarray(STD)[:, None, None] + np.asarray(MEAN)[:, None, None]) * 255
 
 
 def assert_like_timm(encoded, wanted):

@@ -13,7 +13,7 @@ from ls_edge.data.decoding import decode
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.device import hardware
 from ls_edge.training.config import DataConfig, TrainConfig
-from ls_edge.training.data import Batches, augment, choose_augment, default_workers, normaliser, split
+from ls_edge.training.data import Batches, augment, choose_augment, default_workers, normalizer, split
 from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.precision import seed_epoch
 
@@ -61,7 +61,7 @@ def test_pixels_are_those_of_the_boards_preprocessing(tmp_path, cache_mb):
     pixels, labels = (torch.cat(parts) for parts in zip(*found.fixed(), strict=True))
     assert labels.tolist() == [image.label for image in images]
     expected = np.stack([Preprocessor(SPEC)(image.read()) for image in images])
-    np.testing.assert_allclose(normaliser(SPEC, torch.device("cpu"))(pixels).numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(normalizer(SPEC, torch.device("cpu"))(pixels).numpy(), expected, atol=1e-5)
 
 
 def test_processes_divide_the_images_of_the_evaluation(tmp_path):

@@ -184,17 +184,17 @@ def test_the_gpu_is_chosen_before_anything_touches_one(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(f"set {index}"))
     monkeypatch.setattr(torch.cuda, "current_device", touch)
     with pytest.raises(Touched):
-        train(settings(device="cuda"), tmp_path / "run", listener=Silent())
+        train(settings(device="cuda"), tmp_path / "run", reporter=Silent())
     assert calls == ["set 1", "touch"]
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UsageError, match="process 2 has no GPU: this machine has 2"):
-        train(settings(device="cuda"), tmp_path / "run", listener=Silent())
+        train(settings(device="cuda"), tmp_path / "run", reporter=Silent())
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_match_one(trained_by_two, tmp_path, method):
     folder, _ = trained_by_two
-    train(settings(epochs=2, method=method), tmp_path / "one", listener=Silent())
+    train(settings(epochs=2, method=method), tmp_path / "one", reporter=Silent())
     one, two = load_run(tmp_path / "one"), load_run(folder / f"{method}-two")
     assert one.record.val_loss == pytest.approx(two.record.val_loss, rel=1e-5)
     torch.testing.assert_close(logits(folder / f"{method}-two"), logits(tmp_path / "one"), rtol=1e-5, atol=1e-5)
@@ -212,9 +212,9 @@ def test_a_batch_has_to_divide():
 @pytest.mark.parametrize("method", ["shuffle", "anyorder"])
 def test_less_memory_is_the_same_training(tmp_path, method):
     plain = settings(batch_size=120, method=method)
-    train(plain, tmp_path / "plain", listener=Silent())
+    train(plain, tmp_path / "plain", reporter=Silent())
     for name, changes in (("parts", {"accumulate": 3}), ("again", {"checkpointing": True})):
-        train(msgspec.structs.replace(plain, **changes), tmp_path / name, listener=Silent())
+        train(msgspec.structs.replace(plain, **changes), tmp_path / name, reporter=Silent())
         torch.testing.assert_close(logits(tmp_path / name), logits(tmp_path / "plain"), rtol=1e-4, atol=1e-4)
 
 
@@ -257,8 +257,8 @@ def test_an_exponential_mean_and_a_plain_one():
 
 def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
     config = settings(epochs=3, optim={"average": "ema", "average_decay": 0.9})
-    train(config, tmp_path / "whole", listener=Silent())
-    train(settings(epochs=3), tmp_path / "plain", listener=Silent())
+    train(config, tmp_path / "whole", reporter=Silent())
+    train(settings(epochs=3), tmp_path / "plain", reporter=Silent())
     assert not torch.equal(logits(tmp_path / "whole"), logits(tmp_path / "plain"))
 
     class Stops(Silent):
@@ -267,8 +267,8 @@ def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", listener=Stops())
-    train(config, tmp_path / "broken", listener=Silent(), resume=True)
+        train(config, tmp_path / "broken", reporter=Stops())
+    train(config, tmp_path / "broken", reporter=Silent(), resume=True)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert files[0] == files[1]
 
@@ -277,7 +277,7 @@ def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
 def start(tmp_path_factory):
     """A run in trained order."""
     folder = tmp_path_factory.mktemp("start") / "run"
-    train(settings(method="sequential"), folder, listener=Silent())
+    train(settings(method="sequential"), folder, reporter=Silent())
     return folder
 
 
@@ -286,7 +286,7 @@ def test_every_method_trains_and_is_read_again(start, tmp_path, method):
     teacher = TeacherConfig(model=str(start), kind="soft") if method == "anyorder" else TeacherConfig()
     model = msgspec.structs.replace(settings().model, args={}, init=str(start))
     config = msgspec.structs.replace(settings(method=method), teacher=teacher, model=model)
-    summary = train(config, tmp_path / "run", listener=Silent(), model_named=False)
+    summary = train(config, tmp_path / "run", reporter=Silent(), model_named=False)
     run = load_run(tmp_path / "run")
     assert run.record.method == method
     assert run.config.method_args.keys() == set(make_method(method, {}).settings.__struct_fields__)
@@ -295,6 +295,6 @@ def test_every_method_trains_and_is_read_again(start, tmp_path, method):
     assert summary.cost / (summary.images // 128 * 128) == pytest.approx(per_image, rel=0.25)
     again = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, init=str(tmp_path / "run")),
                                     epochs=0)  # fmt: skip
-    train(again, tmp_path / "again", listener=Silent(), model_named=False)
+    train(again, tmp_path / "again", reporter=Silent(), model_named=False)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again")]
     assert files[0] == files[1]

@@ -148,8 +148,8 @@ def test_a_checkpoint_that_is_none(tmp_path):
     (tmp_path / "cut.pth").write_bytes((tmp_path / "namespace.pth").read_bytes()[:300])
     for name, why in (
         ("evil", "it holds Python objects, such as exec"), ("namespace", "Python objects, such as argparse.Namespace"),
-        ("pickle", "it holds something else"), ("junk", "it is truncated or not one"),
-        ("cut", "it is truncated or not one"),
+        ("pickle", "it holds something else"), ("junk", "it is truncated or another format"),
+        ("cut", "it is truncated or another format"),
     ):  # fmt: skip
         with pytest.raises(RunError, match=f"not a checkpoint of plain tensors .*{why}") as caught:
             read_foreign(tmp_path / f"{name}.pth")

@@ -69,25 +69,25 @@ def weights(folder):
 def test_weights_may_be_stored_in_half_the_space(tmp_path):
     for kind in ("fp32", "fp16"):
         config = msgspec.structs.replace(settings(epochs=1), stored=kind)
-        train(config, tmp_path / kind, listener=Silent())
+        train(config, tmp_path / kind, reporter=Silent())
     assert len(weights(tmp_path / "fp16")) < 0.8 * len(weights(tmp_path / "fp32"))
     full, half = (load_run(tmp_path / kind).view for kind in ("fp32", "fp16"))
     images = torch.rand(4, 3, *full.image_size)
     with torch.no_grad():
         assert all(parameter.dtype == torch.float32 for parameter in half.parameters())
         assert 0 < (full(images) - half(images)).abs().max() < 5e-3 * full(images).abs().max()
-    train(settings(epochs=0, init=str(tmp_path / "fp16")), tmp_path / "again", listener=Silent())
+    train(settings(epochs=0, init=str(tmp_path / "fp16")), tmp_path / "again", reporter=Silent())
 
 
 def test_a_run_is_bit_identical_for_a_seed_and_leaves_what_it_should(tmp_path):
     state = torch.random.get_rng_state(), np.random.get_state()[1].copy()
-    first = train(settings(), tmp_path / "a", listener=Silent())
+    first = train(settings(), tmp_path / "a", reporter=Silent())
     assert torch.equal(state[0], torch.random.get_rng_state())
     assert np.array_equal(state[1], np.random.get_state()[1])
     np.random.seed(5)
     torch.manual_seed(5)
-    train(settings(), tmp_path / "b", listener=Silent())
-    train(settings(seed=1), tmp_path / "c", listener=Silent())
+    train(settings(), tmp_path / "b", reporter=Silent())
+    train(settings(seed=1), tmp_path / "c", reporter=Silent())
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
     assert weights(tmp_path / "a") != weights(tmp_path / "c")
@@ -101,39 +101,39 @@ def test_a_run_is_bit_identical_for_a_seed_and_leaves_what_it_should(tmp_path):
 
 def test_methods_differ(tmp_path):
     for method in ("sequential", "shuffle"):
-        train(settings(method=method, epochs=1), tmp_path / method, listener=Silent())
+        train(settings(method=method, epochs=1), tmp_path / method, reporter=Silent())
     assert weights(tmp_path / "sequential") != weights(tmp_path / "shuffle")
     assert load_run(tmp_path / "sequential").record.method == "sequential"
 
 
 def test_the_epoch_with_the_lowest_validation_loss_is_kept(tmp_path):
-    listener = Silent()
+    reporter = Silent()
     # A rate this high makes the loss go up and down.
-    train(settings(lr=0.5, epochs=6, method="sequential"), tmp_path / "run", listener=listener)
-    losses = [epoch.val_loss for epoch in listener.epochs]
+    train(settings(lr=0.5, epochs=6, method="sequential"), tmp_path / "run", reporter=reporter)
+    losses = [epoch.val_loss for epoch in reporter.epochs]
     best = losses.index(min(losses)) + 1
-    assert [epoch.best for epoch in listener.epochs] == [
+    assert [epoch.best for epoch in reporter.epochs] == [
         loss < min(losses[:index], default=np.inf) for index, loss in enumerate(losses)
     ]
     run = load_run(tmp_path / "run")
     assert (run.record.best_epoch, run.record.val_loss) == (best, min(losses))
-    assert not all(epoch.best for epoch in listener.epochs), "the loss never rose: this test shows nothing"
+    assert not all(epoch.best for epoch in reporter.epochs), "the loss never rose: this test shows nothing"
     wanted = msgspec.to_builtins(settings(lr=0.5, epochs=6, method="sequential"))["optim"]
     assert msgspec.to_builtins(run.config)["optim"] == {**wanted, "average": "none"}
 
 
 def test_no_epochs_write_the_model_as_it_starts(tmp_path):
-    summary = train(settings(epochs=0), tmp_path / "run", listener=Silent())
+    summary = train(settings(epochs=0), tmp_path / "run", reporter=Silent())
     assert summary.best_epoch is None
     run = load_run(tmp_path / "run")
     assert run.record.trained_on == ""
-    train(settings(epochs=0, init=str(tmp_path / "run"), seed=3), tmp_path / "again", listener=Silent())
+    train(settings(epochs=0, init=str(tmp_path / "run"), seed=3), tmp_path / "again", reporter=Silent())
     assert weights(tmp_path / "run") == weights(tmp_path / "again")
 
 
 def test_the_orientation_of_photos_is_the_runs_and_goes_with_it(tmp_path):
     def image(name, **flags):
-        train(settings(epochs=0, **flags), tmp_path / name, listener=Silent())
+        train(settings(epochs=0, **flags), tmp_path / name, reporter=Silent())
         run = load_run(tmp_path / name)
         assert run.config.data.exif_orientation is (run.record.image.exif_orientation is True)
         return run.config.data.exif_orientation
@@ -145,7 +145,7 @@ def test_the_orientation_of_photos_is_the_runs_and_goes_with_it(tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
-    good = train(settings(epochs=1), tmp_path / "good", listener=Silent())
+    good = train(settings(epochs=1), tmp_path / "good", reporter=Silent())
 
     class Breaks(Shuffle):
         def loss(self, view, images, targets, arrangement, criterion):
@@ -160,7 +160,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_p
 
     monkeypatch.setattr("ls_edge.training.methods.paper.Shuffle", Breaks)
     with pytest.raises(TrainingStopped) as caught:
-        train(settings(epochs=3), tmp_path / "run", listener=Silent())
+        train(settings(epochs=3), tmp_path / "run", reporter=Silent())
     text = str(caught.value)
     assert "the loss is nan at step 13, order [" in text
     assert "learning rate" in text
@@ -184,7 +184,7 @@ def start_process(folder, config, *more):
 def test_resuming_after_a_kill_gives_the_very_same_run(tmp_path):
     config = tmp_path / "train.yaml"
     config.write_text(to_yaml(settings(epochs=5)))
-    train(settings(epochs=5), tmp_path / "whole", listener=Silent())
+    train(settings(epochs=5), tmp_path / "whole", reporter=Silent())
     broken = tmp_path / "broken"
     process = start_process(broken, config)
     try:
@@ -214,10 +214,10 @@ def metrics_lines(folder):
 
 
 def test_a_run_is_not_replaced_by_accident(tmp_path):
-    train(settings(epochs=0), tmp_path / "run", listener=Silent())
+    train(settings(epochs=0), tmp_path / "run", reporter=Silent())
     with pytest.raises(RunError, match="already holds a run; continue it with --resume, replace it with --overwrite"):
-        train(settings(epochs=0), tmp_path / "run", listener=Silent())
-    train(settings(epochs=0, seed=2), tmp_path / "run", listener=Silent(), overwrite=True)
+        train(settings(epochs=0), tmp_path / "run", reporter=Silent())
+    train(settings(epochs=0, seed=2), tmp_path / "run", reporter=Silent(), overwrite=True)
 
 
 def test_data_that_cannot_be_trained_on(tmp_path):
@@ -226,17 +226,17 @@ def test_data_that_cannot_be_trained_on(tmp_path):
         for index in range(4):
             Image.new("RGB", (16, 16), (index, 0, 0)).save(tmp_path / "few" / name / f"{index}.png")
     with pytest.raises(DataError, match="leaves 7 images to train on"):
-        train(settings(str(tmp_path / "few")), tmp_path / "run", listener=Silent())
+        train(settings(str(tmp_path / "few")), tmp_path / "run", reporter=Silent())
     (tmp_path / "one" / "cat").mkdir(parents=True)
     Image.new("RGB", (16, 16)).save(tmp_path / "one" / "cat" / "0.png")
     with pytest.raises(DataError, match="one class only"):
-        train(settings(str(tmp_path / "one")), tmp_path / "other", listener=Silent())
+        train(settings(str(tmp_path / "one")), tmp_path / "other", reporter=Silent())
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises((TrainingStopped, RunError), match="cannot write"):
-        train(settings(epochs=0), tmp_path / "file" / "run", listener=Silent())
+        train(settings(epochs=0), tmp_path / "file" / "run", reporter=Silent())
 
 
 def learning_rates(config, steps):
@@ -292,7 +292,7 @@ def test_devices_and_precisions():
 
 
 def test_bfloat16_trains_with_float32_weights(tmp_path):
-    summary = train(settings(epochs=1, precision="bf16"), tmp_path / "run", listener=Silent())
+    summary = train(settings(epochs=1, precision="bf16"), tmp_path / "run", reporter=Silent())
     assert summary.precision == "bfloat16"
     assert {value.dtype for value in load_run(tmp_path / "run").view.weights().values()} == {torch.float32}
 
@@ -334,10 +334,10 @@ def test_two_trainings_into_one_folder(tmp_path):
         def finished(self, metrics):
             for flags in ({}, {"overwrite": True}, {"resume": True}):
                 with pytest.raises(LsEdgeError) as caught:
-                    train(settings(epochs=1), out, listener=Silent(), **flags)
+                    train(settings(epochs=1), out, reporter=Silent(), **flags)
                 refusals.append(str(caught.value))
 
-    train(settings(epochs=1), out, listener=Intruder())
+    train(settings(epochs=1), out, reporter=Intruder())
     started, overwriting, resuming = refusals
     assert started.endswith(
         "already holds a run; continue it with --resume, replace it with --overwrite, or name another"
@@ -350,7 +350,7 @@ def test_two_trainings_into_one_folder(tmp_path):
 def test_a_training_that_fails_leaves_no_empty_folder(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(DataError):
-        train(settings(str(tmp_path / "nothing"), epochs=1), out, listener=Silent())
+        train(settings(str(tmp_path / "nothing"), epochs=1), out, reporter=Silent())
     assert not out.exists()
 
 
@@ -363,15 +363,15 @@ def test_a_run_inside_its_data_is_refused(tmp_path):
     before = sorted((tmp_path / "data").rglob("*"))
     for out in (tmp_path / "data", tmp_path / "data" / "run", tmp_path / "link" / "runs" / "a"):
         with pytest.raises(UsageError, match=r"is inside the data .*; use a folder outside it"):
-            train(settings(str(tmp_path / "data"), epochs=0), out, listener=Silent())
+            train(settings(str(tmp_path / "data"), epochs=0), out, reporter=Silent())
     assert sorted((tmp_path / "data").rglob("*")) == before
-    train(settings(str(tmp_path / "data"), epochs=0), tmp_path / "data-run", listener=Silent())
+    train(settings(str(tmp_path / "data"), epochs=0), tmp_path / "data-run", reporter=Silent())
 
 
 def test_a_rate_far_too_high_leaves_a_run_that_says_so(tmp_path):
-    listener = Silent()
+    reporter = Silent()
     with pytest.raises(TrainingStopped, match=r"lower --lr; .*run keeps the initial model"):
-        train(settings(epochs=2, lr=1e6), tmp_path / "run", listener=listener)
+        train(settings(epochs=2, lr=1e6), tmp_path / "run", reporter=reporter)
     run = load_run(tmp_path / "run")
     assert run.record.problem == "training did not finish one epoch, so the weights are the initial ones"
     with pytest.raises(RunError, match=r"the initial ones; continue with .*--resume.* lower --lr") as caught:
@@ -381,17 +381,17 @@ def test_a_rate_far_too_high_leaves_a_run_that_says_so(tmp_path):
 
 
 def test_a_run_that_is_no_better_than_guessing_is_marked(tmp_path):
-    listener = Silent()
-    train(settings(epochs=1, lr=0.5, seed=2), tmp_path / "run", listener=listener)
+    reporter = Silent()
+    train(settings(epochs=1, lr=0.5, seed=2), tmp_path / "run", reporter=reporter)
     run = load_run(tmp_path / "run")
     assert run.record.best_epoch == 1
     assert "no better than guessing (validation cross-entropy" in run.record.remark
     assert "guessing has 2.3; top-1" in run.record.remark
-    assert any(run.record.remark in text for text in listener.warnings)
+    assert any(run.record.remark in text for text in reporter.warnings)
     good = Silent()
-    train(settings(epochs=3, lr=3e-3), tmp_path / "good", listener=good)
+    train(settings(epochs=3, lr=3e-3), tmp_path / "good", reporter=good)
     assert load_run(tmp_path / "good").record.problem == ""
     assert good.warnings == []
-    train(settings(epochs=0), tmp_path / "untrained", listener=good)
+    train(settings(epochs=0), tmp_path / "untrained", reporter=good)
     assert load_run(tmp_path / "untrained").record.problem == ""
     assert good.warnings == []

@@ -250,18 +250,18 @@ def test_it_resumes_to_the_same_bits_and_goes_on_with_labels(shared_runs, tmp_pa
         "data": "digits", "method": "shared", "init": str(shared_runs / "start"), "epochs": 2, "threads": 1,
         "device": "cpu", "precision": "fp32", "batch_size": 512,
     })  # fmt: skip
-    train(config, tmp_path / "whole", listener=Silent(), model_named=False)
+    train(config, tmp_path / "whole", reporter=Silent(), model_named=False)
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", listener=Stops(), model_named=False)
-    train(config, tmp_path / "broken", listener=Silent(), model_named=False, resume=True)
+        train(config, tmp_path / "broken", reporter=Stops(), model_named=False)
+    train(config, tmp_path / "broken", reporter=Silent(), model_named=False, resume=True)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert files[0] == files[1]
     further = msgspec.structs.replace(
         config, epochs=0, model=msgspec.structs.replace(config.model, init=str(tmp_path / "whole"))
     )
-    listener = Silent()
-    train(further, tmp_path / "further", listener=listener, model_named=False)
-    assert listener.warnings == []
+    reporter = Silent()
+    train(further, tmp_path / "further", reporter=reporter, model_named=False)
+    assert reporter.warnings == []
     assert (tmp_path / "further" / "model.safetensors").read_bytes() == files[0]
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.training.config import TeacherConfig
-from ls_edge.training.data import normaliser
+from ls_edge.training.data import normalizer
 from ls_edge.training.runs.checkpoint import CONFIG, load_run
 from ls_edge.training.runs.teacher import Teacher, TeacherCriterion, open_teacher
 from tests.training.commands import call
@@ -45,11 +45,11 @@ def opened(**settings):
 def test_a_run_answers_for_the_pixels_as_it_would_itself(folder):
     run = load_run(folder / "run")
     with torch.no_grad():
-        expected = run.view(normaliser(run.record.image, CPU)(PIXELS))
+        expected = run.view(normalizer(run.record.image, CPU)(PIXELS))
     torch.testing.assert_close(opened(model=str(folder / "run")).logits(PIXELS), expected)
 
 
-def test_a_convolutional_teacher_has_its_own_size_and_normalisation(folder):
+def test_a_convolutional_teacher_has_its_own_size_and_normalization(folder):
     teacher = opened(model="test_resnet", weights=str(folder / "resnet.safetensors"))
     assert teacher.size == (160, 160)
     seen = []
@@ -116,7 +116,7 @@ def test_a_student_imitates_its_teacher_with_every_method(folder, tmp_path, caps
         run = load_run(tmp_path / name)
         with torch.no_grad():
             same[name] = float(
-                (run.view(normaliser(run.record.image, CPU)(PIXELS_OF_DIGITS)).argmax(1) == teacher).float().mean()
+                (run.view(normalizer(run.record.image, CPU)(PIXELS_OF_DIGITS)).argmax(1) == teacher).float().mean()
             )
     assert same["taught"] > same["alone"] + 0.15
 

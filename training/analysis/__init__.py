@@ -17,7 +17,7 @@ from ls_edge.training.analysis.weights import filters, layer_scale, mixing, posi
 __all__ = ["Inspected", "RunAnalysis"]
 
 FIRST_IMAGES = 256
-"""Images, the first of the sample, for all kinds but ``attention``; those that follow gradients take fewer of them."""
+"""First images of the sample, for all kinds but ``attention``; the kinds that follow gradients take fewer."""
 OF_WEIGHTS: dict[str, Callable[[Inspected], Any]] = {
     "positions": positions,
     "filters": filters,
@@ -36,7 +36,7 @@ assert OF_WEIGHTS.keys() | OF_FIRST_IMAGES.keys() | {"attention"} == set(RUN_KIN
 
 
 class RunAnalysis:
-    """Some ``kinds`` of analysis of a run: takes batches of images first, then computes the results."""
+    """Analysis of a run by ``kinds``: takes batches of images first, then computes the results."""
 
     def __init__(self, inspected: Inspected, kinds: Sequence[str]) -> None:
         self._inspected, self._kinds = inspected, kinds

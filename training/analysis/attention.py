@@ -2,7 +2,7 @@
 
 The mean attention distance is that of arXiv 2010.11929: the distance between a patch and the patches that it attends
 to, weighted by attention. timm's fused attention never holds the weights in one tensor, so it is off for this pass.
-The weights are read where they enter attention's dropout, which does nothing in evaluation.
+A hook reads the weights as the input of attention's dropout, which does nothing in evaluation.
 
 Attention rollout (arXiv 2005.00928, as in arXiv 2010.11929): weights averaged over heads, plus the identity, each row
 adding up to 1, multiplied through the blocks. Class attention is that of CaiT (arXiv 2103.17239).
@@ -108,7 +108,7 @@ def rollout_of(inspected: Inspected, tokens: Tensor, order: Sequence[int]) -> np
 
 
 def rollout(inspected: Inspected, batches: Sequence[Batch]) -> Rollout:
-    """Return the rollout of the first images, in trained order and each image in a random order of its own."""
+    """Return the rollout of the first images, in trained order and in a random order for each image."""
     _, grid, _ = _plain_attention(inspected)
     images = images_of(batches, MOST_ROLLOUTS)
 

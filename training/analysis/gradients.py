@@ -1,8 +1,8 @@
-"""Saliency, images that excite a block, and images made again from the tokens after a block.
+"""Saliency, images that excite a block, and images reconstructed from the tokens after a block.
 
 Excitation and inversion start from noise and follow the gradient with Adam, in trained order. Between two steps of
-excitation a 3x3 Gaussian blur smooths the image, its sigma falling from 2.4 to 0, and from the middle on each step sees
-the image shifted by a few pixels; both keep an image from becoming noise that happens to excite the block.
+excitation a 3x3 Gaussian blur smooths the image, its sigma falling from 2.4 to 0, and from the halfway point each step
+sees the image shifted by a few pixels. Both keep the image from becoming noise that happens to excite the block.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def saliency(inspected: Inspected, batches: Sequence[Batch]) -> Saliency:
 
 
 def saliency_map(inspected: Inspected, colors: Tensor, order: Order, answer: int) -> np.ndarray:
-    """Return the magnitude of the gradient of a class's logit by pixel, its largest over the colors, ``[H, W]``."""
+    """Return the magnitude of the gradient of a class's logit by pixel, the maximum over the colors, ``[H, W]``."""
     colors = colors.detach().requires_grad_()
     logits = inspected.model.view.head(run_blocks(inspected, colors, order))[0]
     (slope,) = torch.autograd.grad(logits[answer], colors)
@@ -67,7 +67,7 @@ def saliency_map(inspected: Inspected, colors: Tensor, order: Order, answer: int
 
 
 def excite(inspected: Inspected, batches: Sequence[Batch]) -> Excitation:
-    """Return, for some blocks, an image that raises the channel that varies most over the data."""
+    """Return an image for each of some blocks that excites the channel that varies most over the data."""
     blocks, colors = inspected.some_blocks, inspected.colors(images_of(batches, MOST_IMAGES))
     channels, noise, most, reached, shown = [], [], [], [], []
     for number, index in enumerate(blocks):
@@ -90,14 +90,14 @@ def excite(inspected: Inspected, batches: Sequence[Batch]) -> Excitation:
 
 
 def _added(inspected: Inspected, index: int, colors: Tensor) -> Tensor:
-    """Return what a block adds to the tokens in trained order, ``[B, N, D]``."""
+    """Return the change that a block makes to the tokens in trained order, ``[B, N, D]``."""
     before = run_blocks(inspected, colors, range(index))
     after: Tensor = inspected.model.view.block(index, before, index)
     return after - before
 
 
 def inversion(inspected: Inspected, batches: Sequence[Batch]) -> Inversion:
-    """Return, for some blocks, images whose tokens after the block are those of the first images."""
+    """Reconstruct the first images from their tokens after some blocks."""
     blocks, target = inspected.some_blocks, inspected.colors(images_of(batches, INVERTED))
     generator = torch.Generator().manual_seed(inspected.seed)
     moved = target + SHIFT * torch.randn(target.shape, generator=generator).to(target.device)

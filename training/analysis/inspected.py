@@ -23,13 +23,13 @@ from ls_edge.training.models.torch_blocks import TorchBlocks
 Batch = tuple[np.ndarray, np.ndarray]
 """Images float32 ``[B, 3, H, W]`` and labels int ``[B]``."""
 MOST_PICTURES = 4
-"""Images, or blocks, of which a page shows pictures."""
+"""Largest number of images or blocks that a page shows as pictures."""
 SIDE = 64
 """Side of an image, or of a map over its patches, in a picture."""
 
 
 class LackingError(Exception):
-    """A kind of analysis that the family of the model lacks, with the reason."""
+    """The model has no such part to analyze; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ def images_of(batches: Sequence[Batch], most: int) -> np.ndarray:
 
 
 class Compared(NamedTuple):
-    """Maps ``[images, maps, H, W]`` of images in trained order, and of each in a random order of its own."""
+    """Maps ``[images, maps, H, W]`` of images in trained order and in a random order for each image."""
 
     trained: np.ndarray
     random: np.ndarray
     correlation: float
-    """Mean of the correlation of both maps of an image."""
+    """Correlation of the two maps of an image, averaged over the images."""
     pictures: list[Picture]
     """Each of the first images, followed by its maps."""
 

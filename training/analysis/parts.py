@@ -1,4 +1,4 @@
-"""Worth of the parts of a block: norms, residual branches, and the path around the block."""
+"""Contribution of the parts of a block: norms, residual branches, and the path around the block."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _changes(inspected: Inspected) -> dict[str, Callable[[int, Tensor], Tensor]]
 
 @contextlib.contextmanager
 def _replaced(modules: Sequence[nn.Module], replace: Callable[..., Tensor]) -> Iterator[None]:
-    """Let ``replace`` make the outputs of modules; its arguments are those of a forward hook."""
+    """Replace the outputs of modules by those of ``replace``, which takes the arguments of a forward hook."""
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.callback(module.register_forward_hook(replace).remove)

@@ -14,11 +14,11 @@ from ls_edge.training.analysis.attention import distances
 from ls_edge.training.analysis.inspected import Inspected, LackingError, correlation
 
 MOST_QUERIES = 8
-"""Rows and columns of patches whose similarities are shown."""
+"""Number of rows and of columns of patches whose similarities are shown."""
 MOST_COMPONENTS = 28
 """Principal components in the picture, as in arXiv 2010.11929, Figure 7."""
 MOST_MAPS = 16
-"""Maps of a block's mixing weights in its picture, those with the largest norms."""
+"""Number of maps of mixing weights in the picture of a block, the ones with the largest norms."""
 
 
 @torch.inference_mode()

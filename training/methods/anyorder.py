@@ -1,4 +1,4 @@
-"""``anyorder``, this project's recipe for models that run in any arrangement.
+"""``anyorder``: this project's recipe for models that run in any arrangement.
 
 Plain shuffling spends each step on one order of one batch. Here a batch is split into groups with one arrangement each
 (less variance between steps at the same cost), some of them in tracks or in trained order, and the weights are
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
-from ls_edge.training.config import BelowOne, Count, Share
+from ls_edge.training.config import AtLeastOne, BelowOne, Share
 from ls_edge.training.methods.base import Criterion
 from ls_edge.training.methods.paper import Shuffle
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
@@ -26,7 +26,7 @@ from ls_edge.training.models.view import BlockView
 class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of ``anyorder``."""
 
-    groups: Count = 4
+    groups: AtLeastOne = 4
     """Parts of a batch with one arrangement each."""
     tracks: Share = 0.25
     """Probability of an arrangement in waves of tracks."""
@@ -39,7 +39,7 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnyOrder(Shuffle):
-    """The recipe; every part of it is a setting."""
+    """The recipe, with a setting for each part of it."""
 
     settings_type: ClassVar[type[msgspec.Struct]] = AnyOrderSettings
     average = "ema"
@@ -47,7 +47,7 @@ class AnyOrder(Shuffle):
     def default_bands(self, view: BlockView) -> Bands:
         """Keep the first and the last block in place where patches are embedded by one linear layer.
 
-        There they cause most of the price of free orders (docs/any-order.md).
+        In such models they cause most of the loss of accuracy with free orders (docs/any-order.md).
         """
         last = view.num_blocks - 1
         plain = view.has_plain_patches and not view.shares_weights

@@ -1,4 +1,4 @@
-"""The base class of training methods, which is also the method ``sequential``.
+"""Base class of training methods, which is also the method ``sequential``.
 
 A method draws the plan of each step, computes the loss, and chooses the arrangements that validate a checkpoint.
 """

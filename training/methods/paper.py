@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
-from ls_edge.training.config import BelowOne, Count
+from ls_edge.training.config import AtLeastOne, BelowOne
 from ls_edge.training.methods.base import Criterion, Method
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
 from ls_edge.training.models.slots import PositionPredictor, SlotEmbedding
@@ -37,7 +37,7 @@ class Shuffle(Method):
 class PositionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of ``position``."""
 
-    width: Count = 32
+    width: AtLeastOne = 32
     """Width of the slot embedding."""
     embedding: Literal["shared", "per_block"] = "shared"
     """``shared``: one embedding for all blocks, as in the paper's reference code; ``per_block``: one for each block,

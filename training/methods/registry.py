@@ -1,4 +1,4 @@
-"""The table of training methods.
+"""Table of training methods.
 
 To add a method, write a class in its own module and add a row to :data:`METHODS`. The modules are imported on use, so
 that the command line can list the methods without loading torch.

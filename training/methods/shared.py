@@ -1,8 +1,8 @@
 """``shared``: the movable blocks share one set of weights, and each slot has its own norms and gates.
 
-A block is then one step of a loop, and the block that runs it makes no difference: every order gives the same answer,
-and any process that has the shared block can run any step. The model is made from a trained one, whose tokens after
-each step and whose answers are the targets (progressive distillation into few blocks: arXiv 2512.19941).
+The blocks are then steps of a loop and interchangeable: every order gives the same answer, and any process that has the
+shared block can run any step. The method starts from a trained model, whose tokens after each step and whose answers
+are the targets (progressive distillation into few blocks: arXiv 2512.19941).
 """
 
 from __future__ import annotations

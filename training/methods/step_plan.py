@@ -1,7 +1,7 @@
-"""The plan of a training step: which images run in which arrangement, and the cost.
+"""Plan of a training step: the arrangements that run, and their cost.
 
 Plans are Python numbers that depend only on the seed and the step. A resumed run and all processes of a distributed
-run therefore draw the same plans, and no order forces the CPU to wait for the device.
+run therefore draw the same plans, and the CPU never waits for the device to learn an order.
 """
 
 from __future__ import annotations

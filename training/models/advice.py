@@ -1,4 +1,4 @@
-"""Advice for data without a default model: a model, and the time of an epoch on this machine."""
+"""Suggestion of a model for data without a default one, with the time of an epoch on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of model families, and the requirements on a timm model to have a stem, equal blocks and a head.
+"""Table of model families, and the checks that a timm model has a stem, equal blocks and a head.
 
 An adapter (``adapters/``) names the stem, the blocks and the head of a timm model; orders, slots, checkpoints and
 export are the same for all. To add a family, write a module in ``adapters`` and add it to :data:`FAMILIES`.

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class WorkProfile:
-    """Operations per image in the parts of a model, in any unit; the defaults describe a model of blocks alone."""
+    """Operations per image of the parts of a model, in any unit; the defaults are those of a model of blocks alone."""
 
     num_blocks: int
     stem: float = 0.0
@@ -29,7 +29,7 @@ class WorkProfile:
 
     @property
     def forward(self) -> float:
-        """A forward pass of the whole model without a method's modules."""
+        """Operations of a forward pass of the whole model, without a method's modules."""
         return self.stem + self.num_blocks * self.block + self.head
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ls_edge.core.errors import UsageError
 
 NEGLIGIBLE = 1e-6
-"""Singular values below this share of a layer's norm are rounding errors, whose direction means nothing."""
+"""Singular values below this share of a layer's norm are rounding errors without a meaningful direction."""
 
 
 class SlotModule(nn.Module):
@@ -179,7 +179,7 @@ class _Running:
         return out
 
 
-# The hooks are partials of functions: copying a model copies their _Running along with the block.
+# The hooks are partials of functions, so that copying a model copies their _Running along with the block.
 def _modulate(running: _Running, branch: int, _module: nn.Module, _inputs: Any, out: Tensor) -> Tensor:
     if running.vectors is None:
         return out

@@ -1,4 +1,4 @@
-"""Builds models by timm's names, including three small ones of this project for the demo and for CIFAR-10.
+"""Models by timm's names, including three small models of this project for the demo and for CIFAR-10.
 
 The small models are timm's VisionTransformer and MlpMixer under its registry, so timm builds, lists and loads them like
 its own. They have no pretrained weights.
@@ -75,7 +75,7 @@ def vit_cifar(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
 def mixer_cifar(pretrained: bool = False, **kwargs: Any) -> MlpMixer:
     """Return a Mixer for 32x32 pixels: 8 blocks of width 128 on 64 tokens, 1.2 million parameters.
 
-    timm's builders of MLP-Mixers fix width, depth and patches, so none of them can be made small.
+    timm's builders of MLP-Mixers fix width, depth and patches, so they cannot build a small one.
     """
     defaults = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "num_blocks": 8, "num_classes": 10}
     return build_model_with_cfg(MlpMixer, "mixer_cifar", pretrained, **{**defaults, **kwargs})
@@ -84,8 +84,8 @@ def mixer_cifar(pretrained: bool = False, **kwargs: Any) -> MlpMixer:
 class ConvolutionalStem(nn.Module):
     """Four 3x3 convolutions with one token per 8x8 pixels: ``[B, 3, H, W]`` to ``[B, H*W/64, D]``.
 
-    Replaces the usual single convolution with the stride of a patch, with which small vision transformers learn much
-    more slowly from few images ("Early Convolutions Help Transformers See Better", arXiv 2106.14881, section 4).
+    Replaces the usual single convolution, with which small vision transformers learn much more slowly from few images
+    ("Early Convolutions Help Transformers See Better", arXiv 2106.14881, section 4).
     """
 
     def __init__(
@@ -189,7 +189,7 @@ def _quiet_hub() -> Iterator[str]:
 
 
 def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None) -> BlockView:
-    """Return an untrained model with the blocks ``kept``, all of them by default; raises :class:`ModelError`."""
+    """Return an untrained model with the blocks ``kept``, by default all; raises :class:`ModelError`."""
     view = BlockView(create(name, **args))
     if kept is not None and list(kept) != list(range(view.num_blocks)):
         if not kept or not all(0 <= index < view.num_blocks for index in kept):
@@ -199,7 +199,7 @@ def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None) ->
 
 
 def image_spec_of(view: BlockView) -> ImageSpec:
-    """Return timm's evaluation settings of a model, at the size that it was built for."""
+    """Return timm's evaluation settings of a model, with the image size that it was built for."""
     cfg = _data.resolve_model_data_config(view.model)
     interpolation = cfg["interpolation"]
     (r, g, b), (sr, sg, sb) = cfg["mean"], cfg["std"]

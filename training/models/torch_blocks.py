@@ -1,4 +1,4 @@
-"""A torch model in the form that ``ls_edge.evaluation.evaluate`` takes; tokens stay on the device."""
+"""Torch models with the interface that ``ls_edge.evaluation.evaluate`` expects; tokens stay on the device."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ METHOD = "method."
 
 
 class BlockView(nn.Module):
-    """A timm model as stem, blocks and head; raises :class:`ModelError` if it cannot be seen so."""
+    """A timm model as stem, blocks and head; raises :class:`ModelError` if it does not have them."""
 
     owners: tuple[int, ...]
-    """For each block the first one with the same weights, which is itself unless blocks share weights."""
+    """First block with the same weights, for each block; the block itself unless blocks share weights."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class BlockView(nn.Module):
 
     @property
     def patch_embedding(self) -> nn.Module:
-        """The layers that make tokens of patches, without positions."""
+        """Layers that turn patches into tokens, without positions."""
         return getattr(self.model, self._family.patch_embedding)
 
     @property
@@ -124,7 +124,7 @@ class BlockView(nn.Module):
             block, _ = count_flops(lambda: self._blocks[0](tokens, **self._family.block_inputs(self.model, 0)))
             added = 0
             if self.slots is not None:
-                index = max(self.owners, key=self.owners.count)  # a method may add only to blocks in several places
+                index = max(self.owners, key=self.owners.count)  # a method may add to repeated blocks only
                 added += count_flops(lambda: self._run(index, tokens, index))[0] - block
                 added += self.slots.elementwise_flops(*tokens.shape[1:])
             if self.predictor is not None:

@@ -38,7 +38,7 @@ METHOD_WEIGHTS = "method.safetensors"
 DIGEST = "digest"
 """Key of the metadata with the sha256 of the run's ``model.safetensors``."""
 _SIZES = frozenset(("patch_size", "embed_dim", "depth", "num_blocks", "num_heads", "mlp_ratio"))
-"""Arguments of timm's models that change their size, besides that of images."""
+"""Arguments of timm's models that change the size of the model, apart from the image size."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class LoadedRun:
 
 
 def shown_model(record: RunRecord, view: BlockView) -> str:
-    """Return the name of a run's model for people.
+    """Return the display name of a run's model.
 
-    A model whose size was changed by arguments is not the one that its name in timm describes, so it gets one after its
-    tokens and blocks.
+    Arguments can change the size of a model. timm's name no longer describes it then, so this name gives its tokens and
+    blocks.
     """
     usual: Any = view.model.pretrained_cfg
     if view.image_size == tuple(usual["input_size"][1:]) and not _SIZES.intersection(record.model_args):
@@ -127,7 +127,7 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
 def _published(folder: Path, stored: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[dict[str, Tensor], str] | None:
     """Return weights and digest of a published run whose model has the weights ``own``; None for any other run.
 
-    ``stored`` are the tensors of its :data:`WEIGHTS`. Raise :class:`RunError` if they are not those that were
+    ``stored`` holds the tensors of its :data:`WEIGHTS`. Raise :class:`RunError` if they differ from those that were
     published.
     """
     with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
@@ -138,7 +138,7 @@ def _published(folder: Path, stored: dict[str, Tensor], own: dict[str, Tensor]) 
         stored = {**stored, **read_tensors(folder / METHOD_WEIGHTS)[0]}
     tensors = {name: value for name, value in stored.items() if name in own}
     if hashlib.sha256(safetensors.torch.save(tensors, {"format": "pt"})).hexdigest() != digest:
-        raise RunError(f"{folder / WEIGHTS} is not what was published (another digest); download or publish it again")
+        raise RunError(f"{folder / WEIGHTS} is not the published file (another digest); download or publish it again")
     return tensors, digest
 
 
@@ -165,14 +165,14 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
         raise RunError(f"{path} is neither a run folder nor a file; check --init")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old pickle protocols
+            warnings.simplefilter("ignore")  # warnings about old pickle protocols
             value = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - torch raises many kinds for files that it cannot read
+    except Exception as error:  # noqa: BLE001 - torch raises many kinds for unreadable files
         found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message advises to load it unsafely
         if found:
             reason = f"it holds Python objects, such as {found[1]}"
         else:
-            reason = "it holds something else" if "weights_only" in str(error) else "it is truncated or not one"
+            reason = "it holds something else" if "weights_only" in str(error) else "it is truncated or another format"
         raise RunError(
             f"{path} is not a checkpoint of plain tensors ({reason}); anything else could run code from the file, so "
             "it is not loaded; save the model's state_dict as .safetensors"
@@ -198,7 +198,7 @@ def save_progress(folder: Path, tensors: dict[str, Tensor], progress: TrainingPr
 
 
 def load_progress(folder: Path) -> tuple[dict[str, Tensor], TrainingProgress]:
-    """Return what :func:`save_progress` wrote; raises :class:`RunError` if the file is missing or broken."""
+    """Return the state that :func:`save_progress` wrote; raises :class:`RunError` if the file is missing or broken."""
     path = folder / RESUME
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -211,7 +211,7 @@ def load_progress(folder: Path) -> tuple[dict[str, Tensor], TrainingProgress]:
 
 
 def start_metrics(folder: Path, epochs_done: int) -> None:
-    """Keep the metrics of the first ``epochs_done`` epochs; a kill can leave a line without its state."""
+    """Keep the metrics of the first ``epochs_done`` epochs only: a killed process can leave a line beyond its state."""
     path = folder / METRICS
     lines = path.read_bytes().splitlines(keepends=True) if epochs_done and path.exists() else []
     path.write_bytes(b"".join(lines[:epochs_done]))

@@ -1,4 +1,4 @@
-"""The model and the weights that training starts from.
+"""Initial model and weights of a training.
 
 Weights come from a run or a file (``--init``), from timm (``--pretrained``), or from the seed. A run given as
 ``--init`` also determines the model, unless one is named.
@@ -26,7 +26,7 @@ from ls_edge.training.runs.checkpoint import CONFIG, LoadedRun, load_run, read_f
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The model as training begins, with everything needed to build it again."""
+    """The model before training, with everything needed to build it again."""
 
     view: BlockView
     model: str
@@ -36,9 +36,9 @@ class InitialWeights:
     trained: bool
     """Whether all weights, including the classifier's, were loaded rather than drawn from the seed."""
     method_weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Weights of the method's modules in the run that is given as ``init``."""
+    """Weights of the method's modules in the run that ``init`` names."""
     source: BlockView | None = None
-    """Model of that run with its method's modules, if blocks, images and classes are unchanged."""
+    """Model of that run including its method's modules, if blocks, images and classes are unchanged."""
     bands: Bands | None = None
     """Bands of that run, for the blocks that are kept; None if it was trained in one order and names none."""
 

@@ -1,8 +1,8 @@
-"""A run as a folder that timm loads the plain model from, and ``ls-edge export`` the whole run.
+"""Published runs: folders from which timm loads the plain model, and ``ls-edge export`` the whole run.
 
-``model.safetensors`` has timm's parameters, also where blocks share theirs, and ``method.safetensors`` those of the
-method, if any. The metadata has the digest of the run's own file, which loading the run checks, so that the model has
-the same id when it is exported again.
+``model.safetensors`` has timm's parameters, with a copy for each block that shares its weights, and
+``method.safetensors`` those of the method, if any. The metadata has the digest of the original file. It is checked when
+the run is loaded, so the model has the same id when it is exported again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_published(run: LoadedRun, folder: Path) -> str:
     state = run.view.model.state_dict()
     stored = read_tensors(run.folder / WEIGHTS)[0]
     plain = {name: value.to(stored.get(name, value).dtype) for name, value in state.items()}
-    if (run.folder / METHOD_WEIGHTS).is_file():  # published before
+    if (run.folder / METHOD_WEIGHTS).is_file():  # the run was itself published
         stored.update(read_tensors(run.folder / METHOD_WEIGHTS)[0])
     added = {name: value for name, value in stored.items() if name.startswith(METHOD)}
     record = run.record
@@ -93,7 +93,7 @@ def _timm_config(run: LoadedRun) -> dict[str, Any]:
 
 
 def _why_not_plain(run: LoadedRun, folder: Path) -> str:
-    """Load the plain model as timm does and compare logits in trained order; return what is wrong, if anything."""
+    """Load the plain model as timm does and compare logits in trained order; return the problem, or an empty string."""
     if run.record.model in SMALL_MODELS and run.record.model != "vit_digits":
         return f"timm knows {run.record.model} only after `import ls_edge.training.models.small_models`"
     try:

@@ -1,4 +1,4 @@
-"""A trained teacher of any kind, whose answers travel with the labels (:meth:`Teacher.targets`) to the criterion.
+"""Teachers: trained models of any kind, whose answers reach the criterion with the labels (:meth:`Teacher.targets`).
 
 ``hard`` is the recipe of DeiT (arXiv 2012.12877), which CaiT (arXiv 2103.17239) adopts: the cross-entropy with the
 class that the teacher predicts. ``soft`` is Hinton's (arXiv 1503.02531). If a model has a second classifier for

@@ -145,20 +145,20 @@ def train_with_bars(
     out: Path, settings: TrainConfig, named: frozenset[str], console: Console, *, resume: bool, overwrite: bool
 ) -> TrainingResult | None:
     """Train one run with its progress on the console; return its result, or None if it is finished already."""
-    from ls_edge.training.progress import Listener
+    from ls_edge.training.progress import Reporter
 
     def warn(text: str) -> None:
         console.print(Text.assemble(("warning: ", "yellow"), printable(text)))
 
     try:
         with StepProgress("train", console=console) as progress:
-            listener = Listener(
+            reporter = Reporter(
                 lambda metrics, epochs: console.print(metrics.line(epochs)),
                 progress if console.is_terminal else ignore_progress,  # elsewhere, epochs have lines
                 warn,
                 lambda text: console.print(printable(text)),
             )
-            result = train_run(out, settings, named, listener, resume=resume, overwrite=overwrite)
+            result = train_run(out, settings, named, reporter, resume=resume, overwrite=overwrite)
     except KeyboardInterrupt:
         if (out / "resume.safetensors").is_file():
             console.print(f"stopped; to continue, use the same command with --resume ({out})")

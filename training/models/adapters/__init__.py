@@ -1,1 +1,1 @@
-"""One adapter for each family of timm models, which names its stem, blocks and head."""
+"""Adapters for families of timm models, which name the stem, the blocks and the head."""

@@ -26,7 +26,7 @@ class VisionTransformerFamily:
     """timm's ``VisionTransformer`` and its subclasses, including distilled DeiT with its two tokens and two heads."""
 
     members = "ViT, DeiT, distilled DeiT, DeiT3, DINOv2, SigLIP"
-    """Models by the names that users look for."""
+    """Names of the models that users look for."""
     timm_class: type[nn.Module] = vision_transformer.VisionTransformer
     patch_embedding = "patch_embed"
     residual_branches: ClassVar[BranchTable] = {vision_transformer.Block: ATTENTION_AND_MLP}
