@@ -15,7 +15,7 @@ from tests.faults.course import COURSE_LIES, KINDS, LIE_TEXTS, plan
 from tests.faults.lies import LIES
 from tests.faults.suite import ChaosResult, ChaosSettings, run_chaos
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PEERS = ("anna", "ben", "cleo", "dan")
 
 

@@ -17,7 +17,7 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults, inject, write
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "python.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "python.md"
 
 
 def program(heading):
