@@ -25,9 +25,9 @@ from ls_edge.engines.engine import Engine, Signature, signature_of
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import MINOR_OF_ONE, Hello, Itinerary, State
-from ls_edge.runtime.routing.events import Complete, Instruction, Submit
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.state.events import Complete, Instruction, Submit
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
 from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
 

@@ -36,7 +36,7 @@ from ls_edge.core.peers_file import PeersFile
 from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on_warning
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.routing.events import Complete
+from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.simulator.simulation import SOURCE
 from ls_edge.runtime.source.source import Source
 from tests.faults.simulation import FaultySimulation

@@ -47,9 +47,9 @@ from benchmarks.common import (
 )
 from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.protocol.messages import Accept, Moved
-from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Submit
 from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.source_rules import SourceMachine
+from ls_edge.runtime.routing.source.source_rules import SourceMachine
+from ls_edge.runtime.routing.state.events import Arrived, Event, Instruction, Received, Submit
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.common import median
-from ls_edge.runtime.routing.events import Complete
 from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.peer_rules import PeerRules
+from ls_edge.runtime.routing.peer.peer_rules import PeerRules
+from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.simulator.simulation import SOURCE, Process, Simulation
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
-from ls_edge.runtime.routing.candidates import LocalNode, Model
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.neighbours import Neighbours
-from ls_edge.runtime.routing.parts.wave_planner import plan_wave
+from ls_edge.runtime.routing.policies.wave_planner import plan_wave
+from ls_edge.runtime.routing.state.candidates import LocalNode, Model
+from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.neighbours import Neighbours
 
 IMAGES = 2000
 """Largest number of images of a data set to answer."""

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ls_edge.runtime.routing.events import Computed
+from ls_edge.runtime.routing.state.events import Computed
 from ls_edge.runtime.transport.outbox import LinkCounts
 
 CALL_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)

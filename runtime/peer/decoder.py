@@ -18,7 +18,7 @@ from ls_edge.data.preprocess import Preprocessor
 from ls_edge.device.worker import Worker
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import TransferId
-from ls_edge.runtime.routing.events import Decode, Decoded
+from ls_edge.runtime.routing.state.events import Decode, Decoded
 
 DECODE_WITHIN_S = 60.0
 """Seconds for one image, after which its decoder counts as hung. The slowest image within the limits that was found, a

@@ -21,7 +21,7 @@ from ls_edge.runtime.peer.counts import EngineCounts
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
-from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Warm
+from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Warm
 
 
 class BlockExecutor:

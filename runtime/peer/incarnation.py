@@ -26,10 +26,10 @@ from ls_edge.runtime.peer.inspector import Inspector
 from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.messages import MAX_PROFILE, MINOR, Hello
-from ls_edge.runtime.routing.candidates import ONE_BAND, Model
-from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Decode, Drain, Instruction, Warm
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.peer_rules import PeerMachine, peer_machine
+from ls_edge.runtime.routing.peer.peer_rules import PeerMachine, peer_machine
+from ls_edge.runtime.routing.state.candidates import ONE_BAND, Model
+from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decode, Drain, Instruction, Warm
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, NodeSettings, new_incarnation
 

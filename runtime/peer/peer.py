@@ -31,7 +31,7 @@ from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.incarnation import Incarnation
 from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.routing.peer_rules import PeerMachine
+from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again

@@ -8,7 +8,7 @@ from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenS
 from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.inspector import Examine
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.transport.keys import KeyPair
 
 _NO_PART = Part("", "", 0)

@@ -23,8 +23,8 @@ from ls_edge.runtime.protocol.messages import (
     RequestId,
     State,
 )
-from ls_edge.runtime.routing.held_request import HeldRequest, OpenTrack, OpenWave, Stage
 from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.state.held_request import HeldRequest, OpenTrack, OpenWave, Stage
 
 MOST_BLOCK_US = 60_000_000
 """Limit on the announced engine call of another process: a minute."""

@@ -9,13 +9,13 @@ import msgspec
 
 from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import MINOR_OF_ENDS, Itinerary, Progress, Release, ReturnReason
-from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.custody import Custody
-from ls_edge.runtime.routing.events import Arrived, Send
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
-from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
+from ls_edge.runtime.routing.state.candidates import LocalNode
+from ls_edge.runtime.routing.state.custody import Custody
+from ls_edge.runtime.routing.state.events import Arrived, Send
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.state.neighbours import Neighbour
 
 
 def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:

@@ -1,9 +1,9 @@
 """The routing machine of a process: events in, instructions out, without clock, socket or thread.
 
 Peers, sources and the simulator run the same machine. What a source and a peer do differently is in two small objects,
-``source_rules.py`` and ``peer_rules.py``, which the machine asks (``decisions.Rules``). The table of transitions, the
-held requests, their timers and stories are in ``custody.py``, the choice of the next block and holder in
-``decisions.py``, the checks of what others claim in ``claims.py``, every tuned number in ``limits.py``.
+which the machine asks (``decisions.Rules``): ``source/source_rules.py`` and ``peer/peer_rules.py``. The table of
+transitions and the held requests are in ``state/custody.py``, the choice of the next block and holder in
+``decisions.py``, the checks of what others claim in ``claims.py``, every tuned number in ``state/limits.py``.
 
 What happens to a request, in order:
 
@@ -48,7 +48,6 @@ import msgspec
 
 from ls_edge.core.records import MICROSECONDS
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release
-from ls_edge.runtime.routing.candidates import Model
 from ls_edge.runtime.routing.claims import (
     avoid_also,
     believable,
@@ -56,9 +55,10 @@ from ls_edge.runtime.routing.claims import (
     is_unwilling,
     shows_further_block,
 )
-from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions, Rules
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.state.candidates import Model
+from ls_edge.runtime.routing.state.custody import Custody
+from ls_edge.runtime.routing.state.events import (
     Arrived,
     Event,
     Forward,
@@ -74,8 +74,8 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
     in_order,
 )
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.state.limits import Limits
 
 R = TypeVar("R", bound=Rules)
 

@@ -24,8 +24,12 @@ from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import usual_credits
 from ls_edge.runtime.protocol.codecs import IMAGE, LOGITS, payload_of
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
-from ls_edge.runtime.routing.candidates import Model
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.peer.peer_rules import PeerMachine, PeerRules, peer_machine
+from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.state.candidates import Model
+from ls_edge.runtime.routing.state.events import (
     Arrived,
     Complete,
     Compute,
@@ -47,11 +51,7 @@ from ls_edge.runtime.routing.events import (
     Tick,
     Warm,
 )
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.peer_rules import PeerMachine, PeerRules, peer_machine
-from ls_edge.runtime.routing.policies import POLICIES
-from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.network import Clock, Network
 
 SOURCE = "source"

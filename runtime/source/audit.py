@@ -40,7 +40,7 @@ from ls_edge.device.worker import Worker
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE, decode, encode
 from ls_edge.runtime.protocol.messages import Itinerary, Ran
-from ls_edge.runtime.routing.events import Complete, Fail, Returned, Submit
+from ls_edge.runtime.routing.state.events import Complete, Fail, Returned, Submit
 from ls_edge.runtime.source.results import itinerary_holders
 from ls_edge.runtime.source.settings import Itineraries
 from ls_edge.runtime.transport.node import Node

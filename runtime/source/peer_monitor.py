@@ -16,9 +16,9 @@ from types import MappingProxyType
 
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerEvent, PeerState, Rejection
-from ls_edge.runtime.routing.events import Note, NoteKind
-from ls_edge.runtime.routing.neighbours import Neighbour
-from ls_edge.runtime.routing.source_rules import SourceMachine
+from ls_edge.runtime.routing.source.source_rules import SourceMachine
+from ls_edge.runtime.routing.state.events import Note, NoteKind
+from ls_edge.runtime.routing.state.neighbours import Neighbour
 from ls_edge.runtime.transport.node import Node
 
 log = logging.getLogger("ls_edge.runtime")

@@ -17,8 +17,8 @@ import numpy as np
 from ls_edge.core.errors import BudgetExceeded, Overloaded, RequestError, SourceClosed
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.peer.threads import LoopThreads
-from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Submit
-from ls_edge.runtime.routing.source_rules import SourceMachine
+from ls_edge.runtime.routing.source.source_rules import SourceMachine
+from ls_edge.runtime.routing.state.events import Abandon, Complete, Fail, Submit
 from ls_edge.runtime.source.audit import Audit, Auditor
 from ls_edge.runtime.source.deadlines import Deadlines
 from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult, RequestCounts, RequestState

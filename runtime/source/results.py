@@ -20,7 +20,7 @@ from ls_edge.report.shown import Shown
 from ls_edge.runtime.peer.counts import Durations
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import Itinerary, Wave
-from ls_edge.runtime.routing.events import Complete, Fail
+from ls_edge.runtime.routing.state.events import Complete, Fail
 
 if TYPE_CHECKING:
     from rich.console import Console

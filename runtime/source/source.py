@@ -31,7 +31,7 @@ from ls_edge.core.records import AuditSummary, PeerEvent
 from ls_edge.runtime.clients.manifest import fetch_model
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.image_encoding import encode_image
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 from ls_edge.runtime.source.results import Answer

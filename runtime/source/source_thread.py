@@ -26,11 +26,11 @@ from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import MINOR, Hello, State
-from ls_edge.runtime.routing.candidates import Model
-from ls_edge.runtime.routing.events import Complete, Fail, Instruction, Returned
-from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.policies import POLICIES
-from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.state.candidates import Model
+from ls_edge.runtime.routing.state.events import Complete, Fail, Instruction, Returned
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.audit import Auditor, Challenge, Challenges, PeerAuditor, Recomputation, Tolerances
 from ls_edge.runtime.source.peer_monitor import PeerEvents, PeerMonitor
 from ls_edge.runtime.source.requests import Requests

@@ -14,7 +14,7 @@ from ls_edge.engines.engine import warm_up
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import EngineChoice, announce, open_parts
 from ls_edge.runtime.protocol.codecs import is_finite
-from ls_edge.runtime.routing.events import Complete
+from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.source.results import InFlightRequest, PartResult, RequestState, itinerary_holders
 from ls_edge.runtime.source.settings import Settings
 

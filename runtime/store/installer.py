@@ -31,7 +31,7 @@ from ls_edge.runtime.protocol.messages import (
     StoreState,
     Want,
 )
-from ls_edge.runtime.routing.peer_rules import PeerMachine
+from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
 from ls_edge.runtime.store.store import Store, Wanted
 from ls_edge.runtime.transport.node import Node
 from ls_edge.runtime.transport.problems import one_line

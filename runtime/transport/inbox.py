@@ -25,7 +25,7 @@ from ls_edge.runtime.protocol.messages import (
     State,
     Welcome,
 )
-from ls_edge.runtime.routing.events import Arrived, Event, NeighbourState, Received
+from ls_edge.runtime.routing.state.events import Arrived, Event, NeighbourState, Received
 from ls_edge.runtime.transport.admission import Admission
 from ls_edge.runtime.transport.connections import Incoming
 from ls_edge.runtime.transport.guests import Guests

@@ -29,7 +29,8 @@ from ls_edge.runtime.protocol.messages import (
     State,
     Welcome,
 )
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.state.events import (
     Abandon,
     Arrived,
     Compute,
@@ -49,7 +50,6 @@ from ls_edge.runtime.routing.events import (
     Tick,
     Unsendable,
 )
-from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.transport.admission import GUESTS, Admission
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, LinkEvent, LinkUp
 from ls_edge.runtime.transport.guests import Guests, TakesBundles

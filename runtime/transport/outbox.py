@@ -15,7 +15,7 @@ import msgspec
 
 from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.routing.events import MAY_WAIT, Forward, Send
+from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, Send
 from ls_edge.runtime.transport.connections import Link
 from ls_edge.runtime.transport.links import Links
 

@@ -12,7 +12,7 @@ from ls_edge.core.errors import printable
 from ls_edge.core.logs import LoggedCounts
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint
-from ls_edge.runtime.routing.events import Note, NoteKind
+from ls_edge.runtime.routing.state.events import Note, NoteKind
 from ls_edge.runtime.transport.connections import Incoming, Link
 from ls_edge.runtime.transport.links import Links
 

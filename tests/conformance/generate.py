@@ -45,7 +45,7 @@ from ls_edge.runtime.protocol.messages import (
     Want,
     Welcome,
 )
-from ls_edge.runtime.routing.events import Complete, Compute, Forward, Note, Send
+from ls_edge.runtime.routing.state.events import Complete, Compute, Forward, Note, Send
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
 

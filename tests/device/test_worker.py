@@ -15,7 +15,7 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.setup import PeerSettings
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, State
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
 from ls_edge.runtime.transport.links import Links

@@ -22,11 +22,11 @@ from ls_edge.runtime.protocol.messages import (
     Refuse,
     State,
 )
-from ls_edge.runtime.routing.candidates import Model
-from ls_edge.runtime.routing.events import Arrived, Event, Forward, Instruction, Received, Send
-from ls_edge.runtime.routing.limits import Limits
 from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.peer_rules import PeerRules
+from ls_edge.runtime.routing.peer.peer_rules import PeerRules
+from ls_edge.runtime.routing.state.candidates import Model
+from ls_edge.runtime.routing.state.events import Arrived, Event, Forward, Instruction, Received, Send
+from ls_edge.runtime.routing.state.limits import Limits
 
 EVERY_S = 0.02
 """Seconds between two turns of the messages that a liar sends on its own."""

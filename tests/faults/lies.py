@@ -27,7 +27,7 @@ from ls_edge.runtime.protocol.messages import (
     TrackRef,
     TransferId,
 )
-from ls_edge.runtime.routing.events import Arrived, Forward, Send
+from ls_edge.runtime.routing.state.events import Arrived, Forward, Send
 from ls_edge.runtime.transport.admission import new_alias
 from tests.faults.liar import Liar, Lie, Sends
 

@@ -1,7 +1,7 @@
 """A simulation with faults of links: cut links, messages that cannot be sent, and tokens that their receiver drops."""
 
 from ls_edge.core.errors import WireError
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.state.events import (
     Arrived,
     Computed,
     Forward,

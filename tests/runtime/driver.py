@@ -12,7 +12,8 @@ from ls_edge.runtime.protocol.messages import (
     State,
     TransferId,
 )
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.peer.peer_rules import peer_machine
+from ls_edge.runtime.routing.state.events import (
     Arrived,
     Compute,
     Computed,
@@ -26,8 +27,7 @@ from ls_edge.runtime.routing.events import (
     Tick,
     Warm,
 )
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.peer_rules import peer_machine
+from ls_edge.runtime.routing.state.limits import Limits
 
 BLOCKS = 4
 ALL_BY_A = ((tuple((block, "a") for block in range(BLOCKS)),),)

@@ -16,13 +16,13 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import policies_for, simulate_placement
 from ls_edge.runtime.protocol.messages import Accept, Itinerary
-from ls_edge.runtime.routing.candidates import LocalNode, Model
-from ls_edge.runtime.routing.events import Arrived, Complete, Fail, Forward, NoteKind
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.parts.wave_planner import plan_wave
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo
-from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.routing.policies.wave_planner import plan_wave
+from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.state.candidates import LocalNode, Model
+from ls_edge.runtime.routing.state.events import Arrived, Complete, Fail, Forward, NoteKind
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from ls_edge.runtime.source.settings import challenge_itinerary
 from ls_edge.runtime.transport.admission import Admission

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
-from ls_edge.runtime.routing.parts.wave_planner import assign_blocks
+from ls_edge.runtime.routing.policies.wave_planner import assign_blocks
 
 ALL = frozenset(range(24))
 FREE = st.floats(-1, 1, allow_nan=False)

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, Refuse
-from ls_edge.runtime.routing.events import Forward, NeighbourDown
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.state.events import Forward, NeighbourDown
+from ls_edge.runtime.routing.state.limits import Limits
 
 from .driver import Driver, submits
 

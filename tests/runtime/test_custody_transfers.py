@@ -13,7 +13,7 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     State,
 )
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.state.events import (
     Compute,
     ComputeFailed,
     Drain,
@@ -24,8 +24,8 @@ from ls_edge.runtime.routing.events import (
     Send,
     Unsendable,
 )
-from ls_edge.runtime.routing.held_request import Stage
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.held_request import Stage
+from ls_edge.runtime.routing.state.limits import Limits
 
 from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 

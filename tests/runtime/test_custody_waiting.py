@@ -8,7 +8,7 @@ from ls_edge.runtime.protocol.messages import (
     Refuse,
     Release,
 )
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.state.events import (
     Arrived,
     Compute,
     ComputeFailed,
@@ -17,7 +17,7 @@ from ls_edge.runtime.routing.events import (
     NeighbourDown,
     Received,
 )
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.limits import Limits
 
 from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 

@@ -7,7 +7,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.routing.events import Send
+from ls_edge.runtime.routing.state.events import Send
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport import outbox
 from ls_edge.runtime.transport.links import Links

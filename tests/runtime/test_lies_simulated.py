@@ -24,8 +24,10 @@ from ls_edge.runtime.protocol.messages import (
     TrackRef,
     TransferId,
 )
-from ls_edge.runtime.routing.candidates import Model
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.state.candidates import Model
+from ls_edge.runtime.routing.state.events import (
     Arrived,
     Complete,
     Compute,
@@ -37,11 +39,9 @@ from ls_edge.runtime.routing.events import (
     Received,
     Send,
 )
-from ls_edge.runtime.routing.held_request import Stage
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.neighbours import Neighbours
-from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.routing.state.held_request import Stage
+from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.neighbours import Neighbours
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults import liar as lying
 from tests.faults.lies import LIES as CHAOS_LIES

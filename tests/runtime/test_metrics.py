@@ -25,7 +25,7 @@ from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.routing.events import Note, NoteKind, Tick
+from ls_edge.runtime.routing.state.events import Note, NoteKind, Tick
 from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS, open_listener, parse_address
 from ls_edge.runtime.serve.metrics import DeviceCollector, PeerCollector, SourceCollector, registry_of
 from ls_edge.runtime.serve.scrape_server import ScrapeServer

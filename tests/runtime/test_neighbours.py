@@ -4,8 +4,8 @@ import pytest
 
 from ls_edge.runtime.protocol.messages import Hello, State
 from ls_edge.runtime.routing.claims import MOST_BLOCK_US, MOST_WAIT_US, believable
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.neighbours import Neighbours
+from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.neighbours import Neighbours
 
 
 def neighbour(at=0.0, **state):

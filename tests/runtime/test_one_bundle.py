@@ -14,10 +14,10 @@ from ls_edge.runtime.peer.incarnation import Incarnation
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Accept, Hello, Refuse, State
-from ls_edge.runtime.routing.candidates import Model
-from ls_edge.runtime.routing.events import Compute, Forward, NeighbourState, NeighbourUp
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.state.candidates import Model
+from ls_edge.runtime.routing.state.events import Compute, Forward, NeighbourState, NeighbourUp
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import join_tuples
 from ls_edge.runtime.source.source import Source
 

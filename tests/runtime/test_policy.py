@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
-from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.policies import POLICIES, policy_of
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
+from ls_edge.runtime.routing.state.candidates import LocalNode
 
 from .driver import Candidate
 

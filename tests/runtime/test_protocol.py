@@ -16,8 +16,8 @@ from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, Run, TrackRef, TransferId
 from ls_edge.runtime.routing import claims
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.parts import ended_requests
+from ls_edge.runtime.routing.source import ended_requests
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.transport import (
     admission,
     connections,

@@ -7,9 +7,9 @@ import pytest
 from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
-from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
+from ls_edge.runtime.routing.state.candidates import LocalNode, Model
 from ls_edge.runtime.source.source import Source
 
 from .driver import Candidate

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ls_edge.core.bands import Bands
-from ls_edge.runtime.routing.events import Complete, Fail
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.peer_rules import PeerRules
+from ls_edge.runtime.routing.peer.peer_rules import PeerRules
+from ls_edge.runtime.routing.state.events import Complete, Fail
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
 

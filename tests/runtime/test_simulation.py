@@ -6,8 +6,8 @@ import msgspec
 
 from ls_edge.core.errors import BudgetExceeded
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
-from ls_edge.runtime.routing.events import Arrived, Complete, Compute, Forward
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.events import Arrived, Complete, Compute, Forward
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
 

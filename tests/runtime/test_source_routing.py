@@ -13,7 +13,8 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     TransferId,
 )
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.state.events import (
     Abandon,
     Complete,
     Fail,
@@ -23,9 +24,8 @@ from ls_edge.runtime.routing.events import (
     Send,
     Submit,
 )
-from ls_edge.runtime.routing.held_request import Stage
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.routing.state.held_request import Stage
+from ls_edge.runtime.routing.state.limits import Limits
 
 from .driver import ALL_BY_A, Driver, run_of, submits
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from ls_edge.runtime.protocol.messages import Refuse, RefuseReason, Release
-from ls_edge.runtime.routing.events import Complete, Fail, Forward, NeighbourDown
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.events import Complete, Fail, Forward, NeighbourDown
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
 

@@ -8,9 +8,11 @@ from ls_edge.core import records
 from ls_edge.data import decoding
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.routing import claims, held_request
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.parts import ended_requests, engine
+from ls_edge.runtime.routing import claims
+from ls_edge.runtime.routing.peer import engine_queue, orphans
+from ls_edge.runtime.routing.source import ended_requests
+from ls_edge.runtime.routing.state import held_request
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.serve import (
     access,
     application,
@@ -31,7 +33,7 @@ HOMES = {
     "audit": audit, "connections": connections, "links": links, "node": node, "handshake": handshake, "wire": wire,
     "records": records, "keys": keys, "claims": claims, "held_request": held_request, "ended_requests": ended_requests,
     "problems": problems, "framing": framing,
-    "engine": engine, "Limits": Limits(), "peer_monitor": peer_monitor,
+    "engine_queue": engine_queue, "orphans": orphans, "Limits": Limits(), "peer_monitor": peer_monitor,
     "decoding": decoding, "installer": installer, "access": access, "application": application,
     "inference_protocol": inference_protocol, "listener": listener, "live_page": live_page,
     "scrape_server": scrape_server, "server": server, "service": service,

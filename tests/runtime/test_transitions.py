@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, Release
-from ls_edge.runtime.routing.custody import TRANSITIONS, InvalidTransition
-from ls_edge.runtime.routing.events import Compute, Forward
-from ls_edge.runtime.routing.held_request import InvalidState, Stage
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.source_rules import source_machine
+from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.state.custody import TRANSITIONS, InvalidTransition
+from ls_edge.runtime.routing.state.events import Compute, Forward
+from ls_edge.runtime.routing.state.held_request import InvalidState, Stage
+from ls_edge.runtime.routing.state.limits import Limits
 
 from .driver import BY_X, Driver, new_peer, run_of, submits
 

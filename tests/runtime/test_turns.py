@@ -10,8 +10,8 @@ from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Hello, State
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.peer_rules import peer_machine
+from ls_edge.runtime.routing.peer.peer_rules import peer_machine
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.transport.connections import Link, LinkUp
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.node import Node, NodeSettings

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.parts.wave_planner import best_joiner, plan_wave
+from ls_edge.runtime.routing.policies.wave_planner import best_joiner, plan_wave
+from ls_edge.runtime.routing.state.candidates import LocalNode
+from ls_edge.runtime.routing.state.limits import Limits
 
 from .driver import Candidate
 

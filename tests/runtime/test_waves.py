@@ -7,7 +7,7 @@ import pytest
 
 from ls_edge.core.records import TrackSpan, Visit
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, TrackRef
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.state.events import (
     Arrived,
     Complete,
     Compute,
@@ -17,8 +17,8 @@ from ls_edge.runtime.routing.events import (
     Send,
     Unsendable,
 )
-from ls_edge.runtime.routing.held_request import HeldRequest
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.held_request import HeldRequest
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import join_tuples
 from tests.faults.simulation import FaultySimulation
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import ENDS, HEAD, STEM
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 
 Objective = Literal["latency", "throughput", "energy", "survival"]

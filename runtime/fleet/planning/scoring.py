@@ -14,7 +14,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.fleet.planning.estimates import Estimates, throughput_of
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
-from ls_edge.runtime.routing.events import Complete
+from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
 
 MOST_DEVICES = 16

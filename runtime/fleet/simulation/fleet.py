@@ -36,7 +36,7 @@ from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, Simul
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import requests_at_once, simulation_of
-from ls_edge.runtime.routing.events import Complete, Fail
+from ls_edge.runtime.routing.state.events import Complete, Fail
 from ls_edge.runtime.simulator.churn import Churn, ChurnProcess
 from ls_edge.runtime.source.arrivals import poisson_arrivals
 

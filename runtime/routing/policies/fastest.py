@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, in_turn
+from ls_edge.runtime.routing.state.candidates import LocalNode
+from ls_edge.runtime.routing.state.neighbours import Neighbour
 
 
 class Fastest(Policy):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.neighbours import Neighbour
-from ls_edge.runtime.routing.parts.wave_planner import best_joiner
 from ls_edge.runtime.routing.policies.fastest import Fastest
 from ls_edge.runtime.routing.policies.policy import Choice, SendTo
+from ls_edge.runtime.routing.policies.wave_planner import best_joiner
+from ls_edge.runtime.routing.state.candidates import LocalNode
+from ls_edge.runtime.routing.state.neighbours import Neighbour
 
 
 class Parallel(Fastest):
     """Hand the tokens to the best joiner of a wave; where splitting does not pay, as ``fastest``.
 
-    A holder that has a block that may run now splits the request itself (``parts/waves.py``).
+    A holder that has a block that may run now splits the request itself (``peer/waves.py``).
     """
 
     name = "parallel"

@@ -14,8 +14,8 @@ from typing import ClassVar, NamedTuple
 
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
-from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.neighbours import Neighbour
+from ls_edge.runtime.routing.state.candidates import LocalNode
+from ls_edge.runtime.routing.state.neighbours import Neighbour
 
 
 class RunHere(NamedTuple):

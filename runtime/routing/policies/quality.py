@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, Wait, in_turn
+from ls_edge.runtime.routing.state.candidates import LocalNode
+from ls_edge.runtime.routing.state.neighbours import Neighbour
 
 
 class Quality(Policy):

@@ -13,9 +13,9 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.routing.events import Arrived, Complete
-from ls_edge.runtime.routing.held_request import Stage
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.events import Arrived, Complete
+from ls_edge.runtime.routing.state.held_request import Stage
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.source import Settings, Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults, inject, write

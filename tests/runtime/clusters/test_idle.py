@@ -9,8 +9,8 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.routing.events import NeighbourState
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.events import NeighbourState
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from ls_edge.runtime.transport.links import Links
 from tests.faults.simulation import FaultySimulation

@@ -22,7 +22,7 @@ from ls_edge.runtime.peer.executor import run_blocks
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.messages import TransferId
-from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
+from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed
 from ls_edge.runtime.source.source import Settings, Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults, inject, write

@@ -17,7 +17,7 @@ from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.events import Returned
+from ls_edge.runtime.routing.state.events import Returned
 from ls_edge.runtime.source.audit import Audit, Auditor, Recomputation, Tolerances
 from ls_edge.runtime.source.source import Settings, Source
 from tests.faults.cluster import FaultyCluster

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.limits import Limits
 
 ONE_BAND = Bands(0)
 """Bands of a model of any size whose blocks may run in any order."""

@@ -23,9 +23,17 @@ from ls_edge.runtime.protocol.messages import (
     ReturnReason,
     State,
 )
-from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.claims import own_requests
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
+from ls_edge.runtime.routing.peer.engine_work import EngineWork
+from ls_edge.runtime.routing.peer.orphans import Orphans
+from ls_edge.runtime.routing.peer.state_announcer import StateAnnouncer
+from ls_edge.runtime.routing.peer.tombstones import Tombstones
+from ls_edge.runtime.routing.peer.waves import WaveJoiner
+from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.state.candidates import LocalNode, Model
+from ls_edge.runtime.routing.state.events import (
     Arrived,
     Computed,
     ComputeFailed,
@@ -37,14 +45,8 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
     Warm,
 )
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, require
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.parts.ended_requests import Orphans, Tombstones
-from ls_edge.runtime.routing.parts.engine import EngineQueue, EngineWork
-from ls_edge.runtime.routing.parts.state_announcer import StateAnnouncer
-from ls_edge.runtime.routing.parts.waves import WaveJoiner
-from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, require
+from ls_edge.runtime.routing.state.limits import Limits
 
 
 def peer_machine(

@@ -21,13 +21,13 @@ from ls_edge.core import arrangement
 from ls_edge.core.parts import has_ends
 from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, ReturnReason, TrackRef, TransferId
-from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.claims import blocks_run, returned_track
-from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import Decisions
-from ls_edge.runtime.routing.events import Arrived, Send
-from ls_edge.runtime.routing.held_request import HeldRequest, OpenTrack, OpenWave, Stage, require
-from ls_edge.runtime.routing.parts.wave_planner import PlannedTrack, plan_wave
+from ls_edge.runtime.routing.policies.wave_planner import plan_wave
+from ls_edge.runtime.routing.state.candidates import LocalNode
+from ls_edge.runtime.routing.state.custody import Custody
+from ls_edge.runtime.routing.state.events import Arrived, Send
+from ls_edge.runtime.routing.state.held_request import HeldRequest, OpenTrack, OpenWave, PlannedTrack, Stage, require
 
 
 class WaveJoiner:

@@ -23,11 +23,13 @@ from ls_edge.core.parts import STEM
 from ls_edge.core.records import Rejection
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Moved, RequestId, ReturnReason, TransferId
-from ls_edge.runtime.routing.candidates import LocalNode, Model
 from ls_edge.runtime.routing.claims import as_asked, blocks_run, implausible_return, is_former_holder
-from ls_edge.runtime.routing.custody import Custody
 from ls_edge.runtime.routing.decisions import may_skip
-from ls_edge.runtime.routing.events import (
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.source.ended_requests import EndedRequests
+from ls_edge.runtime.routing.state.candidates import LocalNode, Model
+from ls_edge.runtime.routing.state.custody import Custody
+from ls_edge.runtime.routing.state.events import (
     Abandon,
     Arrived,
     Complete,
@@ -42,10 +44,8 @@ from ls_edge.runtime.routing.events import (
     Send,
     Submit,
 )
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, Trail, require
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.parts.ended_requests import EndedRequests
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, Trail, require
+from ls_edge.runtime.routing.state.limits import Limits
 
 _NO_HOLDER = "had no reachable holder"
 _TOO_LATE = "did not run in time"

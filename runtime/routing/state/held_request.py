@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -10,7 +11,6 @@ import msgspec
 
 from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Itinerary, Ran, RequestId, TransferId
-from ls_edge.runtime.routing.parts.wave_planner import PlannedTrack
 
 INFINITY = float("inf")
 MAX_HOLDERS_SEEN = 64
@@ -173,6 +173,19 @@ def require(holds: bool, what: str, request: HeldRequest | None = None) -> None:
     """Raise :class:`InvalidState`, with the story of the request that it concerns, unless ``holds``."""
     if not holds:
         raise InvalidState(f"{what}\n{request.history()}" if request else what)
+
+
+@dataclass(eq=False)
+class PlannedTrack:
+    """Blocks for one holder."""
+
+    holder: str
+    allowed: frozenset[int]
+    """Blocks of the wave that it has."""
+    block_us: int
+    expected_us: int
+    """Time from the start of the wave until its tokens are back; before its first block, the time to reach it."""
+    blocks: tuple[int, ...] = ()
 
 
 class OpenTrack(msgspec.Struct, eq=False):

@@ -3,7 +3,7 @@
 A process *holds* requests: tokens, their itinerary, and the transfer by which they came. Handing one on takes three
 steps (OFFERED, CUSTODY, ENDED or AWAY), and a copy stays here until the last of them. :data:`TRANSITIONS` is the whole
 table. :class:`Custody` has a method for each step, in the order in which a request takes them; those to ``RUNNING`` and
-``JOINING`` are in the parts of a peer (``parts/engine.py``, ``parts/waves.py``).
+``JOINING`` are in ``peer/engine_work.py`` and ``peer/waves.py``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
-from ls_edge.runtime.routing.candidates import Model
-from ls_edge.runtime.routing.events import Forward, Instruction
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage, require
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.neighbours import Neighbours
-from ls_edge.runtime.routing.parts.credits import Credits, counted
-from ls_edge.runtime.routing.parts.waiting_requests import WaitingRequests
+from ls_edge.runtime.routing.state.candidates import Model
+from ls_edge.runtime.routing.state.credits import Credits, counted
+from ls_edge.runtime.routing.state.events import Forward, Instruction
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, require
+from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.neighbours import Neighbours
+from ls_edge.runtime.routing.state.waiting_requests import WaitingRequests
 
 _SPARE = 64
 """Entries beyond four for each held request, after which outdated ones are swept out."""

@@ -17,30 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.neighbours import Neighbour
+from ls_edge.runtime.routing.state.candidates import LocalNode
+from ls_edge.runtime.routing.state.held_request import PlannedTrack
+from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.neighbours import Neighbour
 
 _ROUNDING = 1e-9
 """Nats; a swap that saves less may be undone by the next."""
-
-
-@dataclass(eq=False)
-class PlannedTrack:
-    """Blocks for one holder."""
-
-    holder: str
-    allowed: frozenset[int]
-    """Blocks of the wave that it has."""
-    block_us: int
-    expected_us: int
-    """Time from the start of the wave until its tokens are back; before its first block, the time to reach it."""
-    blocks: tuple[int, ...] = ()
 
 
 def plan_wave(

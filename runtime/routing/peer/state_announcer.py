@@ -15,11 +15,11 @@ import msgspec
 
 from ls_edge.core.parts import ENDS
 from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
-from ls_edge.runtime.routing.custody import Custody
-from ls_edge.runtime.routing.events import MAY_WAIT, Forward, Send
-from ls_edge.runtime.routing.held_request import INFINITY
-from ls_edge.runtime.routing.neighbours import Neighbour
-from ls_edge.runtime.routing.parts.engine import EngineQueue
+from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
+from ls_edge.runtime.routing.state.custody import Custody
+from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, Send
+from ls_edge.runtime.routing.state.held_request import INFINITY
+from ls_edge.runtime.routing.state.neighbours import Neighbour
 
 
 class Announced(Protocol):

@@ -12,20 +12,15 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ls_edge.core.parts import part_name
-from ls_edge.core.records import MAX_TEXT
-from ls_edge.runtime.protocol.messages import RequestId, ReturnReason, TransferId
-from ls_edge.runtime.routing.custody import Custody
-from ls_edge.runtime.routing.decisions import Decisions
-from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Decode, Decoded, Note, NoteKind
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
-from ls_edge.runtime.routing.limits import Limits
-from ls_edge.runtime.routing.neighbours import clamped, faded
-from ls_edge.runtime.routing.parts.waves import WaveJoiner
+from ls_edge.runtime.protocol.messages import RequestId
 from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.state.custody import Custody
+from ls_edge.runtime.routing.state.events import Computed, ComputeFailed
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest
+from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.neighbours import clamped, faded
 
 MAX_SOURCE_TURNS = 1024
 
@@ -236,147 +231,3 @@ class EngineQueue:
                 return False
         self.failed_blocks[event.block] = event.why
         return True
-
-
-class EngineWork:
-    """Moves requests to the engine and back: images are decoded, calls begin, end, fail or hang.
-
-    The stages QUEUED and RUNNING belong to this part.
-    """
-
-    def __init__(
-        self, custody: Custody, decisions: Decisions, queue: EngineQueue, joins: WaveJoiner, urgent: Callable[[], None]
-    ) -> None:
-        """``urgent`` tells the neighbours immediately."""
-        self.queue = queue
-        self._custody = custody
-        self._decisions = decisions
-        self._joins = joins
-        self._urgent = urgent
-        custody.look_at[Stage.RUNNING] = self.look_at
-
-    def decode(self, request: HeldRequest) -> None:
-        """Wait for the pixels of an image, which another thread decodes."""
-        custody = self._custody
-        if request.is_decoded is None:
-            request.is_decoded = False
-            custody.instructions.append(Decode(request.transfer, request.tokens))
-        self._decisions.send_progress([request])
-        custody.wait_for(request, (), custody.now + custody.limits.look_again)
-
-    def decoded(self, event: Decoded) -> None:
-        """Continue with the pixels of an image, or send home what cannot be decoded."""
-        request = self._custody.held.get(event.transfer)
-        if request is None or request.returning:
-            return
-        if request.stage is not Stage.WAITING:  # it was handed on meanwhile
-            request.is_decoded = None
-            return
-        request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
-        request.codec_us += event.us
-        if event.why:
-            self._decisions.return_home(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
-        else:
-            self._custody.waiting.ready.append(request)
-
-    def _watch(self, request: HeldRequest) -> None:
-        custody = self._custody
-        custody.timers.set(request, min(request.engine.until, custody.now + custody.limits.progress_every))
-
-    def start(self, usable: frozenset[int]) -> None:
-        """Give the engine the calls that it can take; ``usable`` are the blocks that it can run now."""
-        queue, custody = self.queue, self._custody
-        while (started := queue.next_batch(custody.now, usable)) is not None:
-            batch, blocks = started
-            until = custody.now + queue.most_s()
-            why = f"blocks {', '.join(map(str, blocks))}"
-            for request in batch:
-                custody.transition(request, Stage.RUNNING, why)
-                request.engine.until = until
-                self._watch(request)
-            custody.instructions.append(
-                Compute(
-                    blocks,
-                    tuple([request.transfer for request in batch]),
-                    tuple([request.tokens for request in batch]),
-                    tuple([request.itinerary.slot for request in batch]),
-                )
-            )
-
-    def end_call(self, done: Computed | None) -> dict[TransferId, HeldRequest]:
-        """End the call that the engine returned; continue those of its requests that are done, and return all."""
-        custody, queue = self._custody, self.queue
-        if done is not None:
-            queue.measure(done, custody.now)
-            custody.own_us = queue.times.block_us
-        batch = queue.end_call(custody.now)
-        if queue.stuck:
-            queue.stuck = False
-            custody.instructions.append(Note(NoteKind.ENGINE_BACK, custody.name))
-            self._urgent()
-        running = {request.transfer: request for request in batch if request.stage is Stage.RUNNING}
-        if done is not None:
-            self._take_outputs(done, running)
-        return running
-
-    def _take_outputs(self, event: Computed, running: Mapping[TransferId, HeldRequest]) -> None:
-        """Continue the requests whose blocks have run; ``running`` are those of the call that have not ended."""
-        progress, name = self._decisions.send_progress, self._custody.name
-        for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
-            request = running.get(transfer)
-            if request is None:
-                continue
-            request.tokens = tokens
-            request.itinerary = request.itinerary.ran(event.blocks, name)
-            request.engine.ran += event.blocks
-            request.engine.engine_us += event.engine_us
-            self._custody.decide_again(request, "ran")
-            progress([request if request.open_track is None else request.open_track.wave.request])
-        progress((*self.queue.given, *self.queue.queued))
-
-    def failed(self, event: ComputeFailed) -> None:
-        """Decide again the requests of a call that has failed; a block that keeps failing runs here no more."""
-        custody, queue = self._custody, self.queue
-        running = self.end_call(event.rest)
-        failed = queue.count_failure(event)
-        why = f"{part_name(event.block)}: {event.why}"
-        if failed:
-            custody.instructions.append(Note(NoteKind.ENGINE_FAILED, custody.name, why=why))
-            self._urgent()
-        elif event.not_finite:
-            custody.instructions.append(Note(NoteKind.NOT_FINITE, custody.name, why=why))
-        for request in [running[transfer] for transfer in event.transfers if transfer in running]:
-            if event.not_finite and request.open_track is not None:
-                self._joins.give_up(request)
-            elif event.not_finite:  # the source tries another holder
-                custody.wait(request, why)
-                self._decisions.return_home(request, ReturnReason.NOT_FINITE)
-            else:
-                custody.decide_again(request, why)
-        if failed:
-            self.requeue("a block failed")
-
-    def requeue(self, why: str) -> None:
-        """Decide again every request that waits for the engine, or that it has not begun."""
-        for request in (*self.queue.queued, *self.queue.take_back()):
-            if request.stage in (Stage.QUEUED, Stage.RUNNING):
-                self._custody.decide_again(request, why)
-
-    def look_at(self, request: HeldRequest) -> None:
-        """Look at a call that takes long; if it hangs, decide again what waits for it."""
-        custody, queue = self._custody, self.queue
-        if custody.now < request.engine.until:
-            if queue.is_in_time(custody.now):
-                self._decisions.send_progress((*queue.given, *queue.queued))
-            self._watch(request)
-            return
-        custody.timers.set(request, request.deadline)
-        if queue.stuck:
-            return
-        queue.stuck = True
-        why = f"{part_name(request.engine.block)} has been running for longer than its deadline"
-        custody.instructions.append(Note(NoteKind.ENGINE_STUCK, custody.name, request.request, why))
-        self._urgent()
-        self.requeue("the engine is stuck")
-        for running in queue.running:
-            self._joins.give_up(running)

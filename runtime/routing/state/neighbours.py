@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Hello, State, TransferId
-from ls_edge.runtime.routing.limits import Limits
+from ls_edge.runtime.routing.state.limits import Limits
 
 MAX_UNANSWERED = 1024
 """Limit on remembered transfers without an answer, from which link times are learned."""

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Collection
 
-from ls_edge.runtime.routing.held_request import HeldRequest, Stage, require
+from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage, require
 
 
 class WaitingRequests:

@@ -1,0 +1,1 @@
+"""Routing of a process that serves blocks: its rules, engine, waves, STATE."""

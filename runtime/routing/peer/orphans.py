@@ -1,0 +1,53 @@
+"""Held work whose source has gone."""
+
+from __future__ import annotations
+
+from ls_edge.runtime.routing.state.custody import Custody
+from ls_edge.runtime.routing.state.events import Note, NoteKind
+from ls_edge.runtime.routing.state.held_request import INFINITY
+
+MAX_SOURCES_NEAR = 1024
+"""Limit on the sources remembered as near; work of a forgotten one stays until its budget ends."""
+
+
+class Orphans:
+    """Sources of held work that have gone: it is dropped when no linked process has reached them for a while."""
+
+    def __init__(self, custody: Custody) -> None:
+        self._custody = custody
+        self._drop_at: dict[str, float] = {}
+        self.next = INFINITY
+        """Time of the next :meth:`drop`."""
+        self._once_near: dict[str, None] = {}
+        """Sources to which this process or a neighbour had a link."""
+
+    def look_for(self) -> None:
+        """Look which sources of held work no linked process reaches any more.
+
+        A source that was never that near counts only if no process is beyond the neighbours.
+        """
+        custody, neighbours = self._custody, self._custody.neighbours
+        sources = {request.itinerary.source for request in custody.held.values()} - {custody.name}
+        for name in sorted(sources):
+            if name in neighbours.by_name or neighbours.reach(name):
+                self._drop_at.pop(name, None)
+                self._once_near[name] = None
+                if len(self._once_near) > MAX_SOURCES_NEAR:
+                    del self._once_near[next(iter(self._once_near))]
+            elif name in self._once_near or not any(map(neighbours.leads_beyond, neighbours)):
+                self._drop_at.setdefault(name, custody.now + custody.limits.away_floor)
+        self._drop_at = {name: at for name, at in self._drop_at.items() if name in sources}
+        self.next = min(self._drop_at.values(), default=INFINITY)
+
+    def drop(self) -> None:
+        """End the held work of the sources whose time has come, source by source."""
+        custody = self._custody
+        due = [name for name, at in self._drop_at.items() if at <= custody.now]
+        self._drop_at = {name: at for name, at in self._drop_at.items() if at > custody.now}
+        self.next = min(self._drop_at.values(), default=INFINITY)
+        for request in [
+            request for name in due for request in custody.held.values() if request.itinerary.source == name
+        ]:
+            note = Note(NoteKind.DROPPED, request.itinerary.source, request.request, "its source went away")
+            custody.instructions.append(note)
+            custody.end(request, note.why)

@@ -1,0 +1,1 @@
+"""Routing of a process that has images: its rules and ended requests."""

@@ -1,0 +1,45 @@
+"""Ended requests of a source, which counts late answers and tells its peers to stop."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Cancel, RequestId
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest
+from ls_edge.runtime.routing.state.limits import Limits
+
+MAX_REMEMBERED = 4096
+"""Limit on ended requests that are remembered, to count late answers."""
+CANCEL_AT_MOST = 256
+"""Limit on the requests in one CANCEL."""
+
+
+class EndedRequests:
+    """Ended requests of a source."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.duplicates: Counter[int] = Counter()
+        """Number of late answers by request."""
+        self.cancel_at = INFINITY
+        self._limits = limits
+        self.numbers: dict[RequestId, int] = {}
+        """Numbers of the ended requests that are remembered."""
+        self._untold: dict[RequestId, float] = {}
+        """Ended requests that peers have not been told about, and their deadlines."""
+
+    def add(self, copy: HeldRequest, number: int, now: float, *, soon: bool) -> None:
+        """Remember a request, and inform the peers immediately unless ``soon`` suffices."""
+        self.numbers[copy.request] = number
+        if len(self.numbers) > MAX_REMEMBERED:
+            del self.numbers[next(iter(self.numbers))]
+        self._untold[copy.request] = copy.deadline
+        has_room = len(self._untold) < CANCEL_AT_MOST
+        self.cancel_at = min(self.cancel_at, now + (self._limits.cancel_every if soon and has_room else 0.0))
+
+    def pop_cancel(self, now: float) -> Cancel:
+        """Return the CANCEL that is due."""
+        budget = min(MAX_BUDGET_US, max(0, round((max(self._untold.values()) - now) * 1e6)))
+        cancel = Cancel(tuple(self._untold), budget)
+        self._untold.clear()
+        self.cancel_at = INFINITY
+        return cancel

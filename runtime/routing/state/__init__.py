@@ -1,0 +1,1 @@
+"""State of a routing machine: held requests, neighbors, credits; its events, instructions and limits."""
