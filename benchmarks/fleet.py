@@ -44,7 +44,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.records import RequestRecord
 from ls_edge.device.profile import DeviceProfile, LinksDocument
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.profiling import Device, profile_bundle
+from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.runtime.clients.link_prober import LinkProber
 from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
 from ls_edge.runtime.fleet.planning.document import PlanDocument, plan_document
@@ -87,7 +87,7 @@ def _plan(path: Path, slowdown: float, count: int, rounds: int, *, quick: bool) 
     report_progress("  four boards of two kinds")
     kinds = ("orin-nano", "orin-nano-super") if quick else ("orin-nano",) * 2 + ("orin-nano-super",) * 2
     boards = emulated_boards(kinds, slowdown)
-    here = profile_bundle(Bundle.open(path), Device("here"), duration=0.5, threads=1)
+    here = profile_bundle(Bundle.open(path), MeasuredDevice("here"), duration=0.5, threads=1)
     profiles = {board.name: emulated_profile(here, board) for board in boards}
     paces = {board.name: Faults(least_ms=board.block_ms) for board in boards}
     document, links = _planned(path, profiles, paces)
@@ -187,7 +187,7 @@ def _slow_board(path: Path, block_ms: float, count: int, rounds: int, *, quick: 
     }
     concurrency = 16
     if not quick:  # starting processes takes most of a quick run
-        here = profile_bundle(bundle, Device("here"), duration=0.3, threads=1)
+        here = profile_bundle(bundle, MeasuredDevice("here"), duration=0.3, threads=1)
         boards = {name: EmulatedBoard(name, _usual_ms(pace), "this benchmark") for name, pace in paces.items()}
         document, _ = _planned(path, {name: emulated_profile(here, board) for name, board in boards.items()}, paces)
         contenders = {PIPELINE: (dict(zip(paces, parts, strict=True)), "sequential"), **contenders}

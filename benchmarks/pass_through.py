@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from benchmarks.common import BenchmarkError, wait_for
-from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
+from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, PartFile, PartFiles, TokenSpec
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.engines.engine import Engine, Signature, signature_of
 from ls_edge.runtime.fleet.local_cluster import free_ports
@@ -34,12 +34,12 @@ from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
 
 def manifest_of(count: int, dim: int, blocks: int) -> Manifest:
     """Return the manifest of a model that does not exist; only its token interface is used."""
-    part = Part("none", "0" * 64, 1)
+    part = PartFile("none", "0" * 64, 1)
     half = (0.5, 0.5, 0.5)
     return Manifest(
         schema=1, bundle_id="b" * 64, model_id=f"{count}x{dim}", model="none", method="shuffle", classes=("0", "1"),
         image=ImageSpec((224, 224), half, half), tokens=TokenSpec(count, dim), needs_slot=False, precision="fp32",
-        opset=20, parts=Parts(part, part, (part,) * blocks),
+        opset=20, parts=PartFiles(part, part, (part,) * blocks),
     )  # fmt: skip
 
 

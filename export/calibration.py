@@ -25,13 +25,13 @@ from ls_edge.export.int8 import linear_layers
 IMAGES = 512
 """Default number of images."""
 LEAST = 16
-"""Smallest number of images for which accuracy and order costs mean something."""
+"""Smallest number of images for which accuracy and order costs are meaningful."""
 RANGE_IMAGES = 64
-"""Images for measuring ranges."""
+"""Number of images for measuring ranges."""
 RANGE_ORDERS = 2
-"""Random orders for measuring ranges, in addition to the trained one."""
+"""Number of random orders for measuring ranges, in addition to the trained order."""
 PERCENTILE = 99.99
-"""Percentile of a batch's magnitudes; the few above are clipped."""
+"""Percentile of a batch's magnitudes; the few values above it are clipped."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def read_calibration(data: str, image: ImageSpec, classes: Sequence[str], limit:
 def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray, bands: Bands) -> list[dict[str, float]]:
     """Return the largest magnitude at each linear layer of each block, by the name of its input.
 
-    ``tokens`` ``[n, N, D]`` from the stem run through the blocks in trained order and in random orders within
+    The ``tokens`` ``[n, N, D]`` of the stem run through the blocks in trained order and in random orders within
     ``bands``, since a block sees both in use.
     """
     watched = [_watched(block) for block in blocks]

@@ -1,11 +1,10 @@
-"""The canonical form of the files in a bundle. Needs ``onnx``, but not torch.
+"""Canonical form of the files in a bundle. Needs ``onnx``, but not torch.
 
 A part is one self-contained graph of standard operators: opset 20, IR version 10 at most (TensorRT 10.3 on JetPack 6
 reads no later ones), fixed tensor names, a batch axis called ``batch`` and no other dynamic axis. :func:`canonicalize`
 removes everything that depends on how and where a graph was traced (names of intermediate values, stack traces,
-metadata), so that the same weights give the same bytes; :func:`identified` adds what a reader of the file wants to
-know. :func:`check` compares a file with this form;
-``ls_edge.export.verify`` compares the numbers.
+metadata), so that the same weights give the same bytes; :func:`identified` adds metadata for readers of the file.
+:func:`check` compares a file with this form; ``ls_edge.export.verify`` compares the numbers.
 """
 
 from __future__ import annotations
@@ -112,9 +111,9 @@ def rewritten(
 
 
 def identified(model: onnx.ModelProto, part: str, draft: Manifest) -> onnx.ModelProto:
-    """Return ``model`` with a graph name and metadata that say what it is, the same in every export of a run.
+    """Return ``model`` with a graph name and metadata that identify it, the same in every export of a run.
 
-    The bundle's id is the digest of its files, so it cannot be in them: the model's id is.
+    They contain the model's id; the bundle's id is the digest of its files, so the files cannot contain it.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -146,7 +145,7 @@ def check(raw: bytes, name: str, signature: Signature) -> None:
     try:
         model = onnx.load_model_from_string(raw)
         onnx.checker.check_model(model, full_check=True)
-    except Exception as error:  # noqa: BLE001 - protobuf, the checker and shape inference each have their own
+    except Exception as error:  # noqa: BLE001 - protobuf, the checker and shape inference raise different kinds
         text = " ".join(str(error).split())
         raise VerificationError(f"{name} is not a valid ONNX file ({text[:300]}); export the run again") from None
     found = _problems(model)

@@ -1,9 +1,9 @@
-"""Int8 for a block: its linear layers, and nothing else.
+"""Int8 for the linear layers of a block.
 
 Only products with a constant matrix are quantized, with symmetric weights by output channel. Attention's own products,
 residual sums, norms and softmax stay in float32, and so do stem and head, which cost little and matter much. Quantizing
-the residual sums as well, as tools do by default, ruins vision transformers: a few large tokens stretch the scale and
-the rest falls to a handful of steps. There are two forms:
+the residual sums as well, the default of most tools, ruins vision transformers: a few large tokens stretch the scale,
+and a handful of steps remains for all others. There are two forms:
 
 - :func:`quantize_dynamic`, for CPUs: activations are scaled at run time, per tensor (``DynamicQuantizeLinear`` and
   ``MatMulInteger``). No calibration. A batch has one scale, so the last digits of an answer depend on the other images
@@ -61,7 +61,7 @@ def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class GraphBuilder:
-    """Collector of nodes and constants; a node that is added twice under one name exists once."""
+    """Collector of nodes and constants; adding a node again under the same name has no effect."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []

@@ -8,7 +8,7 @@ of the trained order is fitted by ridge regression. A fifth is held out of a fir
 estimates rank plain orders and tracks; the final tables are fitted to all.
 
 By default, each of :data:`ORDERS` arrangements runs on :data:`IMAGES` images, drawn from all calibration images, so the
-tables cover more images than any order ran on. Plain orders that start alike share the passes of their start.
+tables cover more images than any order ran on. Plain orders with the same beginning share its passes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ls_edge.training.models.torch_blocks import TorchBlocks
 ORDERS = 256
 IMAGES = 64
 FEWEST_HELD_OUT = 8
-"""Smallest number of held-out orders for which a rank correlation means something."""
+"""Smallest number of held-out orders for which a rank correlation is meaningful."""
 SIGNIFICANT = 1.64
-"""Standard deviations above zero that a rank correlation must have, which chance exceeds once in 20; the deviation is
-``1 / sqrt(n - 1)``. A higher limit would warn of more calibrations that are good but measured with few orders."""
+"""Standard deviations above zero that a rank correlation must reach; chance exceeds it once in 20. The deviation is
+``1 / sqrt(n - 1)``. A higher limit would warn about more good calibrations that were measured with few orders."""
 _BATCH = 32
 _HELD_OUT = 5
 """Every fifth arrangement is held out."""
@@ -44,9 +44,9 @@ _KINDS = (
     "uniform", "near", "near tracks", "fewer", "near fewer", "near tracks",
     "near", "uniform", "near fewer tracks", "near fewer", "fewer", "tracks",
 )  # fmt: skip
-"""Kinds of arrangements, in turn: as many uniform orders as near the trained one, tracks mostly near it."""
+"""Kinds of arrangements, in turn: as many uniform orders as orders near the trained one; most tracks are near it."""
 TRACKS = (2, 2, 3)
-"""Numbers of tracks of a wave: two, as most sets of devices would run it, and half as often three."""
+"""Numbers of tracks of a wave: two, which most sets of devices would run, and half as often three."""
 _STRENGTHS = np.logspace(-3, 3, 25)
 
 
@@ -61,7 +61,7 @@ def measure_order_costs(
 ) -> OrderCosts:
     """Run ``orders`` arrangements on up to ``images`` images each, on the GPU if there is one, and fit the costs.
 
-    ``on_batch`` is called with the number of samples that are done.
+    ``on_batch`` is called with the number of finished samples.
     """
     kinds: dict[Arrangement, str] = {}
     for item, kind in draw_orders(view.bands, orders):
@@ -129,7 +129,7 @@ def ranking_warnings(costs: OrderCosts) -> list[str]:
 
 
 def draw_orders(bands: Bands, count: int) -> list[tuple[Arrangement, str]]:
-    """Return ``count`` arrangements within ``bands`` and the kind of each; the same every time."""
+    """Return ``count`` arrangements within ``bands`` and the kind of each; always the same ones."""
     generator, blocks = random.Random(0), bands.num_blocks
     found = []
     for number in range(count):
@@ -217,7 +217,7 @@ def _run(
     images: int,
     on_batch: Callable[[int], None],
 ) -> tuple[dict[Arrangement, np.ndarray], dict[Arrangement, np.ndarray]]:
-    """Return loss and correctness of each arrangement: float64 by sample, NaN for samples that it did not run on.
+    """Return loss and correctness of each arrangement as float64 by sample, NaN for samples that were not run.
 
     ``trained`` runs on all samples.
     """

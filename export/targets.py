@@ -1,4 +1,4 @@
-"""The modules of a model that become ONNX files: stem, blocks and head.
+"""Modules of a model that become ONNX files: stem, blocks and head.
 
 Each module takes and returns only tensors, with the names of the contract: ``images`` to ``tokens``; ``tokens`` (and
 ``slot`` if the method needs it) to ``tokens_out``; ``tokens`` to ``logits``. They wrap a copy of the view in float32,
@@ -26,13 +26,13 @@ class PartsView:
     """A view divided into the parts of a bundle.
 
     Stem and head include the blocks that are folded into them. A part between them is ``per_part`` neighboring blocks,
-    and slots count parts. With one block per part and nothing folded it computes the same as the view.
+    and slots count parts. With one block per part and nothing folded, it is equivalent to the view.
     """
 
     def __init__(
         self, view: BlockView, per_part: int = 1, bands: Bands | None = None, folded: Folded = NOT_FOLDED
     ) -> None:
-        """``bands`` are those of the view's blocks, one by default; raises :class:`ModelError` if parts do not fit."""
+        """Divide ``view``, whose blocks have the ``bands``; raise :class:`ModelError` if parts do not fit."""
         blocks = view.num_blocks - folded.stem - folded.head
         if per_part < 1 or blocks % per_part:
             whole = [str(k) for k in range(1, blocks + 1) if blocks % k == 0]
@@ -93,7 +93,7 @@ class PartsView:
 
 
 class _OneInput(nn.Module):
-    """A function of one tensor as a module; ``view`` owns its parameters."""
+    """Module for a function of one tensor; ``view`` owns the parameters."""
 
     def __init__(self, view: BlockView, run: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def stem_target(parts: PartsView) -> ExportTarget:
 
 
 def block_target(view: BlockView, index: int, folded: int = 0) -> ExportTarget:
-    """Return block ``index``; its slots count from the block after the first ``folded`` ones."""
+    """Return block ``index``; its slots do not count the first ``folded`` blocks."""
     inputs = {"tokens": _tokens(view)}
     if not view.needs_slot:
         module = _OneInput(view, lambda tokens: view.block(index, tokens, 0))

@@ -1,4 +1,4 @@
-"""From a module to an ONNX graph, and from one block's graph to those of all blocks.
+"""Export of modules to ONNX graphs; the graph of one block serves as a template for all blocks.
 
 Tracing is ``torch.onnx.export`` with ``dynamo=True``, which writes ``LayerNormalization`` and ``Gelu`` as one operator
 each and folds the shape arithmetic of a fixed token count. It takes a second or more per module, and the blocks of a
@@ -38,7 +38,7 @@ Origin = tuple[str, bool]
 
 
 def trace(target: ExportTarget) -> onnx.ModelProto:
-    """Export one target, with weights named after the parameters; raises :class:`ModelError` if torch cannot."""
+    """Export one target, with weights named after the parameters; raises :class:`ModelError` if torch fails."""
     model = _traced(target)
     origins = _parameter_origins(model, _arrays(target.module))
     return canonicalize(model, _names(origins, r"^view\.(model\.)?"))
@@ -110,7 +110,7 @@ def _parameter_origins(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray])
 
 
 def _names(origins: Mapping[str, Origin], prefix: str) -> dict[str, str]:
-    """Name initializers after their parameters, without the pattern ``prefix``; of equal names the first one counts."""
+    """Name initializers after their parameters, without the pattern ``prefix``; the first use of a name wins."""
     result: dict[str, str] = {}
     for initializer, (parameter, transposed) in origins.items():
         name = re.sub(prefix, "", parameter) + (".t" if transposed else "")
@@ -165,7 +165,7 @@ def trace_blocks(view: BlockView, folded: Folded = NOT_FOLDED) -> Iterator[onnx.
 
 
 def _prefix(index: int) -> str:
-    """Return the pattern that names in block ``index``'s file lack: the numbers of the block and of its table."""
+    """Return the pattern to remove from names in the file of block ``index``: the numbers of block and table."""
     return rf"^view\.(model\.)?(blocks\.{index}\.)?|(?<=\.tables)\.\d+$"
 
 

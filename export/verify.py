@@ -1,13 +1,13 @@
-"""Compare the exported parts with PyTorch: each part alone, then the chain of them.
+"""Compare the exported parts with PyTorch: each part alone, then all of them as a chain.
 
-The reference is the view in float32 on the CPU, the subject the files as ONNX Runtime runs them there. Batches of one,
-two and the largest show that the batch axis is free; trained and shuffled orders show that blocks follow each other in
+The reference is the view in float32 on the CPU; the files run in ONNX Runtime, also on the CPU. Batches of one, two and
+the largest show that the batch axis is free; trained and shuffled orders show that blocks follow each other in
 any order that the bands allow. The tolerances by precision (:data:`TOLERANCES`):
 
 - ``fp32``: the largest difference is at most 1e-5 of the reference's largest value, for parts and logits. If PyTorch's
   own float32 is less exact than that (long sums, as in convolutional stems), a part may differ by :data:`OWN_ROUNDING`
   times PyTorch's own distance from float64, but by at most :data:`MOST`.
-- ``fp16``: 2e-3 of it, and each block also with tokens scaled up to 1,500, as residuals of trained models are.
+- ``fp16``: at most 2e-3 of it; each block also runs on tokens scaled up to 1,500, like residuals of trained models.
 - ``int8``: rounding errors are expected, so directions are compared: the cosine of the logits is at least 0.999, and of
   each part's result 0.99. With labeled calibration images, the accuracy on the held-out half is at most one point below
   PyTorch's.
@@ -36,7 +36,7 @@ from ls_edge.training.runs.checkpoint import LoadedRun
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The agreement with PyTorch that a precision has to reach."""
+    """Agreement with PyTorch that a precision has to reach."""
 
     relative: float | None = None
     """Largest difference, relative to the reference's largest value."""
@@ -53,16 +53,16 @@ TOLERANCES = {
     "int8": Tolerance(cosine=0.999, part_cosine=0.99),
 }
 OWN_ROUNDING = 4.0
-"""Multiple of PyTorch's own rounding: two ways to sum in float32 are each that far off, and images are few."""
+"""Multiple of PyTorch's own rounding error: both ways to sum in float32 have one, and there are few images."""
 MOST = 1e-3
 """Largest difference that rounding may excuse; beyond it float32 is not precise enough for the model."""
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
 MAX_BATCH = 8
-"""Default of the largest batch that is verified and that TensorRT engines take."""
+"""Default for the largest batch to verify, and for TensorRT engines."""
 SHUFFLED = 2
 _NOISE = 1e-9
-"""Rounding error of a drop of exactly one point, which is allowed."""
+"""Allowance for the rounding of a drop by exactly one point, which is allowed."""
 
 
 def batches_of(max_batch: int) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class Verified:
     chain: dict[str, float] = field(default_factory=dict)
     """Relative error of the logits, in trained and in shuffled orders."""
     large: float | None = None
-    """Relative error of blocks on tokens of :data:`RESIDUAL`, if the precision asks for it."""
+    """Relative error of blocks on tokens of :data:`RESIDUAL`, if the precision requires it."""
     top1: dict[str, Any] | None = None
     """Accuracy of PyTorch and of the parts on held-out images, if they have labels."""
     notes: dict[str, Any] = field(default_factory=dict)
@@ -183,7 +183,7 @@ def verify_accuracy(view: PartsView, chain: Pipeline, samples: Samples, result: 
 def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, source: str = "generated") -> Verified:
     """Compare a bundle with the run that it was exported from, on ``samples`` or on generated images.
 
-    Raises :class:`VerificationError` if it belongs to another run, or the numbers differ.
+    Raises :class:`VerificationError` if it belongs to another run, or if the numbers differ.
     """
     m, folded = bundle.manifest, bundle.folded
     expected = model_id_of(run.weights_sha256, bundle.interface)
@@ -270,7 +270,7 @@ class _Comparison:
     ) -> tuple[float, float, float]:
         """Return difference, relative error and cosine; raise if they miss the tolerance.
 
-        Float32 may miss it by as much as PyTorch's own float32 differs from ``exact``, the same in float64.
+        In float32, the error may be larger if PyTorch's own float32 is that far from ``exact``, computed in float64.
         """
         result, reference, limit = self.result, theirs.numpy(), self.result.tolerance.relative
         batch, largest = len(reference), float(np.abs(reference).max())

@@ -31,8 +31,8 @@ from ls_edge.core.bundle import (
     SCHEMA,
     Bundle,
     Manifest,
-    Part,
-    Parts,
+    PartFile,
+    PartFiles,
     bundle_id_of,
     interface_of,
     manifest_bands,
@@ -70,12 +70,12 @@ ENGINE_COSINE = 0.999
 """Smallest cosine between logits of engines built on this machine and of the files that they were built from."""
 
 Step = Callable[[str], None]
-"""Called before each step with its name: stem, each block, head, verification, and the uses of calibration images."""
+"""Callback that receives the name of the next step: a part, verification, or a use of calibration images."""
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Options of an export."""
+    """Settings of an export."""
 
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
     engine: Literal["onnx", "tensorrt"] = "onnx"
@@ -88,7 +88,7 @@ class ExportSettings:
     bands: str | None = None
     """Bands of the model's blocks (``ls_edge.core.bands``) instead of the run's own."""
     fold_ends: bool = False
-    """Whether stem and head run a first and a last band that are smaller than the largest one."""
+    """Whether stem and head take in a first and a last band that are smaller than the largest band."""
 
 
 _DEFAULT = ExportSettings()
@@ -156,29 +156,23 @@ def export(
     run: str | Path,
     out: str | Path,
     *,
-    precision: Literal["fp32", "fp16", "int8"] = "fp32",
-    engine: Literal["onnx", "tensorrt"] = "onnx",
     calibrate: str | None = None,
     calibrate_images: int = IMAGES,
-    blocks_per_part: int = 1,
-    max_batch: int = MAX_BATCH,
-    cost_orders: int = ORDERS,
-    bands: str | None = None,
-    fold_ends: bool = False,
-    whole: bool = False,
     on_progress: OnProgress = ignore_progress,
     on_warning: OnWarning = warn_in_python,
+    **options: Any,
 ) -> ExportResult:
     """Split a trained model into one engine per block, verify them, and write a bundle; as ``ls-edge export``.
 
-    Errors are those of :func:`export_run`; only a verified bundle replaces one in ``out``.
+    ``options`` are the fields of :class:`ExportSettings`, such as ``precision``. Errors are those of
+    :func:`export_run`; only a verified bundle replaces one in ``out``.
     """
     start = time.perf_counter()
     onnxruntime_module()
     check_target(Path(out))
     loaded = load_run(run)
-    settings = ExportSettings(precision, engine, blocks_per_part, max_batch, whole, cost_orders, bands, fold_ends)
-    parts = parts_of(loaded, settings).num_blocks  # refused before anything is read
+    settings = ExportSettings(**options)
+    parts = parts_of(loaded, settings).num_blocks  # refuses bad settings before anything is read
     images = None
     if calibrate is not None:
         images = read_calibration(calibrate, loaded.record.image, loaded.record.classes, calibrate_images)
@@ -187,7 +181,7 @@ def export(
         loaded, out, settings, calibration=images, on_step=lambda text: on_progress(next(steps), total, text)
     )
     built = None
-    if engine == "tensorrt":
+    if settings.engine == "tensorrt":
         built = build_engines(exported.bundle, on_status=lambda text: on_progress(total, total, text))
     for warning in exported.warnings:
         on_warning(warning)
@@ -317,7 +311,7 @@ def _draft(run: LoadedRun, parts: PartsView, settings: ExportSettings) -> Manife
     interface = interface_of(
         record.image, view.token_spec, parts.bands, len(record.classes), needs_slot=view.needs_slot, folded=folded
     )
-    none = Part("", "", 0)
+    none = PartFile("", "", 0)
     return Manifest(
         schema=SCHEMA,
         bundle_id="",
@@ -330,7 +324,7 @@ def _draft(run: LoadedRun, parts: PartsView, settings: ExportSettings) -> Manife
         needs_slot=view.needs_slot,
         precision=settings.precision,
         opset=OPSET,
-        parts=Parts(none, none, ()),
+        parts=PartFiles(none, none, ()),
         trained_on=record.trained_on,
         bands=manifest_bands(parts.bands),
         folded=msgspec.UNSET if folded == NOT_FOLDED else folded,
@@ -347,10 +341,10 @@ def _write_parts(
 ) -> Manifest:
     draft = _draft(run, parts, settings)
     exported = parts.of(prepare_for_export(run.view))
-    written: dict[str, Part] = {}
+    written: dict[str, PartFile] = {}
     raws: list[bytes] = []
 
-    def write(name: str, file: str, model: onnx.ModelProto) -> Part:
+    def write(name: str, file: str, model: onnx.ModelProto) -> PartFile:
         content = to_bytes(model, name)
         if settings.whole:
             raws.append(content)
@@ -360,16 +354,16 @@ def _write_parts(
             check(raw, name, signature_of(draft, name))
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(raw)
-            written[digest] = Part(file, hashlib.sha256(raw).hexdigest(), len(raw))
+            written[digest] = PartFile(file, hashlib.sha256(raw).hexdigest(), len(raw))
         return written[digest]
 
-    def write_end(name: str, model: onnx.ModelProto) -> Part:
+    def write_end(name: str, model: onnx.ModelProto) -> PartFile:
         return write(name, f"{name}.onnx", to_half(model) if settings.precision == "fp16" else model)
 
     on_step("stem")
     stem = write_end("stem", trace(stem_target(exported)))
     on_step("block 0")
-    blocks: list[Part] = []
+    blocks: list[PartFile] = []
     models = _blocks(exported, settings, calibration, on_step)
     while taken := list(itertools.islice(models, parts.per_part)):
         index, model = len(blocks), taken[0] if parts.per_part == 1 else group(taken)
@@ -380,7 +374,7 @@ def _write_parts(
     if settings.whole:
         merged = onnx.load_model_from_string(merge(raws[0], raws[1:-1], raws[-1]))
         whole = write("whole", "whole.onnx", merged)
-    manifest = msgspec.structs.replace(draft, parts=Parts(stem, head, tuple(blocks), whole))
+    manifest = msgspec.structs.replace(draft, parts=PartFiles(stem, head, tuple(blocks), whole))
     bundle_id = bundle_id_of(Bundle(folder, manifest).interface, manifest.precision, manifest.parts)
     return msgspec.structs.replace(manifest, bundle_id=bundle_id)
 
@@ -407,7 +401,7 @@ def _blocks(
 
 
 def _shared_ranges(ranges: list[dict[str, float]], owners: Sequence[int]) -> list[dict[str, float]]:
-    """Return the largest of each range among blocks that share their weights, and so their file."""
+    """Return the maximum of each range over the blocks that share a file, because they share their weights."""
     found: dict[int, dict[str, float]] = {}
     for owner, item in zip(owners, ranges, strict=True):
         largest = found.setdefault(owner, {})
@@ -429,7 +423,7 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
 
 
 def _replace(folder: Path, out: Path) -> None:
-    """Put ``folder`` in the place of ``out``; if that fails, restore an older bundle there."""
+    """Move ``folder`` to ``out``; if that fails, restore the previous bundle."""
     if not out.exists():
         folder.rename(out)
         return

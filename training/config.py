@@ -195,7 +195,6 @@ SECTIONS = ("data", "model", "optim", "teacher")
 FLAGS: dict[str, tuple[str, str]] = {
     "data": ("data", "source"),
     "workers": ("data", "workers"),
-    "augment": ("data", "augment"),
     "exif_orientation": ("data", "exif_orientation"),
     "model": ("model", "name"),
     "depth": ("model", "depth"),
@@ -203,7 +202,6 @@ FLAGS: dict[str, tuple[str, str]] = {
     "init": ("model", "init"),
     "pretrained": ("model", "pretrained"),
     "lr": ("optim", "lr"),
-    "weight_decay": ("optim", "weight_decay"),
     "teacher": ("teacher", "model"),
     "teacher_weights": ("teacher", "weights"),
     "teacher_kind": ("teacher", "kind"),

@@ -34,7 +34,7 @@ def board_demo(
     Without a ``bundle`` an untrained one is made. ``slowdown`` makes the boards this many times slower.
     """
     from ls_edge.core.bundle import Bundle
-    from ls_edge.engines.profiling import Device, profile_bundle
+    from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
     from ls_edge.report.side_by_side import side_by_side
     from ls_edge.runtime.fleet.emulated_boards import BoardCluster, emulated_boards, emulated_profile
 
@@ -44,7 +44,7 @@ def board_demo(
     for board in boards:
         console.print(f"   {board.name}: {board.block_ms:.2f} ms a block, by {board.source}")
     opened = Bundle.open(folder)
-    measured = profile_bundle(opened, Device("here"), duration=1.0, threads=1)
+    measured = profile_bundle(opened, MeasuredDevice("here"), duration=1.0, threads=1)
     profiles = []
     for board in boards:
         profiles.append(out / f"{board.name}.json")

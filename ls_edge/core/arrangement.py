@@ -9,7 +9,7 @@ numbers in the same order:
 A plain order is a single track. The notation is nested lists, such as ``[[[3, 7], [0, 5]], [[1, 2], [4, 6]]]`` for two
 waves of two tracks of two blocks, and a flat list for a plain order.
 
-The slot of a block is the number of blocks that ran before it on its own path, those of all earlier waves included (the
+The slot of a block is the number of blocks that ran before it on its own path, including all earlier waves (the
 "position" of LayerShuffle, arXiv 2407.04513, section 3).
 """
 
@@ -71,7 +71,7 @@ class Arrangement:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All blocks, wave by wave and track by track; of a plain arrangement, the order in which they run."""
+        """All blocks, wave by wave and track by track; for a plain arrangement, the order in which they run."""
         return tuple(block for wave in self.waves for track in wave for block in track)
 
     def steps(self) -> Iterator[tuple[int, int]]:
@@ -102,7 +102,7 @@ def apply(arrangement: Arrangement, tokens: T, run_block: Callable[[int, T, int]
 
 
 def join(start: T, outs: Sequence[T]) -> T:
-    """Add the additions of a wave's tracks, whose outputs are ``outs``, to the tokens that they started from."""
+    """Return the tokens ``start`` plus what each track of a wave added to them, given the outputs of the tracks."""
     if len(outs) == 1:
         return outs[0]
     total = start
@@ -114,8 +114,8 @@ def join(start: T, outs: Sequence[T]) -> T:
 def random_order(blocks: int, seed: int, index: int) -> tuple[int, ...]:
     """Return permutation number ``index`` of the sequence of ``seed``, the same on every machine.
 
-    Orders are drawn here alone: ``random.Random`` with an integer seed is stable across Python versions and platforms,
-    and torch's generators are not.
+    All orders are drawn here: ``random.Random`` with an integer seed is stable across Python versions and platforms;
+    torch's generators are not.
     """
     order = list(range(blocks))
     random.Random((seed << 32) ^ index).shuffle(order)

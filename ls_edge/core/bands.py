@@ -2,12 +2,12 @@
 
 A block may run when all blocks of earlier bands have run or were skipped. The bands cut the trained order ``0 .. L-1``
 into consecutive groups, so the trained order is always allowed. One band is the full freedom of LayerShuffle
-(arXiv 2407.04513), one band per block is a fixed order. Most of the loss from reordering comes from the first and the
+(arXiv 2407.04513); one band per block is a fixed order. Most of the loss from reordering comes from the first and the
 last blocks (arXiv 2407.09298), which bands can keep in place.
 
-Stem and head, where they are among the parts of a request, are bands of their own: before the first and after the last.
+If stem and head are parts of a request, each is a band of its own: before the first and after the last.
 
-In JSON and YAML bands are lists of blocks, ``[[0], [1, 2, 3, 4, 5, 6], [7]]``; on a command line ``0/1-6/7``.
+In JSON and YAML, bands are lists of blocks, ``[[0], [1, 2, 3, 4, 5, 6], [7]]``; on a command line ``0/1-6/7``.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Bands:
 
     @classmethod
     def fixed(cls, num_blocks: int) -> Bands:
-        """Return one band per block, which allow the trained order alone."""
+        """Return one band per block, which allows only the trained order."""
         return cls(num_blocks, tuple(range(1, num_blocks)))
 
     @classmethod
     def ladder(cls, num_blocks: int) -> list[Bands]:
-        """Return bands from a fixed order to full freedom, each allowing all orders of the one before.
+        """Return bands from a fixed order to full freedom; each allows all orders of the previous ones.
 
-        In between, the first three, two or one block and the last one keep their place, then the first one alone.
+        In between, the last block and the first three, two or one keep their place, then the first block alone.
         """
         last = num_blocks - 1
         steps = [tuple(range(1, num_blocks)), (1, 2, 3, last), (1, 2, last), (1, last), (1,), ()]
@@ -72,7 +72,7 @@ class Bands:
         try:
             parsed = [parse_ranges(group) for group in value.split("/")] if isinstance(value, str) else value
             groups = list(map(sorted, msgspec.convert(parsed, _Groups)))
-        except (ValueError, msgspec.ValidationError):  # the latter is no ValueError before msgspec 0.21
+        except (ValueError, msgspec.ValidationError):  # the latter is not a ValueError before msgspec 0.21
             raise UsageError(f"bands {value!r} are not lists of blocks; {_HOW}") from None
         shown = value if isinstance(value, str) else groups
         blocks = list(itertools.chain(*groups))
@@ -111,7 +111,7 @@ class Bands:
         return math.prod(math.factorial(len(group)) for group in self.groups)
 
     def contains(self, other: Bands) -> bool:
-        """Return whether every order that ``other`` allows is allowed here too."""
+        """Return whether these bands allow every order that ``other`` allows."""
         return self.num_blocks == other.num_blocks and set(self.cuts) <= set(other.cuts)
 
     def keep(self, blocks: Sequence[int]) -> Bands:
@@ -120,20 +120,20 @@ class Bands:
         return Bands(len(of), tuple(at for at in range(1, len(of)) if of[at] != of[at - 1]))
 
     def band_of(self, block: int) -> int:
-        """Return the band of a block, counted from 0: -1 for the stem, and for the head one more than for any block."""
+        """Return the band of a block, counted from 0; -1 for the stem, and the number of bands for the head."""
         if block in ENDS:
             return -1 if block == STEM else len(self.cuts) + 1
         return bisect_right(self.cuts, block)
 
     def permitted(self, remaining: Sequence[int]) -> tuple[int, ...]:
-        """Return the remaining blocks that may run now, in the given order: those of their first band."""
+        """Return the remaining blocks that may run now, in the given order: those in the first band that is left."""
         if not remaining or not (self.cuts or has_ends(remaining)):
             return tuple(remaining)
         first = min(map(self.band_of, remaining))
         return tuple(block for block in remaining if self.band_of(block) == first)
 
     def in_one_go(self, remaining: Sequence[int], held: Collection[int]) -> tuple[int, ...]:
-        """Return the remaining blocks that a holder of ``held`` could run before another holder must."""
+        """Return the remaining blocks that a holder of ``held`` could run before another holder has to take over."""
         if not (self.cuts or has_ends(remaining)):
             return tuple([block for block in remaining if block in held])
         found: list[int] = []
@@ -148,11 +148,11 @@ class Bands:
         return tuple(found)
 
     def sort(self, order: Iterable[int]) -> tuple[int, ...]:
-        """Sort by band, within a band as in ``order``; a uniform permutation stays uniform within bands."""
+        """Sort by band and keep the given order within each; a uniform permutation stays uniform within bands."""
         return tuple(order) if not self.cuts else tuple(sorted(order, key=self.band_of))
 
     def fault(self, arrangement: Arrangement, remaining: Sequence[int] = ()) -> str:
-        """Return why an arrangement, before ``remaining`` run, is not within the bands, or an empty string."""
+        """Return why an arrangement, followed by ``remaining``, violates the bands, or an empty string."""
         latest = -1
         for wave in arrangement.waves:
             of = {self.band_of(block) for track in wave for block in track}
@@ -171,13 +171,13 @@ class Bands:
         return ""
 
     def check(self, arrangement: Arrangement) -> None:
-        """Raise :class:`UsageError` for an arrangement that is not within the bands."""
+        """Raise :class:`UsageError` for an arrangement that violates the bands."""
         fault = self.fault(arrangement)
         if fault:
             raise UsageError(f"arrangement {arrangement.to_json()}: {fault}; the bands are {self}")
 
     def name(self, band: int) -> str:
-        """Return a band for a message, ``band [1-6] (2 of 3)``; empty if there is only one, and for stem and head."""
+        """Return a band as text, ``band [1-6] (2 of 3)``; empty for stem and head, and if there is only one band."""
         is_shown = self.cuts and 0 <= band <= len(self.cuts)
         return f"{self._label(band)} ({band + 1} of {len(self.cuts) + 1})" if is_shown else ""
 

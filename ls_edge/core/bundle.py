@@ -53,7 +53,7 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: tuple[Side, Side]
     mean: tuple[float, float, float]
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
-    """Divisor of the channels, after the mean."""
+    """Divisor of each channel, after its mean is subtracted."""
     interpolation: Annotated[str, _one_of(INTERPOLATIONS)] = "bicubic"
     crop_pct: Annotated[float, Meta(gt=0, le=8)] = 0.9
     """Side of the center crop, relative to the side that the image is first scaled to."""
@@ -79,7 +79,7 @@ class TokenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.count * self.dim * TOKEN_DTYPES[self.dtype]
 
 
-class Part(msgspec.Struct, frozen=True):
+class PartFile(msgspec.Struct, frozen=True):
     """One engine file."""
 
     file: str
@@ -88,13 +88,13 @@ class Part(msgspec.Struct, frozen=True):
     bytes: Annotated[int, Meta(ge=0, lt=1 << 40, description="a whole number from 0 to 2^40")]
 
 
-class Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PartFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All engine files of a bundle."""
 
-    stem: Part
-    head: Part
-    blocks: Annotated[tuple[Part, ...], Meta(min_length=1, description="a list of at least one part")]
-    whole: Part | None = None
+    stem: PartFile
+    head: PartFile
+    blocks: Annotated[tuple[PartFile, ...], Meta(min_length=1, description="a list of at least one part")]
+    whole: PartFile | None = None
     """The model in one file (``export --whole``), for comparison."""
 
 
@@ -124,7 +124,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """Whether the blocks take an input ``slot``, int64 ``[B]``."""
     precision: str
     opset: int
-    parts: Parts
+    parts: PartFiles
     verified: dict[str, Any] = {}
     order_costs: dict[str, Any] = {}
     trained_on: str = ""
@@ -141,7 +141,7 @@ class Manifest(msgspec.Struct, frozen=True):
         bands = None if self.bands is msgspec.UNSET else self.bands
         return Bands.from_json(bands, len(self.parts.blocks))
 
-    def part_names(self) -> Iterator[tuple[str, Part]]:
+    def part_names(self) -> Iterator[tuple[str, PartFile]]:
         """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` if there is one."""
         yield "stem", self.parts.stem
         for index, part in enumerate(self.parts.blocks):
@@ -187,7 +187,7 @@ def model_id_of(weights_sha256: str, interface: dict[str, Any]) -> str:
     return digest_of({"weights": weights_sha256, "interface": interface})
 
 
-def bundle_id_of(interface: dict[str, Any], precision: str, parts: Parts) -> str:
+def bundle_id_of(interface: dict[str, Any], precision: str, parts: PartFiles) -> str:
     """Return the id of a bundle, from schema, interface, precision and the digests of its parts."""
     digests = [parts.stem.sha256, *(part.sha256 for part in parts.blocks), parts.head.sha256]
     return digest_of({"schema": SCHEMA, "interface": interface, "precision": precision, "parts": digests})
@@ -229,11 +229,11 @@ class Bundle:
 
     @classmethod
     def of_manifest(cls, folder: Path, raw: bytes, file: str = MANIFEST) -> Bundle:
-        """Check a manifest; errors as :meth:`open`, ``folder`` and ``file`` are for messages."""
+        """Check a manifest; raise as :meth:`open` does. ``folder`` and ``file`` appear in messages only."""
         path = folder / file
         try:
             manifest = decode_json(raw, Manifest, SCHEMA)
-            manifest.block_bands  # noqa: B018 - raises if they are not bands of these blocks
+            manifest.block_bands  # noqa: B018 - raises unless they are bands of these blocks
         except OtherSchema as error:
             advice = "export the run again with this version, or install the version that wrote it"
             raise SchemaMismatch(f"{path}{error}; {advice}") from None
@@ -257,7 +257,7 @@ class Bundle:
 
     @property
     def interface(self) -> dict[str, Any]:
-        """See :func:`interface_of`."""
+        """Everything that two processes must agree on to exchange tokens (:func:`interface_of`)."""
         m = self.manifest
         return interface_of(m.image, m.tokens, self.bands, len(m.classes), needs_slot=m.needs_slot, folded=self.folded)
 
@@ -280,10 +280,10 @@ class Bundle:
 
     @property
     def shares_weights(self) -> bool:
-        """Whether some blocks are steps of one block, which takes a slot, so that their order makes no difference."""
+        """Whether some blocks are one block that takes a slot, so that their order makes no difference."""
         return self.manifest.needs_slot and len(set(self.owners)) < self.num_blocks
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> PartFile:
         """Return the part called ``stem``, ``head``, ``whole`` or ``block 3``."""
         for candidate, part in self.manifest.part_names():
             if candidate == name:
@@ -295,7 +295,7 @@ class Bundle:
     def read(self, name: str) -> bytes:
         """Return the bytes of a part after checking their digest; parse these and nothing else.
 
-        Raises :class:`BundleError` if the file is missing, and :class:`DigestMismatch` if it is another file.
+        Raises :class:`BundleError` if the file is missing, and :class:`DigestMismatch` if its content is different.
         """
         part = self.part(name)
         path = self.folder / part.file
@@ -317,7 +317,7 @@ class Bundle:
             )
         return raw
 
-    def _check_name(self, name: str, part: Part) -> None:
+    def _check_name(self, name: str, part: PartFile) -> None:
         pure = PurePosixPath(part.file)
         if pure.is_absolute() or ".." in pure.parts or "\\" in part.file or not pure.parts:
             raise BundleError(

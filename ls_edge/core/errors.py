@@ -12,7 +12,7 @@
     │   └── DigestMismatch           a file that differs from the manifest
     ├── VerificationError            numbers that differ from PyTorch's
     ├── EngineError                  an engine that is missing, does not load or failed on a block
-    ├── LinkError                    an address in use, a key refused, a peer under a wrong name
+    ├── LinkError                    an address in use, a refused key, a peer with a wrong name
     │   └── WireError                a malformed frame
     └── RequestError                 end of a request without an answer
         ├── BudgetExceeded           its budget ended and it may not skip the remaining blocks
@@ -58,7 +58,7 @@ def _visible(match: re.Match[str]) -> str:
 
 
 def lacking(error: ImportError, module: str) -> str:
-    """Return the name of the missing module, or that of ``module``, which is there, and the reason why it fails."""
+    """Return the name of the missing module, or ``module`` with the reason why it does not load."""
     if isinstance(error, ModuleNotFoundError):
         return error.name or module
     return f"{module}, which is installed but does not load ({error})"
@@ -130,7 +130,7 @@ class EngineError(LsEdgeError):
 
 
 class LinkError(LsEdgeError):
-    """An address in use, a missing or refused key, or a peer under a wrong name."""
+    """An address in use, a missing or refused key, or a peer with a wrong name."""
 
 
 class WireError(LinkError):

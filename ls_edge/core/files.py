@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace ``path`` by a file of this content, in one step."""
+    """Replace ``path`` by a file with this content, in one step."""
     with replacing(path) as stream:
         stream.write(content)
 
@@ -77,7 +77,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold an exclusive lock on a folder; raise :class:`FolderInUse`, or ``wait``, while another process holds it.
+    """Hold an exclusive lock on a folder; if another process holds it, ``wait`` or raise :class:`FolderInUse`.
 
     The lock is ``flock`` on the folder itself, so it ends with the process and leaves no file behind. On a file system
     without such locks, the folder is used unlocked.
@@ -96,7 +96,7 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise :class:`UsageError` if :func:`open_output` could not write ``path``, before any work is done for it."""
+    """Raise :class:`UsageError` if :func:`open_output` could not write ``path``; call it before the work begins."""
     path = Path(path)
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder; name a file")
@@ -122,7 +122,7 @@ def open_output(path: str | Path) -> Iterator[IO[str]]:
     if not path.name:
         raise UsageError(f"cannot write {str(path)!r}: it is not the name of a file; give another path")
     try:
-        if path.exists() and not path.is_file():  # /dev/stdout or a pipe: replacing it would remove it
+        if path.exists() and not path.is_file():  # /dev/stdout or a pipe, which replacing would remove
             with path.open("w", encoding="utf-8") as stream:
                 yield stream
             return
@@ -130,7 +130,7 @@ def open_output(path: str | Path) -> Iterator[IO[str]]:
         with replacing(path) as binary:
             stream = io.TextIOWrapper(binary, encoding="utf-8")
             yield stream
-            stream.detach()  # writes what is buffered, and leaves the file open for syncing
+            stream.detach()  # writes the buffer, and leaves the file open for syncing
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise LsEdgeError(f"cannot write {path}: {error.strerror}; free some space, or give another path") from None
@@ -138,13 +138,13 @@ def open_output(path: str | Path) -> Iterator[IO[str]]:
 
 
 def cache_folder() -> Path:
-    """Return the folder of this user for what can be downloaded or built again."""
+    """Return this user's folder for files that can be downloaded or built again."""
     base = os.environ.get("LS_EDGE_CACHE")
     return Path(base) if base else Path.home() / ".cache" / "ls-edge"
 
 
 def is_hub(name: str | Path) -> bool:
-    """Return whether a name is one on the Hub, and not a path."""
+    """Return whether this is a name on the Hub rather than a path."""
     return str(name).startswith(HUB_PREFIX)
 
 
@@ -159,7 +159,7 @@ def hub_repository(name: str | Path) -> tuple[str, str]:
 
 
 def pin_to_commit(name: str | Path) -> str:
-    """Return a name on the Hub with the commit that its revision stands for now."""
+    """Return a name on the Hub with the commit that its revision refers to now."""
     owner_name, revision = hub_repository(name)
     if not re.fullmatch("[0-9a-f]{40}", revision):
         revision = ask_hub(name, lambda: hub_library().HfApi().model_info(owner_name, revision=revision or None).sha)

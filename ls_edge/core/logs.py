@@ -1,4 +1,4 @@
-"""Log lines on standard error: for people, or as JSON (``--log-json``); callbacks of long work in Python.
+"""Log lines on standard error, as text or JSON (``--log-json``), and the callbacks of long operations.
 
 Fields of a line are ``extra`` of the standard library's logging. No line holds a key, and text from outside cannot
 control the terminal (:func:`ls_edge.core.errors.printable`).
@@ -18,9 +18,9 @@ from typing import Any
 from ls_edge.core.errors import printable
 
 OnProgress = Callable[[int, int, str], None]
-"""Called with the number of finished steps, the number of all steps, and what they are."""
+"""Callback that receives the number of finished steps, the number of all steps, and their name."""
 OnWarning = Callable[[str], None]
-"""Called with a warning, a sentence."""
+"""Callback that receives the text of a warning."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -70,10 +70,10 @@ def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
 
 
 class LoggedCounts(Counter[str]):
-    """Counts of what others can cause; the 1st, 2nd, 4th, 8th time and so on are logged."""
+    """Counts of events that other processes can cause; the 1st, 2nd, 4th, 8th and so on are logged."""
 
     def note(self, key: str, event: str, **fields: object) -> None:
-        """Count ``key``, and log the event with its fields and the count if it is time to."""
+        """Count ``key``, and log the event with its fields if the count is a power of two."""
         self[key] += 1
         if self[key] & (self[key] - 1) == 0:
             logging.getLogger("ls_edge.runtime").warning(event, extra={**fields, "count": self[key]})
@@ -103,5 +103,5 @@ def ignore_progress(done: int, total: int, text: str) -> None:
 
 
 def warn_in_python(text: str) -> None:
-    """Report a warning as Python's warnings do, at the call of a public function."""
+    """Issue a Python warning that points to the call of a public function."""
     warnings.warn(text, stacklevel=3)

@@ -34,7 +34,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measurements in some orders."""
 
     loss: float
-    """Mean negative log-likelihood in nats over images and orders, each image's limited to twice that of guessing."""
+    """Mean negative log-likelihood in nats over images and orders; each image counts at most twice guessing."""
     top1: float | None
 
 
@@ -64,7 +64,7 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     skip: tuple[Nats, ...]
     """``[block]``."""
     fit: Fit
-    """Over plain orders."""
+    """Fit to plain orders."""
     beside: Table | None = None
     """``[earlier block][later block]``, 0 on and below the diagonal; None if no tracks were measured."""
     fit_tracks: Fit | None = None

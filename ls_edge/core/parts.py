@@ -1,6 +1,6 @@
 """Numbers of the parts of a model: blocks have their index, stem and head the numbers below.
 
-They are the two largest that fit 16 bits, so that they mean the same in messages and files for a model of any size.
+These are the two largest that fit into 16 bits, so they are the same in messages and files for a model of any size.
 """
 
 from __future__ import annotations

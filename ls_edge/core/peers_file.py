@@ -1,7 +1,7 @@
 """``peers.yaml``: the processes that serve blocks, their addresses, and the processes that may send images.
 
-Every machine has the same file. Reading checks what the file alone determines. :meth:`PeersFile.of_model` compares
-it with a bundle, :meth:`PeersFile.check_codecs` with the wire codecs.
+Every machine has the same file. Reading checks everything that needs the file alone; :meth:`PeersFile.of_model`
+compares it with a bundle, :meth:`PeersFile.check_codecs` with the wire codecs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Numbers(tuple[int, ...]):
 
     @classmethod
     def parse(cls, value: Any) -> Numbers:
-        """Read the value of a file; raise ValueError for anything else than different numbers."""
+        """Read the value of a file; raise ValueError unless it is a list of distinct numbers."""
         try:
             numbers = parse_ranges(value) if isinstance(value, str) else value
             if not 0 < len(numbers) == len(set(numbers)) or not all(
@@ -95,28 +95,31 @@ class HeldParts(Numbers):
 
     @property
     def numbered(self) -> tuple[int, ...]:
-        """The blocks that are listed: none for ``all``."""
+        """Blocks that are listed by number; none for ``all``."""
         return () if len(self) > _ALL else tuple(part for part in self if part not in ENDS)
 
 
-class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A process that may send images."""
-
-    name: Name
+class _ProcessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     public_key: PublicKey | None = None
     engine: EngineKind = "auto"
     provider: str | None = None
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: Threads | None = None
     gpu_mem_limit: GpuBytes | None = None
-    """Bytes of GPU memory for working memory of the engines of stem and head."""
+    """Bytes of GPU memory for working memory of all engines of the process."""
     cpus: Numbers | None = None
-    """Cores that run its stem and head, and nothing else of ls-edge."""
+    """Cores that run the engines, and nothing else of ls-edge."""
+
+
+class SourceEntry(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
+    """A process that may send images; its engines run stem and head."""
+
+    name: Name
     may_push: bool = False
     """Whether it may send bundles to peers that have a store (``ls-edge push``)."""
 
 
-class PeerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeerConfig(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
     """A process that serves blocks."""
 
     name: Name
@@ -124,15 +127,6 @@ class PeerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address that other processes dial."""
     blocks: HeldParts
     bind: Address = ""
-    public_key: PublicKey | None = None
-    engine: EngineKind = "auto"
-    provider: str | None = None
-    """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
-    threads: Threads | None = None
-    gpu_mem_limit: GpuBytes | None = None
-    """Bytes of GPU memory for working memory of all engines of the peer."""
-    cpus: Numbers | None = None
-    """Cores that run the engine, and nothing else of ls-edge."""
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     batch_wait_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
     codec: str = "raw"
@@ -151,7 +145,7 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     interval_ms: Annotated[int, Meta(ge=5)] | None = None
     timeout_ms: Annotated[int, Meta(ge=20, le=600_000)] = 1000
-    """Silence after which a link is lost, in addition to the time of one frame on the slowest link."""
+    """Silence after which a link counts as lost, in addition to the time of one frame on the slowest link."""
     slowest_mbit: Annotated[float, Meta(ge=0.01, le=1e6)] = 1.0
     """Megabits per second of the slowest link that must still count as alive."""
 
@@ -172,9 +166,9 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return frame_bytes * 8e-6 / self.slowest_mbit
 
     def silence_ms(self, frame_bytes: int) -> int:
-        """Return the silence after which a link is lost, where frames have up to ``frame_bytes``.
+        """Return the silence after which a link with frames of up to ``frame_bytes`` counts as lost.
 
-        While a frame is on its way nothing else can pass, and it counts as a sign of life only when it is complete.
+        While a frame is in transit nothing else can pass, and it is a sign of life only when it is complete.
         """
         return self.timeout_ms + math.ceil(self.transfer_s(frame_bytes) * 1e3)
 
@@ -190,7 +184,7 @@ class PeersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class PeersFile:
-    """A ``peers.yaml`` that was read and checked."""
+    """A ``peers.yaml`` after it was read and checked."""
 
     path: Path
     peers: tuple[PeerConfig, ...]
@@ -212,7 +206,7 @@ class PeersFile:
         raise ConfigError(unknown_name("peer", name, [p.name for p in self.peers]), path=self.path)
 
     def source(self, name: str) -> SourceEntry | None:
-        """Return the source called ``name``; without keys and with one source listed, that one."""
+        """Return the source called ``name``; in a file with a single source and no keys, that source."""
         for source in self.sources:
             if source.name == name:
                 return source
@@ -225,9 +219,9 @@ class PeersFile:
         return self._source_map.error(message, "sources", self.sources.index(entry), key)
 
     def of_model(self, blocks: int) -> PeersFile:
-        """Return the file for a model of ``blocks`` blocks, in which ``all`` means these, stem and head.
+        """Return the file for a model of ``blocks`` blocks, with ``all`` replaced by these, stem and head.
 
-        Raise :class:`ConfigError` where a peer lists a block that the model lacks.
+        Raise :class:`ConfigError` if a peer lists a block that the model lacks.
         """
         for peer in self.peers:
             last = max(peer.blocks.numbered, default=-1)
@@ -250,7 +244,7 @@ class PeersFile:
         raise UsageError(f"the secret key belongs to no source of {self.path}; add its public key under 'sources'")
 
     def check_codecs(self, known: Collection[str]) -> None:
-        """Raise :class:`ConfigError` where a peer names a codec that is not among ``known``."""
+        """Raise :class:`ConfigError` if a peer names a codec that is not among ``known``."""
         for peer in self.peers:
             if peer.codec not in known:
                 raise self.error(peer, "codec", f"codec is {peer.codec!r}; it has to be one of {', '.join(known)}")
@@ -295,7 +289,7 @@ def _values(node: yaml.Node | None, *keys: str) -> Iterator[yaml.Node]:
 
 
 def usual_credits(max_batch: int) -> int:
-    """Return the default number of images that a peer holds: two calls for sources, two for other peers."""
+    """Return the default number of images that a peer holds: two engine calls for sources, two for other peers."""
     return max(16, 4 * max_batch)
 
 
@@ -318,7 +312,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Return whether a host is the loopback interface; of host names, only ``localhost`` is."""
+    """Return whether a host is the loopback interface; the only such host name is ``localhost``."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -339,7 +333,7 @@ def is_ipv6(host: str) -> bool:
 
 
 def _contradictions(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigError]:
-    """Yield what is wrong between values of the file."""
+    """Yield the contradictions between values of the file."""
     error = source_map.error
     names: set[str] = set()
     addresses: dict[str, str] = {}

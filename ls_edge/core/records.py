@@ -26,9 +26,9 @@ from ls_edge.core.parts import shown_parts
 from ls_edge.core.peers_file import Name
 
 COUNT = 2**16
-"""Bound of everything that is counted: blocks, credits, hops, waves."""
+"""Exclusive limit of all counts: blocks, credits, hops, waves."""
 MICROSECONDS = 2**32
-"""Bound of times: 71 minutes."""
+"""Exclusive limit of durations: 71 minutes."""
 MAX_TEXT = 256
 """Longest text that is neither a name nor an explanation, in characters."""
 _UNPRINTABLE = (
@@ -104,7 +104,7 @@ class Visit(msgspec.Struct, frozen=True, array_like=True):
     engine_us: Microseconds
     codec_us: Microseconds
     wait_us: Microseconds = 0
-    """Time to wait for tracks of others (policy ``parallel``)."""
+    """Time spent waiting for the tracks of other holders (policy ``parallel``)."""
     tracks: tuple[TrackSpan, ...] = ()
     """All tracks of the waves that were joined here, including its own."""
 
@@ -120,7 +120,7 @@ class Visit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One request, its answer or error, and its way; submitted at a time since the start of the run."""
+    """One request with its answer or error and its path; ``submitted_us`` counts from the start of the run."""
 
     id: int
     image: str
@@ -171,7 +171,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     @property
     def hop_us(self) -> float:
-        """Time of each hop on the wire, including the one back to the source; 0 if the visits are not known."""
+        """Time of each hop on the wire, including the one back to the source; 0 if the visits are unknown."""
         if not self.visits:
             return 0.0
         inside = self.stem_us + self.head_us + sum(visit.total_us for visit in self.visits)

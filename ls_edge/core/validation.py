@@ -1,4 +1,4 @@
-"""Documents from outside, in JSON and YAML: read strictly, with the place of each error in words.
+"""Strict reading of JSON and YAML documents from outside, with messages that say where an error is.
 
 :func:`decode_json` reads a JSON document with a schema number. :func:`load_yaml` reads a YAML file that a user wrote,
 refuses duplicate keys, and reports an error in one line with file, line and column; its caller checks relations between
@@ -75,7 +75,7 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
         text = f"it has to be {describe_type(expected)}"
         if is_changed and any(isinstance(member, inspect.StrType) for member in _members(expected)):
             text += f"; put it in quotes: {json.dumps(written)}"
-    return InvalidValue(where, f"{name} is {written if is_changed else shorten(found)}; {text}")
+    return InvalidValue(where, f"{name} is {written if is_changed else show_value(found)}; {text}")
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
@@ -158,7 +158,7 @@ def _path(at: str) -> Path_:
     return tuple(name or (int(index) if index.isdigit() else 0) for name, index in steps)
 
 
-def shorten(value: Any) -> str:
+def show_value(value: Any) -> str:
     """Return a value as a user would have written it, abbreviated if it is long."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -173,7 +173,7 @@ def shorten(value: Any) -> str:
 
 
 def decode_json(raw: bytes, type_: type[T], schema: int) -> T:
-    """Decode a JSON document that names its schema; raise :class:`InvalidDocument` if it is not as it should be."""
+    """Decode a JSON document that names its schema; raise :class:`InvalidDocument` if it is invalid."""
     try:
         found = msgspec.json.decode(raw, type=dict).get("schema")
         if found == schema:
@@ -253,9 +253,9 @@ def parse_yaml(path: Path) -> tuple[str, yaml.Node | None]:
 
 
 def load_yaml(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
-    """Read ``path`` as ``type_``; raise :class:`ConfigError` if that is not possible.
+    """Read ``path`` as ``type_``; raise :class:`ConfigError` if that fails.
 
-    Types of the struct that msgspec does not know have a class method ``parse`` that raises ValueError.
+    Types that msgspec does not know need a class method ``parse`` that raises ValueError.
     """
     path = Path(path)
     source_map = SourceMap(path)
@@ -273,7 +273,7 @@ def load_yaml(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
 
 
 def parse_yaml_value(text: str, what: str) -> Any:
-    """Read a value as it would be read in a file; raise :class:`UsageError` that begins with ``what``."""
+    """Read a value as in a YAML file; raise :class:`UsageError`, beginning with ``what``, if it is invalid."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         return None if node is None else _plain(node, (), SourceMap(Path(what)))
@@ -284,7 +284,7 @@ def parse_yaml_value(text: str, what: str) -> Any:
 
 
 def _plainly(problem: str) -> str:
-    """Return the parser's error with its tokens in words."""
+    """Return the parser's error with plain words for its tokens."""
     if r"'\t'" in problem:
         return "a line is indented with a tab; use spaces"
     for token, words in (

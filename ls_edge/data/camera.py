@@ -1,7 +1,7 @@
 """Frames of cameras, network streams, and video files, decoded by OpenCV (extra ``camera``).
 
-A live source (``camera``, ``camera:1``, ``rtsp://...``, ``http://...``) gives its newest frame: frames that arrive
-while an image is being answered are dropped. A video file gives every frame.
+A live source (``camera``, ``camera:1``, ``rtsp://...``, ``http://...``) returns its newest frame: frames that arrive
+while an image is being answered are dropped. A video file returns every frame.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ls_edge.device.requirements import require_import
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm")
 STREAMS = ("rtsp://", "rtsps://", "http://", "https://")
 _KEPT = 4
-"""Decoded frames of a file that are kept for threads that read slightly out of order."""
+"""Number of decoded frames of a file that are kept for threads that read slightly out of order."""
 _JOIN_S = 2.0
 """Limit on the wait for the last frame of a live source, in seconds."""
 
@@ -52,12 +52,12 @@ def frames(given: str) -> Generator[np.ndarray, None, None]:
 
 
 class LiveFrames:
-    """A camera or a network stream, of which a thread keeps the newest frame."""
+    """A camera or a network stream; a thread keeps its newest frame."""
 
     def __init__(self, given: str) -> None:
         self.name = given
         self.ended = False
-        """Whether no further frame will come."""
+        """Whether there will be no more frames."""
         number = int(given.partition(":")[2] or 0) if given.startswith("camera") else None
         self._what = given if number is None else f"camera {number}"
         advice = (
@@ -72,7 +72,7 @@ class LiveFrames:
         self._thread: threading.Thread | None = None
 
     def read(self) -> np.ndarray:
-        """Wait for a frame that was not returned yet, and return the newest one, in RGB.
+        """Wait for a frame that was not returned yet, and return the newest frame in RGB.
 
         Raise :class:`DataError` once the source has ended.
         """
@@ -104,7 +104,7 @@ class LiveFrames:
             self.ended = True
         if self._thread is None:
             self._capture.release()
-        else:  # it releases the camera after the frame that it waits for
+        else:  # which releases the camera after the next frame
             self._thread.join(_JOIN_S)
 
 
@@ -115,7 +115,7 @@ class VideoFile:
         self._path = path
         self._capture = _open(path, f"{path} cannot be decoded as a video; convert it, for example to MP4 with H.264")
         self.count = max(0, int(self._capture.get(opencv().CAP_PROP_FRAME_COUNT)))
-        """Number of frames, by the header of the file."""
+        """Number of frames according to the header of the file."""
         self._next = 0
         self._recent: dict[int, np.ndarray] = {}
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ def _rgb(frame: np.ndarray) -> np.ndarray:
 
 
 def _open(what: int | str, problem: str) -> Any:
-    """Return an open capture, without messages of OpenCV; raise :class:`DataError` if that fails."""
+    """Return an open capture and silence OpenCV; raise :class:`DataError` if that fails."""
     cv2 = opencv()
     logs, variable = cv2.utils.logging, "OPENCV_FFMPEG_LOGLEVEL"
     level, before = logs.getLogLevel(), os.environ.get(variable)
@@ -169,7 +169,7 @@ def _open(what: int | str, problem: str) -> Any:
             del os.environ[variable]
     if not capture.isOpened():
         raise DataError(problem)
-    capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the driver's own queue
+    capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # limits the driver's queue
     return capture
 
 

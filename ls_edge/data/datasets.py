@@ -1,17 +1,17 @@
 """Images with labels, without torch: class folders, tars of them, and the embedded digits.
 
-An :class:`ImageSet` lists images; reading one gives encoded bytes or raw pixels, decoding is the caller's
+An :class:`ImageSet` lists images; reading one returns encoded bytes or raw pixels, which the caller decodes
 (``ls_edge.data.preprocess`` on a board, timm's transforms in training). :func:`open_data` understands
 
 - a folder of class folders, or a tar of one: the first folder below the top is the class, deeper ones are kept
-  in the names; a tar may wrap everything in folders of its own;
-- the same in parts: a folder or tar with ``train`` and one of ``val``, ``validation``, ``test`` (in a folder each
-  may be a folder or a tar); without both, what is there is used whole. A held-out part without class folders, as
-  ImageNet's archive unpacks, is labelled by one of :data:`LABEL_FILES` next to it;
-- a flat folder or tar of images without labels, or one image, to be answered only;
-- a video file, each of its frames, and a camera or network stream, its newest frame (``ls_edge.data.camera``);
-- ``digits``, which is embedded (``assets/digits.md``);
-- the names of timm's dataset factory, which need torch and timm (``ls_edge.data.timm_data``).
+  in the names; a tar may wrap everything in additional folders;
+- the same in splits: a folder or tar with ``train`` and one of ``val``, ``validation``, ``test`` (in a folder each
+  may be a folder or a tar); without both, everything is used. A held-out split without class folders, as in
+  ImageNet's archive, is labeled by one of :data:`LABEL_FILES` next to it;
+- a flat folder or tar of images without labels, or one image; these have no accuracy;
+- a video file, frame by frame, and the newest frame of a camera or network stream (``ls_edge.data.camera``);
+- ``digits``, which is part of the package (``assets/digits.md``);
+- names of timm's dataset factory, which need torch and timm (``ls_edge.data.timm_data``).
 
 ``ls_edge.data.image_files`` reads the files.
 """
@@ -47,7 +47,7 @@ from ls_edge.data.timm_data import read_timm
 if TYPE_CHECKING:
     from PIL import Image
 
-Part = Literal["train", "val", "all"]
+Split = Literal["train", "val", "all"]
 
 _TRAIN = ("train", "training")
 _HELD_OUT = ("val", "validation", "valid", "test")
@@ -71,26 +71,26 @@ class ImageRef:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of one part of a data set, sorted by name unless :meth:`take` drew them."""
+    """Images of one split of a data set, sorted by name unless :meth:`take` drew them."""
 
     source: str
-    part: Part
-    """``all`` if the data has no parts."""
+    part: Split
+    """``all`` if the data has no splits."""
     classes: tuple[str, ...]
     """Sorted folder names; empty if the data has no labels."""
     images: tuple[ImageRef, ...]
     empty_classes: tuple[str, ...] = ()
-    """Class folders without an image, which are not classes."""
+    """Folders without an image, which do not count as classes."""
     live: LiveFrames | None = None
-    """Camera or stream that every image is read from; :meth:`take` makes the images."""
+    """Camera or stream that provides every image; :meth:`take` creates the images."""
     in_order: bool = False
-    """Whether :meth:`take` keeps the order, as of the frames of a video."""
+    """Whether :meth:`take` keeps the order, as for the frames of a video."""
 
     def __len__(self) -> int:
         return len(self.images)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the sorted names: equal for a folder and a tar of it, and unaffected by repeats."""
+        """Return the SHA-256 of the sorted names: the same for a folder and a tar of it, and with repeated images."""
         names = sorted({image.name for image in self.images})
         return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -109,10 +109,10 @@ class ImageSet:
         return [None if image.label is None else index[self.classes[image.label]] for image in self.images]
 
     def take(self, count: int | None) -> ImageSet:
-        """Draw ``count`` images (all where it is None), spread evenly over the classes, always in the same sequence.
+        """Draw ``count`` images, by default all, spread evenly over the classes and always in the same sequence.
 
-        Sorted names begin with one class only. So images are taken in strides of about the golden section of
-        the set, and every stretch of the sequence, however short, is a fair sample. A ``count`` above the number
+        Sorted names begin with a single class. So images are taken in strides of about the golden section of the set,
+        and every part of the sequence, however short, is a fair sample. A ``count`` above the number
         of images repeats the sequence. Frames of videos keep their order, and a camera needs a ``count``.
         """
         if count is not None and count < 1:
@@ -139,7 +139,7 @@ def image_warnings(images: ImageSet, trained_on: str) -> list[str]:
 def trained_on_warning(images: ImageSet, trained_on: str) -> str:
     """Return a warning if a model was trained on these images, else an empty string.
 
-    ``trained_on`` is the digest of its training images, empty if unknown. A part that training does not use never
+    ``trained_on`` is the digest of its training images, empty if unknown. A split that training does not use never
     counts, whatever the names.
     """
     if images.part == "val" or not trained_on or images.digest() != trained_on:
@@ -171,20 +171,20 @@ def require_labels(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSe
     if not image_set.classes:
         raise DataError(
             f"{image_set.source} has images but no class folders, so there is no accuracy to measure; put the images "
-            f"of each class in a folder, or a list of classes next to the part ({' or '.join(LABEL_FILES)})"
+            f"of each class in a folder, or a list of classes next to the split ({' or '.join(LABEL_FILES)})"
         )
     return match_classes(image_set, model_classes)
 
 
 def is_timm_name(source: str) -> bool:
-    """Whether ``source`` is a name for timm's dataset factory, such as ``torch/cifar100``, and no path that exists."""
+    """Return whether ``source`` is a name for timm's dataset factory, such as ``torch/cifar100``, and not a path."""
     return source.startswith(_TIMM_PREFIXES) and not Path(source).exists()
 
 
 def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
-    """List the images of ``source`` that ``part`` uses; see the module's docstring.
+    """List the images of ``source`` for training or evaluation; see the docstring of this module.
 
-    Raises :class:`DataError` if there is nothing to be used, :class:`UsageError` for a name of timm's factory if timm
+    Raises :class:`DataError` if there are none, :class:`UsageError` for a name of timm's factory if timm
     is not installed.
     """
     if source == "digits":
@@ -214,12 +214,12 @@ def _in_folder(path: Path, source: str, part: Literal["train", "eval"]) -> Image
     for child in children:
         stem = child.name if child.is_dir() else tar_stem(child.name)
         if stem is not None and not is_hidden(stem) and (child.is_dir() or stem.lower() in _PARTS):
-            parts[stem.lower()] = child  # of a tar and a folder of one name the folder stays
+            parts[stem.lower()] = child  # a folder wins over a tar of the same name
     name, which = _choose_part(parts, part)
     chosen = path if name is None else parts[name]
     tree = read_folder(chosen) if chosen.is_dir() else unwrap(read_tar(chosen))
     if name is not None and which == "val" and not any("/" in name for name in tree):
-        tree = _labelled(tree, path)
+        tree = _labeled(tree, path)
     found = _image_set(tree, source, which, part, where=source if name is None else str(chosen))
     if not found.classes or not chosen.is_dir():
         return found
@@ -227,8 +227,8 @@ def _in_folder(path: Path, source: str, part: Literal["train", "eval"]) -> Image
     return replace(found, empty_classes=tuple(sorted(folders.difference(found.classes))))
 
 
-def _labelled(tree: ImageTree, folder: Path) -> ImageTree:
-    """Put images without class folders into those that a list in ``folder`` names; return them as they are without."""
+def _labeled(tree: ImageTree, folder: Path) -> ImageTree:
+    """Sort images without class folders into classes by a list in ``folder``, if there is one."""
     path = next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
     if path is None or not tree:
         return tree
@@ -248,7 +248,7 @@ def _labelled(tree: ImageTree, folder: Path) -> ImageTree:
 
 
 def _in_tree(tree: ImageTree, source: str, part: Literal["train", "eval"]) -> ImageSet:
-    """Choose the part inside a tar, where parts can only be folders."""
+    """Choose the split inside a tar, where splits can only be folders."""
     tree = unwrap(tree)
     tops = {name.split("/", 1)[0] for name in tree if "/" in name}
     name, which = _choose_part({top.lower(): top for top in tops}, part)
@@ -259,10 +259,10 @@ def _in_tree(tree: ImageTree, source: str, part: Literal["train", "eval"]) -> Im
     return _image_set(inner, source, which, part, where=f"{source}:{prefix}")
 
 
-def _choose_part(folders: Collection[str], part: Literal["train", "eval"]) -> tuple[str | None, Part]:
-    """Name of the folder to use (None: all of them, they are classes) and what part that is.
+def _choose_part(folders: Collection[str], part: Literal["train", "eval"]) -> tuple[str | None, Split]:
+    """Return the folder to use and the split that it is; None if all folders are classes.
 
-    One of the names among others is a class (COCO has a class "train"); one all by itself only wraps the classes.
+    One of the names among others is a class (COCO has a class "train"); a single folder only wraps the classes.
     """
     train = next((name for name in _TRAIN if name in folders), None)
     held_out = next((name for name in _HELD_OUT if name in folders), None)
@@ -272,21 +272,21 @@ def _choose_part(folders: Collection[str], part: Literal["train", "eval"]) -> tu
 
 
 def _image_set(
-    tree: ImageTree, source: str, which: Part, part: Literal["train", "eval"], where: str | None = None
+    tree: ImageTree, source: str, which: Split, part: Literal["train", "eval"], where: str | None = None
 ) -> ImageSet:
     where = where or source
     if not tree:
         raise DataError(
             f"{where} holds no images; expected class folders with files ending in {', '.join(sorted(EXTENSIONS))}"
         )
-    labelled = {name: read for name, read in tree.items() if "/" in name}
-    if not labelled:
+    labeled = {name: read for name, read in tree.items() if "/" in name}
+    if not labeled:
         if part == "train":
             raise DataError(f"{where} has images but no class folders, which training needs; put each class in its own")
         return ImageSet(source, which, (), tuple(ImageRef(name, None, tree[name]) for name in sorted(tree)))
-    classes = sorted({name.split("/", 1)[0] for name in labelled})
+    classes = sorted({name.split("/", 1)[0] for name in labeled})
     index = {name: position for position, name in enumerate(classes)}
-    images = (ImageRef(name, index[name.split("/", 1)[0]], labelled[name]) for name in sorted(labelled))
+    images = (ImageRef(name, index[name.split("/", 1)[0]], labeled[name]) for name in sorted(labeled))
     return ImageSet(source, which, tuple(classes), tuple(images))
 
 
@@ -302,7 +302,7 @@ def _of_frames(source: str) -> ImageSet:
 
 def _of_timm(source: str, part: Literal["train", "eval"]) -> ImageSet:
     classes, images = read_timm(source, part)
-    which: Part = "train" if part == "train" else "val"
+    which: Split = "train" if part == "train" else "val"
     refs = (ImageRef(name, label, read) for name, label, read in images)
     return ImageSet(source, which, tuple(classes), tuple(sorted(refs, key=lambda ref: ref.name)))
 
@@ -324,7 +324,7 @@ def _digits(part: Literal["train", "eval"]) -> ImageSet:
         )
         for row in rows
     )
-    which: Part = "val" if part == "eval" else "train"
+    which: Split = "val" if part == "eval" else "train"
     return ImageSet("digits", which, tuple("0123456789"), tuple(sorted(refs, key=lambda ref: ref.name)))
 
 

@@ -1,8 +1,7 @@
 """Encoded images to RGB, with Pillow, within fixed bounds of memory and time.
 
-A file of a few kilobytes can describe an image of gigabytes. Everything that decides about memory is therefore read
-from the header and checked before a pixel is decoded. Every image that is answered, calibrated or trained on comes
-through here.
+A file of a few kilobytes can describe an image of gigabytes. Everything that determines the memory is therefore read
+from the header and checked before a pixel is decoded. Every image for answers, calibration or training is decoded here.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from ls_edge.core.errors import DataError, LsEdgeError
 
-# The sender of a damaged file chooses the text of the warning, which Python would print, and remember forever.
+# The sender of a damaged file chooses the text of the warning, which Python would print and remember forever.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -37,8 +36,8 @@ SMALL_BYTES = 1 << 25
 # Pillow parses headers and chunks in Python, with one to three reads for each marker, chunk or block. So these limits
 # keep the time for any number of them to a fraction of a second.
 MAX_HEADER_READS, MAX_READS = 1 << 13, 1 << 16
-"""Reads of a file until its size is known, and in all."""
-# Strips or tiles that Pillow decodes one by one, from which on an image is not small.
+"""Reads of a file until its size is known, and in total."""
+# Number of strips or tiles above which an image is not small: Pillow decodes them one by one.
 _MANY_TILES = 1 << 10
 # Area above which a JPEG is decoded at half its width and height.
 _DRAFT_PIXELS = 1 << 24
@@ -92,8 +91,8 @@ def decode(
 ) -> Image.Image:
     """Decode to RGB, turned upright by the EXIF orientation if ``exif_orientation`` is set.
 
-    ``on_large`` is called before an encoded image is decoded that needs more than :data:`SMALL_BYTES` or as much time;
-    it may wait, and an :class:`LsEdgeError` that it raises ends the decoding.
+    ``on_large`` is called before decoding an image that needs more than :data:`SMALL_BYTES`, or a comparable time. It
+    may wait, and an :class:`LsEdgeError` that it raises ends the decoding.
 
     Raises :class:`DataError` with ``name`` if the image is damaged, exceeds a limit of this module, or has pixels of
     unknown range (see :func:`to_rgb`).
@@ -167,7 +166,7 @@ def _check_tiff_tags(encoded: bytes, name: str) -> None:
 def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bool) -> int:
     """Raise :class:`DataError` if decoding would exceed a limit; make large JPEGs decode at half their size.
 
-    Return the bytes that decoding needs, or more if it takes as long as for an image that needs more.
+    Return the bytes that decoding needs, or more if it takes as long as a larger image.
     """
     width, height = opened.size
     pixels = width * height
@@ -192,7 +191,7 @@ def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bo
         if pixels > _DRAFT_PIXELS:
             opened.draft(None, (width // 2, 1))
             pixels = opened.width * opened.height
-    by_mode = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # with the copy in RGB
+    by_mode = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # including the copy in RGB
     needed += pixels * ((16 if _is_wide(opened) else by_mode.get(opened.mode, 8)) + 4 * copies)
     if opened.format == "WEBP":
         needed += 12 * pixels  # two canvases of libwebp, and the bytes that Pillow makes of one
@@ -208,7 +207,7 @@ def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bo
 
 
 def _is_slow(opened: ImageFile.ImageFile) -> bool:
-    """Return whether Pillow decodes the pixels in Python, some containers with a read for each of them."""
+    """Return whether Pillow decodes the pixels in Python, in some containers with a read for each pixel."""
     return bool(opened.tile) and opened.tile[0][0] in Image.DECODERS
 
 
@@ -224,7 +223,7 @@ def _is_wide(image: Image.Image) -> bool:
 def _from_wide(image: Image.Image, name: str) -> Image.Image:
     """Convert gray pixels of more than 8 bits to RGB."""
     values = np.asarray(image)
-    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    tags = getattr(image, "tag_v2", {})  # a TIFF has them
     advice = "save it with 8 or 16 bits per channel"
     if image.mode == "F":
         low, high = float(values.min()), float(values.max())
@@ -232,7 +231,7 @@ def _from_wide(image: Image.Image, name: str) -> Image.Image:
             raise DataError(f"{name} has float pixels from {low:g} to {high:g}, and white is 1; {advice}")
         gray = np.rint(values * np.float32(255)).astype(np.uint8)
     else:
-        if image.mode == "I" and image.format not in ("PNG", "PPM"):  # whose pixels have 16 bits then
+        if image.mode == "I" and image.format not in ("PNG", "PPM"):  # those two have 16-bit pixels
             raise DataError(
                 f"{name} has 32-bit or signed integer pixels from {values.min()} to {values.max()} and an unknown "
                 f"white level; {advice}"
@@ -253,7 +252,7 @@ def _upright(image: Image.Image) -> Image.Image:
     """Return the image turned and mirrored by its EXIF orientation; unchanged if that cannot be read."""
     try:
         orientation = image.getexif().get(_ORIENTATION)
-    except Exception:  # noqa: BLE001 - whatever the readers of damaged metadata raise, the pixels are good
+    except Exception:  # noqa: BLE001 - damaged metadata raises anything, and the pixels are good
         return image
     method = _TURNS.get(orientation) if isinstance(orientation, int) else None
     if method is None:

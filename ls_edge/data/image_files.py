@@ -1,8 +1,8 @@
 """Image files below a folder or inside a tar, by name, with a reader for each.
 
-Nothing is extracted to disk: a plain tar is read by offset; a compressed one is unpacked into memory, so it must fit.
-Ignored are hidden files, files without an image's extension, and, in a tar, links, devices, and names that lead out
-of it. Links in a folder are followed once.
+Nothing is extracted to disk: a plain tar is read by offset; a compressed tar is unpacked into memory and has to fit.
+Hidden files and files without the extension of an image are ignored, and in a tar also links, devices, and names that
+lead out of it. Links in a folder are followed once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_folder(top: Path) -> ImageTree:
 
 
 def read_tar(path: Path) -> ImageTree:
-    """List the images of a plain or compressed tar; raise :class:`DataError` if it is damaged or cut off."""
+    """List the images of a plain or compressed tar; raise :class:`DataError` if it is damaged or truncated."""
     try:
         with path.open("rb") as stream:
             start = stream.read(6)
@@ -121,7 +121,7 @@ def _images_of(stream: IO[bytes]) -> Iterator[tuple[str, int, int]]:
                 continue
             if not any(is_hidden(piece) for piece in pure.parts) and _is_image(pure.name):
                 yield str(pure), member.offset_data, member.size
-        # tarfile takes a broken header for the end; a real end is a block of zeros, or with some writers nothing
+        # tarfile mistakes a broken header for the end; a real end is a block of zeros or, with some writers, nothing
         stream.seek(archive.offset)
         if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
             raise tarfile.ReadError(f"broken or cut off at byte {archive.offset}")

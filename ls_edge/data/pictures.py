@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 LEAST_SIDE = 96
-"""Width of a picture in pixels from which on its values are not enlarged."""
+"""Width in pixels from which a picture is not enlarged."""
 
 
 def picture(values: np.ndarray) -> str:
@@ -47,13 +47,13 @@ def tiles(arrays: Sequence[np.ndarray] | np.ndarray, columns: int, gap: int = 1)
 
 
 def shades(values: np.ndarray) -> np.ndarray:
-    """Return values on a scale from 0 (black), their smallest one, to 1 (white), the largest."""
+    """Scale values from 0 (black, the smallest) to 1 (white, the largest)."""
     low, high = float(values.min()), float(values.max())
     found: np.ndarray = (values - low) / max(high - low, np.finfo(np.float64).tiny)
     return found
 
 
 def around_gray(values: np.ndarray) -> np.ndarray:
-    """Return values on a scale with 0 in the middle, gray, and the largest magnitude at an end."""
+    """Scale values so that 0 is gray, in the middle, and the largest magnitude is at an end."""
     found: np.ndarray = 0.5 + values / (2 * max(float(np.abs(values).max()), np.finfo(np.float64).tiny))
     return found

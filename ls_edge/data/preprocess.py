@@ -95,13 +95,12 @@ def iterate(
     threads: int = 2,
     ahead: int = 8,
 ) -> Iterator[tuple[int, ImageRef, T]]:
-    """Yield ``(index, image, prepared)`` in the order of the set, up to ``ahead`` images prepared in advance.
+    """Yield ``(index, image, prepared)`` in the order of the set; up to ``ahead`` images are prepared in advance.
 
-    A :class:`Preprocessor` makes float32 ``[3, H, W]`` of each.
+    ``prepared`` is the result of ``preprocessor``, such as the float32 ``[3, H, W]`` of a :class:`Preprocessor`.
 
-    ``on_skip`` is called with an image that cannot be used, each time that the set repeats it, and ``on_time`` with
-    the milliseconds that each of the others took; both run in the consumer's thread. Raises :class:`DataError` at the
-    end if no image could be used.
+    ``on_skip`` is called with each image that cannot be used, ``on_time`` with the milliseconds of each other image;
+    both run in the consumer's thread. Raises :class:`DataError` at the end if no image could be used.
     """
 
     def load(image: ImageRef) -> tuple[T, float]:
@@ -112,7 +111,7 @@ def iterate(
     used = 0
     first: DataError | None = None
     live = image_set.live
-    ahead = ahead if live is None else 1  # a frame that waits is no longer the newest
+    ahead = ahead if live is None else 1  # a frame that waits is outdated
     pending: deque[tuple[int, ImageRef, Future[tuple[T, float]]]] = deque()
     upcoming = enumerate(image_set.images)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")

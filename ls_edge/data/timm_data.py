@@ -38,7 +38,7 @@ def read_timm(
     if not source.startswith(("torch/", "hfds/")):
         raise UsageError(f"{source!r} can only be streamed; use a torch/ or hfds/ name, a folder or a tar")
     root = Path(os.environ.get("LS_EDGE_DATA") or Path.home() / ".cache" / "ls-edge" / "data")
-    # encoded files, where timm and torchvision would convert to RGB themselves, and clip what has more than 8 bits
+    # encoded files, because the conversion to RGB by timm and torchvision clips pixels of more than 8 bits
     options: dict[str, Any] = {"download": True} if source.startswith("torch/") else {"load_bytes": True}
     reasons: list[str] = []
     for split in ("train",) if part == "train" else ("validation", "test"):
@@ -47,7 +47,7 @@ def read_timm(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 data = timm_data.create_dataset(source, root=str(root), split=split, **options)
-                if hasattr(data, "loader"):  # of torchvision's folders
+                if hasattr(data, "loader"):  # torchvision's folders
                     data.loader = _read_file
                 labels, classes = _labels(data)
         except Exception as error:  # noqa: BLE001 - the libraries below raise many kinds
@@ -57,7 +57,7 @@ def read_timm(
         if not labels:
             raise DataError(f"{source} has no images; use another name")
         if source.startswith("hfds/") and source.endswith("imagenet-1k") and len(classes) == _IMAGENET_CLASSES:
-            classes = timm_data.ImageNetInfo().label_names()  # synsets, as the folders of its archives are called
+            classes = timm_data.ImageNetInfo().label_names()  # synsets, the names of the folders in its archives
         items = enumerate(labels)
         return classes, [
             (f"{classes[label]}/{index:07d}", label, functools.partial(_read_image, data, index))

@@ -51,7 +51,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def examine(check_engines: Check) -> list[Finding]:
-    """Run all checks, which takes from a second to a minute; ``check_engines`` is that of the engine libraries."""
+    """Run all checks, which takes from a second to a minute; ``check_engines`` checks the engine libraries."""
     checks: tuple[Check, ...] = (
         check_python,
         check_packages,
@@ -85,7 +85,7 @@ def check_packages() -> Iterator[Finding]:
     """Check what is installed against the requirements of the package and its extras."""
     groups = requirements()
     if not groups:
-        yield Finding("bad", "ls-edge", "is not installed, only found on the path", "pip install -e . in its clone")
+        yield Finding("bad", "ls-edge", "is on the path but not installed", "pip install -e . in its clone")
         return
     for item in groups[""]:
         yield _package(item, needed=True)
@@ -191,7 +191,7 @@ def onnxruntime_builds() -> list[str]:
 
 
 def install_line(build: str) -> str:
-    """Return how to install a build of ONNX Runtime here; PyPI has no ``onnxruntime-gpu`` for boards."""
+    """Return the command that installs a build of ONNX Runtime; PyPI has no ``onnxruntime-gpu`` for boards."""
     return engine_advice() if build == "onnxruntime-gpu" and hardware.has_nvidia() else f"pip install {build}"
 
 
@@ -208,7 +208,7 @@ def check_zmq() -> Iterator[Finding]:
 
 
 def check_torch() -> Iterator[Finding]:
-    """Check that torch, where it is installed, computes on the GPUs that it finds."""
+    """Check that torch, if it is installed, computes on the GPUs that it finds."""
     if installed("torch") is None:
         return
     tried = probe(_TORCH_CODE, limit_s=2 * PROBE_LIMIT_S)

@@ -1,6 +1,6 @@
-"""The hardware that this process runs on, from /proc, /sys and the device tree: processor, cores, memory, board.
+"""Hardware of this machine from /proc, /sys and the device tree: processor, cores, memory, board.
 
-Linux only. Elsewhere, and if a file is missing, a fact is None or empty. No program is run.
+Linux only. On other systems, or if a file is missing, a value is None or empty. No program is started.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def cpu_name() -> str:
-    """Return the model name of the processor, or else its architecture."""
+    """Return the model name of the processor, or its architecture if the name is unknown."""
     found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _cpuinfo(), re.M)
     return found[1].strip() if found else platform.machine()
 
@@ -50,7 +50,7 @@ def cores() -> int:
 
 
 def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Return the cores that the control group of this process grants, its smallest level; None for no limit."""
+    """Return the number of cores that the control groups of this process grant; None without a limit."""
     quotas: list[float] = []
     match = re.search(r"^0::/(.*)$", text_of(own), re.M)
     level = root / match[1].strip() if match and ".." not in match[1] else root
@@ -107,7 +107,7 @@ def has_nvidia() -> bool:
 _JETPACKS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 
 
-@functools.cache  # reading it takes milliseconds where there are many cores
+@functools.cache  # reading it takes milliseconds on a machine with many cores
 def _cpuinfo() -> str:
     return text_of("/proc/cpuinfo")
 
@@ -118,7 +118,7 @@ def _add_quota(quotas: list[float], granted: str, period: str) -> None:
 
 
 def text_of(path: str | Path) -> str:
-    """Return the text of a file without white space and zero bytes around it; empty if it cannot be read."""
+    """Return the text of a file without surrounding white space and zero bytes; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     except OSError:

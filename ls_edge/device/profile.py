@@ -74,15 +74,15 @@ class BatchTimes(msgspec.Struct, frozen=True):
     """Times of the parts at one batch size."""
 
     stem_ms: Times | None
-    """Null for a peer, which has only blocks, as :attr:`head_ms` and :attr:`chain_ms`."""
+    """Null, like :attr:`head_ms` and :attr:`chain_ms`, for a peer, which has only blocks."""
     head_ms: Times | None
     blocks_ms: Annotated[list[Times], Meta(min_length=1, description="a list of the times of at least one block")]
-    """Times of all blocks; of a block that a peer does not hold, the medians of those that it holds."""
+    """Times of all blocks; for blocks that a peer does not hold, the medians over the blocks that it holds."""
     chain_ms: Times | None
     """Stem, all blocks and head one after the other."""
     repeats: int
     slowdown: float
-    """Median of the last third of the runs over that of the first third; above 1 the device became slower."""
+    """Ratio of the medians of the last and the first third of the runs; above 1 the device became slower."""
     power_watts: float | None
     energy_mj_per_image: float | None
     visits_ms: dict[str, Times] = {}
@@ -90,7 +90,7 @@ class BatchTimes(msgspec.Struct, frozen=True):
 
     @property
     def block_ms(self) -> float:
-        """Typical time of one more block in a visit; the mean of the blocks' medians where no visits were timed."""
+        """Typical time of one more block in a visit; without timed visits, the mean of the blocks' medians."""
         counts = sorted(map(int, self.visits_ms))
         if len(counts) > 1:
             least, most = (self.visits_ms[str(count)].p50 for count in (counts[0], counts[-1]))
@@ -121,7 +121,7 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     ]
     parts: list[PartLoad]
     memory_bytes: int
-    """Size of the part files, or growth of the process and of the GPU's memory in use, whichever is larger."""
+    """Size of the part files or the memory that the process and the GPU gained, whichever is larger."""
     power_watts: float | None
     """Power while the chain runs one image after the other."""
     idle_watts: float | None
@@ -176,13 +176,13 @@ class LinkFit(msgspec.Struct, frozen=True):
     mbit_per_s: float | None
 
 
-class CallTimes(msgspec.Struct, frozen=True):
-    """Time of an engine call beyond the engine, from having the tokens to the next decision."""
+class CallOverhead(msgspec.Struct, frozen=True):
+    """Time of an engine call without the engine, from the tokens to the next decision."""
 
     peer: str
     p50_ms: float
     mean_ms: float
-    """Value for throughput: on a busy machine a few calls wait long."""
+    """Mean, which determines throughput: on a busy machine a few calls wait long."""
     p95_ms: float
     calls: int
 
@@ -193,12 +193,12 @@ class LinksDocument(msgspec.Struct, frozen=True):
     schema: int
     model_id: str
     source: str
-    """Name of the measuring process in the file."""
+    """Name in the file of the process that measured."""
     transfers: list[LinkTimes]
     fits: list[LinkFit]
     missing: list[tuple[str, str, str]]
     """Pairs that could not be measured, and the reasons."""
-    calls: list[CallTimes] = []
+    calls: list[CallOverhead] = []
 
 
 def load_profile(path: str | Path) -> DeviceProfile:

@@ -1,6 +1,6 @@
-"""Commands that install missing packages, for messages.
+"""Commands for messages that install missing packages.
 
-They name packages of the index, never ls-edge itself, so they work for a clone and for a wheel on a board. The
+They name packages on PyPI, never ls-edge itself, so they work for a clone and for a wheel on a board. The
 requirements of an extra are read from the installed package.
 """
 
@@ -40,7 +40,7 @@ MODULES = {
 
 
 class Requirement(NamedTuple):
-    """A required package, with the lowest version and the first one that is too new; empty for any version."""
+    """A required package with its lowest version and the first version that is too new; empty for any."""
 
     name: str
     least: str
@@ -66,7 +66,7 @@ def install_command(*extras: str) -> str:
 
 
 def require(what: str, *extras: str) -> None:
-    """Raise :class:`UsageError` where a module of ``extras`` is missing, without importing any."""
+    """Raise :class:`UsageError` if a module of ``extras`` is missing, without importing any."""
     absent = [name for extra in extras for name in MODULES[extra] if importlib.util.find_spec(name) is None]
     if absent:
         names = ", ".join(extras)
@@ -74,7 +74,7 @@ def require(what: str, *extras: str) -> None:
 
 
 def require_import(what: str, modules: Sequence[str], *extras: str, instead: str = "") -> None:
-    """Import modules that ``what`` needs; raise :class:`UsageError` with the reason, and how to install ``extras``."""
+    """Import modules that ``what`` needs; raise :class:`UsageError` with the reason and how to install ``extras``."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -84,7 +84,7 @@ def require_import(what: str, modules: Sequence[str], *extras: str, instead: str
 
 
 def engine_advice() -> str:
-    """Say how to install the build of ONNX Runtime that fits this machine."""
+    """Return the command or advice to install the build of ONNX Runtime for this machine."""
     if not hardware.has_nvidia():
         return "pip install onnxruntime"
     if platform.machine() == "x86_64":

@@ -57,7 +57,7 @@ _NVML_SLOWDOWNS = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""Bits of ``nvmlDeviceGetCurrentClocksThrottleReasons`` that mean trouble; a card at its power cap is none."""
+"""Bits of ``nvmlDeviceGetCurrentClocksThrottleReasons`` that mean trouble; a card at its power cap does not."""
 
 
 class DeviceState(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class Sensors:
     """The sensors of a device; ``root`` is the folder that holds its ``sys`` and ``proc``."""
 
     def __init__(self, root: Path = Path("/"), nvml: Nvml | None = None) -> None:
-        """Open ``nvml`` by default, if ``root`` is this machine."""
+        """Without ``nvml``, open it if ``root`` is this machine."""
         self.root = root
         self._nvml = Nvml.open() if nvml is None and root == Path("/") else nvml
 
@@ -116,7 +116,7 @@ class Sensors:
         return {f"gpu{number}": gpu.watts for number, gpu in enumerate(self.gpus()) if gpu.watts is not None}
 
     def gpu_energy_uj(self) -> dict[str, tuple[int, int]]:
-        """Return the energy counter of each card that has one, as :meth:`energy_uj` does."""
+        """Return the energy counter of each card that has one, in the form of :meth:`energy_uj`."""
         joules = {f"gpu{number}": gpu.joules for number, gpu in enumerate(self.gpus())}
         return {name: (round(used * 1e6), 0) for name, used in joules.items() if used is not None}
 
@@ -235,9 +235,9 @@ def used_watts(
 def total_power(
     channels: Mapping[str, float], rapl: Mapping[str, float], gpus: Mapping[str, float]
 ) -> PowerReading | None:
-    """Return a device's power from the channels that measure most of it, or None.
+    """Return a device's power from the channels that cover most of it, or None.
 
-    ``channels`` are those of INA3221; ``rapl`` and ``gpus`` are mean watts by domain and card.
+    ``channels`` are INA3221 channels; ``rapl`` and ``gpus`` are mean watts by domain and card.
     """
     everything = {name: round(watts, 4) for name, watts in {**channels, **rapl, **gpus}.items()}
     for known_by, summed in BOARD_CHANNELS:

@@ -9,8 +9,8 @@ The caller provides the monolith; ``ls_edge.export.merge``, which needs ``onnx``
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,19 +18,13 @@ import msgspec
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.peers_file import EngineKind
-from ls_edge.device.profile import Times
+from ls_edge.device.profile import BatchTimes, Times
+from ls_edge.device.sensors import Sensors
 from ls_edge.engines.engine import Engine, signature_of
+from ls_edge.engines.measuring import library_of, noise_images, resident_bytes, taken_bytes, time_batch, time_calls
 from ls_edge.engines.onnxruntime import OnnxEngine, open_session
 from ls_edge.engines.opening import open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.profiling import (
-    engine_name,
-    noise_images,
-    resident_bytes,
-    taken_bytes,
-    time_parts,
-    time_visits,
-)
 
 if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageSet
@@ -47,7 +41,7 @@ class ChainAccuracy(msgspec.Struct, frozen=True):
     top1: float
 
 
-class Bench(msgspec.Struct, frozen=True):
+class Bench(BatchTimes, frozen=True, kw_only=True):
     """The document of ``ls-edge bench --json``."""
 
     bundle_id: str
@@ -59,16 +53,8 @@ class Bench(msgspec.Struct, frozen=True):
     batch: int
     duration: float
     """Seconds for timing chain and monolith alternately."""
-    repeats: int
-    """Runs of the chain in that time."""
-    stem_ms: Times
-    head_ms: Times
-    blocks_ms: list[Times]
-    visits_ms: dict[str, Times]
-    """Times of 1, 2 and all blocks in a row as a peer runs them, with one copy of the tokens in and one out."""
     memory_bytes: int
     """Growth of the process and of the GPU's memory in use by opening the parts."""
-    chain_ms: Times
     monolith_ms: Times | None
     chain_over_monolith: float | None
     monolith_default_ms: Times | None
@@ -106,32 +92,27 @@ def bench(
         calls: list[Callable[[], Any]] = [lambda: pipeline.forward(images)]
         if whole is not None:
             calls.append(lambda: whole.run({"images": images}))
-        chain_s, *whole_s = _alternate(calls, duration)
-        (stem_ms, *blocks_ms, head_ms), _ = time_parts(pipeline, batch, duration / 4)
-        visits = time_visits(bundle, range(bundle.num_blocks), batch, duration / 4, pipeline.executor.run)
+        chain_s, *whole_s = time_calls(calls, duration, most_runs=RUNS_A_TURN)
+        parts, _ = time_batch(pipeline, batch, duration / 4, Sensors(), visits_s=duration / 4)
         if whole is not None:
             whole.close()
     default_ms = None
     if raw is not None and choice.kind == "onnx":
         session = open_session(raw, "whole", provider=pipeline.provider, threads=None, plain=True)
-        default_ms = Times.of(_alternate([lambda: session.run(None, {"images": images})], duration / 4)[0])
+        run = partial(session.run, None, {"images": images})
+        default_ms = Times.of(time_calls([run], duration / 4, most_runs=RUNS_A_TURN)[0])
     chain_ms, whole_ms = Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
     return Bench(
+        **{**msgspec.structs.asdict(parts), "chain_ms": chain_ms, "repeats": len(chain_s)},
         bundle_id=bundle.manifest.bundle_id,
         model=bundle.manifest.model,
         precision=bundle.manifest.precision,
-        engine=engine_name(choice.kind),
+        engine=library_of(choice.kind),
         provider=pipeline.provider,
         threads=threads,
         batch=batch,
         duration=duration,
-        repeats=len(chain_s),
-        stem_ms=stem_ms,
-        blocks_ms=blocks_ms,
-        head_ms=head_ms,
-        visits_ms=visits,
         memory_bytes=memory,
-        chain_ms=chain_ms,
         monolith_ms=whole_ms,
         chain_over_monolith=None if whole_ms is None else round(chain_ms.p50 / whole_ms.p50, 4),
         monolith_default_ms=default_ms,
@@ -171,27 +152,3 @@ def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: 
         return open_engine(bundle, "whole", kind="tensorrt", max_batch=batch)
     signature = signature_of(bundle.manifest, "whole")
     return OnnxEngine(monolith, "whole", signature, provider=pipeline.provider, threads=threads)
-
-
-def _alternate(calls: list[Callable[[], Any]], duration: float) -> list[list[float]]:
-    """Return the seconds of each call, in turns of a few runs in alternating order, at least three runs each.
-
-    The first run of a turn does not count: it finds the weights of another call in the caches, unlike a service.
-    """
-    started = time.perf_counter()
-    for call in calls:
-        call()
-    once = time.perf_counter() - started
-    runs = min(RUNS_A_TURN, max(1, int(duration / (4 * once))))
-    seconds: list[list[float]] = [[] for _ in calls]
-    end = time.perf_counter() + duration
-    turn = list(range(len(calls)))
-    while time.perf_counter() < end or len(seconds[0]) < 3:
-        for which in turn:
-            calls[which]()
-            for _ in range(runs):
-                start = time.perf_counter()
-                calls[which]()
-                seconds[which].append(time.perf_counter() - start)
-        turn.reverse()
-    return seconds

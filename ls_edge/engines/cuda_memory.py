@@ -24,7 +24,7 @@ from ls_edge.engines.cuda_runtime import MAPPED, NON_BLOCKING, TO_DEVICE, TO_HOS
 from ls_edge.engines.engine import Signature, Tensor, signature_of
 
 ALIGNMENT = 256
-"""Bytes: TensorRT asks for tensors that begin at a multiple of this."""
+"""Alignment of tensors in bytes, which TensorRT asks for."""
 
 
 class DeviceEngine(Protocol):
@@ -41,14 +41,14 @@ class DeviceEngine(Protocol):
 class CudaWorkspace:
     """A stream, two buffers on the GPU and in pinned host memory, and scratch memory for kernels.
 
-    Used by one thread. Engines that share it hold it (:meth:`hold`) and let go of it; the last one frees everything.
+    Used by one thread. Each engine that shares it calls :meth:`hold` and :meth:`release`; the last one frees it.
     """
 
     def __init__(self, signatures: Sequence[Signature], max_batch: int, *, slot_rows: int = 0) -> None:
-        """Create the stream; buffers are allocated by the first visit and hold any tensor of the signatures.
+        """Create the stream; the first visit allocates buffers for any tensor of the signatures.
 
-        ``slot_rows`` is the maximum of engines in a visit that takes slots. Raises :class:`EngineError` if CUDA does
-        not work.
+        ``slot_rows`` is the largest number of engines in a visit with slots. Raises :class:`EngineError` if CUDA
+        does not work.
         """
         self.cuda = cuda_runtime()
         self.max_batch = max_batch
@@ -74,7 +74,7 @@ class CudaWorkspace:
 
     @property
     def stream(self) -> int:
-        """The stream as a number; raises :class:`EngineError` after everything was freed."""
+        """Address of the stream; raises :class:`EngineError` after everything was freed."""
         if self._stream is None:
             raise EngineError("the memory of these engines was freed; open them again")
         return self._stream
@@ -84,20 +84,20 @@ class CudaWorkspace:
         self._holders += 1
 
     def release(self) -> None:
-        """Let go of it; the last user frees stream and memory."""
+        """Discount a user; the last one frees stream and memory."""
         self._holders -= 1
         if self._holders > 0 or self._stream is None:
             return
         stream, self._stream = self._stream, None
         # Errors do not matter here: the first one has been reported, and everything else still has to be freed.
         self.cuda.attempt("cudaStreamSynchronize", stream)
-        self.cuda.attempt("cudaFree", self._scratch[0])  # which may be 0
+        self.cuda.attempt("cudaFree", self._scratch[0])  # may be 0
         for buffer in self._buffers:
             buffer.free()
         self.cuda.attempt("cudaStreamDestroy", stream)
 
     def taken_bytes(self) -> int:
-        """Return by how much the GPU's free memory has shrunk since this was made, that is before any engine opened."""
+        """Return the decrease of the GPU's free memory since this was created, before any engine was opened."""
         return max(0, self._free_bytes - self._free_now())
 
     def _free_now(self) -> int:
@@ -105,7 +105,7 @@ class CudaWorkspace:
         return int(free)
 
     def scratch(self, size: int) -> tuple[int, int]:
-        """Address and bytes of memory that the kernels of one engine at a time may use; at least ``size`` bytes."""
+        """Return address and size of memory of at least ``size`` bytes, which one engine at a time may use."""
         address, available = self._scratch
         if size > available or not address:
             self.synchronize("waiting for engines that run")
@@ -118,16 +118,16 @@ class CudaWorkspace:
         return self._scratch
 
     def synchronize(self, doing: str) -> None:
-        """Wait for all that was queued."""
+        """Wait for all queued work."""
         self.cuda.call("cudaStreamSynchronize", self._stream, doing=doing)
 
     def visit(
         self, engines: Sequence[DeviceEngine], rows: Sequence[np.ndarray], slots: np.ndarray | None = None
     ) -> np.ndarray:
-        """Run engines in sequence on batches that are joined; return the output of the last one in a new array.
+        """Run engines in sequence on batches that are joined; return the output of the last engine in a new array.
 
-        ``slots``, int64 ``[B]``, are those of the first engine; they grow by one with each engine. Batches above
-        ``max_batch`` are split. Only memory is checked; raises :class:`EngineError` if an engine or CUDA fails.
+        ``slots``, int64 ``[B]``, belong to the first engine; they grow by one with each engine. Batches above
+        ``max_batch`` are split. Arguments are not checked; raises :class:`EngineError` if an engine or CUDA fails.
         """
         output, size = engines[-1].signature.output, sum(map(len, rows))
         result = np.empty(output.shape(size), output.dtype)
@@ -176,7 +176,7 @@ class CudaWorkspace:
 
 
 class _Buffer:
-    """Pinned host memory and memory on the GPU, which are one where the GPU shares the memory of the host."""
+    """Pinned host memory and GPU memory, which are the same if the GPU shares the memory of the host."""
 
     def __init__(self, cuda: CudaRuntime, size: int, *, is_shared: bool) -> None:
         self._cuda, self._size, self._is_shared = cuda, size, is_shared
@@ -196,12 +196,12 @@ class _Buffer:
             self.device = self._cuda.call("cudaMalloc", size, doing=doing)
 
     def values(self, start: int, tensor: Tensor, batch: int) -> np.ndarray:
-        """Return the tensor that starts at a byte of the host memory."""
+        """Return the tensor at byte ``start`` of the host memory."""
         stop = start + math.prod(tensor.shape(batch)) * tensor.numpy_dtype.itemsize
         return self.array[start:stop].view(tensor.numpy_dtype).reshape(tensor.shape(batch))
 
     def copy(self, kind: int, start: int, size: int, stream: int) -> None:
-        """Queue a copy of some bytes to or from the GPU, if it has memory of its own."""
+        """Queue a copy of some bytes to or from the GPU, if it has its own memory."""
         if not self._is_shared:
             ends = (self.device + start, self._host + start)[:: 1 if kind == TO_DEVICE else -1]
             self._cuda.call("cudaMemcpyAsync", *ends, size, kind, stream, doing="copying to or from the GPU")

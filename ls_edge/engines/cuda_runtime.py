@@ -1,7 +1,7 @@
-"""The CUDA runtime library that is installed, called through ctypes, which releases the GIL during each call.
+"""The installed CUDA runtime library, called through ctypes, which releases the GIL during each call.
 
-TensorRT, JetPack and the CUDA packages of pip each bring the library ``libcudart``; it may not be newer than what the
-driver supports, on a Jetson not even by a minor version. Candidates are tried in turn, and the first that works counts.
+TensorRT, JetPack and the CUDA packages of pip each bring the library ``libcudart``. It must not be newer than the
+driver supports, on a Jetson not even by a minor version. Candidates are tried in turn; the first that works is used.
 
 Not run on hardware yet: the functions and their parameters are compared with the headers of CUDA 12.6, 12.9 and 13.0,
 and loading with the libraries themselves, which need no GPU for that (``tests/engines/test_cuda_runtime.py``).
@@ -66,7 +66,7 @@ THREAD_LOCAL = 1
 CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED = 75, 76, 18
 """``cudaDeviceAttr``."""
 DRIVER_TOO_OLD = 35
-"""``cudaErrorInsufficientDriver``, which a runtime reports that is newer than the driver supports."""
+"""``cudaErrorInsufficientDriver``: the runtime is newer than the driver supports."""
 
 
 class CudaError(EngineError):
@@ -100,7 +100,7 @@ class CudaRuntime:
         return values if len(values) > 1 else values[0] if values else None
 
     def attempt(self, name: str, *given: Any) -> int:
-        """Call a function whose failure changes nothing, as when memory is freed; return the error code."""
+        """Call a function whose failure does not matter, such as freeing memory; return the error code."""
         return self._call(name, given)[0]
 
     def _call(self, name: str, given: tuple[Any, ...]) -> tuple[int, list[Any]]:
@@ -144,12 +144,12 @@ def cuda_runtime() -> CudaRuntime:
             problems.insert(0, f"CUDA {runtime} is newer than the driver supports ({driver}, error 35): {path}")
     why = problems[0] if problems else "libcudart is not installed"
     raise EngineError(
-        f"the CUDA runtime cannot be used: {why}; install the one of this driver's CUDA release, or use --engine onnx"
+        f"the CUDA runtime cannot be used: {why}; install the one for this driver's CUDA release, or use --engine onnx"
     )
 
 
 def _candidates() -> Iterator[str]:
-    """Yield the CUDA runtimes of the system, which fit its driver best, and of pip's packages; newest first."""
+    """Yield the CUDA runtimes of the system, which match its driver best, then those of pip; newest first."""
     for folder in sorted(Path("/usr/local").glob("cuda*/lib64"), reverse=True):
         yield from sorted(map(str, folder.glob("libcudart.so.[0-9]*")), key=len)[:1]
     yield from ("libcudart.so.13", "libcudart.so.12")

@@ -1,6 +1,6 @@
 """Checks of the engine libraries: ONNX Runtime and its execution providers, TensorRT, and CUDA.
 
-Each is checked in a subprocess with a time limit, by the work it does later: a provider works if it multiplies two
+Each is checked in a subprocess with a time limit, by a small task of its kind: a provider works if it multiplies two
 matrices correctly.
 """
 
@@ -21,7 +21,7 @@ from ls_edge.device.diagnostics import (
 )
 from ls_edge.device.requirements import engine_advice, installed, numbers
 
-# Written by onnx, which boards do not have; a test writes them again.
+# Written by the package onnx, which boards do not have; a test compares them with its output.
 PRODUCT_MODEL = (
     "08083a450a110a01780a017812017922064d61744d756c12067371756172655a130a0178120e0a0c080112080a0208040a0208046213"
     "0a0179120e0a0c080112080a0208040a02080442040a00100d"
@@ -43,7 +43,7 @@ import json, sys
 import numpy
 from ls_edge.engines.onnxruntime import open_session
 session = open_session(bytes.fromhex(sys.argv[1]), "a product of matrices", provider=sys.argv[2], threads=1)
-x = numpy.full((4, 4), 1 + 2.0 ** -12, numpy.float32)  # which TF32 and half precision round to 1
+x = numpy.full((4, 4), 1 + 2.0 ** -12, numpy.float32)  # TF32 and half precision round this to 1
 error = numpy.abs(session.run(None, {"x": x})[0] - x @ x).max()
 print(json.dumps({"right": bool(error < 1e-3), "exact": bool(error < 1e-5)}))
 """
@@ -74,7 +74,7 @@ print(json.dumps({"path": cuda.path, "runtime": cuda.release_of("Runtime"), "dri
 
 
 def check_engines() -> Iterator[Finding]:
-    """Check the engine libraries, and tell which one 'engine: auto' chooses and why not the preferred ones."""
+    """Check the engine libraries, and report which one 'engine: auto' chooses and why it rejects better ones."""
     found = list(_check_each_engine())
     yield from found
     by_name = {finding.what: finding for finding in found}
@@ -107,7 +107,7 @@ def _check_each_engine() -> Iterator[Finding]:
 
 
 def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
-    """Check that TensorRT builds and runs a layer, or find out why it is not visible although the system has it."""
+    """Check that TensorRT builds and runs a layer; if only the system has it, find out why it is not visible."""
     what = "engine TensorRT"
     if importlib.util.find_spec("tensorrt") is None:
         for outside in sorted(system.glob("python3*/dist-packages/tensorrt"))[:1]:
@@ -133,7 +133,7 @@ def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
 
 
 def check_cuda() -> Iterator[Finding]:
-    """Check that a CUDA runtime is installed that the driver supports, where an engine library uses one."""
+    """Check that the driver supports the installed CUDA runtime, if an engine library uses one."""
     if importlib.util.find_spec("tensorrt") is None and installed("onnxruntime-gpu") is None:
         return
     tried = probe(_CUDA_CODE)
@@ -146,7 +146,7 @@ def check_cuda() -> Iterator[Finding]:
 
 
 def _fix_of(why: str, package: str) -> str:
-    """Return the advice in one of our own errors, or to install the package again."""
+    """Return the advice at the end of an error of ls-edge, or the advice to reinstall the package."""
     _, found, fix = why.rpartition("; ")
     return fix if found else f"install {package} again as NVIDIA says for this device"
 

@@ -1,7 +1,7 @@
 """Interface of an engine: one part of a bundle on one device, with inputs, output, and checks of its arguments.
 
-One thread at a time may use an engine, and one thread all engines that share buffers. Engines of different processes,
-or that were opened separately, do not disturb each other. ``ls_edge.engines.opening`` opens engines.
+One thread at a time may use an engine, and the same thread all engines that share buffers. Engines that were opened
+separately, or by different processes, are independent. ``ls_edge.engines.opening`` opens engines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tensor:
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The type as numpy compares it fastest."""
+        """NumPy dtype; faster to compare than a name."""
         return np.dtype(self.dtype)
 
     def shape(self, batch: int) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ def signature_of(manifest: Manifest, part: str) -> Signature:
 
 
 class Engine(Protocol):
-    """One part on one device; used by one thread at a time."""
+    """One part on one device, used by one thread at a time."""
 
     part: str
     """``stem``, ``head`` or ``block 3``."""
@@ -120,11 +120,11 @@ def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarra
 # Tag of the key, its length and "location", each in any encoding that protobuf reads. Its C++ library, which engine
 # libraries use, ignores the bits of a tag above the 32nd.
 _EXTERNAL_DATA = re.compile(rb"(?:\x0a|\x8a\x80*[\x00\x10\x20\x30\x40\x50\x60\x70])(?:\x08|\x88\x80*\x00)location")
-"""The entry of a ``TensorProto`` that names the file of its weights."""
+"""Entry of a ``TensorProto`` with the name of the file of its weights."""
 
 
 def refuse_weights_elsewhere(raw: bytes, part: str) -> None:
-    """Raise :class:`EngineError` if a part has weights in another file: an engine library would read what it names.
+    """Raise :class:`EngineError` if a part has weights in another file, which an engine library would read.
 
     The bytes are searched before any library parses them, and without the package ``onnx``.
     """

@@ -2,7 +2,7 @@
 
 Engines that share memory on a GPU leave the tokens there: one copy in, one copy out, one synchronization. Sessions of
 ONNX Runtime in host memory are bound once to two buffers that they use in turn: the output of a part is the input of
-the next one, so a run copies and checks tokens once. Any other engine takes and returns arrays.
+the next part, so a run copies and checks tokens once. Any other engine takes and returns arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ls_edge.engines.tensorrt.engine import TensorRTEngine
 GRAPH_TOLERANCE = 1e-4
 """Largest difference between runs with and without a CUDA graph, relative to the largest value."""
 KEPT_BATCH_SIZES = 32
-"""Batch sizes whose bindings are kept, some KB per part; all share buffers of the largest size."""
+"""Number of batch sizes whose bindings are kept, a few KB per part; all share buffers of the largest size."""
 
 
 class PartFailed(EngineError):
@@ -58,10 +58,10 @@ class Executor:
         slots: np.ndarray | None = None,
         seconds: list[float] | None = None,
     ) -> np.ndarray:
-        """Run parts on the input of the first one, a batch or several batches to be joined; return a new array.
+        """Run parts in sequence on one batch, or on several batches that are joined; return a new array.
 
-        ``slots``, int64 ``[B]``, are those of the first block, by default 0. ``seconds`` receives the time of each
-        part, which on a GPU are then run one at a time. Raises :class:`PartFailed`.
+        ``slots``, int64 ``[B]``, belong to the first block and are 0 by default. ``seconds`` receives the time of each
+        part; on a GPU, parts then run one at a time. Raises :class:`PartFailed`.
         """
         rows = (inputs,) if isinstance(inputs, np.ndarray) else inputs
         if self._bound is not None:
@@ -80,7 +80,7 @@ class Executor:
                 on_device = [cast("DeviceEngine", engine) for engine in engines]
                 return self.workspace.visit(on_device, rows, first if self.needs_slot else None)
             except EngineError:
-                pass  # run them one at a time, to find out which one fails
+                pass  # run them one at a time, to find the one that fails
         return self.steps(parts, _joined(rows), slots, seconds)[-1]
 
     def steps(
@@ -118,7 +118,7 @@ class Executor:
     def warm_up(self, batch: int) -> None:
         """Bind all blocks at a batch size; on a GPU run them, so that graphs are made.
 
-        CUDA graphs are switched off if they return other values than the engines without them.
+        CUDA graphs are switched off if they return different values.
         """
         if self._bound is not None:
             self._bound.prepare(batch)
@@ -128,7 +128,9 @@ class Executor:
         first = self.engines[blocks[0]].signature.inputs[0]
         tokens = np.random.default_rng(0).standard_normal(first.shape(batch)).astype(first.dtype)
         orders = [blocks]
-        if not self.needs_slot:  # with slots there are no graphs; else each block runs in both ways between the buffers
+        if (
+            not self.needs_slot
+        ):  # with slots there are no graphs; else each block runs in both directions between the buffers
             orders = [blocks, blocks[1:] + blocks[:1]] if len(blocks) % 2 == 0 else [blocks + blocks]
         slots = np.zeros(batch, np.int64)
         for order in orders:
@@ -137,7 +139,7 @@ class Executor:
             if not all(np.abs(other - plain).max() <= bound for other in again) and np.isfinite(plain).all():
                 for engine in self.engines.values():
                     if isinstance(engine, TensorRTEngine):
-                        engine.drop_graphs("CUDA graphs returned other values than the engine without them")
+                        engine.drop_graphs("CUDA graphs returned different values")
                 return
 
     def close(self) -> None:
@@ -153,13 +155,13 @@ class _Batch:
         self.slots = np.zeros(size, np.int64)
         self.slot_value: Any = onnxruntime_module().OrtValue.ortvalue_from_numpy(self.slots)
         self.buffers: dict[tuple[Tensor, int], tuple[np.ndarray, Any]] = {}
-        """Arrays, and the values of ONNX Runtime that share their memory, by tensor and side."""
+        """Arrays, and the ``OrtValue`` objects that share their memory, by tensor and side."""
         self.steps: dict[tuple[int, int], Callable[[], None]] = {}
         """Calls by part and the side that it reads."""
 
 
 class _BoundParts:
-    """Sessions of ONNX Runtime bound to buffers in host memory; the output of a part is on the other side."""
+    """Sessions of ONNX Runtime, each bound to read one of two buffers in host memory and to write the other."""
 
     def __init__(self, engines: Mapping[int, OnnxEngine]) -> None:
         self._engines = engines
@@ -187,7 +189,7 @@ class _BoundParts:
         slots: np.ndarray | None,
         seconds: list[float] | None,
     ) -> np.ndarray | None:
-        """Run as :meth:`Executor.run`; return None for arguments that the engines refuse, and explain when asked."""
+        """Run as :meth:`Executor.run` does; return None for arguments that the engines would refuse."""
         size = len(rows[0]) if len(rows) == 1 else sum(map(len, rows))
         if not size or not parts or not self._takes(slots, size, parts):
             return None
@@ -198,7 +200,7 @@ class _BoundParts:
         marks = [time.perf_counter()]
         try:
             np.concatenate(rows, out=given, casting="no")
-        except (TypeError, ValueError):  # another type or shape
+        except (TypeError, ValueError):  # a different type or shape
             return None
         if self._num_slots is not None:
             batch.slots[...] = _first_slots(parts, size) if slots is None else slots
@@ -217,7 +219,7 @@ class _BoundParts:
         return found
 
     def prepare(self, size: int) -> None:
-        """Bind all parts at a batch size, which otherwise happens in the first run of each."""
+        """Bind all parts at a batch size, which the first run of each would do otherwise."""
         batch = self._batches.get(size) or self._new_batch(size)
         for part in self._engines:
             for side in range(2):
@@ -237,7 +239,7 @@ class _BoundParts:
         return min(values) + (parts[0] == STEM) >= 0 and max(values) + blocks <= self._num_slots
 
     def _new_batch(self, size: int) -> _Batch:
-        """Make room for a batch size, dropping the oldest one if there are too many."""
+        """Make room for a batch size; drop the oldest if there are too many."""
         if size > self._largest:
             self._batches.clear()
             self._memory.clear()
@@ -277,7 +279,7 @@ def _joined(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _first_slots(parts: Sequence[int], size: int) -> np.ndarray:
-    """Slots of the first part such that the first block has slot 0."""
+    """Return the slots of the first part with which the first block has slot 0."""
     return np.full(size, -1 if parts[0] == STEM else 0, np.int64)
 
 

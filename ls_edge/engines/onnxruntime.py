@@ -36,7 +36,7 @@ from ls_edge.engines.providers import (
 from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 
 KEPT_QUEUED = 32
-"""Pairs of batch size and buffers for which a binding to memory on the GPU is kept; each is some KB."""
+"""Number of pairs of batch size and buffers whose binding to GPU memory is kept; each takes a few KB."""
 
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
@@ -52,7 +52,7 @@ def open_session(
 ) -> Any:
     """Create an ``InferenceSession`` of ``raw`` that runs on ``provider``; raise :class:`EngineError` if it cannot.
 
-    ``plain`` keeps the default options of sessions, for comparison only. ``providers`` are those of
+    ``plain`` keeps the default options of sessions, for comparison only. ``providers`` come from
     :func:`ls_edge.engines.providers.providers_of`.
     """
     ort = onnxruntime_module()
@@ -63,9 +63,9 @@ def open_session(
     options = ort.SessionOptions()
     options.log_severity_level = 4
     entries = {
-        # weights in another file would be looked for in the working directory; below this there is none
+        # ONNX Runtime looks for weights in other files in the working directory; below this path there are none
         "session.model_external_initializers_file_folder_path": os.devnull,
-        "session.load_model_format": "ONNX",  # its own format was not searched for them
+        "session.load_model_format": "ONNX",  # its own format was not searched for such weights
     }
     if not plain:
         _share_allocator(ort)
@@ -79,7 +79,7 @@ def open_session(
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     try:
-        # with its fallback ONNX Runtime would print the reason and continue with other providers
+        # with the fallback, ONNX Runtime would print the reason and continue with other providers
         session = ort.InferenceSession(raw, options, providers=providers or providers_of(provider), enable_fallback=0)
     except Exception as error:
         raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {first_line(error)}") from error
@@ -87,7 +87,7 @@ def open_session(
         why = why_not(ort, provider) or f"{', '.join(session.get_providers())} did"
         raise EngineError(f"{part}: {provider} did not load ({why}); see 'ls-edge doctor', or ask for cpu")
     session.disable_fallback()
-    # ONNX Runtime keeps them for the disabled fallback: a second copy of all weights on a small board.
+    # kept for the disabled fallback: a second copy of all weights on a small board
     session._model_bytes = None
     return session
 
@@ -101,7 +101,7 @@ def _check_provider(ort: Any, raw: bytes, part: str, provider: str) -> None:
             "that has it, or ask for cpu"
         )
     refuse_weights_elsewhere(raw, part)  # before 1.24 ONNX Runtime reads them if they are named by their full path
-    # the products of its results, too, have no kernels there
+    # CUDA has no kernels for products of its results either
     if memory_of(provider) == "cuda" and b"DynamicQuantizeLinear" in raw:
         raise EngineError(
             f"{part} computes its int8 scales for each image, which {provider} leaves to the CPU; export with "
@@ -189,7 +189,7 @@ class OnnxEngine:
             self._queued.popitem(last=False)
         if self._run_options is None:
             self._run_options = onnxruntime_module().RunOptions()
-            # the visit waits once, at its end
+            # a visit waits once, at its end
             self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         try:
             self.session.run_with_iobinding(binding, self._run_options)
@@ -197,9 +197,9 @@ class OnnxEngine:
             raise self._failed(error) from error
 
     def bind(self, inputs: Mapping[str, Any], output: Any) -> Callable[[], None]:
-        """Return a call that runs on these values of ONNX Runtime, without any check or allocation.
+        """Return a call that runs on these ``OrtValue`` objects, without any check or allocation.
 
-        Binding for each run would cost ten times a copy of a vision transformer's tokens.
+        Binding for each run would cost ten times as much as copying a vision transformer's tokens.
         """
         session, binding = self.session, self.session.io_binding()
         for name, value in inputs.items():
@@ -260,7 +260,7 @@ def onnxruntime_module() -> Any:
 
 @functools.cache
 def _share_allocator(ort: Any) -> None:
-    """Use one CPU memory arena for all sessions of the process, or the one that is already registered."""
+    """Use one CPU memory arena for all sessions of the process, unless one is registered already."""
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     with contextlib.suppress(Exception):
         ort.create_and_register_allocator(info, None)

@@ -1,7 +1,7 @@
 """Opening of engines: choice of the library, and engines of single parts or of several parts.
 
-:func:`choose` returns the choice with the rejected alternatives and the reasons. What the user named is used or is an
-error; otherwise the next choice is tried if an engine cannot be built or loaded. No fallback is silent.
+:func:`choose` returns the choice with the rejected alternatives and the reasons. An engine that the user named is used
+or raises; otherwise the next choice is tried if an engine cannot be built or loaded. No fallback is silent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ls_edge.engines")
 
 OnStep = Callable[[int, int, str], None]
-"""Callback that receives the steps that are done, their total, and the next step."""
+"""Callback that receives the number of finished steps, their total, and the next step."""
 
 
 class EngineSettings(TypedDict, total=False):
@@ -72,11 +72,11 @@ def choose(
     """Choose the library, and ONNX Runtime's provider, for a bundle.
 
     ``auto`` is TensorRT if it is installed with a GPU, no provider is named and TensorRT can read the bundle; else ONNX
-    Runtime on CUDA if ``part`` loads on it; else on the CPU. The choice has the reasons for rejecting the ones before.
-    ``failed`` has the reasons against ``tensorrt`` or CUDA's provider that are known already. A named provider
-    (``cpu``, ``cuda``, ``tensorrt``, or ONNX Runtime's own name) is taken as it is; opening a part shows whether it
-    loads. Raises :class:`UsageError` for another kind or for TensorRT with a provider, and :class:`EngineError` if
-    every library is missing that may be chosen.
+    Runtime on CUDA if ``part`` loads on it; else on the CPU. The choice has the reasons for the rejected ones.
+    ``failed`` has the known reasons against ``tensorrt`` or CUDA's provider. A named provider (``cpu``, ``cuda``,
+    ``tensorrt``, or ONNX Runtime's own name) is not checked; opening a part shows whether it loads. Raises
+    :class:`UsageError` for another kind or for TensorRT with a provider, and :class:`EngineError` if all libraries that
+    may be chosen are missing.
     """
     if kind not in ("auto", "onnx", "tensorrt"):
         raise UsageError(f"engine {kind!r} is not known; use auto, onnx or tensorrt")
@@ -245,7 +245,7 @@ def build_engines(
 
 
 def _workspace(choice: EngineChoice, bundle: Bundle, options: EngineOptions) -> CudaWorkspace | None:
-    """Return the GPU memory that the engines share; None where they need none, or ONNX Runtime has to do without."""
+    """Return the GPU memory that the engines share; None if they need none, or if ONNX Runtime cannot use it."""
     if choice.kind == "onnx" and choice.provider != CUDA:
         return None
     try:
@@ -277,7 +277,7 @@ def open_block_engines(
 
 
 def _why_not_cuda(bundle: Bundle, part: str) -> str:
-    """Return why ONNX Runtime does not run a part on CUDA, or an empty text if it does."""
+    """Return why ONNX Runtime does not run a part on CUDA, or an empty string if it does."""
     ort = onnxruntime_module()
     if CUDA not in ort.get_available_providers():
         return f"not in this build of onnxruntime {ort.__version__}"
@@ -294,7 +294,7 @@ def _reason(error: EngineError) -> str:
 
 
 def usable_threads(threads: int | None) -> int:
-    """``threads``, or the cores that this process may use; raises :class:`UsageError` below one."""
+    """Return ``threads``, by default the number of usable cores; raise :class:`UsageError` below one."""
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} threads are too few; use 1 or more, or leave it out for all cores")
     return hardware.cores() if threads is None else threads

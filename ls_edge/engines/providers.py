@@ -37,12 +37,12 @@ _LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntim
 
 
 def full_name(provider: str) -> str:
-    """``cpu``, ``cuda`` and ``tensorrt`` as ONNX Runtime calls them; other names as they are."""
+    """Return ONNX Runtime's name for ``cpu``, ``cuda`` and ``tensorrt``; other names unchanged."""
     return _SHORT.get(provider.lower(), provider)
 
 
 def memory_of(provider: str) -> str:
-    """Return the memory of inputs and outputs: ``cpu``, ``cuda`` or another of ONNX Runtime's names."""
+    """Return the memory of inputs and outputs by ONNX Runtime's name, such as ``cpu`` or ``cuda``."""
     return _MEMORY.get(provider, "cpu")
 
 
@@ -56,12 +56,12 @@ def providers_of(
 ) -> list[tuple[str, dict[str, str]]]:
     """Return the providers of a session with their options: ``provider``, its fallbacks for single nodes, and the CPU.
 
-    ``signature`` and ``options`` determine TensorRT's batch profile and the memory of this session, which has an arena
-    of its own; ``stream`` is the CUDA stream that all sessions of a thread share. TensorRT keeps built engines only for
+    ``signature`` and ``options`` determine TensorRT's batch profile and the memory of this session, which has its own
+    arena; ``stream`` is the CUDA stream that all sessions of a thread share. TensorRT keeps built engines only for
     a file with a digest (``onnx_sha256``). Raises :class:`ls_edge.core.errors.EngineError` if the folder of built
     engines cannot be used.
     """
-    # the arena would otherwise grow by doubling, which a board whose memory is shared cannot afford
+    # by default the arena grows by doubling, which a board with shared memory cannot afford
     cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
     if stream is not None:
         cuda["user_compute_stream"] = str(stream)
@@ -80,16 +80,16 @@ def providers_of(
 
 
 def switch_off_tf32() -> None:
-    """Switch TF32 off for NVIDIA's libraries in this process; ONNX Runtime's TensorRT provider has no option for it.
+    """Switch off TF32 for NVIDIA's libraries in this process; ONNX Runtime's TensorRT provider has no option for it.
 
-    They read the variable when they are first used.
+    The libraries read the variable on first use.
     """
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 
 @functools.cache
 def preload(ort: Any) -> None:
-    """Load pip's CUDA libraries once, which ONNX Runtime might not find; log its output."""
+    """Load pip's CUDA libraries once, because ONNX Runtime might not find them; log its output."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(Exception):
         ort.preload_dlls()  # new in 1.21
@@ -97,7 +97,7 @@ def preload(ort: Any) -> None:
 
 
 def why_not(ort: Any, provider: str) -> str:
-    """Return the loader's reason why the library of a provider does not load, or an empty text."""
+    """Return the loader's reason why the library of a provider does not load, or an empty string."""
     library = _LIBRARIES.get(provider)
     if library is None:
         return ""
@@ -111,12 +111,12 @@ def why_not(ort: Any, provider: str) -> str:
 
 
 def _tensorrt(wanted: EngineOptions, signature: Signature | None, onnx_sha256: str) -> dict[str, str]:
-    """Return the options of ONNX Runtime's TensorRT provider, which takes no other truth values than these words.
+    """Return the options of ONNX Runtime's TensorRT provider, whose truth values have to be these words.
 
     It names a cached engine after the graph, not after its weights (ONNX Runtime's issue 6455), so blocks that differ
     only in weights would load each other's engines: the prefix keeps them apart.
     """
-    folder = EngineCache(default_folder().with_name("onnxruntime-tensorrt")).folder  # of this user alone
+    folder = EngineCache(default_folder().with_name("onnxruntime-tensorrt")).folder  # private to this user
     options = {
         "trt_engine_cache_enable": str(bool(onnx_sha256)),
         "trt_engine_cache_path": str(folder),

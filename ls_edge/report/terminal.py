@@ -17,7 +17,6 @@ from rich.text import Text
 
 from ls_edge.core.errors import printable
 from ls_edge.device.profile import BatchTimes, Times
-from ls_edge.engines.benchmark import Bench
 
 FILE_WIDTH = 10_000
 """Width in columns of files and pipes, so that nothing is wrapped or truncated."""
@@ -106,7 +105,7 @@ def _text(cell: RenderableType) -> Text:
     return cell if isinstance(cell, Text) else Text(printable(cell))
 
 
-def print_times(title: str, found: Bench | BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
+def print_times(title: str, found: BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
     """Print the times of stem, blocks, and head, and below them those of ``wholes`` that were measured."""
     table = PlainTable.of("", ">median ms", ">95 % ms", ">min ms", title=title, box=None)
     parts = {"stem": found.stem_ms, **{f"block {index}": one for index, one in enumerate(found.blocks_ms)}}

@@ -20,7 +20,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.device.profile import SCHEMA, CallTimes, LinkFit, LinksDocument, LinkTimes
+from ls_edge.device.profile import SCHEMA, CallOverhead, LinkFit, LinksDocument, LinkTimes
 from ls_edge.engines.opening import open_engine
 from ls_edge.runtime.clients.session import Client, source_name
 from ls_edge.runtime.protocol import codecs
@@ -102,12 +102,12 @@ class LinkProber(Client):
         states = {name: self.sessions[name].state for name in names}
         return all(state is None or {*names} <= {name, *state.reaches} for name, state in states.items())
 
-    def _call_times(self) -> list[CallTimes]:
-        found: list[CallTimes] = []
+    def _call_times(self) -> list[CallOverhead]:
+        found: list[CallOverhead] = []
         for name, microseconds in self._calls.items():
             ms = np.asarray(microseconds) / 1e3
             p50, p95 = (round(float(np.percentile(ms, percent)), 4) for percent in (50, 95))
-            found.append(CallTimes(name, p50, round(float(ms.mean()), 4), p95, len(ms)))
+            found.append(CallOverhead(name, p50, round(float(ms.mean()), 4), p95, len(ms)))
         return found
 
     def _measure_codecs(

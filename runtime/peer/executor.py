@@ -16,7 +16,7 @@ from ls_edge.core.peers_file import PeerConfig
 from ls_edge.device.profile import DeviceProfile
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor, PartFailed
-from ls_edge.engines.profiling import Device, profile_blocks
+from ls_edge.engines.profiling import MeasuredDevice, profile_blocks
 from ls_edge.runtime.peer.counts import EngineCounts
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
@@ -66,7 +66,7 @@ class BlockExecutor:
         return profile_blocks(
             bundle,
             self._executor,
-            Device(self._entry.name),
+            MeasuredDevice(self._entry.name),
             max_batch=self._entry.max_batch,
             duration=seconds,
             call=call,

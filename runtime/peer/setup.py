@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
+from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, PartFile, PartFiles, TokenSpec
 from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.inspector import Examine
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.transport.keys import KeyPair
 
-_NO_PART = Part("", "", 0)
+_NO_PART = PartFile("", "", 0)
 _NO_MODEL = Manifest(
     schema=1,
     bundle_id="",
@@ -24,7 +24,7 @@ _NO_MODEL = Manifest(
     needs_slot=False,
     precision="",
     opset=0,
-    parts=Parts(_NO_PART, _NO_PART, ()),
+    parts=PartFiles(_NO_PART, _NO_PART, ()),
 )
 
 

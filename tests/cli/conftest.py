@@ -15,8 +15,8 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import (
     ImageSpec,
     Manifest,
-    Part,
-    Parts,
+    PartFile,
+    PartFiles,
     TokenSpec,
     bundle_id_of,
     interface_of,
@@ -155,8 +155,8 @@ def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=
     for name, content in _parts(classes, seed, blocks):
         file = f"blocks/{int(name.split()[1]):02d}.onnx" if name.startswith("block") else f"{name}.onnx"
         (folder / file).write_bytes(content)
-        made[name] = Part(file, hashlib.sha256(content).hexdigest(), len(content))
-    parts = Parts(made["stem"], made["head"], tuple(made[f"block {index}"] for index in range(blocks)))
+        made[name] = PartFile(file, hashlib.sha256(content).hexdigest(), len(content))
+    parts = PartFiles(made["stem"], made["head"], tuple(made[f"block {index}"] for index in range(blocks)))
     image = ImageSpec((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
     tokens = TokenSpec((SIDE // PATCH) ** 2, DIM)
     bands = Bands.from_json(bands, blocks)

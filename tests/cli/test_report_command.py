@@ -7,7 +7,7 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.device.sensors import Sensors
-from ls_edge.engines.profiling import Device, profile_bundle
+from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.report.side_by_side import side_by_side
 from ls_edge.runtime.peer.peer import Peer
 
@@ -15,7 +15,9 @@ from ls_edge.runtime.peer.peer import Peer
 @pytest.fixture
 def documents(command, bundle, write_peers, serve, tmp_path):
     """Files of a profile, a plan, a run of one request at a time, and one of several."""
-    found = profile_bundle(Bundle.open(bundle), Device("a", Sensors(tmp_path / "none")), duration=0.02, threads=1)
+    found = profile_bundle(
+        Bundle.open(bundle), MeasuredDevice("a", Sensors(tmp_path / "none")), duration=0.02, threads=1
+    )
     (tmp_path / "profile.json").write_bytes(msgspec.json.encode(found))
     planning = ("plan", "--bundle", bundle, "--profiles", tmp_path / "profile.json", "--objective", "latency", "--json")
     path = write_peers({"a": [0, 1], "b": [2, 3]})

@@ -13,7 +13,7 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.device.sensors import Sensors
-from ls_edge.engines.profiling import Device, profile_bundle
+from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def profile(bundle, tmp_path_factory):
     """A profile of this machine in which every block takes 2 ms, stem and head 1 ms together."""
     folder = tmp_path_factory.mktemp("profiles")
     document = msgspec.to_builtins(
-        profile_bundle(Bundle.open(bundle), Device("board", Sensors(folder)), duration=0.02, threads=1)
+        profile_bundle(Bundle.open(bundle), MeasuredDevice("board", Sensors(folder)), duration=0.02, threads=1)
     )
     times = document["batch"]["1"]
     for key in ("stem_ms", "head_ms"):

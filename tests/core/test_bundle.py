@@ -13,8 +13,8 @@ from ls_edge.core.bundle import (
     Bundle,
     ImageSpec,
     Manifest,
-    Part,
-    Parts,
+    PartFile,
+    PartFiles,
     TokenSpec,
     bundle_id_of,
     digest_of,
@@ -36,9 +36,9 @@ def make(folder, *, whole=False, precision="fp32", content=b"part", bands=None):
     def part(name):
         raw = content + b" " + name.encode()
         (folder / name).write_bytes(raw)
-        return Part(name, hashlib.sha256(raw).hexdigest(), len(raw))
+        return PartFile(name, hashlib.sha256(raw).hexdigest(), len(raw))
 
-    parts = Parts(
+    parts = PartFiles(
         stem=part("stem.onnx"), head=part("head.onnx"), blocks=tuple(part(f"blocks/{i:02d}.onnx") for i in range(3)),
         whole=part("whole.onnx") if whole else None,
     )  # fmt: skip

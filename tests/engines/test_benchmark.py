@@ -1,14 +1,12 @@
-"""The document of ``ls-edge bench``: its keys with and without a monolith, and the turns of the calls."""
+"""The document of ``ls-edge bench``: its keys with and without a monolith."""
 
 import json
 from collections import Counter
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from ls_edge.core.errors import EngineError, UsageError
-from ls_edge.engines import benchmark
 from ls_edge.engines.benchmark import bench
 from ls_edge.export.merge import merge
 
@@ -63,22 +61,3 @@ def test_what_cannot_be_timed(bundle, whole):
             bench(bundle, **{"threads": 1, "duration": 0.02, **wrong})
     with pytest.raises(EngineError, match=r"^whole does not load"):
         bench(bundle, threads=1, duration=0.02, monolith=(whole[:1000], "broken"))
-
-
-@pytest.mark.parametrize(("duration", "runs"), [(10, 1), (79, 1), (80, 2), (120, 3), (1000, benchmark.RUNS_A_TURN)])
-def test_calls_are_timed_in_turns_whose_first_run_does_not_count(monkeypatch, duration, runs):
-    """A call takes 5 s if another one ran before it, else 1 s; all turns together take at most a fourth of the time."""
-    clock, called = [0.0], []
-    monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-
-    def call(name):
-        clock[0] += 1.0 if called[-1:] == [name] else 5.0
-        called.append(name)
-
-    first, second = benchmark._alternate([lambda: call("a"), lambda: call("b")], float(duration))
-    rounds = len(first) // runs
-    assert rounds * runs == len(first) == len(second) >= 3
-    assert set(first) | set(second) == {1.0}
-    turns = [letter * (runs + 1) for letter in "ab"]
-    assert "".join(called) == "ab" + "".join("".join(turns[:: -1 if n % 2 else 1]) for n in range(rounds))
-    assert clock[0] >= 10.0 + min(duration, 3 * 2 * runs)

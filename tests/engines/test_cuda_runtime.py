@@ -75,7 +75,7 @@ def test_outputs_are_values(gpu):
 def test_a_machine_without_cuda_says_so(monkeypatch):
     monkeypatch.setattr(module, "_candidates", lambda: ["libcudart-not-there.so.12"])
     cuda_runtime.cache_clear()
-    with pytest.raises(EngineError, match=r"cannot be used: libcudart-not-there\.so\.12: .*; install the one of"):
+    with pytest.raises(EngineError, match=r"cannot be used: libcudart-not-there\.so\.12: .*; install the one for"):
         cuda_runtime()
 
 

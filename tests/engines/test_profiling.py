@@ -10,8 +10,9 @@ import pytest
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.device.profile import load_profile
 from ls_edge.device.sensors import Sensors
+from ls_edge.engines.measuring import taken_bytes
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.profiling import Device, profile_blocks, profile_bundle, taken_bytes
+from ls_edge.engines.profiling import MeasuredDevice, profile_blocks, profile_bundle
 
 
 def board(root, *, over_current=0):
@@ -28,7 +29,7 @@ def board(root, *, over_current=0):
 def test_a_profile_without_any_sensor(bundle, tmp_path):
     steps = []
     found = profile_bundle(
-        bundle, Device("here", Sensors(tmp_path)), batches=(2, 1), duration=0.05, threads=1,
+        bundle, MeasuredDevice("here", Sensors(tmp_path)), batches=(2, 1), duration=0.05, threads=1,
         on_step=lambda done, total, text: steps.append((done, total, text)),
     )  # fmt: skip
     assert list(found.batch) == ["1", "2"]
@@ -55,7 +56,7 @@ def test_a_profile_without_any_sensor(bundle, tmp_path):
 
 
 def test_power_and_energy_where_the_board_tells_them(bundle, tmp_path):
-    found = profile_bundle(bundle, Device("orin-0", board(tmp_path)), duration=0.05, threads=1)
+    found = profile_bundle(bundle, MeasuredDevice("orin-0", board(tmp_path)), duration=0.05, threads=1)
     assert (found.power_watts, found.idle_watts, found.power_scope) == (6.0, 6.0, "board")
     times = found.batch["1"]
     assert found.energy_mj_per_image == times.energy_mj_per_image
@@ -69,14 +70,14 @@ def test_energy_is_that_of_the_images_and_not_of_reading_sensors(bundle, tmp_pat
             return super().gpu_energy_uj()
 
     board(tmp_path)
-    found = profile_bundle(bundle, Device("orin-0", Slow(tmp_path)), duration=0.05, threads=1)
+    found = profile_bundle(bundle, MeasuredDevice("orin-0", Slow(tmp_path)), duration=0.05, threads=1)
     assert 6.0 * found.batch["1"].chain_ms.min <= found.energy_mj_per_image <= 3 * 6.0 * found.batch["1"].chain_ms.p95
 
 
 def test_a_board_that_throttles_in_between_is_marked(bundle, tmp_path):
     sensors = board(tmp_path)
     found = profile_bundle(
-        bundle, Device("orin-0", sensors), duration=0.05, threads=1,
+        bundle, MeasuredDevice("orin-0", sensors), duration=0.05, threads=1,
         on_step=lambda _done, _total, text: text == "batch 1" and board(tmp_path, over_current=3),
     )  # fmt: skip
     assert (found.throttled, found.throttled_by) == (True, ["soctherm_oc oc1: 3 more"])
@@ -96,8 +97,8 @@ def test_a_visit_of_all_blocks_copies_once_in_and_once_out(bundle, gpu):
 def test_memory_of_the_gpu_counts(bundle, tmp_path, gpu, integrated, monkeypatch):
     """The double has a GPU of 1 GiB; an integrated one has the host's memory, which counts once."""
     gpu.integrated = integrated
-    monkeypatch.setattr("ls_edge.engines.profiling.resident_bytes", lambda: 0)
-    device = Device("orin-0", Sensors(tmp_path))
+    monkeypatch.setattr("ls_edge.engines.measuring.resident_bytes", lambda: 0)
+    device = MeasuredDevice("orin-0", Sensors(tmp_path))
     found = profile_bundle(bundle, device, duration=0.02, kind="tensorrt")
     files = sum(part.file_bytes for part in found.parts)
     assert found.provider.startswith("TensorRT")
@@ -111,13 +112,13 @@ def test_memory_of_the_gpu_counts(bundle, tmp_path, gpu, integrated, monkeypatch
             bundle, pipeline.executor, device, max_batch=1, duration=0.02, call=lambda function: function()
         )
         assert measured.memory_bytes == workspace.taken_bytes() > 10 * files
-        monkeypatch.setattr("ls_edge.engines.profiling.resident_bytes", lambda: 10 * files)
+        monkeypatch.setattr("ls_edge.engines.measuring.resident_bytes", lambda: 10 * files)
         assert taken_bytes(0, workspace) == workspace.taken_bytes() + (0 if integrated else 10 * files)
         gpu.free("device", address)
 
 
 def test_a_profile_survives_its_file(bundle, tmp_path):
-    found = profile_bundle(bundle, Device("here", Sensors(tmp_path)), duration=0.02, threads=1)
+    found = profile_bundle(bundle, MeasuredDevice("here", Sensors(tmp_path)), duration=0.02, threads=1)
     path = tmp_path / "profile.json"
     path.write_bytes(msgspec.json.encode(found))
     assert load_profile(path) == found
@@ -134,7 +135,7 @@ def test_a_profile_survives_its_file(bundle, tmp_path):
     ],
 )
 def test_what_is_no_profile(bundle, tmp_path, changes, message):
-    found = profile_bundle(bundle, Device("here", Sensors(tmp_path)), duration=0.02, threads=1)
+    found = profile_bundle(bundle, MeasuredDevice("here", Sensors(tmp_path)), duration=0.02, threads=1)
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(msgspec.to_builtins(found) | changes), encoding="utf-8")
     with pytest.raises(DataError, match=message):
@@ -154,4 +155,4 @@ def test_what_cannot_be_profiled(bundle):
         with pytest.raises(UsageError):
             profile_bundle(bundle, **{"threads": 1, "duration": 0.02, **wrong})
     with pytest.raises(UsageError):
-        Device("no name")
+        MeasuredDevice("no name")

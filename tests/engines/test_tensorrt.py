@@ -210,7 +210,7 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
 
 
 def test_float32_is_built_without_tf32_and_few_engines_serve_all_batches(tiny_bundle):
-    device = tensorrt_build.Device("10.3.0", "Orin", "8.7")
+    device = tensorrt_build.TensorRTDevice("10.3.0", "Orin", "8.7")
     assert "no tf32" in key_of("ab", device, EngineOptions("fp32", 8)).flags
     assert "no tf32" not in key_of("ab", device, EngineOptions("fp16", 8)).flags
     bundle = Bundle.open(tiny_bundle)

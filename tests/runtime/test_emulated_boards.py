@@ -11,7 +11,7 @@ from ls_edge.cli.board_demo import board_demo, check_boards
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.device.sensors import Sensors
-from ls_edge.engines.profiling import Device, profile_bundle
+from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.report.terminal import open_console
 from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, PacedEngine, Pacer, emulated_boards, emulated_profile
 
@@ -19,7 +19,7 @@ from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, PacedEngine, Pa
 @pytest.fixture
 def measured(tiny_bundle, tmp_path):
     return profile_bundle(
-        Bundle.open(tiny_bundle), Device("here", Sensors(tmp_path / "none")), duration=0.02, threads=1
+        Bundle.open(tiny_bundle), MeasuredDevice("here", Sensors(tmp_path / "none")), duration=0.02, threads=1
     )
 
 

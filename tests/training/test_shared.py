@@ -16,7 +16,7 @@ from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.profiling import Device, profile_bundle
+from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.evaluation.evaluate import evaluate
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.export.targets import prepare_for_export
@@ -270,7 +270,7 @@ def test_a_bundle_has_one_file_for_all_steps(shared_bundle, shared_runs, tmp_pat
     assert sorted(path.name for path in (shared_bundle / "blocks").iterdir()) == ["00.onnx"]
     assert {part.file for part in bundle.manifest.parts.blocks} == {"blocks/00.onnx"}
     assert (bundle.num_blocks, bundle.owners, bundle.shares_weights) == (4, (0, 0, 0, 0), True)
-    profile = profile_bundle(bundle, Device("here", Sensors(tmp_path)), duration=0.01, threads=1)
+    profile = profile_bundle(bundle, MeasuredDevice("here", Sensors(tmp_path)), duration=0.01, threads=1)
     blocks = [part for part in profile.parts if part.part.startswith("block ")]
     assert [part.file_bytes for part in blocks] == [bundle.part("block 0").bytes, 0, 0, 0]
     engines = open_block_engines(bundle, [1, 2, 3], threads=1)

@@ -10,7 +10,7 @@ import numpy as np
 from ls_edge.evaluation.analysis import RUN_KINDS
 from ls_edge.training.analysis.attention import AttentionMeasure, class_attention, rollout
 from ls_edge.training.analysis.gradients import excite, inversion, saliency
-from ls_edge.training.analysis.inspected import Batch, Inspected, LackingError
+from ls_edge.training.analysis.inspected import Inspected, LabeledImages, LackingError
 from ls_edge.training.analysis.parts import parts
 from ls_edge.training.analysis.weights import filters, layer_scale, mixing, positions
 
@@ -24,7 +24,7 @@ OF_WEIGHTS: dict[str, Callable[[Inspected], Any]] = {
     "layer_scale": layer_scale,
     "mixing": mixing,
 }
-OF_FIRST_IMAGES: dict[str, Callable[[Inspected, Sequence[Batch]], Any]] = {
+OF_FIRST_IMAGES: dict[str, Callable[[Inspected, Sequence[LabeledImages]], Any]] = {
     "parts": parts,
     "rollout": rollout,
     "class_attention": class_attention,
@@ -40,7 +40,7 @@ class RunAnalysis:
 
     def __init__(self, inspected: Inspected, kinds: Sequence[str]) -> None:
         self._inspected, self._kinds = inspected, kinds
-        self._first: list[Batch] = []
+        self._first: list[LabeledImages] = []
         self._attention: AttentionMeasure | None = None
         self._reasons: dict[str, str] = {}
         if "attention" in kinds:

@@ -22,8 +22,8 @@ from ls_edge.evaluation.analysis.inside import AttentionStatistics, ClassAttenti
 from ls_edge.evaluation.measure import Order
 from ls_edge.training.analysis.inspected import (
     MOST_PICTURES,
-    Batch,
     Inspected,
+    LabeledImages,
     LackingError,
     compare,
     images_of,
@@ -107,7 +107,7 @@ def rollout_of(inspected: Inspected, tokens: Tensor, order: Sequence[int]) -> np
     return found
 
 
-def rollout(inspected: Inspected, batches: Sequence[Batch]) -> Rollout:
+def rollout(inspected: Inspected, batches: Sequence[LabeledImages]) -> Rollout:
     """Return the rollout of the first images, in trained order and in a random order for each image."""
     _, grid, _ = _plain_attention(inspected)
     images = images_of(batches, MOST_ROLLOUTS)
@@ -123,7 +123,7 @@ def rollout(inspected: Inspected, batches: Sequence[Batch]) -> Rollout:
     return Rollout(trained, random, found.correlation, peak, len(images), grid, found.pictures)
 
 
-def class_attention(inspected: Inspected, batches: Sequence[Batch]) -> ClassAttention:
+def class_attention(inspected: Inspected, batches: Sequence[LabeledImages]) -> ClassAttention:
     """Return the attention of CaiT's class token, in trained order and in random orders of the patch blocks."""
     model, grid = inspected.model, inspected.grid
     modules = [layer.attn for layer in getattr(model.view.model, "blocks_token_only", ())]

@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as transforms
 from ls_edge.data.pictures import picture
 from ls_edge.evaluation.analysis.inside import Excitation, Inversion, Picture, Saliency
 from ls_edge.evaluation.measure import Order
-from ls_edge.training.analysis.inspected import Batch, Inspected, color_picture, compare, images_of
+from ls_edge.training.analysis.inspected import Inspected, LabeledImages, color_picture, compare, images_of
 
 EXCITATION_STEPS = 200
 INVERSION_STEPS = 300
@@ -41,7 +41,7 @@ def run_blocks(inspected: Inspected, colors: Tensor, order: Iterable[int]) -> Te
     return tokens
 
 
-def saliency(inspected: Inspected, batches: Sequence[Batch]) -> Saliency:
+def saliency(inspected: Inspected, batches: Sequence[LabeledImages]) -> Saliency:
     """Return the gradients of the answer's logit, in trained order and in a random order for each image."""
     images = images_of(batches, MOST_IMAGES)
     answers = inspected.model.head(inspected.run(inspected.model.stem(images), inspected.trained)).argmax(axis=1)
@@ -66,7 +66,7 @@ def saliency_map(inspected: Inspected, colors: Tensor, order: Order, answer: int
     return found
 
 
-def excite(inspected: Inspected, batches: Sequence[Batch]) -> Excitation:
+def excite(inspected: Inspected, batches: Sequence[LabeledImages]) -> Excitation:
     """Return an image for each of some blocks that excites the channel that varies most over the data."""
     blocks, colors = inspected.some_blocks, inspected.colors(images_of(batches, MOST_IMAGES))
     channels, noise, most, reached, shown = [], [], [], [], []
@@ -96,7 +96,7 @@ def _added(inspected: Inspected, index: int, colors: Tensor) -> Tensor:
     return after - before
 
 
-def inversion(inspected: Inspected, batches: Sequence[Batch]) -> Inversion:
+def inversion(inspected: Inspected, batches: Sequence[LabeledImages]) -> Inversion:
     """Reconstruct the first images from their tokens after some blocks."""
     blocks, target = inspected.some_blocks, inspected.colors(images_of(batches, INVERTED))
     generator = torch.Generator().manual_seed(inspected.seed)

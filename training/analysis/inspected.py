@@ -20,7 +20,7 @@ from ls_edge.evaluation.measure import Order
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
-Batch = tuple[np.ndarray, np.ndarray]
+LabeledImages = tuple[np.ndarray, np.ndarray]
 """Images float32 ``[B, 3, H, W]`` and labels int ``[B]``."""
 MOST_PICTURES = 4
 """Largest number of images or blocks that a page shows as pictures."""
@@ -84,7 +84,7 @@ class Inspected:
         return torch.tensor(values, device=self.model.view.device).view(1, 3, 1, 1)
 
 
-def images_of(batches: Sequence[Batch], most: int) -> np.ndarray:
+def images_of(batches: Sequence[LabeledImages], most: int) -> np.ndarray:
     """Return the first ``most`` images of batches."""
     return np.concatenate([images for images, _ in batches])[:most]
 

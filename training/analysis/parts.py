@@ -13,7 +13,7 @@ from ls_edge.core.errors import ModelError
 from ls_edge.evaluation.analysis.inside import Part, Parts
 from ls_edge.evaluation.analysis.measures import Score
 from ls_edge.evaluation.measure import Mean, log_softmax
-from ls_edge.training.analysis.inspected import Batch, Inspected, LackingError
+from ls_edge.training.analysis.inspected import Inspected, LabeledImages, LackingError
 
 NAMES = {
     "attn": "attention",
@@ -26,7 +26,7 @@ NAMES = {
 
 
 @torch.inference_mode()
-def parts(inspected: Inspected, batches: Sequence[Batch]) -> Parts:
+def parts(inspected: Inspected, batches: Sequence[LabeledImages]) -> Parts:
     """Return accuracy and loss in trained order without each part, in one block and in all."""
     model, trained = inspected.model, inspected.trained
     changes = _changes(inspected)

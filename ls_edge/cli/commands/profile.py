@@ -19,7 +19,7 @@ from ls_edge.core.peers_file import EngineKind
 from ls_edge.core.text import NOTHING, counted, show, show_ms
 from ls_edge.core.validation import InvalidDocument
 from ls_edge.device.profile import DeviceProfile, LinksDocument, read_profile
-from ls_edge.engines.profiling import Device, profile_bundle
+from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table, print_times
 from ls_edge.runtime.clients.link_prober import LinkProber
@@ -103,7 +103,7 @@ def command(
         raise UsageError("--peers measures what a peer serves, or --links; leave out BUNDLE or --peers")
     else:
         with StepProgress("profile") as progress:
-            device = Device(asked.pop("name"))
+            device = MeasuredDevice(asked.pop("name"))
             found = profile_bundle(Bundle.open(bundle), device, batches=batch, kind=engine, on_step=progress, **asked)
     _write(found, out, _print, as_json=as_json)
     if found.throttled:

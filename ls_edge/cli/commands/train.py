@@ -76,12 +76,6 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
     "--accumulate", "Parts of a step that run in sequence, to save memory.  [default: 1]", most=options.MAX_BATCH
 )
 @options.number("--lr", "Peak learning rate.  [default: the model's]", "X", above=True)
-@options.number("--weight-decay", "Weight decay of matrices.  [default: 0.05]", "X")
-@options.choice(
-    "--augment",
-    ["auto", "none", "shift", "crop", "timm"],
-    "Augmentation: small shifts; crops and flips; or timm's, with RandAugment.  [default: auto]",
-)
 @click.option(
     "--exif-orientation/--no-exif-orientation",
     default=None,

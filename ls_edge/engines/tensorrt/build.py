@@ -1,7 +1,7 @@
 """Build a TensorRT engine from an ONNX part, on the device that will run it.
 
-For TensorRT 10.3, which JetPack 6 has, to 11. The network is strongly typed: which numbers are half, int8 or float is
-written in the ONNX file (``export --precision``). One profile for single images and one tuned for the largest batch;
+Supports TensorRT 10.3, the version of JetPack 6, to 11. The network is strongly typed: the ONNX file says which numbers
+are half, int8 or float (``export --precision``). One profile for single images and one tuned for the largest batch;
 for float32 files TF32 is switched off, since answers must be the same on every device. Identical blocks share
 TensorRT's timing cache, so the first takes long and the others seconds.
 
@@ -28,17 +28,16 @@ from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, OnStatus
 log = logging.getLogger("ls_edge.engines")
 
 LEAST_MAX_BATCH = 8
-"""An engine takes batches up to this at least: one that was built without knowing ``max_batch`` then serves all up to
-it."""
+"""Smallest value of the largest batch: an engine that was built without knowing ``max_batch`` serves up to this."""
 PROGRESS_EVERY_S = 5.0
 """Shortest time between two lines about one build."""
 WORKSPACE = 1 << 30
-"""Bytes that kernels may use while they run, if ``gpu_mem_limit`` is not less."""
+"""Bytes that kernels may use while they run, unless ``gpu_mem_limit`` is less."""
 
 
 @dataclass(frozen=True)
-class Device:
-    """Device that engines are built for."""
+class TensorRTDevice:
+    """TensorRT and the GPU that engines are built for."""
 
     tensorrt: str
     gpu: str
@@ -66,7 +65,7 @@ def tensorrt_module() -> Any:
     return trt
 
 
-def this_device() -> Device:
+def this_device() -> TensorRTDevice:
     """Return TensorRT and GPU of this machine; raise :class:`EngineError` if one is missing."""
     trt, cuda = tensorrt_module(), cuda_runtime()
     number = cuda.call("cudaGetDevice", doing="looking for a GPU")
@@ -75,12 +74,12 @@ def this_device() -> Device:
         cuda.call("cudaDeviceGetAttribute", attribute, number, doing="looking at the GPU")
         for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR)
     )
-    return Device(trt.__version__, name.strip(), f"{major}.{minor}")
+    return TensorRTDevice(trt.__version__, name.strip(), f"{major}.{minor}")
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """All that decides about an engine besides file and device; ``build`` and ``peer`` make it by :meth:`of`."""
+    """Everything that an engine depends on besides file and device; made by :meth:`of`."""
 
     precision: str = "fp32"
     """Precision of the bundle: ``fp32``, ``fp16`` or ``int8``."""
@@ -106,7 +105,7 @@ PLAIN = EngineOptions()
 """Options of a float32 part without limits."""
 
 
-def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKey:
+def key_of(onnx_sha256: str, device: TensorRTDevice, options: EngineOptions) -> EngineKey:
     """Return the key of the engine of a part in the cache."""
     return EngineKey(
         onnx_sha256=onnx_sha256,
@@ -146,7 +145,7 @@ def build_part(
 ) -> BuiltPart:
     """Return the engine of a part for this device, from the cache or built now; log and report the progress.
 
-    ``ls-edge build`` and peers get their engines only from here. Raises :class:`EngineError` if TensorRT, CUDA or a GPU
+    ``ls-edge build`` and peers get all engines from here. Raises :class:`EngineError` if TensorRT, CUDA or a GPU
     is missing, or the part cannot be built or, with ``must_keep``, written.
     """
     key = key_of(bundle.part(part).sha256, this_device(), options)
@@ -215,15 +214,15 @@ def _progress_monitor(trt: Any, report: OnStatus) -> Any:
 def build(
     raw: bytes, part: str, key: EngineKey, timing: bytes, report: OnStatus = lambda _: None
 ) -> tuple[bytes, bytes]:
-    """Build ``raw`` for ``key``; return the serialized engine and the timing cache as it is afterwards.
+    """Build ``raw`` for ``key``; return the serialized engine and the updated timing cache.
 
-    ``report`` is called now and then with how far it is. Raises :class:`EngineError` naming the part where TensorRT
-    cannot read or build it.
+    ``report`` is called every few seconds with the progress. Raises :class:`EngineError` with the name of the part if
+    TensorRT cannot read or build it.
     """
     trt = tensorrt_module()
     logger = tensorrt_logger(trt)
     builder = trt.Builder(logger)
-    # needed by TensorRT 10, accepted and without effect in 11, where every network is strongly typed
+    # TensorRT 10 needs this flag; 11, in which every network is strongly typed, ignores it
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(raw):

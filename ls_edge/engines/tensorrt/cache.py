@@ -34,14 +34,14 @@ OnStatus = Callable[[str], None]
 
 
 class EngineKey(msgspec.Struct, frozen=True):
-    """All that an engine depends on."""
+    """Everything that an engine depends on."""
 
     onnx_sha256: str
     tensorrt: str
     gpu: str
     capability: str
     profiles: tuple[tuple[int, int, int], ...]
-    """Batch: least, best, largest."""
+    """Smallest, best and largest batch of each profile."""
     workspace: int
     """Bytes that kernels may use."""
     flags: tuple[str, ...]
@@ -49,7 +49,7 @@ class EngineKey(msgspec.Struct, frozen=True):
     system: str = f"{platform.system()} {platform.machine()}"
 
     def digest(self) -> str:
-        """Sha256 that names the entry."""
+        """Return the SHA-256 that names the entry."""
         return digest_of(msgspec.to_builtins(self))
 
 
@@ -100,7 +100,7 @@ class EngineCache:
         *,
         must_keep: bool = True,
     ) -> bytes:
-        """Return the engine of ``key``; build it under the lock if there is none.
+        """Return the engine for ``key``; build it under the lock if there is none.
 
         ``build`` takes the timing cache (empty at first) and returns engine and timing cache; ``on_status`` receives
         the reason. Raises :class:`EngineError` if files belong to another user, or if ``must_keep`` and they cannot be
@@ -138,11 +138,11 @@ class EngineCache:
             return None, self._why(key)
         engine = self._read(self._path(key, "engine"))
         if engine is None or noted != _note(key, engine):
-            return None, "the one in the cache is damaged or missing"
+            return None, "the cached engine is damaged or missing"
         return engine, ""
 
     def _why(self, key: EngineKey) -> str:
-        """Return the differences to another engine of the same file."""
+        """Return how the key differs from that of another engine of the same file."""
         for path in sorted(self.folder.glob("*.json"), key=lambda p: p.name):
             try:
                 other = msgspec.json.decode(self._read(path) or b"", type=_Entry).key
@@ -200,7 +200,7 @@ class EngineCache:
 
 
 def _note(key: EngineKey, engine: bytes) -> bytes:
-    """Return what is written next to an engine when it is complete."""
+    """Return the JSON that is written next to an engine once it is complete."""
     return msgspec.json.encode(_Entry(key, hashlib.sha256(engine).hexdigest()))
 
 

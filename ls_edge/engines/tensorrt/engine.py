@@ -2,10 +2,10 @@
 
 An engine comes from this user's cache or is built now (:func:`open_tensorrt`). Engines of one thread share a
 :class:`~ls_edge.engines.cuda_memory.CudaWorkspace`: stream, buffers, and memory for activations, which one engine at a
-time uses. Single images and batches have a profile, and contexts, of their own. For one image and for the largest
-batch, a run becomes a CUDA graph when it is queued for the second
-time, which costs one call instead of one per kernel; if CUDA refuses, it runs without (:attr:`TensorRTEngine.no_graphs`
-has the reason). Larger batches are split. One thread at a time.
+time uses. Single images and batches have separate profiles and contexts. For one image and for the largest batch, a
+run becomes a CUDA graph when it is queued for the second time, which costs one call instead of one per kernel; if CUDA
+refuses, it runs without (:attr:`TensorRTEngine.no_graphs` has the reason). Larger batches are split. One thread at a
+time.
 
 Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
 """
@@ -26,8 +26,8 @@ from ls_edge.engines.cuda_runtime import THREAD_LOCAL
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
 from ls_edge.engines.tensorrt.build import (
     BuiltPart,
-    Device,
     EngineOptions,
+    TensorRTDevice,
     build_part,
     profile_of,
     tensorrt_logger,
@@ -41,7 +41,7 @@ log = logging.getLogger("ls_edge.engines")
 
 @dataclass
 class _Context:
-    """An execution context, and its graph if it only ever runs at one batch size between the same addresses."""
+    """An execution context, and its graph if it always runs at one batch size between the same addresses."""
 
     context: Any
     generation: int
@@ -55,31 +55,35 @@ class TensorRTEngine:
 
     kind = "tensorrt"
 
-    def __init__(self, plan: bytes, part: str, signature: Signature, device: Device, workspace: CudaWorkspace) -> None:
+    def __init__(
+        self, plan: bytes, part: str, signature: Signature, device: TensorRTDevice, workspace: CudaWorkspace
+    ) -> None:
         """Load a serialized engine; raise :class:`EngineError` if it is for another device or part."""
         self.part = part
         self.signature = signature
         self.provider = str(device)
         self.workspace = workspace
-        self.no_graphs = "it takes a slot, which is at another address each time" if len(signature.inputs) > 1 else ""
+        self.no_graphs = "it takes a slot, whose address changes with each run" if len(signature.inputs) > 1 else ""
         """Reason why runs do not become CUDA graphs; empty while they do."""
         self._trt = tensorrt_module()
         # an engine may not outlive the runtime that made it
         self._runtime: Any = self._trt.Runtime(tensorrt_logger(self._trt))
         self._engine: Any = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
-            raise EngineError(f"the engine of {part} does not load in {device}; it is of another device or version")
+            raise EngineError(
+                f"the engine of {part} does not load in {device}; it was built for another device or version"
+            )
         self._check_signature()
         workspace.hold()
         self._contexts: dict[tuple[int, ...], _Context] = {}
         """Contexts by batch and addresses of runs with a graph, else by profile.
 
-        They are made by the first run of each, since each takes memory. A graph has a context of its own, because it is
-        bound to the state of the context that it was captured from.
+        The first run creates each of them, since each takes memory. A graph has its own context, because it is bound to
+        the state of the context that it was captured from.
         """
         try:
             self._scratch_bytes = int(self._engine.device_memory_size_v2)
-            workspace.scratch(self._scratch_bytes)  # all engines are opened before one runs, so this is made once
+            workspace.scratch(self._scratch_bytes)  # all engines are opened before one runs, so this is allocated once
         except BaseException:
             self.close()
             raise
@@ -122,7 +126,7 @@ class TensorRTEngine:
         self.workspace.release()
 
     def _launch(self, found: _Context) -> bool:
-        """Run the graph of a context that ran once, and record it before; return False if CUDA does not record it."""
+        """Run the graph of a context that ran once, recording it if needed; return False if CUDA cannot record it."""
         if found.graph is None:
             try:
                 found.graph = self._capture(found.context)
@@ -136,7 +140,7 @@ class TensorRTEngine:
     def _capture(self, context: Any) -> Any:
         """Record one run as a graph; restore the state of the stream even if that fails."""
         cuda, stream, call = self.workspace.cuda, self.workspace.stream, self.workspace.cuda.call
-        # only calls of this thread count: other threads of the process may allocate meanwhile
+        # records only calls of this thread: other threads of the process may allocate meanwhile
         call("cudaStreamBeginCapture", stream, THREAD_LOCAL, doing="recording a graph")
         try:
             self._execute(context)

@@ -1,0 +1,161 @@
+"""Times and memory of open engines: parts, chains and visits, for ``bench``, ``profile`` and running peers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError
+from ls_edge.core.parts import ENDS
+from ls_edge.device.profile import BatchTimes, Times
+from ls_edge.device.sensors import PowerMeter, PowerReading, Sensors
+from ls_edge.engines.cuda_memory import CudaWorkspace
+from ls_edge.engines.executor import Executor
+from ls_edge.engines.onnxruntime import onnxruntime_module
+from ls_edge.engines.pipeline import Pipeline
+
+LEAST_RUNS = 3
+"""Runs that are counted however long they take."""
+
+
+def time_calls(calls: Sequence[Callable[[], object]], duration: float, *, most_runs: int = 1) -> list[list[float]]:
+    """Warm up, then run calls in turns for ``duration`` seconds; return the seconds of each run, by call.
+
+    The turns change direction, so that other load affects all calls. With ``most_runs`` above 1, a call runs up to that
+    often per turn, and once before without being counted: it finds the weights of another call in the caches, unlike a
+    service.
+    """
+    began = time.perf_counter()
+    for call in calls:
+        call()
+    once = time.perf_counter() - began
+    runs = min(most_runs, max(1, int(duration / (4 * once))))
+    seconds: list[list[float]] = [[] for _ in calls]
+    turn = list(zip(calls, seconds, strict=True))
+    end = time.perf_counter() + duration
+    while time.perf_counter() < end or len(seconds[0]) < LEAST_RUNS:
+        for call, times in turn:
+            if most_runs > 1:
+                call()
+            for _ in range(runs):
+                began = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - began)
+        turn.reverse()
+    return seconds
+
+
+def time_batch(
+    pipeline: Pipeline, size: int, duration: float, sensors: Sensors, *, visits_s: float
+) -> tuple[BatchTimes, PowerReading | None]:
+    """Time whole chains part by part for ``duration`` seconds and visits for ``visits_s``; return the power, too."""
+    images = noise_images(pipeline.bundle, size)
+    if not np.isfinite(pipeline.forward(images)).all():
+        raise EngineError(f"{pipeline.bundle.folder} returns logits that are not finite; run 'ls-edge verify' on it")
+    runs: list[list[float]] = []
+    with PowerMeter(sensors) as meter:
+        began = time.perf_counter()
+        time_calls([lambda: runs.append(pipeline.profile(images)[1])], duration)
+        seconds = time.perf_counter() - began
+    power, chains = meter.reading, [sum(run) for run in runs]
+    stem, *blocks, head = (Times.of(list(part)) for part in zip(*runs[1:], strict=True))
+    times = BatchTimes(
+        stem_ms=stem,
+        head_ms=head,
+        blocks_ms=blocks,
+        chain_ms=Times.of(chains[1:]),
+        repeats=len(chains) - 1,
+        slowdown=_slowdown(chains[1:]),
+        power_watts=None if power is None else power.watts,
+        energy_mj_per_image=None if power is None else round(power.watts * 1e3 * seconds / (size * len(chains)), 4),
+        visits_ms=_time_visits(pipeline.bundle, range(pipeline.num_blocks), size, visits_s, pipeline.executor.run),
+    )
+    return times, power
+
+
+def time_blocks(
+    bundle: Bundle, executor: Executor, size: int, duration: float, call: Callable[[Callable[[], object]], None]
+) -> BatchTimes:
+    """Time the open blocks of a peer; ``call`` runs a function on the thread that uses the engines."""
+    blocks = [part for part in executor.engines if part not in ENDS]
+    if not blocks:
+        raise EngineError("this peer serves no blocks, which alone are timed")
+    noise = _noise_tokens(bundle, size)
+    runs: list[list[float]] = []
+
+    def run() -> None:
+        seconds: list[float] = []
+        executor.run(blocks, noise, None, seconds)
+        runs.append(seconds)
+
+    time_calls([lambda: call(run)], duration)
+    times = dict(zip(blocks, (Times.of(list(part)) for part in zip(*runs[1:], strict=True)), strict=True))
+    usual = Times(*(median(values) for values in zip(*map(msgspec.structs.astuple, times.values()), strict=True)))
+    blocks_ms = [times.get(block, usual) for block in range(bundle.num_blocks)]
+
+    def visit(chosen: Sequence[int], given: np.ndarray) -> None:
+        call(lambda: executor.run(chosen, given))
+
+    visits = _time_visits(bundle, blocks, size, duration / 4, visit)
+    slowdown = _slowdown([sum(run) for run in runs[1:]])
+    return BatchTimes(None, None, blocks_ms, None, len(runs) - 1, slowdown, None, None, visits)
+
+
+def _time_visits(
+    bundle: Bundle,
+    blocks: Sequence[int],
+    size: int,
+    duration: float,
+    visit: Callable[[Sequence[int], np.ndarray], object],
+) -> dict[str, Times]:
+    """Time visits of 1, 2 and all ``blocks``."""
+    noise = _noise_tokens(bundle, size)
+    counts = sorted({1, min(2, len(blocks)), len(blocks)})
+    seconds = time_calls([partial(visit, blocks[:count], noise) for count in counts], duration)
+    return {str(count): Times.of(times) for count, times in zip(counts, seconds, strict=True)}
+
+
+def _slowdown(chains: Sequence[float]) -> float:
+    third = max(1, len(chains) // 3)
+    return round(median(chains[-third:]) / max(median(chains[:third]), 1e-9), 4)
+
+
+def noise_images(bundle: Bundle, batch: int) -> np.ndarray:
+    """Return a batch of noise; the time of an engine does not depend on its input."""
+    return np.random.default_rng(0).standard_normal((batch, 3, *bundle.manifest.image.size), dtype=np.float32)
+
+
+def _noise_tokens(bundle: Bundle, batch: int) -> np.ndarray:
+    tokens = bundle.manifest.tokens
+    return np.random.default_rng(0).standard_normal((batch, tokens.count, tokens.dim)).astype(tokens.dtype)
+
+
+def library_of(kind: str) -> str:
+    """Return the library that runs engines of a kind, with the version of ONNX Runtime."""
+    return f"onnxruntime {onnxruntime_module().__version__}" if kind == "onnx" else "tensorrt"
+
+
+def taken_bytes(resident: int | None, workspace: CudaWorkspace | None) -> int:
+    """Return the growth of this process since ``resident`` plus that of the GPU's memory, if it is separate memory."""
+    host = 0 if resident is None else max(0, (resident_bytes() or 0) - resident)
+    if workspace is None:
+        return host
+    return max(host, workspace.taken_bytes()) if workspace.is_integrated else host + workspace.taken_bytes()
+
+
+def resident_bytes() -> int | None:
+    """Return the resident memory of this process, or None without /proc."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            pages = int(statm.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    import resource
+
+    return pages * resource.getpagesize()
