@@ -41,7 +41,7 @@ test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproje
 
 # Tests of the packages with lowest versions. Warnings are not errors here: newer versions deprecate old ones.
 FLOOR_TESTS := tests/core tests/data tests/engines tests/evaluation tests/cli/test_help.py tests/cli/test_predict.py tests/training tests/export tests/device \
-	$(foreach name, codec messages keys links local_cluster tracks, $(shell find tests/runtime -name test_$(name).py))
+	$(foreach name, codecs messages keys links local_cluster tracks, $(shell find tests/runtime -name test_$(name).py))
 
 # torch, which is several GB, and the test tools come from .venv, after the lowest versions on the path.
 $(FLOORS)/.installed: pyproject.toml tests/floors.py $(STAMP)

@@ -33,7 +33,7 @@ def test_the_target_installs_them_in_front_of_the_environment():
     tests = next(line for line in done.stdout.splitlines() if " -m pytest " in line)
     named = [part for part in tests.split() if part.startswith("tests/")]
     assert {"tests/core", "tests/training", "tests/export", "tests/data", "tests/device"} <= set(named)
-    assert {"test_codec.py", "test_messages.py", "test_links.py", "test_tracks.py"} <= {
+    assert {"test_codecs.py", "test_messages.py", "test_links.py", "test_tracks.py"} <= {
         Path(part).name for part in named
     }
     assert all((ROOT / part).exists() for part in named)

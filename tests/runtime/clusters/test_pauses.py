@@ -26,7 +26,7 @@ def test_a_peer_that_was_stopped_in_an_engine_call_runs_blocks_again(tiny_bundle
     """Every request outlives the pause, and the peer serves short budgets soon afterwards.
 
     This does not show that a long call counts little in the usual time of one: the calls after it, and that most of a
-    budget is always tried, would do as well; the test of a "black hole" in ``test_lies_simulated.py`` shows that.
+    budget is always tried, would do as well; the test of a "black hole" in ``test_claims.py`` shows that.
     """
     everything = range(Bundle.open(tiny_bundle).num_blocks)
     with FaultyCluster(tmp_path, tiny_bundle, {"a": everything}) as peers:

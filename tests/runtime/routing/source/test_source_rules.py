@@ -26,8 +26,7 @@ from ls_edge.runtime.routing.state.events import (
 )
 from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.routing.state.limits import Limits
-
-from .driver import ALL_BY_A, Driver, run_of, submits
+from tests.runtime.routing.driver import ALL_BY_A, Driver, run_of, submits
 
 
 @pytest.fixture

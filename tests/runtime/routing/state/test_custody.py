@@ -12,8 +12,7 @@ from ls_edge.runtime.routing.state.custody import TRANSITIONS, InvalidTransition
 from ls_edge.runtime.routing.state.events import Compute, Forward
 from ls_edge.runtime.routing.state.held_request import InvalidState, Stage
 from ls_edge.runtime.routing.state.limits import Limits
-
-from .driver import BY_X, Driver, new_peer, run_of, submits
+from tests.runtime.routing.driver import BY_X, Driver, new_peer, run_of, submits
 
 
 def test_a_transition_that_the_table_lacks_prints_the_story_of_the_request():
@@ -46,7 +45,7 @@ def test_every_stage_that_can_be_entered_can_be_left_and_ended():
 
 
 def test_the_table_of_the_documents_is_that_of_the_code():
-    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text(encoding="utf-8")
     said = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.+) \|$", text.split("## Routing")[1], re.M)
     assert said == [(before.name, after.name, why) for (before, after), why in TRANSITIONS.items()]
 

@@ -10,8 +10,7 @@ from ls_edge.runtime.routing.state.events import Complete, Fail, Forward, Neighb
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
-
-from .driver import BY_X, new_peer, run_of, transfer
+from tests.runtime.routing.driver import BY_X, new_peer, run_of, transfer
 
 REQUESTS = 40
 BLOCK_S, SLOW_S = 0.005, 0.05

@@ -11,8 +11,7 @@ from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
 from ls_edge.runtime.source.source import Source
-
-from .driver import Candidate
+from tests.runtime.routing.driver import Candidate
 
 BLOCKS = 6
 

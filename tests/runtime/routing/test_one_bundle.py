@@ -20,8 +20,7 @@ from ls_edge.runtime.routing.state.events import Compute, Forward, NeighbourStat
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import join_tuples
 from ls_edge.runtime.source.source import Source
-
-from .driver import BY_X, Driver, new_peer, run_of, submits, transfer
+from tests.runtime.routing.driver import BY_X, Driver, new_peer, run_of, submits, transfer
 
 MINE, OTHER = "m" * 64, "o" * 64
 

@@ -18,8 +18,7 @@ from ls_edge.runtime.routing.state.events import (
     Received,
 )
 from ls_edge.runtime.routing.state.limits import Limits
-
-from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
+from tests.runtime.routing.driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 
 
 @pytest.fixture

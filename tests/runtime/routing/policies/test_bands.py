@@ -29,9 +29,7 @@ from ls_edge.runtime.transport.admission import Admission
 from tests.faults.liar import Liar
 from tests.faults.lies import LIES
 from tests.faults.simulation import FaultySimulation
-from tests.runtime.driver import Driver, run_of, submits
-
-from .driver import Candidate
+from tests.runtime.routing.driver import Candidate, Driver, run_of, submits
 
 BLOCKS = 8
 ENDS = Bands.from_json("0/1-6/7")

@@ -46,8 +46,7 @@ from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults import liar as lying
 from tests.faults.lies import LIES as CHAOS_LIES
 from tests.faults.simulation import FaultySimulation
-
-from .driver import ALL_BY_A, BY_X, Driver, cancel, new_peer, request_id, run_of, submits, transfer
+from tests.runtime.routing.driver import ALL_BY_A, BY_X, Driver, cancel, new_peer, request_id, run_of, submits, transfer
 
 BLOCKS = 4
 ALL = tuple(range(BLOCKS))

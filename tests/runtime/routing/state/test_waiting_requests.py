@@ -8,8 +8,7 @@ from ls_edge.runtime.protocol.messages import Accept, Refuse
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.events import Forward, NeighbourDown
 from ls_edge.runtime.routing.state.limits import Limits
-
-from .driver import Driver, submits
+from tests.runtime.routing.driver import Driver, submits
 
 WAITING = 10
 

@@ -11,8 +11,7 @@ from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
 from ls_edge.runtime.routing.policies import POLICIES, policy_of
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
 from ls_edge.runtime.routing.state.candidates import LocalNode
-
-from .driver import Candidate
+from tests.runtime.routing.driver import Candidate
 
 HERE = RunHere
 UNREACHABLE, CREDIT = ReturnReason.UNREACHABLE, ReturnReason.CREDIT
@@ -172,7 +171,7 @@ def test_the_order_of_candidates_never_matters():
 
 def test_nobody_but_the_table_compares_policy_names():
     """What a policy does differently is an attribute or a method of it, so that a new one is a file and a line."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[4]
     files = [path for folder in ("runtime", "ls_edge", "benchmarks") for path in (root / folder).rglob("*.py")]
     comparison = re.compile(r"policy (==|!=) [\"']|if .*policy (not )?in [(\[]")
     found = [str(path) for path in files if comparison.search(path.read_text(encoding="utf-8"))]
@@ -185,5 +184,5 @@ def test_a_policy_of_a_newer_version_counts_as_nearest():
 
 
 def test_the_document_has_a_row_for_every_policy():
-    section = (Path(__file__).parents[2] / "docs/running.md").read_text(encoding="utf-8").split("\n### Policies\n")[1]
+    section = (Path(__file__).parents[4] / "docs/running.md").read_text(encoding="utf-8").split("\n### Policies\n")[1]
     assert set(re.findall(r"^\| `(\w+)`", section.split("\n## ")[0], re.M)) == set(POLICIES)

@@ -8,8 +8,7 @@ from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.policies.wave_planner import best_joiner, plan_wave
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.limits import Limits
-
-from .driver import Candidate
+from tests.runtime.routing.driver import Candidate
 
 ALL = frozenset(range(12))
 

@@ -21,8 +21,7 @@ from ls_edge.runtime.routing.state.held_request import HeldRequest
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import join_tuples
 from tests.faults.simulation import FaultySimulation
-
-from .driver import cancel, new_peer, request_id, run_of, transfer
+from tests.runtime.routing.driver import cancel, new_peer, request_id, run_of, transfer
 
 ALL = range(4)
 

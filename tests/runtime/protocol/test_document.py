@@ -31,7 +31,7 @@ from ls_edge.runtime.transport import (
     problems,
 )
 
-TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 PROSE = " ".join(TEXT.split())  # without line breaks, so that a paragraph can be wrapped again
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
 PARTS = {
