@@ -1,6 +1,6 @@
 """What all tests share: one thread a process, fixed random examples, a check for leaks, and bundles.
 
-The bundles are real exports of a tiny vision transformer. timm's own initialisation makes blocks that change the tokens
+The bundles are real exports of a tiny vision transformer. timm's own initialization makes blocks that change the tokens
 very little, so that any order gives nearly the same logits; these weights are drawn so that order, a skipped block and
 other weights all show.
 """
@@ -253,7 +253,7 @@ def _train_shared(folder):
     (folder / "run.yaml").write_text(model + "method: shared\nmethod_args: {adapter_rank: 2}")
     for name, init in (("start", None), ("run", str(folder / "start"))):
         config, _ = read_config(folder / f"{name}.yaml", {**fixed, "init": init, "epochs": 6})
-        train(config, folder / name, listener=Silent())
+        train(config, folder / name, reporter=Silent())
 
 
 @pytest.fixture(scope="session")
