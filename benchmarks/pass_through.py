@@ -112,7 +112,7 @@ class Caller:
         def ready() -> bool:
             self.node.step(0.01)
             others = len(self._peers.peers)
-            states = [n.state for n in self._machine.neighbours]
+            states = [n.state for n in self._machine.neighbors]
             return len(states) == others and all(s is not None and s.warm and len(s.reaches) == others for s in states)
 
         wait_for(ready, "the peers to be linked and warm")

@@ -139,10 +139,10 @@ class _Holders:
             request = event.message.transfer.request
             if not self._request and request not in self._before:
                 self._request = request
-            n = machine.neighbours.get(event.sender)
+            n = machine.neighbors.get(event.sender)
             moved = isinstance(event.message, Moved)
             if request == self._request and n is not None and (moved or self.now is None):
-                self.now = event.sender, time.monotonic(), machine.neighbours.hop_deadline(event.sender)
+                self.now = event.sender, time.monotonic(), machine.neighbors.hop_deadline(event.sender)
 
 
 class _Trials:

@@ -27,7 +27,7 @@ from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.routing.policies.wave_planner import plan_wave
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.routing.state.neighbours import Neighbours
+from ls_edge.runtime.routing.state.neighbors import Neighbors
 
 IMAGES = 2000
 """Largest number of images of a data set to answer."""
@@ -80,9 +80,9 @@ def split(bundle: Bundle, waves: int) -> Arrangement:
     blocks = frozenset(range(bundle.num_blocks))
     costs = read_order_costs(bundle.manifest.order_costs, bundle.num_blocks)
     own = LocalNode(blocks, 0, 1000, Model(costs=costs))
-    neighbours = Neighbours(PEERS[0], Limits())
-    other = neighbours.add(Hello(PEERS[1], "peer", 0, MINOR, "", "", tuple(blocks)))
-    neighbours.update(other.name, State(True, False, False, credits=1, queue=0, calls=0, block_us=1000))
+    neighbors = Neighbors(PEERS[0], Limits())
+    other = neighbors.add(Hello(PEERS[1], "peer", 0, MINOR, "", "", tuple(blocks)))
+    neighbors.update(other.name, State(True, False, False, credits=1, queue=0, calls=0, block_us=1000))
     itinerary = Itinerary("source", "parallel", tuple(sorted(blocks)), 0, waves_wanted=waves)
     while itinerary.remaining:
         tracks, _ = plan_wave(itinerary, PEERS[0], own, [other])

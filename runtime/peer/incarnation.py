@@ -119,7 +119,7 @@ class Incarnation:
             queue=engine.length,
             credits=rules.credits,
             failed_blocks=len(engine.failed_blocks),
-            linked=frozenset(machine.neighbours.by_name),
+            linked=frozenset(machine.neighbors.by_name),
             dropped=dict(self.node.counts),
             reroutes=machine.decisions.reroutes,
             links=self.node.link_counts,

@@ -1,12 +1,12 @@
 """The two threads of a peer or source: a loop, and a worker for engine calls, which may change places.
 
-Engine libraries release the interpreter lock, so a process whose engine is busy or hangs still answers its neighbours
+Engine libraries release the interpreter lock, so a process whose engine is busy or hangs still answers its neighbors
 (tests show that). A call cannot be interrupted: a thread that hangs is abandoned when the process ends.
 
 Handing a job to another thread and its result back wakes two threads, which may take longer than an engine call of a
 small model. So the loop's thread runs a short job itself, between two turns. If the job takes longer than expected,
 the worker continues the loop, and the first thread becomes the worker when its job has returned. An engine that hangs
-therefore does not cut a process off from its neighbours. This is the pattern Leader/Followers with two threads
+therefore does not cut a process off from its neighbors. This is the pattern Leader/Followers with two threads
 (Schmidt, Stal, Rohnert, Buschmann: Pattern-Oriented Software Architecture, volume 2, 2000, chapter 5).
 """
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 TAKE_OVER_S = 0.1
 """Seconds until the other thread continues the loop: longer than a short job takes on a busy machine, shorter than
-neighbours wait for a silent process."""
+neighbors wait for a silent process."""
 _WATCH_EVERY_S = 0.05
 """Seconds between two looks at the job of the loop's thread: a trade-off between detection and wake-ups."""
 _WATCH_FOR_S = 1.0

@@ -26,7 +26,7 @@ MINOR_OF_SEVERAL = 2
 MINOR_OF_DEMANDS = 4
 """First minor version whose processes keep :attr:`Run.bundle_id`."""
 MINOR_OF_CHANGES = 4
-"""First minor version whose processes do not expect STATE from a neighbour whose STATE has not changed."""
+"""First minor version whose processes do not expect STATE from a neighbor whose STATE has not changed."""
 MINOR_OF_ENDS = 6
 """First minor version whose processes take requests with stem and head to run."""
 MAX_LATENCY_WEIGHT = 1e6
@@ -246,7 +246,7 @@ class Welcome(_Description, frozen=True, tag="welcome"):
 
 
 class State(_Message, frozen=True, tag="state"):
-    """Load and health of a process, sent when something has changed that a neighbour needs."""
+    """Load and health of a process, sent when something has changed that a neighbor needs."""
 
     warm: bool
     draining: bool

@@ -1,4 +1,4 @@
-"""What becomes of waiting requests: the next block and holder, by the policy, within the credits of the neighbours."""
+"""What becomes of waiting requests: the next block and holder, by the policy, within the credits of the neighbors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Arrived, Send
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
-from ls_edge.runtime.routing.state.neighbours import Neighbour
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
@@ -54,7 +54,7 @@ class Decisions:
     def __init__(self, custody: Custody) -> None:
         self.count = 0
         self._custody = custody
-        self._neighbours = custody.neighbours
+        self._neighbors = custody.neighbors
         self._limits = custody.limits
         self._waiting = custody.waiting
         self._look_at = 0.0
@@ -65,7 +65,7 @@ class Decisions:
     # Which requests are decided.
 
     def run(self) -> None:
-        """Decide the requests that are ready, and those for which a neighbour may have room."""
+        """Decide the requests that are ready, and those for which a neighbor may have room."""
         waiting = self._waiting
         if self._custody.now >= self._look_at and waiting:
             self._look_at_waiting()
@@ -89,16 +89,16 @@ class Decisions:
     def _look_at_waiting(self) -> None:
         """Decide again the requests that wait for the end of a suspicion, refusal or pause, since no event marks it."""
         self._look_at = self._custody.now + self._limits.pause
-        if self._neighbours.have_recovered():
+        if self._neighbors.have_recovered():
             self.wake_all()
         else:
             self._waiting.decide_changed()
-        for n in self._neighbours:
+        for n in self._neighbors:
             self._waiting.note_room(n.name)
 
     def _room(self, name: str) -> int:
-        """Return the number of further transfers that a neighbour can be sent."""
-        n = self._neighbours.get(name)
+        """Return the number of further transfers that a neighbor can be sent."""
+        n = self._neighbors.get(name)
         if n is None:
             return 0
         if n.hello.role != "peer":
@@ -127,7 +127,7 @@ class Decisions:
         if here is not None:
             self._custody.run_here(request, here.block)
             return
-        candidates: Sequence[Neighbour] = self.reachable(request)
+        candidates: Sequence[Neighbor] = self.reachable(request)
         since = request.waiting_since
         woken_early = since is not None and request.check_at > now and not local.blocks
         if woken_early and not any(n.credits > 0 for n in candidates):
@@ -153,19 +153,19 @@ class Decisions:
         """Return whether the budget of a request was over, so that it was ended or sent home."""
         return self._custody.now >= self._custody.budget_end(request) and self.rules.out_of_budget(request)
 
-    def reachable(self, request: HeldRequest) -> list[Neighbour]:
+    def reachable(self, request: HeldRequest) -> list[Neighbor]:
         """Return the peers that may be handed a request: those of the bundle that it demands, if any.
 
         Stem and head are known only to those of a newer version. A source that names a peer hands it to that one.
         """
-        candidates, demanded = self._neighbours.candidates(), request.bundle_id
+        candidates, demanded = self._neighbors.candidates(), request.bundle_id
         if request.upstream is None and request.itinerary.hand_to:
             candidates = [n for n in candidates if n.name == request.itinerary.hand_to]
         if has_ends(request.itinerary.remaining):
             candidates = [n for n in candidates if n.hello.minor >= MINOR_OF_ENDS]
         return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
 
-    def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbour]) -> Sequence[Neighbour]:
+    def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbor]) -> Sequence[Neighbor]:
         """Return the candidates without those to avoid, as far as others can take the request."""
         request.avoid = {name: until for name, until in request.avoid.items() if until > self._custody.now}
         candidates = [n for n in candidates if n.name not in request.avoid]
@@ -180,7 +180,7 @@ class Decisions:
             itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self._custody.name))
         self._custody.offer(request, choice.holder, itinerary)
 
-    def _find_way_out(self, request: HeldRequest, reason: ReturnReason, candidates: Sequence[Neighbour]) -> None:
+    def _find_way_out(self, request: HeldRequest, reason: ReturnReason, candidates: Sequence[Neighbor]) -> None:
         """Act on a request for which the policy finds no holder: wait, hand it back out, or give it up."""
         if reason is ReturnReason.CREDIT and self._may_wait_on(request, candidates):
             self._wait_for_credit(request, candidates, ())
@@ -188,7 +188,7 @@ class Decisions:
         itinerary = request.itinerary
         out_again = reason is ReturnReason.UNREACHABLE and not itinerary.via_source and itinerary.track is None
         way = self.way_out(request) if out_again else ""
-        n = self._neighbours.get(way) if way not in itinerary.relays else None
+        n = self._neighbors.get(way) if way not in itinerary.relays else None
         if n is None or n not in self.reachable(request):
             self.rules.cannot_continue(request, reason)
         elif n.credits > 0:
@@ -199,12 +199,12 @@ class Decisions:
             self.rules.cannot_continue(request, ReturnReason.CREDIT)
 
     def way_out(self, request: HeldRequest) -> str:
-        """Return a process that may reach a holder of which no neighbour knows, or "".
+        """Return a process that may reach a holder of which no neighbor knows, or "".
 
         In a source that is the process that brought the request home from beyond its reach, in a peer the latest holder
-        of the tokens that is linked and leads beyond the neighbours: none where all peers are linked with all.
+        of the tokens that is linked and leads beyond the neighbors: none where all peers are linked with all.
         """
-        itinerary, neighbours = request.itinerary, self._neighbours
+        itinerary, neighbors = request.itinerary, self._neighbors
         if request.trail is not None:
             stuck = self._custody.bands.permitted(itinerary.remaining)
             if may_skip(itinerary, stuck) and request.reason == ReturnReason.UNREACHABLE:
@@ -212,8 +212,8 @@ class Decisions:
             return "" if request.avoid.get(request.way_out, 0.0) >= request.deadline else request.way_out
         passed = {request.upstream, *itinerary.relays, *itinerary.avoid, *request.avoid}
         for visit in reversed(itinerary.visits):
-            n = neighbours.get(visit.holder)
-            if n is not None and n.name not in passed and neighbours.leads_beyond(n):
+            n = neighbors.get(visit.holder)
+            if n is not None and n.name not in passed and neighbors.leads_beyond(n):
                 return n.name
         return ""
 
@@ -227,9 +227,9 @@ class Decisions:
         self.send_home(request)
 
     def send_home(self, request: HeldRequest) -> None:
-        """Offer tokens to their source, to a neighbour that reaches it, or back the way they came."""
+        """Offer tokens to their source, to a neighbor that reaches it, or back the way they came."""
         now, limits, source = self._custody.now, self._limits, request.itinerary.source
-        n = self._neighbours.get(source)
+        n = self._neighbors.get(source)
         if n is not None and n.window_left > 0:
             self._custody.offer(request, source, request.itinerary)
         elif n is not None:  # a slow link; what waits for it must not be taken for lost
@@ -241,14 +241,14 @@ class Decisions:
             self._custody.wait(request, "no way home", now + limits.pause)
 
     def _way_home(self, request: HeldRequest) -> str:
-        """Return a neighbour that reaches the source, or else the earliest reachable holder of the tokens, or "".
+        """Return a neighbor that reaches the source, or else the earliest reachable holder of the tokens, or "".
 
-        The one before that was its neighbour, so each such step is one nearer to the source.
+        The one before that was its neighbor, so each such step is one nearer to the source.
         """
         source, relays, now = request.itinerary.source, request.itinerary.relays, self._custody.now
         usable = {
             n.name: n
-            for n in self._neighbours.candidates()
+            for n in self._neighbors.candidates()
             if n.name not in relays and request.avoid.get(n.name, 0.0) <= now
         }
         ways = [name for name, n in usable.items() if n.state and source in n.state.reaches]
@@ -258,22 +258,22 @@ class Decisions:
 
     def cancelled_on_way_home(self, request: HeldRequest, sender: str) -> None:
         """Believe that a request is cancelled if that is said by the only way home, which could as well drop it."""
-        neighbours = self._neighbours.by_name
-        if request.itinerary.source in neighbours or self._way_home(request):
+        neighbors = self._neighbors.by_name
+        if request.itinerary.source in neighbors or self._way_home(request):
             return
-        if request.upstream is not None and request.upstream in neighbours:
+        if request.upstream is not None and request.upstream in neighbors:
             self._custody.instructions.append(Send(request.upstream, Release(request.transfer, sender)))
         self._custody.end(request, f"cancelled, says {sender}, the only way home")
 
     # Waiting for credits.
 
-    def _may_wait_on(self, request: HeldRequest, candidates: Iterable[Neighbour]) -> bool:
+    def _may_wait_on(self, request: HeldRequest, candidates: Iterable[Neighbor]) -> bool:
         """Return whether the source has no better choice and the awaited peers make progress.
 
         Without a link to the source, the source reaches nothing that this process does not reach sooner. Without
         progress, two processes may wait for each other's credit: returned requests make room.
         """
-        if request.upstream is None or request.itinerary.source in self._neighbours.by_name:
+        if request.upstream is None or request.itinerary.source in self._neighbors.by_name:
             return False
         now = self._custody.now
         since = now if request.waiting_since is None else request.waiting_since
@@ -281,7 +281,7 @@ class Decisions:
         moved_at = max((n.moved_at for n in candidates), default=0.0)
         return now < min(until, max(since, moved_at) + self._limits.away_floor)
 
-    def _wait_for_credit(self, request: HeldRequest, candidates: Sequence[Neighbour], holders: tuple[str, ...]) -> None:
+    def _wait_for_credit(self, request: HeldRequest, candidates: Sequence[Neighbor], holders: tuple[str, ...]) -> None:
         limits, now, since = self._limits, self._custody.now, request.waiting_since
         until = (now if since is None else since) + limits.credit_wait
         if until <= now:
@@ -297,7 +297,7 @@ class Decisions:
         request.reason = ReturnReason.CREDIT
         self._custody.wait_for(request, holders, until, or_change=or_change)
 
-    def able_to_run(self, request: HeldRequest, candidates: Iterable[Neighbour]) -> list[Neighbour]:
+    def able_to_run(self, request: HeldRequest, candidates: Iterable[Neighbor]) -> list[Neighbor]:
         """Return the candidates with a block that may run now; if there are none, relays to such candidates."""
         itinerary, candidates = request.itinerary, list(candidates)
         first = not policy_of(itinerary.policy).may_reorder
@@ -328,7 +328,7 @@ class Decisions:
         now, every = self._custody.now, self._limits.progress_every
         for request in requests:
             before = request.upstream
-            if before is not None and now - request.progress_at >= every and before in self._neighbours.by_name:
+            if before is not None and now - request.progress_at >= every and before in self._neighbors.by_name:
                 request.progress_at = now
                 self._custody.instructions.append(
                     Send(before, Progress(request.transfer, request.itinerary.blocks_done))

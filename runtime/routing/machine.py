@@ -29,8 +29,8 @@ anywhere, ``Decisions._wait_for_credit`` waits, for a while.
 It *lies*: answers count only from the process that the transfer went to (``_sent_to``), announced times within bounds,
 and progress within limits. A source uses nothing of an ``implausible_return``, and runs its own copy again.
 
-It is *reached through a relay*: where no neighbour has a block that may run, ``Decisions.decide`` hands the tokens to a
-neighbour that leads to one. What comes back from beyond goes out again the way that it came (``Decisions.way_out``),
+It is *reached through a relay*: where no neighbor has a block that may run, ``Decisions.decide`` hands the tokens to a
+neighbor that leads to one. What comes back from beyond goes out again the way that it came (``Decisions.way_out``),
 and home the way that it came where nobody reaches the source (``Decisions.send_home``).
 
 Its budget ends: ``Rules.out_of_budget`` sends it home in time, and the source answers from what it has or fails.
@@ -63,9 +63,9 @@ from ls_edge.runtime.routing.state.events import (
     Event,
     Forward,
     Instruction,
-    NeighbourDown,
-    NeighbourState,
-    NeighbourUp,
+    NeighborDown,
+    NeighborState,
+    NeighborUp,
     Note,
     NoteKind,
     Received,
@@ -95,7 +95,7 @@ class Machine(Generic[R]):
         """``rng`` draws branches; seed it in a test, never in a process."""
         self.custody = Custody(name, limits, model, rng)
         self.custody.look_at[Stage.OFFERED] = self.custody.look_at[Stage.CUSTODY] = self._look_at_hop
-        self.neighbours = self.custody.neighbours
+        self.neighbors = self.custody.neighbors
         self.held = self.custody.held
         """The requests that this process holds."""
         self.limits = limits
@@ -103,9 +103,9 @@ class Machine(Generic[R]):
         self.handlers: dict[type, list[Callable[..., object]]] = {
             Arrived: [lambda event: self.rules.take_in(event)],
             Unsendable: [self._on_unsendable],
-            NeighbourUp: [self._on_up],
-            NeighbourDown: [self._on_down],
-            NeighbourState: [self._on_state],
+            NeighborUp: [self._on_up],
+            NeighborDown: [self._on_down],
+            NeighborState: [self._on_state],
             Tick: [],
             Received: [self._on_received],
             Accept: [self._on_accept],
@@ -127,7 +127,7 @@ class Machine(Generic[R]):
         """
         custody = self.custody
         if now > custody.now:
-            custody.now = self.neighbours.now = now
+            custody.now = self.neighbors.now = now
         custody.instructions = []
         for event in events:
             handlers = self.handlers.get(type(event))
@@ -168,7 +168,7 @@ class Machine(Generic[R]):
             return
         self.custody.accepted(request)
         before = request.upstream
-        if before is not None and before in self.neighbours.by_name:
+        if before is not None and before in self.neighbors.by_name:
             link_us = min(round(seconds * 1e6), MICROSECONDS - 1)
             self.custody.instructions.append(Send(before, Release(request.transfer, sender, link_us)))
         if request.trail is not None:
@@ -182,7 +182,7 @@ class Machine(Generic[R]):
         if request is None:
             return
         self.custody.decide_again(request, f"{sender} refused: {message.reason}")
-        n, busy = self.neighbours.get(sender), message.reason == RefuseReason.BUSY
+        n, busy = self.neighbors.get(sender), message.reason == RefuseReason.BUSY
         if n is not None and not busy:
             n.refused_until = self.custody.now + self.limits.pause
         if n is not None and is_unwilling(message):
@@ -198,7 +198,7 @@ class Machine(Generic[R]):
         request = self._sent_to(sender, message)
         if request is None:
             return
-        n, now, end = self.neighbours.get(sender), self.custody.now, self.custody.budget_end(request)
+        n, now, end = self.neighbors.get(sender), self.custody.now, self.custody.budget_end(request)
         if n is not None:
             n.clear_suspicion()
         if shows_further_block(request, message):
@@ -213,7 +213,7 @@ class Machine(Generic[R]):
 
     def _on_release(self, sender: str, message: Release) -> None:
         request = self._sent_to(sender, message)
-        n = self.neighbours.get(sender)
+        n = self.neighbors.get(sender)
         if request is None:
             return
         if n is not None:
@@ -222,7 +222,7 @@ class Machine(Generic[R]):
 
     def passed_on(self, request: HeldRequest, holder: str) -> None:
         """Let go of a copy, since the next holder has handed the request to ``holder``; a source and a joiner watch."""
-        n = self.neighbours.get(request.downstream)
+        n = self.neighbors.get(request.downstream)
         if request.trail is None:
             if n is not None:
                 n.reset_back_off()
@@ -235,8 +235,8 @@ class Machine(Generic[R]):
 
     def _learn(self, name: str, message: Accept | Refuse) -> float:
         """Note the credits that an answer to a transfer reports; return the seconds of the transfer."""
-        n = self.neighbours.get(name)
-        took = self.neighbours.answered(message.transfer, name)
+        n = self.neighbors.get(name)
+        took = self.neighbors.answered(message.transfer, name)
         if n is None or took is None:
             return 0.0
         n.reported_credits = message.credits
@@ -247,11 +247,11 @@ class Machine(Generic[R]):
 
     # The next holder fails: its link ends, the transfer cannot be sent, it is silent, it keeps the request.
 
-    def _on_down(self, event: NeighbourDown) -> None:
-        name, linked = event.name, self.neighbours.by_name
+    def _on_down(self, event: NeighborDown) -> None:
+        name, linked = event.name, self.neighbors.by_name
         if linked.pop(name, None) is None:
             return
-        self.neighbours.reach_version += 1
+        self.neighbors.reach_version += 1
         self.custody.instructions.append(Note(NoteKind.LOST, name, why=event.why))
         for request in [request for request in self.custody.sent.values() if request.downstream == name]:
             self.reroute(request, f"{name} was lost: {event.why}")
@@ -262,7 +262,7 @@ class Machine(Generic[R]):
 
     def _on_unsendable(self, event: Unsendable) -> None:
         failed, again = event.failed, self.custody.now + self.limits.backoff_base
-        n = self.neighbours.get(failed.to)
+        n = self.neighbors.get(failed.to)
         if n is not None:
             n.refused_until = again
         request = self.custody.sent.get(failed.transfer) if isinstance(failed, Forward) else None
@@ -278,7 +278,7 @@ class Machine(Generic[R]):
     def _look_at_hop(self, request: HeldRequest) -> None:
         """Check a transfer: it is late, is kept for too long, or its own keeper waits for PROGRESS."""
         name, now, end = request.downstream, self.custody.now, self.custody.budget_end(request)
-        n = self.neighbours.get(name)
+        n = self.neighbors.get(name)
         if now >= request.hop_at:
             if n is not None:
                 n.suspect()
@@ -305,7 +305,7 @@ class Machine(Generic[R]):
         """Send our copy another way, because the next holder is lost or shows no progress."""
         self.decisions.reroutes += 1
         request.reroutes += 1
-        request.failure = "late" if request.downstream in self.neighbours.by_name else "lost"
+        request.failure = "late" if request.downstream in self.neighbors.by_name else "lost"
         if request.trail is not None:
             request.trail.before = request.trail.holder = ""
         self.custody.instructions.append(Note(NoteKind.REROUTED, request.downstream, request.request, why))
@@ -319,25 +319,25 @@ class Machine(Generic[R]):
         itinerary = request.itinerary
         if name in itinerary.avoid:
             return
-        known = {n.name: n.blocks for n in self.neighbours}
+        known = {n.name: n.blocks for n in self.neighbors}
         left = set(itinerary.remaining) - self.rules.local_node().blocks
         avoid = avoid_also(itinerary.avoid, name, left, known)
         request.itinerary = msgspec.structs.replace(itinerary, avoid=avoid)
 
-    # Neighbours come and change.
+    # Neighbors come and change.
 
-    def _on_up(self, event: NeighbourUp) -> None:
+    def _on_up(self, event: NeighborUp) -> None:
         hello = event.hello
-        known = self.neighbours.get(hello.name)
+        known = self.neighbors.get(hello.name)
         if known is not None and known.hello.incarnation != hello.incarnation:
-            self._on_down(NeighbourDown(hello.name, "came back as a new process"))
-        self.neighbours.add(hello)
+            self._on_down(NeighborDown(hello.name, "came back as a new process"))
+        self.neighbors.add(hello)
         self.decisions.wake_all()
 
-    def _on_state(self, event: NeighbourState) -> None:
-        reach = self.neighbours.reach_version
-        is_new = self.neighbours.update(event.name, believable(event.state))
-        if self.neighbours.reach_version != reach:
+    def _on_state(self, event: NeighborState) -> None:
+        reach = self.neighbors.reach_version
+        is_new = self.neighbors.update(event.name, believable(event.state))
+        if self.neighbors.reach_version != reach:
             self.decisions.wake_all()
         else:
             if is_new:

@@ -54,7 +54,7 @@ class PeerCollector(Collector):
             ("linked_processes", "Linked processes, including sources.", len(peer.linked)),
         ):
             yield GaugeMetricFamily(f"ls_edge_peer_{name}", text, value=float(value))
-        yield _neighbours(((name, name in peer.linked) for name in listed if name != peer.name), "has a link to")
+        yield _neighbors(((name, name in peer.linked) for name in listed if name != peer.name), "has a link to")
         engine = peer.engine
         yield CounterMetricFamily(
             "ls_edge_peer_engine_requests", "Requests in engine calls, counted in each call.", value=engine.requests
@@ -106,7 +106,7 @@ class SourceCollector(Collector):
             ("missing_blocks", "Blocks without a warm holder.", len(snapshot.missing_blocks)),
         ):
             yield GaugeMetricFamily(f"ls_edge_source_{name}", text, value=value)
-        yield _neighbours(alive.items(), "can use")
+        yield _neighbors(alive.items(), "can use")
         yield _histogram("ls_edge_source_latency_seconds", "Time from submission to answer.", counts.latency)
         yield from _links(source.thread.node.link_counts, snapshot.reroutes)
         yield from _dropped(snapshot.dropped)
@@ -150,9 +150,9 @@ def _build(role: str, name: str, bundle_id: str) -> Metric:
     return InfoMetricFamily("ls_edge_build", "Version, bundle, role and name of this process.", value=value)
 
 
-def _neighbours(up: Iterable[tuple[str, bool]], what: str) -> Metric:
+def _neighbors(up: Iterable[tuple[str, bool]], what: str) -> Metric:
     text = f"1 if this process {what} the peer of peers.yaml."
-    return _by_label(GaugeMetricFamily("ls_edge_neighbour_up", text, labels=["peer"]), dict(up))
+    return _by_label(GaugeMetricFamily("ls_edge_neighbor_up", text, labels=["peer"]), dict(up))
 
 
 def _links(counts: LinkCounts, reroutes: int) -> Iterator[Metric]:

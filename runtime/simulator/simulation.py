@@ -41,9 +41,9 @@ from ls_edge.runtime.routing.state.events import (
     Fail,
     Forward,
     Instruction,
-    NeighbourDown,
-    NeighbourState,
-    NeighbourUp,
+    NeighborDown,
+    NeighborState,
+    NeighborUp,
     Note,
     Received,
     Send,
@@ -181,7 +181,7 @@ class Simulation(Clock):
         for event in events:
             self._feed(name, event)
         for other in self.processes:
-            if other != name and name not in self.processes[other].machine.neighbours.by_name:
+            if other != name and name not in self.processes[other].machine.neighbors.by_name:
                 self._link_lost(name, other, "heartbeat")
         self._greet(name)
 
@@ -234,16 +234,16 @@ class Simulation(Clock):
         process = self.processes[sender]
         role, held = ("source", ()) if sender == SOURCE else ("peer", tuple(self.settings.peers[sender]))
         hello = Hello(sender, role, process.incarnation, MINOR, "model", "bundle", held)
-        self._deliver(sender, to, NeighbourUp(hello))
+        self._deliver(sender, to, NeighborUp(hello))
         if isinstance(process.machine.rules, PeerRules):
-            self._deliver(sender, to, NeighbourState(sender, process.machine.rules.state(to)))
+            self._deliver(sender, to, NeighborState(sender, process.machine.rules.state(to)))
 
     def _linked(self, a: str, b: str) -> bool:
         return self.processes[a].alive and self.processes[b].alive
 
     def _link_lost(self, at: str, name: str, why: str) -> None:
         if at != name and self.processes[at].alive:
-            self._feed(at, NeighbourDown(name, why))
+            self._feed(at, NeighborDown(name, why))
 
     def _deliver(self, sender: str, to: str, event: Event) -> None:
         """Deliver an event, unless the link or one of the processes is gone on arrival."""
@@ -253,7 +253,7 @@ class Simulation(Clock):
 
         def arrive() -> None:
             same = self.processes[sender] is a and self.processes[to] is b
-            known = isinstance(event, NeighbourUp) or sender in b.machine.neighbours.by_name
+            known = isinstance(event, NeighborUp) or sender in b.machine.neighbors.by_name
             if same and self._linked(sender, to) and (known or b.stopped):
                 self._feed(to, event)
 
@@ -299,7 +299,7 @@ class Simulation(Clock):
             if isinstance(instruction, Forward):
                 event = Arrived(process.name, instruction.run("raw", 1, 1), instruction.tokens)
             elif isinstance(instruction.message, State):
-                event = NeighbourState(process.name, instruction.message)
+                event = NeighborState(process.name, instruction.message)
             else:
                 event = Received(process.name, instruction.message)
             self._deliver(process.name, instruction.to, event)

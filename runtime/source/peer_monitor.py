@@ -18,7 +18,7 @@ from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerEvent, PeerState, Rejection
 from ls_edge.runtime.routing.source.source_rules import SourceMachine
 from ls_edge.runtime.routing.state.events import Note, NoteKind
-from ls_edge.runtime.routing.state.neighbours import Neighbour
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 from ls_edge.runtime.transport.node import Node
 
 log = logging.getLogger("ls_edge.runtime")
@@ -56,7 +56,7 @@ class SourceSnapshot:
     needed: frozenset[int]
     """Blocks of the model, and stem and head where peers run them."""
     held: tuple[tuple[int, ...], ...]
-    """Blocks that warm neighbours serve or reach."""
+    """Blocks that warm neighbors serve or reach."""
     problems: Mapping[str, str]
     """Reasons that peers cannot be used, by name."""
     mismatched: Mapping[str, str]
@@ -125,7 +125,7 @@ class PeerMonitor:
         self._peers, self._machine, self._node = peers, machine, node
         self._changed = threading.Condition()
         self._closed = False
-        self._neighbour_events = 0
+        self._neighbor_events = 0
         """Those of the node at the last snapshot; -1 after a note, which needs another one."""
         self._suspicion_ends = float("inf")
         self._needed = needed
@@ -142,11 +142,11 @@ class PeerMonitor:
         """Show the peers of this file from now on."""
         names = {peer.name for peer in peers.peers}
         self.events.removed(peer.name for peer in self._peers.peers if peer.name not in names)
-        self._peers, self._neighbour_events = peers, -1
+        self._peers, self._neighbor_events = peers, -1
 
     def on_note(self, note: Note) -> None:
         """Take in a note of the routing machine."""
-        self._neighbour_events = -1
+        self._neighbor_events = -1
         if note.what in (NoteKind.LOST, NoteKind.SUSPECT):
             # Now, so that a peer that is back immediately is reported as lost too.
             self._publish({note.peer: note.why})
@@ -154,7 +154,7 @@ class PeerMonitor:
     def update(self) -> None:
         """Publish a snapshot if anything has changed since the last."""
         if (
-            self._node.driver.neighbour_events != self._neighbour_events
+            self._node.driver.neighbor_events != self._neighbor_events
             or self._node.problems is not self.snapshot.problems
             or time.monotonic() >= self._suspicion_ends
         ):
@@ -168,7 +168,7 @@ class PeerMonitor:
             self._changed.notify_all()
 
     def _publish(self, reasons: Mapping[str, str]) -> None:
-        self._neighbour_events = self._node.driver.neighbour_events
+        self._neighbor_events = self._node.driver.neighbor_events
         found = self._look(self.snapshot.peers)
         if found != self.snapshot:
             with self._changed:
@@ -178,15 +178,15 @@ class PeerMonitor:
 
     def _look(self, known: Mapping[str, PeerView]) -> SourceSnapshot:
         """Return the present state; ``known`` has the peers as they were before."""
-        now, neighbours = time.monotonic(), self._machine.neighbours
-        suspicions = [n.suspected_until for n in neighbours if n.suspected_until > now]
+        now, neighbors = time.monotonic(), self._machine.neighbors
+        suspicions = [n.suspected_until for n in neighbors if n.suspected_until > now]
         self._suspicion_ends = min(suspicions, default=float("inf"))
         held: list[tuple[int, ...]] = []
-        for n in neighbours:
+        for n in neighbors:
             if n.state is not None and n.state.warm and not n.state.draining:
                 held += (n.hello.blocks, n.state.reach_blocks, *n.state.far_blocks)
         peers = {
-            peer.name: _view(peer, neighbours.get(peer.name), now, known.get(peer.name)) for peer in self._peers.peers
+            peer.name: _view(peer, neighbors.get(peer.name), now, known.get(peer.name)) for peer in self._peers.peers
         }
         return SourceSnapshot(
             peers=MappingProxyType(peers),
@@ -201,7 +201,7 @@ class PeerMonitor:
         )
 
 
-def _view(peer: PeerConfig, n: Neighbour | None, now: float, known: PeerView | None) -> PeerView:
+def _view(peer: PeerConfig, n: Neighbor | None, now: float, known: PeerView | None) -> PeerView:
     if n is None:
         lost = PeerView(peer.name, peer.blocks)
         return lost if known is None else replace(lost, engine=known.engine, bundle_id=known.bundle_id)

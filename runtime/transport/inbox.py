@@ -25,7 +25,7 @@ from ls_edge.runtime.protocol.messages import (
     State,
     Welcome,
 )
-from ls_edge.runtime.routing.state.events import Arrived, Event, NeighbourState, Received
+from ls_edge.runtime.routing.state.events import Arrived, Event, NeighborState, Received
 from ls_edge.runtime.transport.admission import Admission
 from ls_edge.runtime.transport.connections import Incoming
 from ls_edge.runtime.transport.guests import Guests
@@ -91,7 +91,7 @@ class Inbox:
             self._feed(self._arrived(name, message, tokens))
         elif isinstance(message, State):
             self._admission.check_state(message, name)
-            self._feed(NeighbourState(name, message))
+            self._feed(NeighborState(name, message))
         else:
             self._feed(Received(name, message))
 

@@ -39,9 +39,9 @@ from ls_edge.runtime.routing.state.events import (
     Event,
     Forward,
     Instruction,
-    NeighbourDown,
-    NeighbourState,
-    NeighbourUp,
+    NeighborDown,
+    NeighborState,
+    NeighborUp,
     Note,
     NoteKind,
     Received,
@@ -63,8 +63,8 @@ from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
 
 MAX_WAIT_S = 1.0
 """Longest wait of a turn in which nothing happens, in seconds."""
-_OF_NEIGHBOURS = frozenset((NeighbourUp, NeighbourDown, NeighbourState))
-_TOGETHER = frozenset((Arrived, Received, NeighbourState, Computed, Decoded, Submit, Abandon, Unsendable))
+_OF_NEIGHBORS = frozenset((NeighborUp, NeighborDown, NeighborState))
+_TOGETHER = frozenset((Arrived, Received, NeighborState, Computed, Decoded, Submit, Abandon, Unsendable))
 """Events of one turn that the machine receives together; it receives all others one by one."""
 
 
@@ -124,8 +124,8 @@ class MachineDriver:
         self.machine = machine
         self.on_note: Callable[[Note], None] = lambda _note: None
         """Called with each note of the machine."""
-        self.neighbour_events = 0
-        """Number of times that a neighbour came, went or sent its STATE."""
+        self.neighbor_events = 0
+        """Number of times that a neighbor came, went or sent its STATE."""
         self.in_turn = False
         self.has_handled = False
         """Whether the machine has received an event in this turn."""
@@ -141,7 +141,7 @@ class MachineDriver:
         A message that cannot be sent becomes the machine's next event. In a turn, events that can be handled together
         wait for its end.
         """
-        self.neighbour_events += type(event) in _OF_NEIGHBOURS
+        self.neighbor_events += type(event) in _OF_NEIGHBORS
         self._events.append(event)
         if self.in_turn and type(event) in _TOGETHER:
             return
@@ -386,9 +386,9 @@ class Node:
         name = greeting.name
         self._outbox.greeted(name, greeting.codec, reads_several=greeting.minor >= wire.MINOR_OF_SEVERAL)
         hello = Hello(*msgspec.structs.astuple(greeting))
-        known = self.driver.machine.neighbours.get(name)
+        known = self.driver.machine.neighbors.get(name)
         if greeting.role not in GUESTS and (known is None or known.hello != hello):
-            self.feed(NeighbourUp(hello))
+            self.feed(NeighborUp(hello))
         if first and isinstance(greeting, Hello) and self._settings.role == "peer":
             self._send_link(link, self._state(name))
         if greeting.role == "pusher" and self._guests.installer is not None:
@@ -398,7 +398,7 @@ class Node:
         if was_pusher and self._guests.installer is not None:
             self._guests.installer.lost(name)
         self._outbox.forget(name)
-        self.feed(NeighbourDown(name, why))
+        self.feed(NeighborDown(name, why))
 
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [framing.encode(message)])

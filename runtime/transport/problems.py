@@ -34,7 +34,7 @@ COMPLAINTS_A_SECOND = 10
 _DROPPED = {
     "malformed": "dropped a message",
     "before hello": "dropped a message",
-    "complaints": "a neighbour complains",
+    "complaints": "a neighbor complains",
     "hello refused": "refused a process",
 }
 

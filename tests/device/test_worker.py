@@ -1,4 +1,4 @@
-"""Threads that compute: order of jobs, and that nothing they do keeps a process from answering its neighbours."""
+"""Threads that compute: order of jobs, and that nothing they do keeps a process from answering its neighbors."""
 
 import threading
 
@@ -93,7 +93,7 @@ def hanging(tiny_bundle, write_peers, serve, wait_until, tmp_path):
     write(faults, Faults())
 
 
-def test_an_engine_that_hangs_does_not_keep_a_peer_from_its_neighbours(
+def test_an_engine_that_hangs_does_not_keep_a_peer_from_its_neighbors(
     hanging, tiny_bundle, images, assert_replays, wait_until
 ):
     file, faults = hanging

@@ -61,7 +61,7 @@ class LyingRules(PeerRules):
 
 
 class Liar(Machine[PeerRules]):
-    """The routing machine of a liar: it keeps track of its neighbours and otherwise only executes its lie."""
+    """The routing machine of a liar: it keeps track of its neighbors and otherwise only executes its lie."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class Liar(Machine[PeerRules]):
 
     def others(self, role: str) -> list[str]:
         """Return the names of the linked processes of a role."""
-        return sorted(n.name for n in self.neighbours if n.hello.role == role)
+        return sorted(n.name for n in self.neighbors if n.hello.role == role)
 
     def state(self, name: str = "") -> State:
         """Return its STATE: warm, idle, with every block in reach, and the changes of the lie."""
-        reaches = tuple(sorted(self.neighbours.by_name))
+        reaches = tuple(sorted(self.neighbors.by_name))
         honest = State(True, False, False, 16, 0, self.turns, 1, reaches=reaches, reach_blocks=self.all_blocks)
         return msgspec.structs.replace(honest, **self.lie.state)
 

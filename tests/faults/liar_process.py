@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 node.step(EVERY_S / len(pairs))
             now = time.monotonic()
             for _, liar in pairs:
-                liar.counts.linked = len(liar.neighbours.by_name)
+                liar.counts.linked = len(liar.neighbors.by_name)
             if now >= write_at:
                 write_at = now + 5 * EVERY_S
                 if _at_end():

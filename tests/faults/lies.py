@@ -250,7 +250,7 @@ def _flood(liar: Liar) -> Sends:
 
 def _hellos(liar: Liar) -> Sends:
     """Under its own name as ever new processes, and under those of others."""
-    for name in liar.neighbours.by_name:
+    for name in liar.neighbors.by_name:
         for one in (liar.name, liar.name, *liar.others("peer"), new_alias("stranger")):
             role = "source" if one.startswith("stranger") else "peer"
             blocks = () if role == "source" else liar.all_blocks
@@ -262,7 +262,7 @@ def _changing(liar: Liar) -> Sends:
     """Always another STATE, with the largest numbers that are allowed."""
     rng, most = liar.rng, MICROSECONDS - 1
     reaches = tuple(f"n-{rng.getrandbits(32):08x}" for _ in range(1000))
-    for name in liar.neighbours.by_name:
+    for name in liar.neighbors.by_name:
         for _ in range(2):
             flags = (rng.random() < 0.8, rng.random() < 0.2, rng.random() < 0.2)
             numbers = (rng.choice((0, 1, 65535)), rng.choice((0, 65535)), rng.getrandbits(64))
@@ -283,7 +283,7 @@ def _malformed(liar: Liar) -> Sends:
         Cancel(tuple(rng.randbytes(16) for _ in range(2000)), 2**60),
         liar.hello("\x1b[31m", "peer", ()),
     ]
-    for name in liar.neighbours.by_name:
+    for name in liar.neighbors.by_name:
         for message in bad:
             yield Send(name, message)
         for it in (

@@ -5,14 +5,14 @@ from ls_edge.runtime.routing.state.events import (
     Arrived,
     Computed,
     Forward,
-    NeighbourState,
+    NeighborState,
     Received,
     Send,
     Unsendable,
 )
 from ls_edge.runtime.simulator.simulation import Simulation
 
-_TOGETHER = (Arrived, Received, NeighbourState, Computed)
+_TOGETHER = (Arrived, Received, NeighborState, Computed)
 """Events that a process may handle together, as a node handles those of one turn of its loop."""
 
 

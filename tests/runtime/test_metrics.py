@@ -97,7 +97,7 @@ def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images
         assert counts[3] == sum(answer.record.latency_us <= 50_000 for answer in answers)
         assert found["ls_edge_source_requests_in_flight"] == found["ls_edge_source_missing_blocks"] == 0
         assert found["ls_edge_source_peers_alive"] == 2
-        assert found["ls_edge_neighbour_up{peer=a}"] == found["ls_edge_neighbour_up{peer=b}"] == 1
+        assert found["ls_edge_neighbor_up{peer=a}"] == found["ls_edge_neighbor_up{peer=b}"] == 1
         bundle_id = Bundle.open(tiny_bundle).manifest.bundle_id
         assert found[f"ls_edge_build_info{{bundle_id={bundle_id},name=,role=source,version={__version__}}}"] == 1
         assert found["process_resident_memory_bytes"] > 1e6
@@ -119,7 +119,7 @@ def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images
             assert one["ls_edge_peer_linked_processes"] == 2
             assert one["ls_edge_peer_credits"] > 0
             (other,) = PLACEMENT.keys() - {name}
-            assert {key for key in one if "neighbour_up" in key} == {f"ls_edge_neighbour_up{{peer={other}}}"}
+            assert {key for key in one if "neighbor_up" in key} == {f"ls_edge_neighbor_up{{peer={other}}}"}
 
         # What one side sends as tokens, the others receive.
         tokens = "ls_edge_link_bytes_total{{codec=raw,direction={}}}"
@@ -135,9 +135,9 @@ def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images
         assert everywhere[0]["ls_edge_reroutes_total"] == 0
 
         peers["b"].stop()
-        wait_until(lambda: scrape(each[0])["ls_edge_neighbour_up{peer=b}"] == 0)
+        wait_until(lambda: scrape(each[0])["ls_edge_neighbor_up{peer=b}"] == 0)
         wait_until(lambda: scrape(of_source)["ls_edge_source_peers_alive"] == 1)
-        assert scrape(of_source)["ls_edge_neighbour_up{peer=b}"] == 0
+        assert scrape(of_source)["ls_edge_neighbor_up{peer=b}"] == 0
 
 
 def test_errors_and_what_was_cancelled(file, tiny_bundle, images):

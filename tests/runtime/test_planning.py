@@ -257,7 +257,7 @@ def test_a_hundred_devices_and_48_blocks(objective, kinds):
         assert planned.best.formula.value(objective) <= baseline.formula.value(objective)
 
 
-def test_bands_take_neighbours_and_cost_a_visit_where_they_are_scattered():
+def test_bands_take_neighbors_and_cost_a_visit_where_they_are_scattered():
     devices = tuple(PlannedDevice(f"d{i}", 1.0, 4, visit_ms=3.0, wire_ms=0.1) for i in range(2))
     free = PlanningProblem(devices, 6)
     banded = PlanningProblem(devices, 6, bands=((4, 5), (0, 1), (2, 3)))

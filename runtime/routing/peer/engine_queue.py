@@ -20,7 +20,7 @@ from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Computed, ComputeFailed
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.routing.state.neighbours import clamped, faded
+from ls_edge.runtime.routing.state.neighbors import clamped, faded
 
 MAX_SOURCE_TURNS = 1024
 

@@ -24,7 +24,7 @@ class EngineWork:
     def __init__(
         self, custody: Custody, decisions: Decisions, queue: EngineQueue, joins: WaveJoiner, urgent: Callable[[], None]
     ) -> None:
-        """``urgent`` tells the neighbours immediately."""
+        """``urgent`` tells the neighbors immediately."""
         self.queue = queue
         self._custody = custody
         self._decisions = decisions

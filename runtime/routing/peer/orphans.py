@@ -19,22 +19,22 @@ class Orphans:
         self.next = INFINITY
         """Time of the next :meth:`drop`."""
         self._once_near: dict[str, None] = {}
-        """Sources to which this process or a neighbour had a link."""
+        """Sources to which this process or a neighbor had a link."""
 
     def look_for(self) -> None:
         """Look which sources of held work no linked process reaches any more.
 
-        A source that was never that near counts only if no process is beyond the neighbours.
+        A source that was never that near counts only if no process is beyond the neighbors.
         """
-        custody, neighbours = self._custody, self._custody.neighbours
+        custody, neighbors = self._custody, self._custody.neighbors
         sources = {request.itinerary.source for request in custody.held.values()} - {custody.name}
         for name in sorted(sources):
-            if name in neighbours.by_name or neighbours.reach(name):
+            if name in neighbors.by_name or neighbors.reach(name):
                 self._drop_at.pop(name, None)
                 self._once_near[name] = None
                 if len(self._once_near) > MAX_SOURCES_NEAR:
                     del self._once_near[next(iter(self._once_near))]
-            elif name in self._once_near or not any(map(neighbours.leads_beyond, neighbours)):
+            elif name in self._once_near or not any(map(neighbors.leads_beyond, neighbors)):
                 self._drop_at.setdefault(name, custody.now + custody.limits.away_floor)
         self._drop_at = {name: at for name, at in self._drop_at.items() if name in sources}
         self.next = min(self._drop_at.values(), default=INFINITY)

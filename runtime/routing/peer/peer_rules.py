@@ -39,8 +39,8 @@ from ls_edge.runtime.routing.state.events import (
     ComputeFailed,
     Decoded,
     Drain,
-    NeighbourDown,
-    NeighbourUp,
+    NeighborDown,
+    NeighborUp,
     Send,
     Unsendable,
     Warm,
@@ -98,15 +98,15 @@ class PeerRules:
             ComputeFailed: [self.work.failed],
             Decoded: [self.work.decoded],
         }
-        machine.handlers[NeighbourDown] += (
+        machine.handlers[NeighborDown] += (
             lambda down: self.custody.credits.forget(down.name),
             lambda down: self.announcer.lost(down.name),
         )
-        machine.handlers[NeighbourUp].append(lambda event: self.announcer.forget(event.hello.name))
+        machine.handlers[NeighborUp].append(lambda event: self.announcer.forget(event.hello.name))
         machine.handlers[Unsendable].append(lambda event: self.announcer.forget(event.failed.to))
         custody.checks.append(self._check)
 
-    # What the process and its neighbours ask.
+    # What the process and its neighbors ask.
 
     @property
     def credits(self) -> int:
@@ -115,7 +115,7 @@ class PeerRules:
 
     def credits_for(self, name: str) -> int:
         """Return the number of transfers that it would accept now from a source or peer."""
-        if self._serves and self.custody.neighbours.is_source(name):
+        if self._serves and self.custody.neighbors.is_source(name):
             return self.custody.credits.of_source(name, self.custody.now)
         return self.credits
 
@@ -125,7 +125,7 @@ class PeerRules:
         return self._drain_until < INFINITY
 
     def state(self, name: str = "") -> State:
-        """Return the STATE to send to the neighbour of this name."""
+        """Return the STATE to send to the neighbor of this name."""
         return self.announcer.state(name)
 
     @property
@@ -169,7 +169,7 @@ class PeerRules:
             self.custody.credits.let_in(sender, custody.now)
         custody.hold(request, f"from {sender}")
         source = run.itinerary.source
-        if source != sender and source in custody.neighbours.by_name:
+        if source != sender and source in custody.neighbors.by_name:
             custody.instructions.append(Send(source, Moved(run.transfer, sender)))
 
     def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
@@ -193,7 +193,7 @@ class PeerRules:
             return RefuseReason.COLD
         if (
             self._serves
-            and self.custody.neighbours.is_source(sender)
+            and self.custody.neighbors.is_source(sender)
             and self.custody.credits.guaranteed(sender, custody.now)
         ):
             return None

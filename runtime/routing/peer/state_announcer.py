@@ -1,8 +1,8 @@
-"""STATE messages of a peer: what each neighbour was told, and when it is told something else.
+"""STATE messages of a peer: what each neighbor was told, and when it is told something else.
 
-A neighbour that gives this peer work is a *user*: it receives STATE every ``Limits.state_every``, so that it notices a
+A neighbor that gives this peer work is a *user*: it receives STATE every ``Limits.state_every``, so that it notices a
 peer that falls silent, and earlier together with another message, since each message alone wakes its receiver.
-Any other neighbour receives one only when it differs from the last: soon where links or reachable blocks have changed,
+Any other neighbor receives one only when it differs from the last: soon where links or reachable blocks have changed,
 and once in ``Limits.load_every`` where only the load has. A fleet without requests therefore sends none.
 """
 
@@ -19,7 +19,7 @@ from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, Send
 from ls_edge.runtime.routing.state.held_request import INFINITY
-from ls_edge.runtime.routing.state.neighbours import Neighbour
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 class Announced(Protocol):
@@ -41,7 +41,7 @@ class Announced(Protocol):
 
 
 class StateAnnouncer:
-    """Decides which neighbours receive STATE, and notes which credits messages report."""
+    """Decides which neighbors receive STATE, and notes which credits messages report."""
 
     def __init__(self, machine: Custody, rules: Announced) -> None:
         self.due = INFINITY
@@ -49,7 +49,7 @@ class StateAnnouncer:
         self._machine = machine
         self._rules = rules
         self._told: dict[str, tuple[float, State]] = {}
-        """The last STATE to each neighbour, and its time."""
+        """The last STATE to each neighbor, and its time."""
         self._users: dict[str, float] = {}
         """Users, and when each last had a request here."""
         self._announced_at = -INFINITY
@@ -59,31 +59,31 @@ class StateAnnouncer:
         self._least_credits = 0
         """Fewest credits since the end of the last event, as far as a message reported them."""
         self._reported_none: set[str] = set()
-        """Neighbours whose last message from here reported no credit."""
+        """Neighbors whose last message from here reported no credit."""
         self._reported_some: set[str] = set()
-        """Neighbours that sent tokens since their last STATE, and whose last message reported some credit."""
+        """Neighbors that sent tokens since their last STATE, and whose last message reported some credit."""
 
     # What the rules report.
 
     def urgent(self) -> None:
-        """Tell all neighbours now: warm, draining or stuck has changed, or a link is lost."""
+        """Tell all neighbors now: warm, draining or stuck has changed, or a link is lost."""
         self.due, self._urgent = self._machine.now, True
 
     def look_at_changes(self) -> None:
         """Announce soon if links or reachable blocks have changed, and after a while if there is work."""
         machine, limits = self._machine, self._machine.limits
-        if machine.neighbours.reach_version != self._reach_version:
-            self._reach_version = machine.neighbours.reach_version
+        if machine.neighbors.reach_version != self._reach_version:
+            self._reach_version = machine.neighbors.reach_version
             self.due = min(self.due, max(machine.now, self._announced_at + limits.state_least))
         if machine.held and self.due > machine.now + limits.state_every:
             self.due = machine.now + limits.state_every
 
     def forget(self, name: str) -> None:
-        """Forget what a neighbour was told: its links are new or gone, or a STATE could not be sent."""
+        """Forget what a neighbor was told: its links are new or gone, or a STATE could not be sent."""
         self._told.pop(name, None)
 
     def lost(self, name: str) -> None:
-        """Forget a neighbour, and tell the others now: they may be about to send work by that way."""
+        """Forget a neighbor, and tell the others now: they may be about to send work by that way."""
         self.urgent()
         self.forget(name)
         self._users.pop(name, None)
@@ -91,7 +91,7 @@ class StateAnnouncer:
         self._reported_some.discard(name)
 
     def credits_in_answer(self, name: str, *, accepted: bool) -> int:
-        """Return the credits of a neighbour for ACCEPT or REFUSE."""
+        """Return the credits of a neighbor for ACCEPT or REFUSE."""
         self._users[name] = self._machine.now
         credit = self._report(name, self._rules.credits_for(name))
         if accepted and credit > 0:
@@ -101,11 +101,11 @@ class StateAnnouncer:
     # What is sent.
 
     def state(self, name: str) -> State:
-        """Return the STATE for a neighbour that greets on one more link, or for another process."""
-        near = self._machine.neighbours.candidates()
+        """Return the STATE for a neighbor that greets on one more link, or for another process."""
+        near = self._machine.neighbors.candidates()
         shared = self._shared(near)
         self._reported_some.discard(name)
-        if name not in self._machine.neighbours.by_name:
+        if name not in self._machine.neighbors.by_name:
             return shared
         state = self._state_for(name, shared, near)
         self._report(name, state.credits)
@@ -118,9 +118,9 @@ class StateAnnouncer:
         urgent, self._urgent = self._urgent, False
         self._announced_at, self.due = now, INFINITY
         self._update_users()
-        near = machine.neighbours.candidates()
+        near = machine.neighbors.candidates()
         shared = self._shared(near)
-        for n in machine.neighbours:
+        for n in machine.neighbors:
             state = self._state_for(n.name, shared, near)
             at, before = self._told.get(n.name, (-INFINITY, None))
             is_user = n.name in self._users or n.hello.minor < MINOR_OF_CHANGES
@@ -135,10 +135,10 @@ class StateAnnouncer:
         if machine.held or self._users:
             self.due = min(self.due, now + limits.state_every)
         # The end of a suspicion changes which blocks are reachable, and is no event.
-        self.due = min([self.due, *(n.suspected_until for n in machine.neighbours if n.suspected_until > now)])
+        self.due = min([self.due, *(n.suspected_until for n in machine.neighbors if n.suspected_until > now)])
 
     def announce_credits(self) -> None:
-        """Send STATE to neighbours whose credits have run out, or that wait for some."""
+        """Send STATE to neighbors whose credits have run out, or that wait for some."""
         rules, limits = self._rules, self._machine.limits
         before, least, after = self._credits_before, self._least_credits, rules.credits
         if after == before == least:
@@ -168,10 +168,10 @@ class StateAnnouncer:
             self._send_to(sorted(set(names)))
 
     def _send_to(self, names: Iterable[str]) -> None:
-        near = self._machine.neighbours.candidates()
+        near = self._machine.neighbors.candidates()
         shared = self._shared(near)
         for name in names:
-            if name in self._machine.neighbours.by_name:
+            if name in self._machine.neighbors.by_name:
                 self._send(name, self._state_for(name, shared, near))
 
     def _send(self, name: str, state: State) -> None:
@@ -181,7 +181,7 @@ class StateAnnouncer:
         self._machine.instructions.append(Send(name, state))
 
     def _report(self, name: str, credit: int) -> int:
-        """Note what a message tells a neighbour about its credits, and return it."""
+        """Note what a message tells a neighbor about its credits, and return it."""
         if credit > 0:
             self._reported_none.discard(name)
         else:
@@ -194,14 +194,14 @@ class StateAnnouncer:
         machine, now = self._machine, self._machine.now
         for request in self._machine.held.values():
             for name in (request.upstream, request.itinerary.source):
-                if name in machine.neighbours.by_name:
+                if name in machine.neighbors.by_name:
                     self._users[name] = now
         self._users = {name: at for name, at in self._users.items() if now - at < machine.limits.load_every}
 
     # What a STATE contains.
 
-    def _shared(self, near: Iterable[Neighbour]) -> State:
-        """Return the STATE for all neighbours, but for what differs between them; ``near`` may be handed tokens."""
+    def _shared(self, near: Iterable[Neighbor]) -> State:
+        """Return the STATE for all neighbors, but for what differs between them; ``near`` may be handed tokens."""
         machine, rules, engine = self._machine, self._rules, self._rules.engine
         return State(
             warm=rules.warm,
@@ -212,20 +212,20 @@ class StateAnnouncer:
             calls=engine.times.calls,
             block_us=engine.times.block_us,
             wait_us=engine.work_us(machine.now),
-            reaches=tuple(sorted(machine.neighbours.by_name)),
+            reaches=tuple(sorted(machine.neighbors.by_name)),
             reach_blocks=tuple(sorted({block for n in near for block in n.blocks})),
         )
 
-    def _state_for(self, name: str, shared: State, near: Iterable[Neighbour]) -> State:
+    def _state_for(self, name: str, shared: State, near: Iterable[Neighbor]) -> State:
         credit, far = self._rules.credits_for(name), self._far_blocks(name, shared, near)
         if credit == shared.credits and not far:
             return shared
         return msgspec.structs.replace(shared, credits=credit, far_blocks=far)
 
-    def _far_blocks(self, name: str, shared: State, near: Iterable[Neighbour]) -> tuple[tuple[int, ...], ...]:
+    def _far_blocks(self, name: str, shared: State, near: Iterable[Neighbor]) -> tuple[tuple[int, ...], ...]:
         """Return the blocks that are 2, 3, … links away by a way that does not begin at ``name``, nearest first.
 
-        A neighbour is not told what it told us itself, nor what others that have links to it tell it. So where all have
+        A neighbor is not told what it told us itself, nor what others that have links to it tell it. So where all have
         links to all nobody is told anything, and after the only holder of a block has gone nobody passes on what others
         said before they knew. In a ring they do, until :data:`MAX_FAR` ends it.
         """

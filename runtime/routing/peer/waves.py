@@ -130,7 +130,7 @@ class WaveJoiner:
             ran = ()  # they would spoil the sum of all tracks, and the error would look like ours
         visit = next((v for v in run.itinerary.visits if v.holder == track.plan.holder), None)
         times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else (0, 0, 0)
-        n = custody.neighbours.get(track.plan.holder)
+        n = custody.neighbors.get(track.plan.holder)
         if n is not None and not ran:
             n.back_off()
         elif n is not None:
@@ -145,7 +145,7 @@ class WaveJoiner:
         remaining = request.itinerary.remaining
         if track is None:
             self._custody.end(request, "a track of no open wave")
-        elif track.plan.holder != self._custody.name:  # it was given to a neighbour, and waits only when that failed
+        elif track.plan.holder != self._custody.name:  # it was given to a neighbor, and waits only when that failed
             self._end_track(track, request.failure or "refused")
         elif remaining and remaining[0] in usable:
             self._custody.run_here(request, remaining[0])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, in_turn
 from ls_edge.runtime.routing.state.candidates import LocalNode
-from ls_edge.runtime.routing.state.neighbours import Neighbour
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 class Fastest(Policy):
@@ -24,7 +24,7 @@ class Fastest(Policy):
         self,
         itinerary: Itinerary,
         local: LocalNode,
-        candidates: Sequence[Neighbour],
+        candidates: Sequence[Neighbor],
         *,
         patient: bool,  # noqa: ARG002
         tie_break: int,

@@ -9,7 +9,7 @@ from ls_edge.runtime.routing.policies.fastest import Fastest
 from ls_edge.runtime.routing.policies.policy import Choice, SendTo
 from ls_edge.runtime.routing.policies.wave_planner import best_joiner
 from ls_edge.runtime.routing.state.candidates import LocalNode
-from ls_edge.runtime.routing.state.neighbours import Neighbour
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 class Parallel(Fastest):
@@ -26,7 +26,7 @@ class Parallel(Fastest):
         self,
         itinerary: Itinerary,
         local: LocalNode,
-        candidates: Sequence[Neighbour],
+        candidates: Sequence[Neighbor],
         *,
         patient: bool,
         tie_break: int,

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
 from ls_edge.runtime.routing.state.candidates import LocalNode
-from ls_edge.runtime.routing.state.neighbours import Neighbour
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 class RunHere(NamedTuple):
@@ -88,7 +88,7 @@ class Policy:
         self,
         itinerary: Itinerary,
         local: LocalNode,
-        candidates: Sequence[Neighbour],
+        candidates: Sequence[Neighbor],
         *,
         patient: bool,
         tie_break: int = 0,
@@ -111,7 +111,7 @@ class Policy:
         self,
         itinerary: Itinerary,  # noqa: ARG002
         local: LocalNode,  # noqa: ARG002
-        candidates: Sequence[Neighbour],  # noqa: ARG002
+        candidates: Sequence[Neighbor],  # noqa: ARG002
         *,
         patient: bool,  # noqa: ARG002
         tie_break: int,  # noqa: ARG002
@@ -120,7 +120,7 @@ class Policy:
         return None
 
 
-def in_turn(candidates: Sequence[Neighbour], tie_break: int) -> list[tuple[int, Neighbour]]:
+def in_turn(candidates: Sequence[Neighbor], tie_break: int) -> list[tuple[int, Neighbor]]:
     """Return the candidates with a rank each that ``tie_break`` rotates: the least rank wins between equals."""
     ordered = sorted(candidates, key=lambda c: c.name)
     return [((index + tie_break) % len(ordered), c) for index, c in enumerate(ordered)]
@@ -130,7 +130,7 @@ def _first_reachable(
     itinerary: Itinerary,
     wanted: Sequence[int],
     local: LocalNode,
-    candidates: Sequence[Neighbour],
+    candidates: Sequence[Neighbor],
     *,
     patient: bool,
     tie_break: int,
@@ -167,7 +167,7 @@ def _first_reachable(
     return ReturnReason.UNREACHABLE
 
 
-def _least_wait(candidates: Sequence[Neighbour], itinerary: Itinerary, tie_break: int) -> Neighbour:
+def _least_wait(candidates: Sequence[Neighbor], itinerary: Itinerary, tie_break: int) -> Neighbor:
     """Return the candidate with the least wait, then the longest run of next blocks, then by ``tie_break``."""
     ranked = in_turn(candidates, tie_break)
     return min(ranked, key=lambda one: (one[1].wait_us, -_run_length(one[1].blocks, itinerary.remaining), one[0]))[1]

@@ -9,7 +9,7 @@ from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, Wait, in_turn
 from ls_edge.runtime.routing.state.candidates import LocalNode
-from ls_edge.runtime.routing.state.neighbours import Neighbour
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 class Quality(Policy):
@@ -28,7 +28,7 @@ class Quality(Policy):
         self,
         itinerary: Itinerary,
         local: LocalNode,
-        candidates: Sequence[Neighbour],
+        candidates: Sequence[Neighbor],
         *,
         patient: bool,
         tie_break: int,

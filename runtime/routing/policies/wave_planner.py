@@ -1,12 +1,12 @@
 """Plan of the blocks that run side by side, and of their holders: a pure function of measured times.
 
-The holder of the tokens runs one track itself and gives others to neighbours. Each block goes to the holder that would
+The holder of the tokens runs one track itself and gives others to neighbors. Each block goes to the holder that would
 finish it first, counting its queue, the transfer there and back, and the blocks given to it before. So a slower device
 gets a shorter track, and a device that is not worth its transfer gets none. A wave has blocks of one band, and each
 band is cut into ``waves_wanted`` waves.
 
 Which blocks go into which track depends on loss, not on time (:func:`assign_blocks`). Assigned in turn (0, 2, 4 beside
-1, 3, 5) every block stays as close to its preferred slot as the lengths allow, and neighbours run side by side. Where
+1, 3, 5) every block stays as close to its preferred slot as the lengths allow, and neighbors run side by side. Where
 costs were measured (``ls_edge.core.order_costs``), blocks of different tracks are swapped while the estimate falls.
 Both respect what each holder has.
 
@@ -24,18 +24,18 @@ from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.held_request import PlannedTrack
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.routing.state.neighbours import Neighbour
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 _ROUNDING = 1e-9
 """Nats; a swap that saves less may be undone by the next."""
 
 
 def plan_wave(
-    itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Neighbour]
+    itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Neighbor]
 ) -> tuple[list[PlannedTrack], list[PlannedTrack]]:
     """Return the tracks of the next wave of a request whose tokens ``name`` holds, its own first.
 
-    One track means that splitting does not pay, none that the holder can run nothing itself. Neighbours with suitable
+    One track means that splitting does not pay, none that the holder can run nothing itself. Neighbors with suitable
     blocks that get no track come second, with the time that a single block would take.
     """
     remaining = local.model.bands.permitted(itinerary.remaining)
@@ -59,7 +59,7 @@ def plan_wave(
     return used, unused
 
 
-def _helpers(remaining: Sequence[int], candidates: Sequence[Neighbour]) -> list[PlannedTrack]:
+def _helpers(remaining: Sequence[int], candidates: Sequence[Neighbor]) -> list[PlannedTrack]:
     """Return tracks without blocks for the candidates that can take some, in the order of their names."""
     return [
         PlannedTrack(c.name, allowed, c.block_us, c.wait_us + c.trip_us)
@@ -145,8 +145,8 @@ def _size(ends: Sequence[int], waves: int, tracks: int) -> int:
 
 
 def best_joiner(
-    itinerary: Itinerary, local: LocalNode, candidates: Sequence[Neighbour], tie_break: int
-) -> Neighbour | None:
+    itinerary: Itinerary, local: LocalNode, candidates: Sequence[Neighbor], tie_break: int
+) -> Neighbor | None:
     """Return the joiner with the earliest expected finish, for tokens that this process cannot run."""
     options: list[tuple[float, int, int]] = []  # expected time, rank among equals, index: the least is chosen
     candidates, remaining = sorted(candidates, key=lambda c: c.name), local.model.bands.permitted(itinerary.remaining)

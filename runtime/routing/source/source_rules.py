@@ -35,9 +35,9 @@ from ls_edge.runtime.routing.state.events import (
     Complete,
     Event,
     Fail,
-    NeighbourDown,
-    NeighbourState,
-    NeighbourUp,
+    NeighborDown,
+    NeighborState,
+    NeighborUp,
     Note,
     NoteKind,
     Returned,
@@ -104,7 +104,7 @@ class SourceRules:
         self._ended = EndedRequests(custody.limits)
         self.duplicates = self._ended.duplicates
         machine.handlers |= {Submit: [self._on_submit], Abandon: [self._on_abandon], Moved: [self._on_moved]}
-        for kind in (NeighbourUp, NeighbourState, NeighbourDown):
+        for kind in (NeighborUp, NeighborState, NeighborDown):
             machine.handlers[kind].append(self._look_at_reach)
         custody.look_at[Stage.AWAY] = self._on_lost
         custody.checks.append(self._check)
@@ -142,8 +142,8 @@ class SourceRules:
             elif not run.itinerary.remaining:
                 self.duplicates[number] += 1
             return
-        copy, linked = request.copy, custody.neighbours.get(request.trail.holder)
-        needs_relay = linked is None or custody.neighbours.leads_beyond(linked)
+        copy, linked = request.copy, custody.neighbors.get(request.trail.holder)
+        needs_relay = linked is None or custody.neighbors.leads_beyond(linked)
         lie = implausible_return(request.asked, run.itinerary, request.left_out, custody.bands)
         if lie:
             self._reject(sender, lie, copy)
@@ -179,7 +179,7 @@ class SourceRules:
             old.itinerary, old.tokens = itinerary, tokens
             self._complete(request)
             return
-        beyond = any(custody.neighbours.is_beyond(visit.holder) for visit in itinerary.visits)
+        beyond = any(custody.neighbors.is_beyond(visit.holder) for visit in itinerary.visits)
         request.copy = HeldRequest(
             transfer=TransferId(run.transfer.request, custody.rng.getrandbits(64), 0),
             itinerary=itinerary,
@@ -207,7 +207,7 @@ class SourceRules:
 
     def _pass_over(self, copy: HeldRequest, name: str) -> None:
         """Pause offers to a process that returned a request unchanged or in an impossible state."""
-        n = self.custody.neighbours.get(name)
+        n = self.custody.neighbors.get(name)
         if n is not None:
             n.back_off()
             self.machine.avoid(copy, name, n.backoff_until)
@@ -253,7 +253,7 @@ class SourceRules:
                 custody.wait(request, "unreachable", skip_at)
             return
         # No event announces the end of a pause of offers.
-        held_back = bool(request.avoid) or any(n.backoff_until > custody.now for n in custody.neighbours)
+        held_back = bool(request.avoid) or any(n.backoff_until > custody.now for n in custody.neighbors)
         until = custody.now + custody.limits.look_again if held_back else None
         decisions, lacks_credit = self.machine.decisions, reason is ReturnReason.CREDIT
         able = decisions.able_to_run(request, decisions.reachable(request)) if lacks_credit else []
@@ -261,13 +261,13 @@ class SourceRules:
         custody.wait_for(request, names, until, or_change=held_back)
 
     def _look_at_reach(self, event: Event | None = None) -> None:
-        """Note which blocks are reachable: a neighbour that is heard of has them, or leads to them.
+        """Note which blocks are reachable: a neighbor that is heard of has them, or leads to them.
 
         What an event has changed was as before until now; who has fallen silent was last heard of before. Where one
-        bundle is demanded, what is behind neighbours does not count.
+        bundle is demanded, what is behind neighbors does not count.
         """
-        neighbours, until = self.custody.neighbours, self._looked_at if event is None else self.custody.now
-        good = [n for n in neighbours if n.serves and not n.is_silent]
+        neighbors, until = self.custody.neighbors, self._looked_at if event is None else self.custody.now
+        good = [n for n in neighbors if n.serves and not n.is_silent]
         behind = [] if self.custody.model.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
         self._last_reachable |= dict.fromkeys(self._reachable, until)
         self._reachable = frozenset().union(*[n.blocks for n in good], *behind)
@@ -334,7 +334,7 @@ class SourceRules:
     def _on_lost(self, request: HeldRequest) -> None:
         """Start a new branch of an away request without news, or kept for too long."""
         holder = self._by_id[request.request].trail.holder
-        is_beyond = self.custody.neighbours.is_beyond(holder)  # then another process may be the cause
+        is_beyond = self.custody.neighbors.is_beyond(holder)  # then another process may be the cause
         if not is_beyond and holder in ("", request.downstream):
             self._pass_over(request, request.downstream)
         elif not is_beyond:
@@ -348,7 +348,7 @@ class SourceRules:
         custody = self.custody
         ahead = custody.limits.cancel_every / 2 if custody.instructions else 0.0
         if custody.now + ahead >= self._ended.cancel_at:
-            cancel, peers = self._ended.pop_cancel(custody.now), custody.neighbours
+            cancel, peers = self._ended.pop_cancel(custody.now), custody.neighbors
             custody.instructions += [Send(n.name, cancel) for n in peers if n.hello.role == "peer"]
         return self._ended.cancel_at
 
@@ -365,12 +365,12 @@ SourceMachine = Machine[SourceRules]
 def _learn_from(itinerary: Itinerary, old: HeldRequest, custody: Custody) -> None:
     """End the pauses of those that ran blocks, and note which were slow, for longer deadlines."""
     for holder in {holder for _, holder in blocks_run(itinerary)}:
-        n = custody.neighbours.get(holder)
+        n = custody.neighbors.get(holder)
         if n is not None:
             n.reset_back_off()
     slow_us = custody.limits.hop_floor * 1e6 / custody.limits.hop_factor  # faster ones need no longer deadline
     for visit in itinerary.visits:
-        n = custody.neighbours.get(visit.holder)
+        n = custody.neighbors.get(visit.holder)
         if n is not None and visit.blocks and visit.engine_us > slow_us * len(visit.blocks):
             n.ran_after(min(visit.engine_us / 1e6, custody.now - old.arrived) / len(visit.blocks))
 

@@ -1,4 +1,4 @@
-"""Inputs of a routing decision besides the request and the neighbours: this process and the model."""
+"""Inputs of a routing decision besides the request and the neighbors: this process and the model."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.routing.state.neighbours import owner_of
+from ls_edge.runtime.routing.state.neighbors import owner_of
 
 _NOT_HELD = (Stage.NEW, Stage.ENDED)
 _HANDED_ON = (Stage.OFFERED, Stage.CUSTODY)

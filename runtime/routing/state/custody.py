@@ -23,7 +23,7 @@ from ls_edge.runtime.routing.state.credits import Credits, counted
 from ls_edge.runtime.routing.state.events import Forward, Instruction
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, require
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.routing.state.neighbours import Neighbours
+from ls_edge.runtime.routing.state.neighbors import Neighbors
 from ls_edge.runtime.routing.state.waiting_requests import WaitingRequests
 
 _SPARE = 64
@@ -129,7 +129,7 @@ class Context:
         """Source of random branches."""
         self.now = 0.0
         """The time of the event that is being handled."""
-        self.neighbours = Neighbours(name, limits)
+        self.neighbors = Neighbors(name, limits)
         self.instructions: list[Instruction] = []
         """Instructions that follow from the event so far."""
 
@@ -173,7 +173,7 @@ class Custody(Context):
         self.decide_again(request, why)
 
     def wait(self, request: HeldRequest, why: str, until: float | None = None) -> None:
-        """Make a request wait until a neighbour changes, or until ``until``, or the end of its budget.
+        """Make a request wait until a neighbor changes, or until ``until``, or the end of its budget.
 
         One that did not wait has to be decided in the same event if no time is given.
         """
@@ -190,7 +190,7 @@ class Custody(Context):
     ) -> None:
         """Make a waiting request wait for a credit of ``holders``; it is decided in turn with others that do.
 
-        Without holders, or with ``or_change``, any change of a neighbour is followed by a decision.
+        Without holders, or with ``or_change``, any change of a neighbor is followed by a decision.
         """
         end = self.budget_end(request)
         if until is not None and request.waiting_since is None:
@@ -211,13 +211,13 @@ class Custody(Context):
         self.queued.append(request)
 
     def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
-        """Send a waiting request to a neighbour; a copy stays here."""
+        """Send a waiting request to a neighbor; a copy stays here."""
         self.transition(request, Stage.OFFERED, to)
         came, now = request.transfer, self.now
         sent = TransferId(came.request, came.branch, came.hop + 1)
         if sent in self.sent or request.sent is not None:
             sent = TransferId(came.request, self.rng.getrandbits(64), came.hop + 1)
-        self.neighbours.offered(sent, to)
+        self.neighbors.offered(sent, to)
         request.downstream, request.sent, request.waiting_since = to, sent, None
         self.sent[sent] = request
         end = self.budget_end(request)
@@ -271,7 +271,7 @@ class Custody(Context):
 
     def _leave_hop(self, request: HeldRequest, to: Stage) -> None:
         """Count one transfer less on its way to the next holder; unless it has arrived, ignore its further answers."""
-        n = self.neighbours.get(request.downstream)
+        n = self.neighbors.get(request.downstream)
         if request.stage is Stage.OFFERED and n is not None:
             n.offers -= 1
             self.waiting.note_room(n.name)
@@ -296,23 +296,23 @@ class Custody(Context):
 
     def news_by(self, request: HeldRequest) -> float:
         """Return the time by which there has to be news of a request that is AWAY."""
-        now, neighbours, limits = self.now, self.neighbours, self.limits
+        now, neighbors, limits = self.now, self.neighbors, self.limits
         if request.trail is None:  # a track, which has to come back
             return now + limits.away_floor
         holder, end = request.trail.holder, self.budget_end(request)
-        n = neighbours.get(holder)
+        n = neighbors.get(holder)
         request.keep_until = now + limits.keep_share * max(0.0, end - now)
-        if neighbours.is_beyond(holder) or (n is not None and neighbours.leads_beyond(n)):
+        if neighbors.is_beyond(holder) or (n is not None and neighbors.leads_beyond(n)):
             # A process without a link to this source sends no MOVED; the keeper of the copy before watches over it.
             return min(request.keep_until, request.keep_end, end)
-        work = len(request.itinerary.remaining) * neighbours.usual_call(holder)
-        patience = max(limits.away_floor, neighbours.hop_deadline(holder) + work)
+        work = len(request.itinerary.remaining) * neighbors.usual_call(holder)
+        patience = max(limits.away_floor, neighbors.hop_deadline(holder) + work)
         return min(now + patience, request.keep_until, request.keep_end, end)
 
     def extend(self, request: HeldRequest, end: float) -> None:
         """Give the next holder time until its next sign of progress; ``end`` is that of the budget."""
         accepted = request.stage is Stage.CUSTODY
-        request.hop_at = self.now + self.neighbours.hop_deadline(
+        request.hop_at = self.now + self.neighbors.hop_deadline(
             request.downstream, accepted=accepted, failures=request.reroutes
         )
         self.check_hop(request, end)
@@ -347,11 +347,11 @@ class Custody(Context):
             require(request.transfer == transfer, "held under another transfer", request)
             require((stage, Stage.ENDED) in TRANSITIONS, "in a stage without an end", request)
             require(on_its_way == (self.sent.get(request.sent or transfer) is request), "sent or not", request)
-            require(not on_its_way or request.downstream in self.neighbours.by_name, "no holder has it", request)
+            require(not on_its_way or request.downstream in self.neighbors.by_name, "no holder has it", request)
             require(stage is not Stage.WAITING or not request.downstream, "waits downstream", request)
             self.timers.check(request)
         require(counts == self.credits, f"counts are {self.credits}")
-        for n in self.neighbours:
+        for n in self.neighbors:
             require(n.offers == offers[n.name], f"{n.offers} offers to {n.name}, {offers[n.name]} are on their way")
         for sent, request in self.sent.items():
             is_held = self.held.get(request.transfer) is request

@@ -26,20 +26,20 @@ from ls_edge.runtime.protocol.messages import (
 )
 
 
-class NeighbourUp(msgspec.Struct, frozen=True):
+class NeighborUp(msgspec.Struct, frozen=True):
     """A process sent HELLO or WELCOME on a link, for the first time or with changes."""
 
     hello: Hello
 
 
-class NeighbourDown(msgspec.Struct, frozen=True):
+class NeighborDown(msgspec.Struct, frozen=True):
     """The last link to a process has ended, or it sent BYE."""
 
     name: str
     why: str
 
 
-class NeighbourState(msgspec.Struct, frozen=True):
+class NeighborState(msgspec.Struct, frozen=True):
     """A process sent STATE."""
 
     name: str
@@ -135,7 +135,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Event = (
-    NeighbourUp | NeighbourDown | NeighbourState | Arrived | Received | Unsendable | Computed | ComputeFailed | Decoded
+    NeighborUp | NeighborDown | NeighborState | Arrived | Received | Unsendable | Computed | ComputeFailed | Decoded
     | Warm | Drain | Submit | Abandon | Tick
 )  # fmt: skip
 

@@ -130,7 +130,7 @@ class HeldRequest(msgspec.Struct, eq=False):
     waiting_since: float | None = None
     """Start of its wait for a credit or another process."""
     waits_for: tuple[str, ...] = ()
-    """Neighbours whose credit it waits for, in the stage ``WAITING``."""
+    """Neighbors whose credit it waits for, in the stage ``WAITING``."""
     reason: str = ""
     """Reason that it could not continue when that was last tried (``ReturnReason``)."""
     reroutes: int = 0

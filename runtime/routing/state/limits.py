@@ -78,7 +78,7 @@ class Limits:
     """Time for which the source collects answered requests for one CANCEL. 1/4: 4 times the messages;
     x4: 3 % more engine calls where sends fail, tail +11 % with a liar that gives out copies."""
     state_every: float = 0.2
-    """Interval of STATE to neighbours that use this peer, if no other message takes it along.
+    """Interval of STATE to neighbors that use this peer, if no other message takes it along.
     1/4: tail -18 % with a slow peer, at twice the messages; x4: mean +7 % where sends fail."""
     state_least: float = 0.05
     """Minimum time before a STATE that another message takes along, or that says that links or reachable blocks have

@@ -1,4 +1,4 @@
-"""Waiting requests, indexed by the event that ends the wait: a credit or any change of a neighbour."""
+"""Waiting requests, indexed by the event that ends the wait: a credit or any change of a neighbor."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class WaitingRequests:
         self.ready: deque[HeldRequest] = deque()
         """Requests that are decided at the end of the event, if they still wait."""
         self.may_have_room: dict[str, None] = {}
-        """Neighbours that may take more than before, and for which requests wait."""
+        """Neighbors that may take more than before, and for which requests wait."""
         self._for_credit: dict[str, dict[int, HeldRequest]] = {}
-        """Requests that wait for the credit of a neighbour, by its name, the first that began to wait first."""
+        """Requests that wait for the credit of a neighbor, by its name, the first that began to wait first."""
         self._for_change: dict[int, HeldRequest] = {}
-        """Requests that wait for anything else, or for more than a credit: each change of a neighbour may end it."""
+        """Requests that wait for anything else, or for more than a credit: each change of a neighbor may end it."""
 
     def __bool__(self) -> bool:
         return bool(self._for_change or self._for_credit)
 
     def add(self, request: HeldRequest) -> None:
-        """Make a request wait for any change of a neighbour."""
+        """Make a request wait for any change of a neighbor."""
         self._for_change[request.number] = request
 
     def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...], *, or_change: bool) -> None:
@@ -53,22 +53,22 @@ class WaitingRequests:
         self._for_change.pop(request.number, None)
 
     def decide_changed(self) -> None:
-        """Decide again the requests whose wait any change of a neighbour may end."""
+        """Decide again the requests whose wait any change of a neighbor may end."""
         self.ready.extend(self._for_change.values())
 
     def decide_for_credit_of(self, name: str) -> None:
-        """Decide again the requests that wait for the credit of a neighbour."""
+        """Decide again the requests that wait for the credit of a neighbor."""
         self.ready.extend(self._for_credit.get(name, {}).values())
 
     def note_room(self, name: str) -> None:
-        """Note that a neighbour may be able to take more than before."""
+        """Note that a neighbor may be able to take more than before."""
         if name in self._for_credit:
             self.may_have_room[name] = None
 
     def use_room(self, room: Callable[[str], int], decide: Callable[[HeldRequest], None]) -> None:
-        """Decide again what waits for a neighbour of :attr:`may_have_room`, and remove the neighbour from there.
+        """Decide again what waits for a neighbor of :attr:`may_have_room`, and remove the neighbor from there.
 
-        As many are decided as the neighbour has ``room`` for, in the order in which they began to wait.
+        As many are decided as the neighbor has ``room`` for, in the order in which they began to wait.
         """
         name, _ = self.may_have_room.popitem()
         passed = 0  # those that were decided, and wait for it still
@@ -79,7 +79,7 @@ class WaitingRequests:
                     passed += name in request.waits_for
 
     def _first(self, name: str, passed: int, most: int) -> list[HeldRequest]:
-        """Return the requests that wait for the credit of a neighbour, behind those that were ``passed``."""
+        """Return the requests that wait for the credit of a neighbor, behind those that were ``passed``."""
         return list(itertools.islice(self._for_credit.get(name, {}).values(), passed, passed + max(0, most)))
 
     def check(self, held: Collection[HeldRequest]) -> None:

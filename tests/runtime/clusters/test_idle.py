@@ -9,7 +9,7 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.routing.state.events import NeighbourState
+from ls_edge.runtime.routing.state.events import NeighborState
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from ls_edge.runtime.transport.links import Links
@@ -26,7 +26,7 @@ class Counting(FaultySimulation):
         super().__init__(*args, **named)
 
     def _deliver(self, sender, to, event):
-        self.states[sender, to] += isinstance(event, NeighbourState)
+        self.states[sender, to] += isinstance(event, NeighborState)
         super()._deliver(sender, to, event)
 
 
@@ -76,16 +76,16 @@ def test_a_lost_link_is_announced_immediately(fleet):
     fleet.run(0.25)
     fleet.kill("p3")
     fleet.run(3 * fleet.settings.latency)
-    assert not any("p3" in n.state.reaches for n in fleet.source.neighbours)
+    assert not any("p3" in n.state.reaches for n in fleet.source.neighbors)
 
 
-def test_neighbours_know_the_state_that_a_peer_would_send_now(fleet):
+def test_neighbors_know_the_state_that_a_peer_would_send_now(fleet):
     for _ in range(20):
         fleet.submit()
     fleet.settle()
     fleet.run(Limits().load_every + 2 * Limits().load_every)
     for name, process in fleet.processes.items():
-        for n in process.machine.neighbours:
+        for n in process.machine.neighbors:
             if n.name != SOURCE:
                 assert n.state == fleet.processes[n.name].machine.rules.state(name)
 
@@ -94,11 +94,11 @@ def test_a_peer_that_recovers_from_suspicion_is_announced(fleet):
     """Nothing but time ends a suspicion, and blocks of a suspect count as out of reach meanwhile."""
     machine = fleet.processes["p0"].machine
     for name in ("p1", "p5"):
-        machine.neighbours.get(name).suspect()
+        machine.neighbors.get(name).suspect()
     fleet.submit()
     fleet.settle()
     fleet.run(10.0)
-    assert 1 in fleet.source.neighbours.get("p0").state.reach_blocks
+    assert 1 in fleet.source.neighbors.get("p0").state.reach_blocks
 
 
 @pytest.fixture

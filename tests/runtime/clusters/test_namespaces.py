@@ -133,7 +133,7 @@ def test_a_peer_that_the_source_does_not_reach_is_reached_through_another(
     assert_replays(tiny_bundle, pictures, answers)
 
 
-def test_a_chain_in_which_each_reaches_only_its_neighbour(cluster, tiny_bundle, images, wait_until, assert_replays):
+def test_a_chain_in_which_each_reaches_only_its_neighbor(cluster, tiny_bundle, images, wait_until, assert_replays):
     net, pictures = cluster.net, images(10)
     with source_of(cluster) as source:
         everybody = set(source.snapshot.peers)

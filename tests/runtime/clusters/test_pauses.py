@@ -78,7 +78,7 @@ def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(
     far = serve(inject(Peer(load_peers(path), "far", Bundle.open(tiny_bundle)), tmp_path / "slow"))
     relay = serve(Peer(load_peers(path), "relay", Bundle.open(tiny_bundle)))
     wait_until(
-        lambda: far.machine.rules.warm and relay.machine.rules.warm and "far" in relay.machine.neighbours.by_name,
+        lambda: far.machine.rules.warm and relay.machine.rules.warm and "far" in relay.machine.neighbors.by_name,
         what="peers",
     )
     seen = yaml.safe_load(path.read_text())
@@ -94,7 +94,7 @@ def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(
     try:
         assert process.stdout.readline() == b"sent\n"
         wait_until(lambda: len(far.machine.held) >= 3, what="work at the far peer")
-        assert "hidden" not in "".join(far.machine.neighbours.by_name)
+        assert "hidden" not in "".join(far.machine.neighbors.by_name)
     finally:
         process.send_signal(how)
         process.wait(20)

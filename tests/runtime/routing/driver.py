@@ -18,8 +18,8 @@ from ls_edge.runtime.routing.state.events import (
     Compute,
     Computed,
     Forward,
-    NeighbourState,
-    NeighbourUp,
+    NeighborState,
+    NeighborUp,
     Note,
     Received,
     Send,
@@ -54,7 +54,7 @@ def run_of(
 
 
 class Candidate(NamedTuple):
-    """What policies and the planner of waves read of a neighbour, as it is at one moment."""
+    """What policies and the planner of waves read of a neighbor, as it is at one moment."""
 
     name: str
     blocks: frozenset
@@ -88,13 +88,13 @@ class Driver:
         return self.said
 
     def meets(self, name, blocks=(), *, role="peer", incarnation=1, **state):
-        self(NeighbourUp(Hello(name, role, incarnation, 0, "m", "b", tuple(blocks))))
+        self(NeighborUp(Hello(name, role, incarnation, 0, "m", "b", tuple(blocks))))
         if role == "peer":
             self.hears_state(name, **state)
 
     def hears_state(self, name, credit=9, **changes):
         base = {"warm": True, "draining": False, "stuck": False, "queue": 0, "calls": 0, "block_us": 1000}
-        self(NeighbourState(name, State(credits=credit, **{**base, **changes})))
+        self(NeighborState(name, State(credits=credit, **{**base, **changes})))
 
     def hears(self, name, message, after=0.0):
         return self(Received(name, message), after)

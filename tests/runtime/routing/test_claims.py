@@ -35,13 +35,13 @@ from ls_edge.runtime.routing.state.events import (
     ComputeFailed,
     Fail,
     Forward,
-    NeighbourDown,
+    NeighborDown,
     Received,
     Send,
 )
 from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.routing.state.neighbours import Neighbours
+from ls_edge.runtime.routing.state.neighbors import Neighbors
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults import liar as lying
 from tests.faults.lies import LIES as CHAOS_LIES
@@ -356,7 +356,7 @@ def test_and_who_is_given_it_again(source):
 
 def test_and_who_brings_what_a_holder_without_a_link_sends_home(source):
     run = passed_on_twice(source)
-    source(NeighbourDown("c", "cut"))
+    source(NeighborDown("c", "cut"))
     assert answers(source, "a", run) == [0]
 
 
@@ -376,7 +376,7 @@ def test_moved_from_who_holds_nothing_changes_nothing(source):
     source.hears("b", Moved(TransferId(b"g" * 16, 1, 3), "a"))
     (item,) = source.machine.held.values()
     assert item.stage is Stage.CUSTODY
-    source(NeighbourDown("a", "killed"))
+    source(NeighborDown("a", "killed"))
     assert len(source.sent(Forward, "b")) == 1
     assert source.sent(Forward, "b")[0].transfer.request == run.transfer.request
 
@@ -531,21 +531,21 @@ def test_a_pause_of_the_engine_does_not_turn_a_peer_into_a_black_hole():
 
 def test_an_engine_time_that_somebody_announces_is_believed_within_bounds():
     limits = Limits()
-    neighbours = Neighbours("me", limits)
+    neighbors = Neighbors("me", limits)
     for name, engine in (("b", "onnx"), ("c", "onnx"), ("d", "tensorrt")):
-        n = neighbours.add(Hello(name, "peer", 1, 0, "m", "b", engine=engine))
+        n = neighbors.add(Hello(name, "peer", 1, 0, "m", "b", engine=engine))
         n.reported(State(True, False, False, 9, 0, 0, 2**32 - 1, 2**32 - 1), 0.0)
-    assert neighbours.hop_deadline("b") == 0.25
-    neighbours.get("b").ran_after(0.2)
-    assert neighbours.hop_deadline("b") == neighbours.hop_deadline("c") == pytest.approx(0.8)  # of the same kind
-    assert neighbours.hop_deadline("d") == 0.25
-    neighbours.get("b").ran_after(60.0)
-    assert neighbours.hop_deadline("b") == pytest.approx(1.28)
-    neighbours.get("b").suspect()
-    assert neighbours.hop_deadline("b") == 0.25
-    neighbours.get("b").ran_after(0.2)
-    neighbours.get("b").reported(State(True, False, False, 9, 0, 0, 1000), 0.0)
-    assert neighbours.hop_deadline("b") == 0.25  # it says itself that it is fast
+    assert neighbors.hop_deadline("b") == 0.25
+    neighbors.get("b").ran_after(0.2)
+    assert neighbors.hop_deadline("b") == neighbors.hop_deadline("c") == pytest.approx(0.8)  # of the same kind
+    assert neighbors.hop_deadline("d") == 0.25
+    neighbors.get("b").ran_after(60.0)
+    assert neighbors.hop_deadline("b") == pytest.approx(1.28)
+    neighbors.get("b").suspect()
+    assert neighbors.hop_deadline("b") == 0.25
+    neighbors.get("b").ran_after(0.2)
+    neighbors.get("b").reported(State(True, False, False, 9, 0, 0, 1000), 0.0)
+    assert neighbors.hop_deadline("b") == 0.25  # it says itself that it is fast
 
 
 def test_one_odd_image_does_not_take_a_block_out_of_service():
@@ -620,7 +620,7 @@ def test_a_slow_link_carries_a_few_transfers_at_a_time():
     assert sum(item.stage is Stage.OFFERED for item in peer.machine.held.values()) == 2
     first = next(iter(list(peer.machine.custody.sent)))
     peer.hears("b", Accept(first, 9), after=0.2)
-    n = peer.machine.neighbours.get("b")
+    n = peer.machine.neighbors.get("b")
     assert n.usual_link_us > 150_000
     assert n.credits <= 1
 

@@ -16,7 +16,7 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Accept, Hello, Refuse, State
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.candidates import Model
-from ls_edge.runtime.routing.state.events import Compute, Forward, NeighbourState, NeighbourUp
+from ls_edge.runtime.routing.state.events import Compute, Forward, NeighborState, NeighborUp
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import join_tuples
 from ls_edge.runtime.source.source import Source
@@ -26,9 +26,9 @@ MINE, OTHER = "m" * 64, "o" * 64
 
 
 def meets(driver, name, blocks, *, bundle_id=MINE, minor=MINOR_OF_DEMANDS, **state):
-    driver(NeighbourUp(Hello(name, "peer", 1, minor, "model", bundle_id, tuple(blocks))))
+    driver(NeighborUp(Hello(name, "peer", 1, minor, "model", bundle_id, tuple(blocks))))
     base = {"warm": True, "draining": False, "stuck": False, "credits": 9, "queue": 0, "calls": 0, "block_us": 1000}
-    driver(NeighbourState(name, State(**(base | state))))
+    driver(NeighborState(name, State(**(base | state))))
 
 
 def demanding(run, bundle_id=MINE):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from ls_edge.runtime.protocol.messages import Refuse, RefuseReason, Release
-from ls_edge.runtime.routing.state.events import Complete, Fail, Forward, NeighbourDown
+from ls_edge.runtime.routing.state.events import Complete, Fail, Forward, NeighborDown
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
@@ -183,7 +183,7 @@ def test_what_a_cancelled_request_became_is_not_offered_again_and_again_to_the_o
     peer = new_peer()
     peer.meets("b", [2], reaches=("laptop",))
     peer.meets("c", [3])
-    peer(NeighbourDown("laptop", "cut"))
+    peer(NeighborDown("laptop", "cut"))
     peer.gets("c", run_of(transfer(), remaining=(), waves=((*BY_X[0], ((2, "b"), (3, "c"))),), returning="done"))
     (home,) = peer.sent(Forward, "b")
     peer.hears("b", Refuse(home.transfer, RefuseReason.CANCELLED, 9))

@@ -122,7 +122,7 @@ def test_a_hello_that_is_lost_is_repeated_on_a_timer_until_it_is_welcomed(file, 
     b.listen(3 * GREETING_DELAY)
     assert b.count(Hello) <= said + 1  # the next one may have been on its way
     assert b.count(Welcome) == 0
-    assert peer.machine.neighbours.get("b") is not None
+    assert peer.machine.neighbors.get("b") is not None
 
 
 def test_a_greeting_is_finite_with_one_that_loses_and_one_that_answers_everything_with_hello(
@@ -171,16 +171,16 @@ def test_after_a_goodbye_of_one_that_stays_it_is_greeted_again(file, peer, socke
     b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
     b.hears(Hello)
     b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
-    wait_until(lambda: "b" in peer.machine.neighbours.by_name, what="b to be known")
+    wait_until(lambda: "b" in peer.machine.neighbors.by_name, what="b to be known")
     b.says(Bye("for a moment"))
-    wait_until(lambda: "b" not in peer.machine.neighbours.by_name, what="b to be forgotten")
+    wait_until(lambda: "b" not in peer.machine.neighbors.by_name, what="b to be forgotten")
     assert peer.node.problems["b"] == "left (for a moment)"
     b.heard.clear()
     b.socket.setsockopt(zmq.RCVTIMEO, 15_000)
     while not b.count(Hello):
         b.take()
     b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
-    wait_until(lambda: "b" in peer.machine.neighbours.by_name, what="b to be known again")
+    wait_until(lambda: "b" in peer.machine.neighbors.by_name, what="b to be known again")
     assert "b" not in peer.node.problems
 
 
@@ -193,7 +193,7 @@ def test_a_link_carries_one_name(peer, file, sockets, hello_of):
         assert caller.hears(Complaint).what == (
             f"hello from 'other-{number}' on the link of 'one'; a link carries one name"
         )
-    assert set(peer.machine.neighbours.by_name) == {"one"}
+    assert set(peer.machine.neighbors.by_name) == {"one"}
 
 
 def test_the_processes_that_are_known_at_once_are_bounded(peer, file, sockets, hello_of, wait_until):
@@ -209,9 +209,9 @@ def test_the_processes_that_are_known_at_once_are_bounded(peer, file, sockets, h
     )
     callers[-1].says(hello_of("b"))  # a peer of the file is no stranger
     callers[-1].hears(Welcome)
-    wait_until(lambda: len(peer.machine.neighbours.by_name) == MAX_SOURCES + 1, what="b to be known")
+    wait_until(lambda: len(peer.machine.neighbors.by_name) == MAX_SOURCES + 1, what="b to be known")
     callers[0].socket.close()
-    wait_until(lambda: "source-0" not in peer.machine.neighbours.by_name, what="the end of a link")
+    wait_until(lambda: "source-0" not in peer.machine.neighbors.by_name, what="the end of a link")
     again = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
     again.says(hello_of("late", "source"))
     again.hears(Welcome)
@@ -258,7 +258,7 @@ def test_blocks_that_cannot_be_are_refused(peer, file, sockets, hello_of, name, 
     caller = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
     caller.says(hello_of(name, role, blocks=blocks))
     assert caller.hears(Complaint).what == said
-    assert not peer.machine.neighbours.by_name
+    assert not peer.machine.neighbors.by_name
 
 
 def test_blocks_that_the_file_does_not_give_are_refused(bundle, write_peers, serve, sockets, hello_of, wait_until):
@@ -272,7 +272,7 @@ def test_blocks_that_the_file_does_not_give_are_refused(bundle, write_peers, ser
     listens.hears(Hello)
     listens.says(Welcome(*msgspec.structs.astuple(hello_of("b", blocks=(2,)))))
     assert listens.hears(Bye).reason == said[:200]
-    assert not peer.machine.neighbours.by_name
+    assert not peer.machine.neighbors.by_name
     assert peer.node.problems["b"] == said
     caller.says(hello_of("b", blocks=(1,)))  # fewer than the file gives are fine: an engine failed, say
     caller.hears(Welcome)
@@ -286,7 +286,7 @@ def test_who_listens_at_the_address_of_another_is_refused(peer, file, sockets, h
     said = f"the process that listens at the address of 'b' is 'laptop'; correct the addresses in {file.path}"
     assert b.hears(Bye).reason == said[:200]
     assert peer.node.problems["b"] == said
-    assert not peer.machine.neighbours.by_name
+    assert not peer.machine.neighbors.by_name
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ class Flood(threading.Thread):
             self.halt.wait(0.002)
 
     def meet(self, caller, frames):
-        """Welcome who says hello, so that what follows comes from a neighbour who looks useful."""
+        """Welcome who says hello, so that what follows comes from a neighbor who looks useful."""
         message = framing.decode(frames[0])
         if isinstance(message, Hello) and caller not in self.callers:
             self.callers[caller] = "source" if message.role == "source" else message.name
@@ -263,7 +263,7 @@ def test_before_hello_nothing_is_done(peer, caller, tiny_bundle):
         assert peer.node.counts["before hello"] == number
     assert not peer.machine.held
     assert not peer.machine.rules.tombstones.until
-    assert not peer.machine.neighbours.by_name
+    assert not peer.machine.neighbors.by_name
 
 
 REFUSED = {
@@ -281,7 +281,7 @@ def test_hello_is_refused(peer, caller, tiny_bundle, changes, said):
     caller.says(hello_of(tiny_bundle, **changes))
     assert re.search(said, caller.hears(Complaint).what)
     assert peer.node.counts["hello refused"] == 1
-    assert not peer.machine.neighbours.by_name
+    assert not peer.machine.neighbors.by_name
     assert set(peer.node.mismatched) == ({"b"} if "model_id" in changes else set())
 
 
@@ -332,12 +332,12 @@ def test_a_state_that_names_a_block_that_the_model_lacks_is_malformed(tiny_bundl
         admission.check_state(State(True, False, False, 1, 0, 0, 1, reach_blocks=(6,)), "b")
 
 
-def test_a_neighbour_that_sends_nonsense_is_told_and_stays_a_neighbour(peer, raw, caller, tiny_bundle, wait_until):
+def test_a_neighbor_that_sends_nonsense_is_told_and_stays_a_neighbor(peer, raw, caller, tiny_bundle, wait_until):
     cases = malformed(tiny_bundle)
     for number, (what, (frames, said)) in enumerate(cases.items(), 1):
         if number % COMPLAINTS_A_SECOND == 1:  # it would be told no more in this second
             caller.socket.close()
-            wait_until(lambda: not peer.machine.neighbours.by_name, what="the end of its link")
+            wait_until(lambda: not peer.machine.neighbors.by_name, what="the end of its link")
             caller = Caller(raw(zmq.DEALER, dial=peer.entry.address))
             caller.says(hello_of(tiny_bundle, "laptop", "source"))
             assert caller.hears(Welcome).name == "a"
@@ -422,7 +422,7 @@ def test_what_a_stranger_says_stays_on_its_line_of_the_log(peer, caller, wait_un
     caller.says(Complaint("x\n12:00:00.000\u2028refused\ta\x1b[31mconnection"))
     wait_until(lambda: peer.node.counts["complaints"] == 1, what="a complaint")
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "refused" in line]
-    assert "a neighbour complains" in line
+    assert "a neighbor complains" in line
     assert line.isprintable()
 
 
@@ -434,8 +434,8 @@ def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, raw, cal
     rude.hears(Welcome)
     run, _ = run_of(tiny_bundle)
     rude.says(run, bytes(1 << 20))
-    wait_until(lambda: "rude" not in peer.machine.neighbours.by_name, what="the end of its link")
-    assert "laptop" in peer.machine.neighbours.by_name
+    wait_until(lambda: "rude" not in peer.machine.neighbors.by_name, what="the end of its link")
+    assert "laptop" in peer.machine.neighbors.by_name
     caller.says(b"?")
     caller.hears(Complaint)
 

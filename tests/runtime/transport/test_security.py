@@ -130,7 +130,7 @@ def test_a_listed_key_does_not_give_another_name(secured, tiny_bundle, wait_unti
         assert node.counts["hello refused"] == 1
         laptop.says(hello(file, tiny_bundle, "laptop"))
         wait_until(lambda: len(laptop.poll().heard) > 1, what="an answer to its own name")
-        assert isinstance(laptop.heard[1], Welcome)  # and no STATE before it, which neighbours get every 100 ms
+        assert isinstance(laptop.heard[1], Welcome)  # and no STATE before it, which neighbors get every 100 ms
 
 
 def test_a_peer_is_no_source(secured, tiny_bundle, wait_until, keys):

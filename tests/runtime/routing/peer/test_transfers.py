@@ -18,8 +18,8 @@ from ls_edge.runtime.routing.state.events import (
     ComputeFailed,
     Drain,
     Forward,
-    NeighbourDown,
-    NeighbourUp,
+    NeighborDown,
+    NeighborUp,
     Note,
     Send,
     Unsendable,
@@ -155,7 +155,7 @@ def test_half_of_the_credits_are_for_transfers_from_peers():
 def credits_sent(peer):
     return {
         name: [state.credits for state in peer.sent(State, name)]
-        for name in peer.machine.neighbours.by_name
+        for name in peer.machine.neighbors.by_name
         if peer.sent(State, name)
     }
 
@@ -339,7 +339,7 @@ def test_a_next_holder_that_is_lost_costs_a_new_branch_to_another(peer, accepted
     sent = two_holders(peer)
     if accepted:
         peer.hears("b", Accept(sent, 5))
-    peer(NeighbourDown("b", "killed"))
+    peer(NeighborDown("b", "killed"))
     assert peer.notes() == ["lost", "rerouted"]
     (again,) = peer.sent(Forward, "c")
     assert again.transfer.request == sent.request
@@ -357,7 +357,7 @@ def test_a_next_holder_without_progress_is_suspected_and_passed_by(peer, accepte
     peer.passes(0.1)
     assert peer.notes()[:2] == ["suspect", "rerouted"]
     assert len(peer.sent(Forward, "c")) == 1
-    assert not peer.machine.neighbours.get("b").available
+    assert not peer.machine.neighbors.get("b").available
 
 
 def test_progress_keeps_a_next_holder_from_suspicion(peer):
@@ -366,7 +366,7 @@ def test_progress_keeps_a_next_holder_from_suspicion(peer):
     for done in range(5):
         assert not [note for note in peer.passes(0.2) if isinstance(note, Note)]
         peer.hears("b", Progress(sent, done))
-    assert peer.machine.neighbours.get("b").available
+    assert peer.machine.neighbors.get("b").available
 
 
 def test_an_engine_that_was_seen_to_be_slow_has_a_longer_deadline(peer):
@@ -404,7 +404,7 @@ def test_a_slow_engine_shows_progress_while_it_computes_but_not_for_ever():
 
 def test_suspicion_doubles_and_ends_with_progress(peer):
     peer.meets("b", [2, 3])
-    machine = peer.machine.neighbours
+    machine = peer.machine.neighbors
     until = []
     for _ in range(7):
         machine.get("b").suspect()
@@ -421,7 +421,7 @@ def test_a_refusal_sends_the_tokens_elsewhere(peer, reason):
     sent = two_holders(peer)
     peer.hears("b", Refuse(sent, reason, 0))
     assert len(peer.sent(Forward, "c")) == 1
-    assert peer.machine.neighbours.get("b").offers == 0
+    assert peer.machine.neighbors.get("b").offers == 0
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "not finite", "because"])
@@ -461,9 +461,9 @@ def test_what_cannot_be_sent_is_tried_again_soon(peer):
     assert len(peer.sent(Forward, "b")) == 1
 
 
-def test_a_neighbour_that_came_back_as_a_new_process_has_lost_what_it_held(peer):
+def test_a_neighbor_that_came_back_as_a_new_process_has_lost_what_it_held(peer):
     sent = two_holders(peer)
     peer.hears("b", Accept(sent, 5))
-    peer(NeighbourUp(Hello("b", "peer", 2, 0, "m", "b", (2, 3))))
+    peer(NeighborUp(Hello("b", "peer", 2, 0, "m", "b", (2, 3))))
     assert peer.notes() == ["lost", "rerouted"]
     assert len(peer.sent(Forward, "c")) == 1

@@ -14,7 +14,7 @@ from ls_edge.runtime.routing.state.events import (
     ComputeFailed,
     Drain,
     Forward,
-    NeighbourDown,
+    NeighborDown,
     Received,
 )
 from ls_edge.runtime.routing.state.limits import Limits
@@ -56,7 +56,7 @@ def test_who_reaches_nobody_hands_back_to_the_source(peer):
 def test_without_the_source_what_goes_home_goes_by_who_reaches_it(peer):
     peer.meets("b", [], reaches=("laptop",))
     peer.meets("c", [], reaches=("laptop",))
-    peer(NeighbourDown("laptop", "cut"))
+    peer(NeighborDown("laptop", "cut"))
     peer.gets("c", run_of(remaining=(2, 3), waves=BY_X))
     (home,) = peer.sent(Forward, "c")
     assert home.returning == "unreachable"
@@ -65,7 +65,7 @@ def test_without_the_source_what_goes_home_goes_by_who_reaches_it(peer):
 
 def test_who_relayed_them_here_may_relay_them_home(peer):
     peer.meets("r", [], reaches=("laptop",))
-    peer(NeighbourDown("laptop", "cut"))
+    peer(NeighborDown("laptop", "cut"))
     peer.gets("r", run_of(remaining=(2, 3), relays=("r",), waves=BY_X))
     assert [message.returning for message in peer.sent(Forward, "r")] == ["unreachable"]
 
@@ -73,7 +73,7 @@ def test_who_relayed_them_here_may_relay_them_home(peer):
 def test_without_anybody_who_reaches_the_source_they_go_back_the_way_they_came(peer):
     peer.meets("b", [2])
     peer.meets("c", [2])
-    peer(NeighbourDown("laptop", "cut"))
+    peer(NeighborDown("laptop", "cut"))
     visits = tuple(Visit(name, (), 0, 0, 0) for name in ("x", "c", "b"))
     peer.gets("b", run_of(remaining=(3,), waves=BY_X, visits=visits, skipped=(2,)))
     (home,) = peer.sent(Forward, "c")
@@ -153,7 +153,7 @@ def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
 def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine(peer):
     peer.gets("laptop", run_of(transfer(0), budget=60))
     peer.gets("laptop", run_of(transfer(1), budget=60))
-    peer.machine.limits = peer.machine.neighbours.limits = peer.machine.rules.engine.times.limits = Limits(hop_floor=60)
+    peer.machine.limits = peer.machine.neighbors.limits = peer.machine.rules.engine.times.limits = Limits(hop_floor=60)
     peer(Drain())
     peer.passes(2.1, step=0.05)
     assert [(m.transfer.request, m.returning) for m in peer.sent(Forward, "laptop")] == [(request_id(1), "unreachable")]
@@ -177,7 +177,7 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
     peer.hears("laptop", cancel(0))
     assert not [item for item in peer.machine.held.values() if item.request == request_id(0)]
     assert not list(peer.machine.custody.sent)
-    assert peer.machine.neighbours.get("b").offers == 0
+    assert peer.machine.neighbors.get("b").offers == 0
     if sent is not None:
         peer.hears("b", Release(sent, "b"))
         assert not peer.said
@@ -214,7 +214,7 @@ def test_tombstones_end_with_their_budget():
 
 def test_what_belongs_to_a_source_that_is_gone_is_dropped_after_a_while(peer):
     peer.gets("laptop", run_of(remaining=(2, 3), budget=60, waves=BY_X))
-    peer(NeighbourDown("laptop", "killed"))
+    peer(NeighborDown("laptop", "killed"))
     peer.passes(0.9)
     assert len(peer.machine.held) == 1
     peer.passes(0.2)
@@ -222,10 +222,10 @@ def test_what_belongs_to_a_source_that_is_gone_is_dropped_after_a_while(peer):
     assert "dropped" in peer.notes()
 
 
-def test_but_not_while_a_neighbour_reaches_it(peer):
+def test_but_not_while_a_neighbor_reaches_it(peer):
     peer.meets("b", [], credit=0, reaches=("laptop",), draining=True)
     peer.gets("laptop", run_of(remaining=(2, 3), budget=60, waves=BY_X))
-    peer(NeighbourDown("laptop", "cut"))
+    peer(NeighborDown("laptop", "cut"))
     peer.passes(3, step=0.05)
     assert len(peer.machine.held) == 1
 

@@ -13,7 +13,7 @@ from ls_edge.runtime.routing.state.events import (
     Compute,
     ComputeFailed,
     Forward,
-    NeighbourDown,
+    NeighborDown,
     Send,
     Unsendable,
 )
@@ -27,7 +27,7 @@ ALL = range(4)
 
 
 def joiner(limits=None, **state):
-    """Peer ``a`` with all blocks, neighbour ``b`` with all blocks, and blocks of 10 ms."""
+    """Peer ``a`` with all blocks, neighbor ``b`` with all blocks, and blocks of 10 ms."""
     peer = new_peer(ALL, limits=limits or Limits())
     peer.machine.rules.joins.join = join_tuples
     peer.machine.rules.engine.times.block_us = 10_000
@@ -127,7 +127,7 @@ def test_blocks_of_a_track_that_fails_run_later(peer, how):
     sent = begins(peer)
     peer.computes(peer.compute, after=0.02)
     if how == "lost":
-        peer(NeighbourDown("b", "killed"))
+        peer(NeighborDown("b", "killed"))
     elif how == "refused":
         peer.hears("b", Refuse(sent.transfer, "busy"))
     elif how == "unsendable":
@@ -153,7 +153,7 @@ def test_they_are_left_out_where_the_request_says_so_and_skips_are_left(peer):
         peer = joiner()
         begins(peer, on_straggler="skip", skips=skips)
         peer.computes(peer.compute, after=0.02)
-        peer(NeighbourDown("b", "killed"))
+        peer(NeighborDown("b", "killed"))
         if remaining:
             assert peer.only(Compute).blocks == remaining
         else:
@@ -180,7 +180,7 @@ def test_a_track_that_is_not_finite_is_not_summed_and_its_blocks_run_later(peer)
     peer.computes(peer.compute, after=0.02)
     assert peer.only(Compute).blocks == (1, 3)
     assert peer.only(Compute).tokens == (("t", 0, 2),)
-    assert peer.machine.neighbours.get("b").backoffs == 1
+    assert peer.machine.neighbors.get("b").backoffs == 1
     peer.computes(peer.only(Compute), after=0.02)
     (home,) = peer.sent(Forward, "laptop")
     assert [row.why for row in home.itinerary.visits[0].tracks if row.holder == "b" and not row.blocks] == [
@@ -289,7 +289,7 @@ def test_no_waves_without_room_nor_for_other_policies():
         assert not peer.sent(Forward, "b")
 
 
-def test_a_neighbour_that_is_not_worth_it_stands_in_the_trace(peer):
+def test_a_neighbor_that_is_not_worth_it_stands_in_the_trace(peer):
     peer.hears_state("b", block_us=90_000)
     peer.gets("laptop", run_of(policy="parallel", waves_wanted=1), ("t",))
     compute = peer.only(Compute)
@@ -317,7 +317,7 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
     peer.hears("j", Accept(home.transfer, 9))
     assert not peer.machine.held
     peer.gets("j", changed(run, transfer=transfer(branch=9)), ("t",))
-    peer(NeighbourDown("j", "killed"))
+    peer(NeighborDown("j", "killed"))
     peer.passes(1.5)
     assert not peer.machine.held
 

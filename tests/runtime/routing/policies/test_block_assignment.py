@@ -46,7 +46,7 @@ def possible(blocks, lengths, may):
             yield tuple(tuple(b for b, k in zip(blocks, owner, strict=True) if k == at) for at in range(len(lengths)))
 
 
-def test_neighbours_run_side_by_side():
+def test_neighbors_run_side_by_side():
     assert assign_blocks(range(6), [3, 3], [ALL, ALL], before=0, costs=None) == ((0, 2, 4), (1, 3, 5))
     assert assign_blocks([3, 7, 0, 5], [2, 2], [ALL, ALL], before=4, costs=None) == ((3, 0), (7, 5))
     assert assign_blocks(range(6), [2, 2, 2], [ALL] * 3, before=0, costs=None) == ((0, 3), (1, 4), (2, 5))

@@ -33,7 +33,7 @@ def end_us(tracks):
     return max(track.expected_us for track in tracks)
 
 
-def test_equal_devices_get_equal_tracks_and_neighbours_run_side_by_side():
+def test_equal_devices_get_equal_tracks_and_neighbors_run_side_by_side():
     tracks, unused = plan_wave(asked(), "a", own(), [peer("b")])
     assert [(t.holder, t.blocks) for t in tracks] == [("a", (0, 2, 4, 6, 8, 10)), ("b", (1, 3, 5, 7, 9, 11))]
     assert end_us(tracks) == 6 * 5000 + 1000

@@ -19,7 +19,7 @@ from ls_edge.runtime.routing.state.events import (
     Complete,
     Fail,
     Forward,
-    NeighbourDown,
+    NeighborDown,
     Returned,
     Send,
     Submit,
@@ -119,7 +119,7 @@ def test_one_of_holder_and_keeper_lost_is_no_matter_for_the_source(source):
     for name in ("a", "b"):
         one = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
         away(one)
-        one(NeighbourDown(name, "killed"))
+        one(NeighborDown(name, "killed"))
         assert one.notes() == ["lost"]
         assert not one.sent(Forward)
 
@@ -128,7 +128,7 @@ def test_one_of_holder_and_keeper_lost_is_no_matter_for_the_source(source):
 def test_holder_and_keeper_both_lost_start_a_new_branch_from_the_stem(source, order):
     run = away(source)
     for name in order:
-        source(NeighbourDown(name, "killed"))
+        source(NeighborDown(name, "killed"))
     assert source.notes() == ["lost", "rerouted"]
     (again,) = source.sent(Forward, "c")
     assert again.itinerary.remaining == (0, 1, 2, 3)
@@ -179,7 +179,7 @@ def test_what_comes_back_further_goes_on_and_what_is_behind_is_dropped(source):
 def test_a_skip_waits_a_moment_for_the_holder_to_come_back(source):
     source.meets("a", [0, 1, 2])
     source.meets("b", [3])
-    source(NeighbourDown("b", "killed"))
+    source(NeighborDown("b", "killed"))
     submits(source, max_skips=1)
     (run,) = source.sent(Forward, "a")
     waves = ((((0, "a"), (1, "a"), (2, "a")),),)

@@ -63,7 +63,7 @@ def test_books_that_do_not_agree_are_found(count):
 def test_offers_that_are_counted_wrong_are_found():
     peer = new_peer()
     peer.meets("b", [2, 3])
-    peer.machine.neighbours.get("b").offers += 1
+    peer.machine.neighbors.get("b").offers += 1
     with pytest.raises(InvalidState, match="1 offers to b, 0 are"):
         peer.machine.validate()
 
@@ -86,9 +86,9 @@ def test_a_release_ahead_of_its_accept_settles_the_offer_once():
         peer.gets("laptop", run_of(run_of().transfer._replace(branch=number), remaining=(2, 3), waves=BY_X))
     sent = peer.sent(Forward, "b")
     assert len(sent) == 1
-    assert peer.machine.neighbours.get("b").offers == 2
+    assert peer.machine.neighbors.get("b").offers == 2
     peer.hears("b", Release(sent[0].transfer, "laptop"))
-    assert peer.machine.neighbours.get("b").offers == 1
+    assert peer.machine.neighbors.get("b").offers == 1
 
 
 def test_next_check_is_the_earliest_time_of_any_request():
@@ -101,7 +101,7 @@ def test_next_check_is_the_earliest_time_of_any_request():
 
 
 def test_waiting_requests_are_looked_at_often():
-    """The end of a suspicion, a refusal or a pause of a neighbour is no event."""
+    """The end of a suspicion, a refusal or a pause of a neighbor is no event."""
     source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     submits(source, 0, budget=5.0)
     for _ in range(3):

@@ -6,7 +6,7 @@ import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, Refuse
 from ls_edge.runtime.routing.source.source_rules import source_machine
-from ls_edge.runtime.routing.state.events import Forward, NeighbourDown
+from ls_edge.runtime.routing.state.events import Forward, NeighborDown
 from ls_edge.runtime.routing.state.limits import Limits
 from tests.runtime.routing.driver import Driver, submits
 
@@ -89,8 +89,8 @@ def test_who_is_trusted_again_is_given_what_waits(source):
     assert numbers(source) == [0]
 
 
-def test_what_waited_for_a_lost_neighbour_is_decided_at_once(source):
-    assert decided(source, lambda: source(NeighbourDown("a", "cut"))) == WAITING
+def test_what_waited_for_a_lost_neighbor_is_decided_at_once(source):
+    assert decided(source, lambda: source(NeighborDown("a", "cut"))) == WAITING
     assert numbers(source) == [0, 1]
     assert {sent.to for sent in source.sent(Forward)} == {"b"}
 

@@ -1,41 +1,41 @@
-"""Measurements and pauses of a neighbour, as numbers: routing depends on them."""
+"""Measurements and pauses of a neighbor, as numbers: routing depends on them."""
 
 import pytest
 
 from ls_edge.runtime.protocol.messages import Hello, State
 from ls_edge.runtime.routing.claims import MOST_BLOCK_US, MOST_WAIT_US, believable
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.routing.state.neighbours import Neighbours
+from ls_edge.runtime.routing.state.neighbors import Neighbors
 
 
-def neighbour(at=0.0, **state):
+def neighbor(at=0.0, **state):
     base = {"warm": True, "draining": False, "stuck": False, "credits": 9, "queue": 0, "calls": 0, "block_us": 1000}
-    n = Neighbours("a", Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle", (0, 1)))
+    n = Neighbors("a", Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle", (0, 1)))
     n.reported(believable(State(**(base | state))), at)
     return n
 
 
 def at(n, now):
-    """The neighbour, as it is at a time."""
+    """The neighbor, as it is at a time."""
     n.all.now = now
     return n
 
 
-def test_before_its_first_state_a_neighbour_is_expected_to_begin_immediately():
-    n = Neighbours("a", Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle"))
+def test_before_its_first_state_a_neighbor_is_expected_to_begin_immediately():
+    n = Neighbors("a", Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle"))
     n.offers = 3
     assert at(n, 99.0).wait_us == 0
 
 
-def test_the_work_of_a_neighbour_decreases_as_time_passes():
-    n = neighbour(at=10.0, wait_us=200_000)
+def test_the_work_of_a_neighbor_decreases_as_time_passes():
+    n = neighbor(at=10.0, wait_us=200_000)
     assert at(n, 10.0).wait_us == 200_000
     assert at(n, 10.05).wait_us == 150_000
     assert at(n, 10.3).wait_us == 0
 
 
 def test_transfers_on_their_way_to_it_come_first():
-    n = neighbour(wait_us=5000, block_us=2000)
+    n = neighbor(wait_us=5000, block_us=2000)
     n.offers = 3
     assert at(n, 0.0).wait_us == 5000 + 3 * 2000
     n.usual_link_us, n.link_at = 7000.0, 0.0
@@ -44,7 +44,7 @@ def test_transfers_on_their_way_to_it_come_first():
 
 
 def test_one_under_suspicion_that_is_silent_counts_as_busier_by_each_second():
-    n = neighbour(at=1.0)
+    n = neighbor(at=1.0)
     at(n, 5.0).suspect()
     assert at(n, 7.0).wait_us == 2_000_000
     n.all.update("b", n.state)
@@ -52,14 +52,14 @@ def test_one_under_suspicion_that_is_silent_counts_as_busier_by_each_second():
 
 
 def test_what_it_announces_counts_within_bounds():
-    n = neighbour(wait_us=2**32 - 1, block_us=2**32 - 1)
+    n = neighbor(wait_us=2**32 - 1, block_us=2**32 - 1)
     assert n.wait_us == MOST_WAIT_US
     n.offers = 1
     assert n.wait_us == MOST_WAIT_US + MOST_BLOCK_US
 
 
 def test_a_pause_doubles_to_its_limit_and_ends_with_progress():
-    n = at(neighbour(), 100.0)
+    n = at(neighbor(), 100.0)
     pauses = []
     for _ in range(9):
         n.back_off()
@@ -74,7 +74,7 @@ def test_a_pause_doubles_to_its_limit_and_ends_with_progress():
 
 
 def test_a_state_ends_a_refusal_and_no_pause():
-    n = at(neighbour(), 1.0)
+    n = at(neighbor(), 1.0)
     n.refused_until = 5.0
     n.back_off()
     n.all.update("b", n.state)
@@ -85,7 +85,7 @@ def test_a_state_ends_a_refusal_and_no_pause():
 @pytest.mark.parametrize(("link_us", "offers"), [(10_000, 10), (60_000, 2), (400_000, 2), (600_000, 1)])
 def test_a_slow_link_has_only_a_few_transfers_in_flight(link_us, offers):
     """As many as take ``Limits.window`` of 0.1 s; two where that is fewer, one beyond five times the window."""
-    n = at(neighbour(credits=50), 1.0)
+    n = at(neighbor(credits=50), 1.0)
     n.accepted_after(link_us / 1e6)
     assert (n.window_left, n.credits) == (offers, offers)
     n.offers = 1

@@ -1,4 +1,4 @@
-"""The neighbours of a process: linked processes, their last STATE, and suspicions.
+"""The neighbors of a process: linked processes, their last STATE, and suspicions.
 
 A process is under suspicion after a hop to it passed its deadline. It gets nothing for a while that doubles with each
 strike, and is trusted again as soon as it shows progress: a process that hangs looks idle, and must not attract work by
@@ -43,14 +43,14 @@ def faded(usual: float, since: float, limits: Limits) -> float:
 
 
 @dataclass(slots=True, eq=False)
-class Neighbour:
+class Neighbor:
     """A linked process: its description, its last STATE, measurements, and what would become of tokens there.
 
     Values that it reports of itself are within bounds (``claims.believable``), since they may be wrong or forged.
     """
 
     hello: Hello
-    all: Neighbours
+    all: Neighbors
     name: str = ""
     blocks: frozenset[int] = frozenset()
     """Blocks that it serves."""
@@ -241,36 +241,36 @@ class Neighbour:
         self.strikes, self.suspected_until = 0, 0.0
 
 
-class Neighbours:
+class Neighbors:
     """All linked processes."""
 
     def __init__(self, name: str, limits: Limits) -> None:
         """``name`` is that of this process."""
         self.name = name
         self.limits = limits
-        self.by_name: dict[str, Neighbour] = {}
+        self.by_name: dict[str, Neighbor] = {}
         self.now = 0.0
         self._unanswered: dict[TransferId, tuple[str, float]] = {}
         """Receiver and time of each unanswered transfer, including the ones that were given up."""
         self.reach_version = 0
-        """Counts changes of links, of the availability of neighbours, and of the blocks that they reach."""
+        """Counts changes of links, of the availability of neighbors, and of the blocks that they reach."""
 
-    def __iter__(self) -> Iterator[Neighbour]:
+    def __iter__(self) -> Iterator[Neighbor]:
         return iter(self.by_name.values())
 
-    def get(self, name: str) -> Neighbour | None:
-        """Return the neighbour of this name if it is linked."""
+    def get(self, name: str) -> Neighbor | None:
+        """Return the neighbor of this name if it is linked."""
         return self.by_name.get(name)
 
-    def add(self, hello: Hello) -> Neighbour:
+    def add(self, hello: Hello) -> Neighbor:
         """Note a process that has a link now, or what it says of itself again."""
-        n = self.by_name.setdefault(hello.name, Neighbour(hello, self))
+        n = self.by_name.setdefault(hello.name, Neighbor(hello, self))
         n.greeted(hello)
         self.reach_version += 1
         return n
 
     def offered(self, transfer: TransferId, to: str) -> None:
-        """Note a transfer to a neighbour, whose answer tells how long it took."""
+        """Note a transfer to a neighbor, whose answer tells how long it took."""
         self.by_name[to].offers += 1
         self._unanswered[transfer] = (to, self.now)
         if len(self._unanswered) > MAX_UNANSWERED:
@@ -281,7 +281,7 @@ class Neighbours:
         to, at = self._unanswered.pop(transfer, ("", 0.0))
         return self.now - at if to == name else None
 
-    def candidates(self) -> list[Neighbour]:
+    def candidates(self) -> list[Neighbor]:
         """Return the peers that may be handed tokens now."""
         now = self.now
         return [n for n in self.by_name.values() if n.serves and now >= n.suspected_until]
@@ -292,15 +292,15 @@ class Neighbours:
         return n is not None and n.hello.role == "source"
 
     def is_beyond(self, name: str) -> bool:
-        """Return whether a process is linked to a neighbour but not to this process."""
+        """Return whether a process is linked to a neighbor but not to this process."""
         return name not in self.by_name and self.reach(name)
 
     def reach(self, name: str) -> bool:
-        """Return whether a neighbour says that it has a link to a process."""
+        """Return whether a neighbor says that it has a link to a process."""
         return any(n.state and name in n.state.reaches for n in self.by_name.values())
 
-    def leads_beyond(self, n: Neighbour) -> bool:
-        """Return whether a neighbour is linked to a peer that this process is not. Names of sources are aliases."""
+    def leads_beyond(self, n: Neighbor) -> bool:
+        """Return whether a neighbor is linked to a peer that this process is not. Names of sources are aliases."""
         known = self.by_name
         others = () if n.state is None else n.state.reaches
         return any(name not in known and name != self.name and owner_of(name) == name for name in others)
