@@ -1,7 +1,7 @@
 """A thread for long jobs, so that the thread of the links never waits for one.
 
-A job cannot be interrupted: a thread that hangs is abandoned when the process ends. For engine calls see
-:mod:`ls_edge.runtime.peer.threads`.
+A job cannot be interrupted: a thread that hangs is abandoned when the process ends. Engine calls have their own
+threads, see ``runtime/peer/threads.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_NAME = 15
 
 
 class JobQueue(Generic[T]):
-    """Jobs for a thread, urgent ones first, and their results; any thread may use it."""
+    """Queue of jobs for a thread, urgent ones first, and their results; any thread may use it."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -31,10 +31,10 @@ class JobQueue(Generic[T]):
         self._jobs: deque[Callable[[], T | None]] = deque()
         self._results: deque[T] = deque()
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One item per job, and one to wake the thread. Written in C, unlike ``PriorityQueue``."""
+        """One item for each job and each call of :meth:`wake`. Written in C, unlike ``PriorityQueue``."""
 
     def __len__(self) -> int:
-        """Return the number of jobs that wait, or that will not run after :meth:`end`."""
+        """Return the number of waiting jobs; after :meth:`end` they never run."""
         return len(self._urgent) + len(self._jobs)
 
     def submit(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
@@ -43,7 +43,7 @@ class JobQueue(Generic[T]):
         self._signals.put(None)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait at most ``timeout`` seconds for the next job, :meth:`wake` or :meth:`close`."""
+        """Wait at most ``timeout`` seconds for the next job, :meth:`wake` or :meth:`end`."""
         with contextlib.suppress(queue.Empty):
             self._signals.get(timeout=timeout)
 
@@ -58,7 +58,7 @@ class JobQueue(Generic[T]):
         self._signals.put(None)
 
     def end(self) -> None:
-        """Make the thread end after its present job."""
+        """Stop the thread after its current job."""
         self.closed = True
         self._signals.put(None)
 
@@ -83,7 +83,7 @@ class Worker(JobQueue[T]):
     def __init__(self, name: str, wake: Callable[[], None], *, niceness: int = 0) -> None:
         """Start the thread; it calls ``wake`` after each job.
 
-        A ``niceness`` above 0 lets other threads run first. The system shows the thread as ``name``.
+        A ``niceness`` above 0 gives way to other threads. ``name`` is the thread's name in Python and in the system.
         """
         super().__init__()
         self._name, self._wake, self._niceness = name, wake, niceness
@@ -91,7 +91,7 @@ class Worker(JobQueue[T]):
         self._running.start()
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Stop after the present job; return whether the thread ended within ``timeout`` seconds."""
+        """Stop after the current job; return whether the thread ended within ``timeout`` seconds."""
         self.end()
         self._running.join(timeout)
         return not self._running.is_alive()
@@ -108,7 +108,7 @@ class Worker(JobQueue[T]):
 
 
 def introduce_thread(name: str, niceness: int = 0) -> None:
-    """Set the name and the niceness of the calling thread; Linux only, where each thread has its own."""
+    """Set the name and the niceness of the calling thread; on Linux only, where each thread has its own."""
     if sys.platform != "linux":
         return
     thread = threading.get_native_id()

@@ -1,11 +1,12 @@
-"""Cores and scheduling policy: the engine's thread on some cores, all other threads of a peer or source on the rest.
+"""Cores and scheduling policy of the threads of a peer or source.
 
-A Linux thread starts on the cores, and with the scheduling policy, of the thread that started it. So the threads of the
-links start within :meth:`EngineCores.others`, and those of an engine library run on the cores of the engine's thread.
+The engine's thread runs on some cores and all other threads run on the rest. A Linux thread inherits the cores and the
+scheduling policy of the thread that started it. So the threads of the links start within :meth:`EngineCores.others`,
+and those of an engine library run on the cores of the engine's thread.
 
-A message wakes three threads on its way to the engine. Under the default policy of Linux each may interrupt a thread on
-its core, such as an engine call, and the caches are filled twice. With ``SCHED_BATCH`` it waits for a free core or, if
-there is none, for the end of a time slice of a few milliseconds. ``docs/measurements.md`` has the gain.
+A message wakes three threads on its way to the engine. Under the default policy of Linux, each of them may interrupt a
+thread on its core, such as an engine call, and the caches are filled twice. With ``SCHED_BATCH`` it waits for a free
+core or, if there is none, for the end of a time slice of a few milliseconds. ``docs/measurements.md`` shows the gain.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class EngineCores:
     def of(cls, peers: PeersFile, entry: PeerConfig | SourceEntry | None) -> EngineCores:
         """Return the cores that the key ``cpus`` of an entry asks for.
 
-        Raise :class:`~ls_edge.core.errors.ConfigError` for cores that the system does not give to this process, and if
-        none is left for the other threads. Except on Linux the key is logged and has no effect.
+        Raise :class:`~ls_edge.core.errors.ConfigError` if the system does not give these cores to this process, or if
+        no core is left for the other threads. Outside Linux, log that the key has no effect.
         """
         wanted = frozenset(() if entry is None else entry.cpus or ())
         if entry is None or not wanted:
@@ -98,7 +99,7 @@ def _on(cores: frozenset[int]) -> Iterator[None]:
 def _move(cores: frozenset[int] | set[int]) -> None:
     try:
         os.sched_setaffinity(0, cores)
-    except OSError as error:  # the cores of the process were changed meanwhile
+    except OSError as error:  # the cores of the process have changed meanwhile
         log.warning("cpus have no effect", extra={"why": f"cores {format_ranges(frozenset(cores))}: {error.strerror}"})
 
 
@@ -106,13 +107,13 @@ def _move(cores: frozenset[int] | set[int]) -> None:
 def batch_scheduling() -> Iterator[None]:
     """Run the calling thread, and the threads that it starts, with ``SCHED_BATCH`` within the context; Linux only.
 
-    A thread keeps its policy if that is not the default one, or if the system does not allow the change.
+    A thread keeps its policy if it is not the default one or the system forbids the change.
     """
     if sys.platform != "linux":
         yield
         return
     usual, changed = os.sched_param(0), False
-    with contextlib.suppress(OSError):  # forbidden by a sandbox, or not in the C library
+    with contextlib.suppress(OSError):  # forbidden by a sandbox, or missing in the C library
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, usual)
             changed = True

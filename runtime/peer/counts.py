@@ -37,7 +37,7 @@ class EngineCounts:
 
     def __init__(self, blocks: Iterable[int] = ()) -> None:
         self.requests = self.blocks = 0
-        """A request counts once per call, and a block once per request of a call."""
+        """Requests, counted once per call, and blocks, counted once per request of a call."""
         self.calls = Durations(CALL_BOUNDS_S)
         self.block_us = dict.fromkeys(blocks, 0.0)
         """Engine time by block; a call of several blocks is divided equally among them."""
@@ -58,13 +58,13 @@ class PeerSnapshot:
 
     name: str
     bundle_id: str = ""
-    """Empty while the peer waits for its first bundle."""
+    """Id of the served bundle; empty while the peer waits for its first one."""
     warm: bool = False
     stuck: bool = False
     held: int = 0
     """Number of held requests, copies included."""
     queue: int = 0
-    """Number of requests that wait for the engine, and of calls in it."""
+    """Number of requests that wait for the engine, plus the calls that it has."""
     credits: int = 0
     failed_blocks: int = 0
     linked: frozenset[str] = frozenset()
@@ -73,5 +73,5 @@ class PeerSnapshot:
     reroutes: int = 0
     """Number of transfers that were sent again to another holder."""
     links: LinkCounts = field(default_factory=lambda: LinkCounts(()))
-    """Not a snapshot, like ``engine``: these continue to count."""
+    """Live counts, like ``engine``: these two are not copied."""
     engine: EngineCounts = field(default_factory=EngineCounts)

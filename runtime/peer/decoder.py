@@ -1,7 +1,7 @@
-"""Images of requests to the stem's input, on a thread of their own.
+"""Decoder of images into the input of the stem, on a separate thread.
 
-The header of an image bounds the memory and the time that decoding takes (``ls_edge.data.decoding``). Should a decoder
-hang nevertheless, the image counts as one that cannot be decoded, and another thread goes on with the next.
+The header of an image bounds the memory and the time that decoding takes (``ls_edge.data.decoding``). If a decoder
+hangs nevertheless, the image counts as undecodable, and another thread continues with the next one.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from ls_edge.runtime.protocol.messages import TransferId
 from ls_edge.runtime.routing.state.events import Decode, Decoded
 
 DECODE_WITHIN_S = 60.0
-"""Seconds for one image, after which its decoder counts as hung. The slowest image within the limits that was found, a
-PNG of 67 million pixels, took 1.2 s of a core of an AMD EPYC; this allows for one that is 50 times slower or busier."""
+"""Seconds after which the decoder of an image counts as hung. The slowest image found within the limits, a PNG of 67
+million pixels, took 1.2 s on a core of an AMD EPYC; this allows for a core that is 50 times slower or busier."""
 _NO_IMAGE = EncodedImage(b"\0")
-"""What goes home in the place of an image that cannot be decoded."""
+"""Placeholder that returns to the source instead of an undecodable image."""
 
 
 class Decoder:
-    """Decodes one image at a time, in the order of their arrival; used by the thread of the links."""
+    """Decodes images one at a time, in order of arrival; used by the thread of the links."""
 
     def __init__(
         self, spec: ImageSpec, name: str, wake: Callable[[], None], is_held: Callable[[TransferId], bool]
     ) -> None:
-        """Call ``wake`` after each image, and drop those that are not held any more; ``name`` is that of the thread."""
+        """Start the thread ``name``, which calls ``wake`` after each image; drop images that are no longer held."""
         self._preprocess = Preprocessor(spec)
-        PIL.Image.init()  # loads the decoders, which would otherwise delay the first image
+        PIL.Image.init()  # load the decoders now, which would otherwise delay the first image
         self._name, self._wake, self._is_held = name, wake, is_held
         self._waiting: deque[Decode] = deque()
         self._running: tuple[Decode, float] | None = None
         self._worker: Worker[Decoded] = Worker(name, wake)
 
     def submit(self, decode: Decode) -> None:
-        """Decode an image when those before are done."""
+        """Decode an image after those submitted before."""
         self._waiting = deque(one for one in self._waiting if self._is_held(one.transfer))
         self._waiting.append(decode)
         self._start()
 
     def results(self) -> list[Decoded]:
-        """Return the images that were decoded, or cannot be, since the last call."""
+        """Return the images that were decoded, or failed to decode, since the last call."""
         found = self._worker.results()
         if self._running is not None and not found and time.monotonic() > self._running[1] + DECODE_WITHIN_S:
             why = f"the image was not decoded within {DECODE_WITHIN_S:g} s; save it again, as JPEG or PNG"
@@ -62,11 +62,11 @@ class Decoder:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an image is being decoded, which has to end in time."""
+        """Whether an image is being decoded, so that :meth:`results` has a time limit to check."""
         return self._running is not None
 
     def close(self) -> None:
-        """End the thread after its present image."""
+        """Stop the thread after the current image."""
         self._worker.close()
 
     def _start(self) -> None:

@@ -1,6 +1,6 @@
-"""The engine of a peer: its parts behind one executor, and the calls that routing asks for.
+"""The engines of a peer's blocks, and the calls that routing asks for.
 
-A call runs consecutive blocks over a batch of requests, in one job.
+A call is one job: it runs consecutive blocks over a batch of requests.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFaile
 
 
 class BlockExecutor:
-    """The engines of a peer's blocks; its jobs run one at a time, on any thread."""
+    """Executor of a peer's blocks; its methods run one at a time, on any thread."""
 
     def __init__(self, entry: PeerConfig, open_engines: Callable[[], Mapping[int, Engine]]) -> None:
-        """Open no engine yet: ``open_engines`` is called by :meth:`load`."""
+        """Open no engine yet; :meth:`load` calls ``open_engines``."""
         self.counts = EngineCounts(entry.blocks)
         self.text = ""
         """Description of the chosen engine, for other processes."""
@@ -38,7 +38,7 @@ class BlockExecutor:
 
     @property
     def provider(self) -> str:
-        """Provider that runs the blocks, once loaded."""
+        """Provider that runs the blocks, after :meth:`load`."""
         return next(iter(self._executor.engines.values())).provider
 
     @property
@@ -47,18 +47,18 @@ class BlockExecutor:
         return self._executor.workspace is None
 
     def load(self) -> Warm | LsEdgeError:
-        """Open the engines and warm them up; return the error that prevents it instead of raising it."""
+        """Open the engines and warm them up; return an error instead of raising it."""
         try:
             self._executor = Executor(self._open_engines())
             block_ms = self._executor.measure(self._entry.max_batch)
         except LsEdgeError as error:
             return error
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            return EngineError(f"the engines of {self._entry.name} do not load: {error}; try 'ls-edge doctor'")
+            return EngineError(f"the engines of {self._entry.name} do not load: {error}; run 'ls-edge doctor'")
         return Warm(max(1, round(block_ms * 1e3)))
 
     def run(self, compute: Compute) -> Computed | ComputeFailed:
-        """Run a call."""
+        """Run a call; see :func:`run_blocks`."""
         return run_blocks(self._executor, compute)
 
     def profile(self, bundle: Bundle, seconds: float, call: Callable[[Callable[[], object]], None]) -> DeviceProfile:
@@ -78,9 +78,9 @@ class BlockExecutor:
 
 
 def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed:
-    """Run the blocks of ``compute`` over its batch; return errors of the engines instead of raising them.
+    """Run the blocks of a call over its batch; return errors of the engines instead of raising them.
 
-    If some outputs are not finite, return a :class:`ComputeFailed` for those requests that names the first block with
+    If some outputs are not finite, return a :class:`ComputeFailed` for their requests that names the first block with
     such an output; its ``rest`` holds the outputs of the other requests.
     """
     started = time.perf_counter_ns()
@@ -89,7 +89,7 @@ def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed
     try:
         slots = np.asarray(compute.slots, dtype=np.int64) if executor.needs_slot else None
         last = executor.run(compute.blocks, rows, slots)
-        # NaN and infinity stay in the tokens, so checking the last ones is enough.
+        # NaN and infinity stay in the tokens, so checking the last output is enough.
         finite = is_finite(last)
         if not finite:
             steps = executor.steps(compute.blocks, rows, slots)
@@ -108,9 +108,9 @@ def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int])
 
 
 def _not_finite(compute: Compute, last: Tokens, steps: Sequence[Tokens], spent: int) -> ComputeFailed:
-    """Name the first block that returned NaN or infinity and the requests concerned; the others are ``rest``.
+    """Return a failure that names the first block that returned NaN or infinity, and the requests concerned.
 
-    ``last`` is the output of the call, ``steps`` the tokens after each block in a second run. If the second run was
+    ``last`` is the output of the call, ``steps`` has the tokens after each block of a second run. If the second run was
     fine, the last block is named.
     """
     rows = range(len(compute.transfers))

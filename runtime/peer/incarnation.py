@@ -1,6 +1,6 @@
-"""The work of a peer with one bundle, or while it waits for its first: links, routing and engine calls.
+"""An incarnation of a peer: its links, routing and engine calls, from listening with one bundle until it has left.
 
-It listens first (so a port in use is reported immediately), then loads and warms up its engines.
+It listens first, so that a port in use is reported immediately, then loads and warms up its engines.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("ls_edge.runtime")
 
 _LEAVE_WITHIN = 4.7
-"""Seconds after SIGTERM until a peer leaves with whatever it holds."""
+"""Seconds after SIGTERM until a peer leaves, even if it still holds requests."""
 _SIGNALS_EVERY_S = 0.2
-"""Seconds after which a signal is handled although another thread received it: measured on a loaded machine, the system
-chose another thread in two of three cases, and the main thread waited on."""
+"""Seconds after which a signal is handled although another thread received it. On a loaded machine, the system chose
+another thread in two of three cases, and the main thread did not wake."""
 _TICK_S = 0.1
 """Maximum wait for events in seconds while something is due by the clock."""
 READ_WITHIN_S = 0.03
-"""Maximum time that messages stay unread while the engine runs a call and has its next one: their work for the engine
-has to wait anyway, and a turn of the loop takes its core from it."""
+"""Maximum time that messages stay unread while the engine runs a call and has its next one: new work for the engine has
+to wait anyway, and a turn of the loop would compete with it for a core."""
 SHORT_CALL_S = READ_WITHIN_S
-"""Maximum usual time of an engine call that the loop's thread runs itself if nothing else waits for the engine: no
-message then waits longer than it may anyway."""
+"""Maximum usual time of an engine call that the loop's thread runs itself if nothing else waits for the engine. It
+equals the time that messages may stay unread anyway."""
 _ENGINE_WITHIN_S = 60.0
 """Maximum time for which a measurement waits for one call of the engine."""
 _Result = Computed | ComputeFailed | Warm | LsEdgeError
 
 
 class Incarnation:
-    """The links, the routing machine and the engines of a peer; :meth:`serve` blocks until it has left."""
+    """Links, routing machine and engines of a peer; :meth:`serve` blocks until it has left."""
 
-    def __init__(self, setup: PeerSetup, engine: BlockExecutor, installer: Installer | None) -> None:
+    def __init__(self, setup: PeerSetup, executor: BlockExecutor, installer: Installer | None) -> None:
         """Listen; raise :class:`LinkError` if the port is in use."""
         self.stops = 0
         """Requests to leave: 1 drains, 2 leaves immediately."""
-        self.setup, self.engine, self._installer = setup, engine, installer
+        self.setup, self.executor, self._installer = setup, executor, installer
         self._failure: LsEdgeError | None = None
         self._new_peers: PeersFile | None = None
         manifest, serves = setup.manifest, setup.bundle is not None
@@ -77,7 +77,7 @@ class Incarnation:
             blocks=setup.entry.blocks if serves else (),
             codec=setup.entry.codec,
         )
-        """HELLO without what may change."""
+        """HELLO without the fields that change."""
         self.machine = _new_machine(setup, self._greeting.blocks)
         examine = setup.settings.examine
         self._inspector = (
@@ -123,11 +123,11 @@ class Incarnation:
             dropped=dict(self.node.counts),
             reroutes=machine.decisions.reroutes,
             links=self.node.link_counts,
-            engine=self.engine.counts,
+            engine=self.executor.counts,
         )
 
     def change_peers(self, peers: PeersFile) -> None:
-        """Link to the processes of this file from the next turn on; own entry and keys are those of before."""
+        """Link to the processes of this file from the next turn on; its own entry and keys must be unchanged."""
         self._new_peers = peers
         self.node.wake()
 
@@ -146,15 +146,15 @@ class Incarnation:
                 self.stops = 2  # if this thread was interrupted
                 self.node.wake()
                 if self._threads.close():  # otherwise an engine hangs, and ends with the process
-                    self.engine.close()
+                    self.executor.close()
                 if self._decoder is not None:
                     self._decoder.close()
 
     def _measure(self, seconds: float) -> bytes:
-        """Time the engines, a call at a time between those of requests; return the JSON document."""
+        """Time the engines, one call at a time between the calls of requests; return the JSON document."""
         bundle = self.setup.bundle
         if bundle is None or not self.machine.rules.warm:
-            raise EngineError(f"{self._greeting.name} serves no bundle yet; push one, or wait until it is warm")
+            raise EngineError(f"{self._greeting.name} is not serving a bundle yet; push one, or wait until it is warm")
 
         def call(job: Callable[[], object]) -> None:
             done: Future[None] = Future()
@@ -162,7 +162,7 @@ class Incarnation:
             def run() -> None:
                 try:
                     job()
-                except Exception as error:  # noqa: BLE001  for the caller
+                except Exception as error:  # noqa: BLE001  the caller raises it
                     done.set_exception(error)
                 else:
                     done.set_result(None)
@@ -170,9 +170,11 @@ class Incarnation:
             self._threads.submit(run)
             done.result(_ENGINE_WITHIN_S)
 
-        found = msgspec.json.encode(self.engine.profile(bundle, seconds, call))
+        found = msgspec.json.encode(self.executor.profile(bundle, seconds, call))
         if len(found) > MAX_PROFILE:
-            raise EngineError(f"the profile has {len(found)} bytes, at most {MAX_PROFILE} can be sent; run it there")
+            raise EngineError(
+                f"the profile has {len(found)} bytes, at most {MAX_PROFILE} can be sent; run 'ls-edge profile' there"
+            )
         return found
 
     def _new_node(self) -> Node:
@@ -200,27 +202,27 @@ class Incarnation:
         return msgspec.structs.replace(
             self._greeting,
             blocks=tuple(block for block in self._greeting.blocks if block not in failed),
-            engine="" if self.setup.bundle is None else self.engine.text,
+            engine="" if self.setup.bundle is None else self.executor.text,
             note=self._note,
         )
 
     def _loop(self) -> Iterator[None]:
-        """Serve, a turn at a time; yield where the thread of the loop may run short engine calls."""
+        """Serve turn by turn; yield when the loop's thread may run short engine calls."""
         name, threads, engine = self._greeting.name, self._threads, self.machine.rules.engine
         extra = {"peer": name, "address": self.setup.entry.bind, "blocks": list(shown_parts(self._greeting.blocks))}
         log.info("listening", extra=extra)
         if self.setup.bundle is not None:
-            threads.submit(self.engine.load)
+            threads.submit(self.executor.load)
         leave_at = float("inf")
         try:
             while self._failure is None:
                 unread_for = READ_WITHIN_S if engine.is_ahead and not engine.stuck else 0.0
-                # A drain ends, and a store repeats its requests, by the clock alone.
+                # The end of a drain and the repeated requests of a store depend on the clock alone.
                 is_decoding = self._decoder is not None and self._decoder.is_busy
                 is_timed = self.stops or is_decoding or (self._installer is not None and self._installer.is_timed)
                 at_most = 0.0 if threads.has_short else _TICK_S if is_timed else MAX_WAIT_S
                 self.node.step(at_most, self._take_results, unread_for=unread_for)
-                self._look_beside()
+                self._do_other_work()
                 if self.stops and leave_at == float("inf"):
                     leave_at = time.monotonic() + _LEAVE_WITHIN
                     log.info("draining", extra={"peer": name, "held": len(self.machine.held)})
@@ -236,8 +238,8 @@ class Incarnation:
             self.node.close()
         raise self._failure
 
-    def _look_beside(self) -> None:
-        """Handle another peers.yaml, checks of the machine, and pushes, which are not part of routing."""
+    def _do_other_work(self) -> None:
+        """Handle work outside of routing: a changed ``peers.yaml``, checks of the machine, and pushes."""
         if self._new_peers is not None:
             peers, self._new_peers = self._new_peers, None
             self.node.change_peers(peers, self.setup.keys)
@@ -253,7 +255,7 @@ class Incarnation:
             self._decoder.submit(instruction)
             return
         assert isinstance(instruction, Compute)
-        call = partial(self.engine.run, instruction)
+        call = partial(self.executor.run, instruction)
         if self._is_short(instruction):
             self._threads.submit_short(call)
         else:
@@ -262,7 +264,7 @@ class Incarnation:
     def _is_short(self, compute: Compute) -> bool:
         """Return whether the loop's thread may run a call.
 
-        Nothing else waits for the engine, no track may come home meanwhile, and the engine's memory is the host's.
+        It may if nothing else waits for the engine, no track can return meanwhile, and the tokens stay on the host.
         """
         engine = self.machine.rules.engine
         return (
@@ -270,7 +272,7 @@ class Incarnation:
             and not engine.beside_wave
             and len(compute.blocks) * engine.times.block_us <= SHORT_CALL_S * 1e6
             and self._threads.may_run_here
-            and self.engine.is_on_host
+            and self.executor.is_on_host
         )
 
     def _take_results(self) -> None:
@@ -285,13 +287,13 @@ class Incarnation:
     def _take(self, result: Computed | ComputeFailed | Warm) -> None:
         done = result.rest if isinstance(result, ComputeFailed) else result
         if isinstance(done, Computed):
-            self.engine.counts.add(done)
+            self.executor.counts.add(done)
         failed = len(self.machine.rules.engine.failed_blocks)
         self.node.feed(result)
         if isinstance(result, Warm) or len(self.machine.rules.engine.failed_blocks) != failed:
             self.node.repeat_greeting()
         if isinstance(result, Warm):
-            extra = {"peer": self._greeting.name, "provider": self.engine.provider}
+            extra = {"peer": self._greeting.name, "provider": self.executor.provider}
             log.info("warm", extra={**extra, "block_ms": result.block_us / 1e3})
 
 

@@ -1,7 +1,6 @@
-"""Answers to observers that take long: checks of the machine for ``ls-edge doctor --peers``, and times of the engines.
+"""Slow answers to observers: checks of this machine for ``ls-edge doctor --peers``, and measurements of the engines.
 
-They are made on a low-priority thread, one at a time. A result answers everybody who asks for the same within
-:data:`FRESH_S`.
+A low-priority thread makes them, one at a time. A result is reused for the same question for :data:`FRESH_S`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ log = logging.getLogger("ls_edge.runtime")
 
 Examine = Callable[[], Sequence[FindingRow]]
 FRESH_S = 10.0
-"""Seconds for which findings are sent again instead of checking anew: a check takes seconds of a whole core."""
+"""Seconds for which findings are reused: a check takes seconds of a whole core."""
 MAX_ASKING = 64
-"""Processes that wait for findings at the same time."""
+"""Maximum number of processes that wait for findings at the same time."""
 _NICENESS = 2
 
 
 class Inspector:
-    """Answers processes that ask for a check or a measurement; used by the thread of the links."""
+    """Answers requests for a check or a measurement; used by the thread of the links."""
 
     def __init__(
         self,
@@ -40,16 +39,16 @@ class Inspector:
         send: Callable[[str, Findings], object],
         wake: Callable[[], None],
     ) -> None:
-        """``examine`` and ``measure``, with its seconds, may take a minute; they run on another thread."""
+        """Call ``examine`` and ``measure(seconds)``, which may take a minute, on another thread."""
         self._examine, self._measure, self._send, self._wake = examine, measure, send, wake
         self._asking: dict[int, set[str]] = {}
-        """Processes that wait, by the length of the measurement; 0 for checks."""
+        """Waiting processes by the length of the measurement in milliseconds; 0 for checks."""
         self._is_busy = False
         self._new: deque[tuple[int, Findings]] = deque()
         self._found: tuple[int, Findings, float] | None = None
 
     def ask(self, name: str, measure_ms: int) -> None:
-        """Answer a process, immediately or when the check or measurement is done."""
+        """Answer a process, immediately or after the check or measurement."""
         if self._found is not None and self._found[0] == measure_ms and time.monotonic() < self._found[2] + FRESH_S:
             self._send(name, self._found[1])
         elif sum(map(len, self._asking.values())) < MAX_ASKING:
@@ -71,7 +70,7 @@ class Inspector:
             threading.Thread(target=self._look, args=(next(iter(self._asking)),), name="inspector", daemon=True).start()
 
     def _look(self, measure_ms: int) -> None:
-        """Check or measure; a peer that leaves meanwhile does not wait for the end."""
+        """Check or measure; a peer that leaves meanwhile does not wait for it."""
         introduce_thread("inspector", _NICENESS)
         rows: Sequence[FindingRow] = ()
         profile = b""

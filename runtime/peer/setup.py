@@ -1,4 +1,4 @@
-"""What a peer starts with: its files, its settings, and its bundle."""
+"""Files, settings and bundle with which a peer starts."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class PeerSettings:
     """Settings of a peer besides ``peers.yaml``."""
 
     engine: EngineKind | None = None
-    """Engine of the blocks; by default that of ``peers.yaml``, as ``threads``."""
+    """Engine of the blocks; by default that of ``peers.yaml``, like ``threads``."""
     threads: int | None = None
     strict_bundle: bool = False
-    """Work with peers and sources of the same bundle only."""
+    """Whether to work only with peers and sources of the same bundle."""
     limits: Limits | None = None
     examine: Examine | None = None
-    """Check of this machine, for any process that asks."""
+    """Function that checks this machine for other processes."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,19 @@ class PeerSetup:
     cores: EngineCores
     settings: PeerSettings
     bundle: Bundle | None = None
-    """The bundle that is served, once it is known."""
+    """The served bundle; None without one."""
 
     def of_model(self, bundle: Bundle | None) -> PeerSetup:
-        """Return the setup with a bundle, whose parts replace ``all``; raise an error if they do not fit."""
+        """Return the setup with a bundle, with ``all`` replaced by its parts; raise an error if they do not fit."""
         peers = self.peers if bundle is None else self.peers.of_model(bundle.num_blocks)
         return replace(self, peers=peers, entry=peers.peer(self.entry.name), bundle=bundle)
 
     @property
     def engine_kind(self) -> EngineKind:
-        """Engine that is asked for."""
+        """Requested engine."""
         return self.settings.engine or self.entry.engine
 
     @property
     def manifest(self) -> Manifest:
-        """Manifest of the bundle; without one, that of no model."""
+        """Manifest of the bundle, or an empty one."""
         return _NO_MODEL if self.bundle is None else self.bundle.manifest

@@ -1,4 +1,4 @@
-"""The two threads of a peer or source: a loop, and a worker for engine calls, which may change places.
+"""The two threads of a peer or source: one runs the loop, the other one runs engine calls; they may swap roles.
 
 Engine libraries release the interpreter lock, so a process whose engine is busy or hangs still answers its neighbors
 (tests show that). A call cannot be interrupted: a thread that hangs is abandoned when the process ends.
@@ -6,7 +6,7 @@ Engine libraries release the interpreter lock, so a process whose engine is busy
 Handing a job to another thread and its result back wakes two threads, which may take longer than an engine call of a
 small model. So the loop's thread runs a short job itself, between two turns. If the job takes longer than expected,
 the worker continues the loop, and the first thread becomes the worker when its job has returned. An engine that hangs
-therefore does not cut a process off from its neighbors. This is the pattern Leader/Followers with two threads
+therefore does not cut a process off from its neighbors. This is the Leader/Followers pattern with two threads
 (Schmidt, Stal, Rohnert, Buschmann: Pattern-Oriented Software Architecture, volume 2, 2000, chapter 5).
 """
 
@@ -25,19 +25,19 @@ from ls_edge.runtime.peer.cores import EngineCores
 T = TypeVar("T")
 
 TAKE_OVER_S = 0.1
-"""Seconds until the other thread continues the loop: longer than a short job takes on a busy machine, shorter than
-neighbors wait for a silent process."""
+"""Seconds until the other thread continues the loop: longer than a short job takes on a busy machine, shorter than the
+time that neighbors wait for a silent process."""
 _WATCH_EVERY_S = 0.05
-"""Seconds between two looks at the job of the loop's thread: a trade-off between detection and wake-ups."""
+"""Seconds between two checks of the loop thread's job: a trade-off between detection and wake-ups."""
 _WATCH_FOR_S = 1.0
-"""Seconds after the last short job in which the worker still looks, so that an idle process does not wake."""
+"""Seconds after the last short job until the worker stops checking, so that an idle process does not wake."""
 
 
 class LoopThreads(Generic[T]):
-    """Two threads, one of which runs a loop and the other one jobs.
+    """Two threads: one runs a loop, the other one (the worker) runs jobs.
 
     The worker runs jobs as they are submitted. Short jobs run on the loop's thread when the loop yields, if the worker
-    is free to take over the loop. The worker does not begin a job while the loop's thread has one: if both hung, no
+    is free to take over the loop. The worker does not begin a job while the loop's thread runs one: if both hung, no
     thread would continue the loop.
     """
 
@@ -49,17 +49,17 @@ class LoopThreads(Generic[T]):
         names: tuple[str, str],
         cores: EngineCores,
     ) -> None:
-        """Call ``wake`` after each job of the worker; the first of ``names`` is that of the loop's thread.
+        """Call ``wake`` after each job of the worker; ``names`` are those of the loop's thread and of the worker.
 
         If ``cores`` reserves some for the engine, the worker runs all jobs there.
         """
         self.ended: Future[None] = Future()
-        """The end of the loop, with the exception that it raised."""
+        """Future of the end of the loop; it has the exception that the loop raised."""
         self._loop, self._wake = loop, wake
         self._cores = cores
         self._jobs: JobQueue[T] = JobQueue()
         self._short: deque[tuple[Callable[[], T | None], bool]] = deque()
-        """Jobs for the loop's thread, and whether they are urgent if the worker has to run them."""
+        """Jobs for the loop's thread, and whether each is urgent if the worker has to run it."""
         self._threads = tuple(
             threading.Thread(target=self._run, args=(name, index == 0), name=name, daemon=True)
             for index, name in enumerate(names)
@@ -69,7 +69,7 @@ class LoopThreads(Generic[T]):
         """Whether the worker waits for a job."""
 
     def start(self) -> None:
-        """Start both threads, which end after :meth:`close`."""
+        """Start both threads; :meth:`close` ends them."""
         with self._cores.others():
             self._threads[0].start()
         with self._cores.on_engine():
@@ -80,11 +80,11 @@ class LoopThreads(Generic[T]):
         self._jobs.submit(job, urgent=urgent)
 
     def submit_short(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
-        """Queue a job for the loop's thread, or for the worker if that is not free; it must not raise."""
+        """Queue a job for the loop's thread, or for the worker if that thread is not free; it must not raise."""
         self._short.append((job, urgent))
 
     def submit_in_order(self, job: Callable[[], T | None]) -> None:
-        """Queue a job for the worker behind all short jobs; for the loop's thread."""
+        """Queue a job for the worker behind all short jobs; called by the loop's thread."""
         while self._short:
             self._jobs.submit(self._short.popleft()[0])
         self._jobs.submit(job)
@@ -105,7 +105,7 @@ class LoopThreads(Generic[T]):
 
     @property
     def may_run_here(self) -> bool:
-        """Whether the loop's thread may run a short job, because the worker is free and could take over the loop."""
+        """Whether the loop's thread may run a short job: the worker is free and can take over the loop."""
         return self._is_waiting and not self._jobs and not self._cores.engine
 
     def results(self) -> list[T]:
@@ -118,7 +118,7 @@ class LoopThreads(Generic[T]):
         return threading.current_thread() is self._lead.thread
 
     def close(self, timeout: float = 1.0) -> bool:
-        """End both threads, the loop's after its loop; return whether they ended within ``timeout`` seconds."""
+        """Stop both threads, letting the loop finish; return whether they ended within ``timeout`` seconds."""
         self._jobs.end()
         end = time.monotonic() + timeout
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
@@ -135,17 +135,17 @@ class LoopThreads(Generic[T]):
         """Run the loop until it ends, or return True when the other thread has taken it over."""
         try:
             for _ in self._loop:
-                for _ in range(len(self._short)):  # further ones after the next turn
+                for _ in range(len(self._short)):  # jobs submitted meanwhile wait for the next turn
                     if not self._run_short():
                         return True
-        except BaseException as error:  # noqa: BLE001  whoever waits for the end receives it
+        except BaseException as error:  # noqa: BLE001  raised by the thread that waits for the end
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)
         return False
 
     def _run_short(self) -> bool:
-        """Run the next short job, or leave it to the worker; return whether this is still the loop's thread."""
+        """Run the next short job or hand it to the worker; return whether this is still the loop's thread."""
         job, urgent = self._short.popleft()
         with self._lead.changed:
             if not self.may_run_here:
@@ -160,7 +160,7 @@ class LoopThreads(Generic[T]):
         return leads
 
     def _run_jobs(self) -> bool:
-        """Run jobs until the end, or return True when this thread has taken over the loop."""
+        """Run jobs until :meth:`close`, or return True when this thread has taken over the loop."""
         while True:
             self._is_waiting = True
             self._jobs.wait(_WATCH_EVERY_S if self._lead.is_watched else None)
@@ -171,7 +171,7 @@ class LoopThreads(Generic[T]):
                 job = self._jobs.take() if self._lead.began is None and not taken_over else None
                 self._is_waiting = job is None and not taken_over
             if taken_over:
-                self._jobs.wake()  # for a job that waits
+                self._jobs.wake()  # a job may wait
                 return True
             if job is not None:
                 self._jobs.add_result(job())
@@ -180,20 +180,20 @@ class LoopThreads(Generic[T]):
 
 
 class _Lead:
-    """The thread that runs the loop, and the job that it runs meanwhile; used with the lock of :attr:`changed`."""
+    """The thread that runs the loop, and its short job; guarded by the lock of :attr:`changed`."""
 
     def __init__(self, thread: threading.Thread) -> None:
         self.thread = thread
         self.changed = threading.Condition(threading.Lock())
         """Notified when the thread has finished a job."""
         self.began: float | None = None
-        """Start of the thread's job."""
+        """Start time of the thread's job; None without one."""
         self.is_watched = False
-        """Whether the worker looks at the thread from time to time."""
+        """Whether the worker checks the thread from time to time."""
         self._last_began = 0.0
 
     def begin(self) -> bool:
-        """Begin a job of this thread; return whether the worker has to be woken to watch it."""
+        """Begin a job of the calling thread; return whether the worker has to be woken to watch it."""
         self.began = self._last_began = time.monotonic()
         was_watched, self.is_watched = self.is_watched, True
         return not was_watched
@@ -208,9 +208,9 @@ class _Lead:
             return True
 
     def take_over(self, jobs: JobQueue[T]) -> bool:
-        """Make the calling thread run the loop if the other one has had its job for too long; return whether it does.
+        """Let the calling thread run the loop if the other one's job takes too long; return whether it does.
 
-        If a job waits for the calling thread, wait until the other one has finished its own, or for that time.
+        If a job waits for the calling thread, wait until the other thread has finished its own or exceeded its time.
         """
         if self.began is None:
             self.is_watched = time.monotonic() < self._last_began + _WATCH_FOR_S

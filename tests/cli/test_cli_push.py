@@ -46,7 +46,7 @@ def test_what_cannot_begin_is_one_line(tmp_path, make_bundle, ls_edge, complaint
         (["push", "--peers", file], "give --bundle FOLDER, or --rollback"),
         (["push", "--peers", file, "--bundle", tmp_path / "bundle"], "has no keys, so anybody could push"),
         (["peer", "--peers", file, "--name", "a"], "give the model as --bundle FOLDER, or --store FOLDER"),
-        (["peer", "--peers", file, "--name", "a", "--store", tmp_path / "store"], "lets nobody push"),
+        (["peer", "--peers", file, "--name", "a", "--store", tmp_path / "store"], "no source of"),
     ):
         done = ls_edge.run(*words)
         assert (done.returncode, len(complaints(done))) == (2, 1), done.stderr

@@ -79,7 +79,7 @@ def test_a_peer_measures_what_it_serves(tmp_path, bundle, command):
         peers.wait_settled()
         ask = ["--peers", peers.path, "--secret-key", peers.secret_key("laptop")]
         code, _, errors = command("profile", *ask, "--name", "a", "--out", out, "--duration", 0.05)
-        assert (code, "a: a serves no bundle yet" in errors) == (1, True), errors
+        assert (code, "a: a is not serving a bundle yet" in errors) == (1, True), errors
         assert command("push", "--bundle", bundle, *ask)[0] == 0
         code, printed, errors = command("profile", *ask, "--name", "a", "--out", out, "--duration", 0.05)
         assert code in (0, 3), errors
