@@ -293,8 +293,8 @@ def serve():
     """Serve real peers on threads of this process; all have left when the test is over."""
     running = []
 
-    def start(peer):
-        thread = threading.Thread(target=peer.serve, name=f"peer {peer.name}")
+    def start(peer, *arguments):
+        thread = threading.Thread(target=peer.serve, args=arguments, name=f"peer {peer.name}")
         running.append((peer, thread))
         thread.start()
         return peer
