@@ -16,6 +16,7 @@ LINES = (
     ("public",),  # ls_edge/__init__.py, __main__.py: the public names and the entry point
     ("cli", "benchmarks"),
     ("api",),
+    ("analysis",),
     ("export",),
     ("training", "fleet"),
     ("serve",),

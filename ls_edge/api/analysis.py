@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
 from rich.console import Console
 
+from ls_edge.analysis import KINDS, Analysis, check_kinds
+from ls_edge.analysis import analyze as measure
+from ls_edge.analysis.blocks.pairs import Pairs
+from ls_edge.analysis.overview import print_analysis
+from ls_edge.analysis.trace import TraceAnalysis, TraceCounts, read_lines
 from ls_edge.api.models import (
     Device,
     OpenedModel,
@@ -24,15 +28,11 @@ from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_py
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.analysis import KINDS, RUN_KINDS, Analysis, AnalysisOrders, parse_kinds
-from ls_edge.evaluation.analysis import analyze as measure
-from ls_edge.evaluation.analysis.measures import Pairs
-from ls_edge.evaluation.analysis.trace import TraceAnalysis, TraceCounts, read_lines
-from ls_edge.report.analysis import print_analysis
+from ls_edge.evaluation.orders import AnalysisOrders
 from ls_edge.report.shown import Shown
 
 if TYPE_CHECKING:
-    from ls_edge.training.analysis import RunAnalysis
+    from ls_edge.training.inspection.inspected import Inspected
 
 
 class AnalysisResult(Shown, Analysis, frozen=True):
@@ -44,9 +44,9 @@ class AnalysisResult(Shown, Analysis, frozen=True):
 
     def chart(self) -> str:
         """Return the importance of each block as an SVG; empty without it."""
-        from ls_edge.report.charts import charts_of, svg_of
+        from ls_edge.report.charts import svg_of
 
-        drawn = charts_of(self.importance)
+        drawn = [] if self.importance is None else KINDS["importance"].charts(self.importance)
         return svg_of(drawn[0]) if drawn else ""
 
 
@@ -54,7 +54,7 @@ def analyze(
     model: str | Path,
     data: str | ImageSet,
     *,
-    what: Sequence[str] = KINDS,
+    what: Sequence[str] = tuple(KINDS),
     orders: int = 16,
     bands: str | None = None,
     pool: Literal["mean", "first"] = "mean",
@@ -69,32 +69,22 @@ def analyze(
     on_warning: OnWarning = warn_in_python,
 ) -> AnalysisResult:
     """Analyze the blocks of a run or bundle; arguments as of ``ls-edge analyze``, ``what`` are kinds of analysis."""
-    kinds = parse_kinds(",".join(what))
+    kinds = check_kinds(what)
     images = open_data(data, "eval") if isinstance(data, str) else data
     with open_model(local_folder(model), device, precision, threads, on_warning) as opened:
         plan = AnalysisOrders(bands_in_force(bands, opened.bands), kinds, orders, seed, pool, block)
         some = opened.images(images, limit)
-        of_run = _run_analysis(opened, plan, on_progress)
-
-        def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            for pixels, labels in opened.batches(some, batch_size):
-                if of_run is not None:
-                    of_run.add(pixels, labels)
-                yield pixels, labels
-
-        found = measure(opened.blocks, batches(), plan, on_batch=lambda done: on_progress(done, len(some), "images"))
-        if of_run is not None:
-            inside, reasons = of_run.results()
-        else:
-            asked = set(kinds) & set(RUN_KINDS)
-            inside = {}
-            reasons = dict.fromkeys(asked, "an engine shows neither attention nor gradients; analyze the run")
+        found = measure(
+            opened.blocks,
+            opened.batches(some, batch_size),
+            plan,
+            inspected=_inspected(opened, plan, on_progress),
+            on_batch=lambda done: on_progress(done, len(some), "images"),
+        )
         chosen = {"what": list(kinds), "orders": orders, "pool": pool, "limit": limit, "seed": seed}
         more = {
-            **inside,
             "pairs": _with_order_costs(found, opened),
             "skipped": len(opened.skipped),
-            "reasons": {**found.reasons, **reasons},
             "settings": {**opened.settings(some, plan.bands), **chosen, "batch_size": batch_size},
         }
     return AnalysisResult(**{**msgspec.structs.asdict(found), **more})
@@ -126,13 +116,12 @@ def _with_order_costs(found: Analysis, opened: OpenedModel) -> Pairs | None:
     return msgspec.structs.replace(found.pairs, inverted=[list(row) for row in costs.inverted])
 
 
-def _run_analysis(opened: OpenedModel, plan: AnalysisOrders, on_progress: OnProgress) -> RunAnalysis | None:
-    """Return the analysis of those kinds that read the weights of a run; None for a bundle."""
+def _inspected(opened: OpenedModel, plan: AnalysisOrders, on_progress: OnProgress) -> Inspected | None:
+    """Return the run to inspect; None for a bundle."""
     if is_bundle(opened.folder):
         return None
-    from ls_edge.training.analysis import Inspected, RunAnalysis
+    from ls_edge.training.inspection.inspected import Inspected
     from ls_edge.training.models.torch_blocks import TorchBlocks
 
     assert isinstance(opened.blocks, TorchBlocks)
-    inspected = Inspected(opened.blocks, plan.bands, plan.seed, opened.image, on_progress)
-    return RunAnalysis(inspected, [kind for kind in RUN_KINDS if kind in plan.kinds])
+    return Inspected(opened.blocks, plan.bands, plan.seed, opened.image, on_progress)

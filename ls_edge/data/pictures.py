@@ -6,11 +6,20 @@ import base64
 import io
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from PIL import Image
 
 LEAST_SIDE = 96
 """Width in pixels from which a picture is not enlarged."""
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """A picture and the text below it."""
+
+    text: str
+    source: str
+    """PNG file as a data URI."""
 
 
 def picture(values: np.ndarray) -> str:

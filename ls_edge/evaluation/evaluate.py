@@ -13,7 +13,7 @@ import numpy as np
 
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
-from ls_edge.evaluation.measure import BlockModel, Measure, Order, Scores, measure_orders, starts_of
+from ls_edge.evaluation.measure import BlockModel, LabeledImages, Measure, Order, Scores, measure_orders, starts_of
 from ls_edge.evaluation.orders import EvaluationOrders, kendall_tau
 
 
@@ -105,7 +105,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 def evaluate(
     model: BlockModel,
-    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    batches: Iterable[LabeledImages],
     plan: EvaluationOrders,
     *,
     on_batch: Callable[[int], None] = lambda _: None,

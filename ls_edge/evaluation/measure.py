@@ -16,7 +16,13 @@ import numpy.typing as npt
 from ls_edge.core.errors import DataError
 
 Order = tuple[int, ...]
+LabeledImages = tuple[np.ndarray, np.ndarray]
+"""Images float32 ``[B, 3, H, W]`` and labels int ``[B]``."""
 Floats = npt.NDArray[np.float64]
+
+
+class NotMeasurable(Exception):
+    """The model lacks what a measure needs; the text is the reason."""
 
 
 class BlockModel(Protocol):
@@ -108,7 +114,7 @@ class Scores(Measure):
 
 def measure_orders(
     model: BlockModel,
-    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    batches: Iterable[LabeledImages],
     measures: Sequence[Measure],
     *,
     owners: Sequence[int] | None = None,
@@ -116,9 +122,8 @@ def measure_orders(
 ) -> int:
     """Run the orders of all measures on every batch; return the number of images.
 
-    ``batches`` yields images float32 ``[B, 3, H, W]`` and labels int ``[B]``; ``on_batch`` receives the number of
-    images so far. Orders that differ only in blocks with the same of ``owners`` run once. Raises :class:`DataError`
-    without images.
+    ``on_batch`` receives the number of images so far. Orders that differ only in blocks with the same of ``owners`` run
+    once. Raises :class:`DataError` without images.
     """
     alike: dict[Order, list[Order]] = {}
     for order in sorted({order for measure in measures for order in measure.orders}):

@@ -14,7 +14,7 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -28,7 +28,6 @@ from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.core.text import (
     NOTHING,
     counted,
-    distinct_names,
     engine_name,
     format_bands,
     format_ranges,
@@ -37,12 +36,10 @@ from ls_edge.core.text import (
     show_ms,
     show_percent,
 )
-from ls_edge.evaluation.analysis import KINDS, NOT_ASKED, Analysis
-from ls_edge.evaluation.analysis.trace import TraceAnalysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
-from ls_edge.report import analysis, charts
-from ls_edge.report.runs.mistakes import confusions, pictures_of, wrong_images
+from ls_edge.report import charts
+from ls_edge.report.runs.mistakes import confusions, wrong_images
 from ls_edge.report.runs.statistics import RunData
 from ls_edge.report.runs.tracks import track_table
 from ls_edge.report.theme import STAGES, STYLE
@@ -73,21 +70,21 @@ def write_report(
     With the ``images`` of the run, it shows some of those that were answered wrong.
     """
     data, wrong = RunData(summary, records, events, classes), wrong_images(records, images)
-    write_output(path, _render("report.html.j2", title=title, lede="", runs=[("", data)], wrong_images=wrong))
+    write_output(path, render("report.html.j2", title=title, lede="", runs=[("", data)], wrong_images=wrong))
 
 
 def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Runs compared", lede: str = "") -> None:
     """Write one file with a comparison of ``runs`` before the report of each."""
     data = [(name, RunData(summary, records, events)) for name, summary, records, events in runs]
     summaries = [(name, summary) for name, summary, _, _ in runs]
-    text = _render("comparison.html.j2", title=title, lede=lede, runs=data, summaries=summaries, wrong_images=())
+    text = render("comparison.html.j2", title=title, lede=lede, runs=data, summaries=summaries, wrong_images=())
     write_output(path, text)
 
 
 def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Sequence[SiteOutcome]) -> None:
     """Write the report of a simulated fleet."""
     latency = np.concatenate([outcome.latency_s[outcome.states != FAILED] for outcome in outcomes]) * 1e3
-    text = _render("simulation.html.j2", title="A simulated fleet", summary=summary, latency=latency, outcomes=outcomes)
+    text = render("simulation.html.j2", title="A simulated fleet", summary=summary, latency=latency, outcomes=outcomes)
     write_output(path, text)
 
 
@@ -103,30 +100,7 @@ def write_side_by_side(
     ``pairs`` are planned and measured values, ``apart`` plans and runs that differ, ``alone`` a fleet and one device.
     """
     tables = {"rows": rows, "pairs": pairs, "apart": apart, "alone": alone}
-    write_output(path, _render("side_by_side.html.j2", scripts=[], title="Side by side", **tables))
-
-
-def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str = "Blocks of a model") -> None:
-    """Write a page with the analysis of a model, or of several side by side."""
-    names = distinct_names([found.settings["of"] for found in analyses]) if len(analyses) > 1 else [""]
-    models = list(zip(names, analyses, strict=True))
-    shown = [kind for kind in KINDS if any(getattr(found, kind) is not None for found in analyses)]
-    absent = [
-        (kind, analysis.finding(analyses[0], kind))
-        for kind in KINDS
-        if kind not in shown and any(found.reasons.get(kind) != NOT_ASKED for found in analyses)
-    ]
-    write_output(path, _render("analysis.html.j2", title=title, models=models, kinds=shown, absent=absent))
-
-
-def write_trace_analysis(
-    path: str | Path, found: TraceAnalysis, images: Iterable[ImageRef] = (), classes: Mapping[int, str] | None = None
-) -> None:
-    """Write a page with an analysis of a trace, with pictures of ``images``; ``classes`` are names by label."""
-    names = dict.fromkeys([*(one.image for one in found.mistakes), *(one.image for one in found.images)])
-    pictures = pictures_of(names, images)
-    text = _render("trace.html.j2", title="Orders of a run", found=found, classes=classes or {}, pictures=pictures)
-    write_output(path, text)
+    write_output(path, render("side_by_side.html.j2", scripts=[], title="Side by side", **tables))
 
 
 class Figure(NamedTuple):
@@ -153,7 +127,8 @@ def _settings(summary: RunSummary) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value not in (None, "", NOTHING)}
 
 
-def _render(template: str, *, scripts: Sequence[str] | None = None, **values: Any) -> str:
+def render(template: str, *, scripts: Sequence[str] | None = None, **values: Any) -> str:
+    """Return the page of a template with these values, and with our scripts unless others are given."""
     count = 0
 
     def figure(chart: charts.Chart, columns: int = 0) -> Figure:
@@ -205,7 +180,6 @@ def environment() -> Environment:
         "STAGES": STAGES,
         "MOST_ROWS": MOST_TABLE_ROWS,
         "charts": charts,
-        "analysis": analysis,
         "confusions": confusions,
         "settings_of": _settings,
         "track_table": track_table,

@@ -7,8 +7,10 @@ import sys
 import msgspec
 import pytest
 
-from ls_edge.evaluation.analysis import KINDS, RUN_KINDS, Analysis
-from ls_edge.report.analysis import empty_cells, verdict
+from ls_edge.analysis import KINDS, Analysis
+from ls_edge.analysis.overview import empty_cells, verdict
+
+RUN_KINDS = {name for name, kind in KINDS.items() if kind.needs_run}
 
 FEW = ("--data", "digits", "--limit", 24, "--orders", 4, "--threads", 1)
 
@@ -21,15 +23,15 @@ def both(tiny_bundle):
 
 @pytest.fixture(autouse=True)
 def without_umap(monkeypatch):
-    """UMAP compiles for half a minute; ``test_analysis_slots.py`` runs it."""
+    """UMAP compiles for half a minute; ``tests/analysis/test_slots.py`` runs it."""
     monkeypatch.setitem(sys.modules, "umap", None)
 
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    """``tests/training/test_inside.py`` takes as many as the command."""
-    monkeypatch.setattr("ls_edge.training.analysis.gradients.EXCITATION_STEPS", 4)
-    monkeypatch.setattr("ls_edge.training.analysis.gradients.INVERSION_STEPS", 4)
+    """``tests/analysis/test_inside.py`` takes as many as the command."""
+    monkeypatch.setattr("ls_edge.analysis.inside.excite.STEPS", 4)
+    monkeypatch.setattr("ls_edge.analysis.inside.inversion.STEPS", 4)
 
 
 def document(command, *arguments):
@@ -51,7 +53,7 @@ def test_a_run_and_its_bundle_give_the_same_figures(command, both):
     run, bundle = (document(command, path, *FEW) for path in both)
     lacks = {"class_attention", "mixing"}
     assert set(run["reasons"]) - {"probe", "umap"} == lacks  # 24 images are too few
-    assert set(bundle["reasons"]) - set(run["reasons"]) == set(RUN_KINDS) - lacks
+    assert set(bundle["reasons"]) - set(run["reasons"]) == RUN_KINDS - lacks
     assert bundle["attention"] is None
     assert len(run["attention"]["distance"]) == 6
     assert run["rollout"]["images"] == 24
@@ -99,10 +101,10 @@ def test_the_verdict_and_what_is_empty(command, banded_bundle, both):
     assert f"leaving out block {losses[max(losses)]} costs most" in said
     assert f"block {losses[min(losses)]} least" in said
     reasons = ["\N{EN DASH} under moved to", "An empty cell of contribution"]
-    assert [line.partition(":")[0] for line in empty_cells(found)] == reasons
+    assert [line.partition(":")[0] for line in empty_cells(found).values()] == reasons
     fixed = msgspec.convert(document(command, both[1], *FEW, "--bands", "0/1/2/3/4/5", "--what", "agreement"), Analysis)
     assert verdict(fixed) == ""
-    assert empty_cells(fixed) == []
+    assert empty_cells(fixed) == {}
     agree = msgspec.structs.replace(found.agreement.random, same_class=0.97)
     steady = msgspec.structs.replace(
         found, importance=None, agreement=msgspec.structs.replace(found.agreement, random=agree)

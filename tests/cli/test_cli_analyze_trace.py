@@ -5,9 +5,9 @@ import json
 import msgspec
 import pytest
 
+from ls_edge.analysis.trace import TraceAnalysis
 from ls_edge.core.records import RequestRecord, encode_record
 from ls_edge.data.datasets import open_data
-from ls_edge.evaluation.analysis.trace import TraceAnalysis
 from ls_edge.evaluation.run_summary import wilson
 
 NAMES = [image.name for image in open_data("digits", "eval").images]

@@ -118,7 +118,7 @@ def test_core_and_runtime_leave_the_heavy_packages_alone_where_they_are():
 
 def test_the_core_needs_nothing_of_the_other_rooms():
     rooms = ("ls_edge.runtime", "ls_edge.training", "ls_edge.export")
-    names = modules(without=(*rooms, "ls_edge.api", "ls_edge.cli", "ls_edge.data"))
+    names = modules(without=(*rooms, "ls_edge.analysis", "ls_edge.api", "ls_edge.cli", "ls_edge.data"))
     assert {"ls_edge.core.bundle", "ls_edge.engines", "ls_edge.report"} <= set(names)
     done = python(IMPORT_ALL, *names, blocked=(*HEAVY, "zmq", "PIL", *rooms))
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+from ls_edge.analysis import KINDS, NOT_ASKED, check_kinds
+from ls_edge.analysis.overview import print_analysis
+from ls_edge.analysis.trace import is_trace, print_trace_analysis
 from ls_edge.api.analysis import analyze, analyze_trace
 from ls_edge.api.models import model_folders
 from ls_edge.cli import options
@@ -15,15 +18,37 @@ from ls_edge.cli.output import print_json, warn
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.files import local_folder
 from ls_edge.data.datasets import ImageSet, open_data
-from ls_edge.evaluation.analysis import NOT_ASKED, parse_kinds
-from ls_edge.evaluation.analysis.trace import is_trace
-from ls_edge.report.analysis import print_analysis, print_trace_analysis
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 
 
+def _listed(needs_run: bool) -> str:
+    """Return a line for each kind that needs a run, or for each of the others."""
+    return "\n".join(f"{name:17}{kind.summary}" for name, kind in KINDS.items() if kind.needs_run == needs_run)
+
+
+_HELP = f"""Show what each block contributes, and how that depends on its position.
+
+Blocks are reordered within the bands of the model. The kinds for --what:
+
+\b
+{_listed(needs_run=False)}
+
+These kinds need a run. Kinds that the model lacks are left out, with the reason:
+
+\b
+{_listed(needs_run=True)}
+
+probe and umap need the extra analyze.
+
+With a trace of 'run --trace' instead of a model: the orders and subsets that occurred, accuracy by order and by
+skipped block, and images whose answer depends on them.
+"""
+
+
 @click.command(
     cls=Command,
+    help=_HELP,
     examples=(
         "ls-edge analyze run --data digits",
         "ls-edge analyze bundle --data val --what importance,agreement --json",
@@ -54,41 +79,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show what each block contributes, and how that depends on its position.
-
-    Blocks are reordered within the bands of the model. The kinds for --what:
-
-    \b
-    importance       loss and accuracy without a block, and with it moved
-    contribution     norm of what a block adds, relative to its input, by slot
-    similarity       of tokens after each step (CKA), and of what blocks add
-    agreement        share of answers that stay the same in random order
-    slots            accuracy by block and slot
-    norms            norm of what a block adds, by slot
-    probe            accuracy of reading the slot from a block's output
-    umap             maps of outputs, by slot and block
-    pairs            blocks that commute, next to order costs
-
-    These kinds need a run. Kinds that the model lacks are left out, with the reason:
-
-    \b
-    parts            accuracy without norms, attention, MLP, or residual path
-    attention        distance and entropy of attention, by head
-    rollout          patches that reach the answer through all blocks
-    class_attention  patches that the class token attends to (CaiT)
-    saliency         pixels on which the answer depends
-    positions        similarity of position embeddings
-    filters          principal components of the patch embedding
-    layer_scale      magnitude of LayerScale
-    mixing           weights by which MLP models mix tokens
-    excite           images that raise a channel of a block
-    inversion        images made from a block's output
-
-    probe and umap need the extra analyze.
-
-    With a trace of 'run --trace' instead of a model: the orders and subsets that occurred, accuracy by order and by
-    skipped block, and images whose answer depends on them.
-    """  # noqa: D301 - click keeps the lines of a paragraph after this character
+    """Analyze one model, or two next to each other, or a trace."""
     if is_trace(run_or_bundle):
         if against is not None or what is not None:
             raise UsageError(f"{run_or_bundle} is a trace, which has neither --against nor --what; leave them out")
@@ -99,7 +90,7 @@ def command(
         if (runs := model_folders(folder)) != [local_folder(folder)]:
             raise UsageError(f"{folder} is a folder of runs; name one of them, such as {runs[0]}")
     images = open_data(data, "eval")
-    kinds = parse_kinds(what)
+    kinds = check_kinds(tuple(KINDS) if what is None else [name.strip() for name in what.split(",")])
     with StepProgress("analyze") as progress:
         analyses = [
             analyze(folder, images, what=kinds, **options, on_progress=progress, on_warning=warn) for folder in folders
@@ -116,7 +107,7 @@ def command(
                 if why != NOT_ASKED:
                     click.echo(f"{kind}: none, {printable(why)}", err=True)
     if report is not None:
-        from ls_edge.report.html import write_analysis
+        from ls_edge.analysis.page import write_analysis
 
         write_analysis(report, analyses)
 
@@ -130,6 +121,6 @@ def _analyze_trace(path: Path, images: ImageSet, report: Path | None, *, as_json
     else:
         print_trace_analysis(found, open_console())
     if report is not None:
-        from ls_edge.report.html import write_trace_analysis
+        from ls_edge.analysis.page import write_trace_analysis
 
         write_trace_analysis(report, found, images.images, classes)

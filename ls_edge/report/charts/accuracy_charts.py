@@ -11,7 +11,6 @@ import numpy as np
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.core.text import counted, shorten, show_percent
-from ls_edge.evaluation.analysis.trace import Answers, TraceAnalysis
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.charts.specification import (
@@ -34,7 +33,7 @@ from ls_edge.report.theme import MOST_CATEGORIES, color
 MOST_CLASSES = 24
 
 
-def _row(
+def accuracy_row(
     name: str,
     top1: float | None,
     interval: tuple[float | None, float | None] | None,
@@ -56,7 +55,7 @@ def accuracy_by_skips(data: RunData) -> Chart | None:
     rows = []
     for one in data.summary.accuracy_by_skips:
         name, paint = ("none", "accent") if one.skipped == 0 else (counted(one.skipped, "block"), "warn")
-        rows.append(_row(name, one.top1, (one.low, one.high), one.answers, labeled=one.labelled, paint=paint))
+        rows.append(accuracy_row(name, one.top1, (one.low, one.high), one.answers, labeled=one.labelled, paint=paint))
     return accuracy_chart(rows, 34, chance=data.summary.chance)
 
 
@@ -65,7 +64,7 @@ def accuracy_by_class(data: RunData) -> Chart | None:
     found = by_class(data.records)
     names = distinct_labels([data.class_name(label) for label, _ in found], 42)[:MOST_CLASSES]
     rows = [
-        _row(name, tally.top1, tally.interval, tally.answers, labeled=tally.labeled)
+        accuracy_row(name, tally.top1, tally.interval, tally.answers, labeled=tally.labeled)
         for name, (_, tally) in zip(names, found, strict=False)
     ]
     return accuracy_chart(rows, 24, chance=data.summary.chance) if len(rows) > 1 else None
@@ -76,38 +75,12 @@ def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
     found = [(name, run) for name, run in runs if run.top1 is not None]
     names = distinct_labels([name for name, _ in found], 42)
     rows = [
-        _row(name, run.top1, run.top1_interval, run.answered, kind=shorten(run.method or "unknown", 28))
+        accuracy_row(name, run.top1, run.top1_interval, run.answered, kind=shorten(run.method or "unknown", 28))
         for name, (_, run) in zip(names, found, strict=True)
     ]
     methods = list(dict.fromkeys(row["kind"] for row in rows))
     chance = next((run.chance for _, run in found if run.chance is not None), None)
     return accuracy_chart(rows, 36, kinds=methods, chance=chance, bars=True)
-
-
-def order_chart(found: TraceAnalysis) -> Chart | None:
-    """Draw the accuracy of the most frequent orders of a trace."""
-    return _trace_chart([(shorten(one.of, 60), "", one) for one in found.by_order])
-
-
-def skips_chart(found: TraceAnalysis) -> Chart | None:
-    """Draw the accuracy by number of skipped blocks; None if all answers skipped as many."""
-    rows = [(f"{one.of} skipped", "", one) for one in found.by_skips]
-    return _trace_chart(rows) if len(rows) > 1 else None
-
-
-def blocks_chart(found: TraceAnalysis) -> Chart | None:
-    """Draw the accuracy of the answers without and with each block."""
-    kinds = ("without the block", "with it")
-    without = [(f"block {one.block}", kinds[0], one.without) for one in found.by_block]
-    return _trace_chart([*without, *((f"block {one.block}", kinds[1], one.with_it) for one in found.by_block)], kinds)
-
-
-def _trace_chart(given: Sequence[tuple[str, str, Answers]], kinds: Sequence[str] = ()) -> Chart | None:
-    """Draw the accuracy of each name and kind that has labels."""
-    rows = [
-        _row(name, one.top1, one.interval, one.answers, kind=kind) for name, kind, one in given if one.top1 is not None
-    ]
-    return accuracy_chart(rows, 22, kinds=kinds)
 
 
 def slot_heatmap(data: RunData) -> Chart | None:

@@ -5,10 +5,10 @@ import pytest
 import timm
 import torch
 
+from ls_edge.analysis import analyze
 from ls_edge.core.bands import Bands
-from ls_edge.training.analysis import RunAnalysis
-from ls_edge.training.analysis.attention import AttentionMeasure
-from ls_edge.training.analysis.inspected import Inspected, LackingError
+from ls_edge.evaluation.orders import AnalysisOrders
+from ls_edge.training.inspection.inspected import Inspected
 from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
@@ -18,15 +18,9 @@ def images_for(model, count, seed=0):
     return np.random.default_rng(seed).standard_normal((count, 3, height, width)).astype(np.float32)
 
 
-def inspected(model):
-    return Inspected(model, Bands(model.num_blocks), 0, image_spec_of(model.view))
-
-
 def measured(model, *batches):
-    measure = AttentionMeasure(inspected(model))
-    for batch in batches:
-        measure.add(batch)
-    return measure.result()
+    plan = AnalysisOrders(Bands(model.num_blocks), ("attention",), 1, 0)
+    return analyze(model, [(batch, np.zeros(len(batch), int)) for batch in batches], plan).attention
 
 
 @pytest.mark.parametrize(
@@ -107,13 +101,11 @@ def test_families_with_rotary_positions_and_biases(name, arguments, prefix):
 )
 def test_families_without_plain_attention_have_a_reason(name, arguments, why):
     model = TorchBlocks(build(name, arguments, kept=[0, 1]))
-    with pytest.raises(LackingError, match=why):
-        AttentionMeasure(inspected(model))
-    analysis = RunAnalysis(inspected(model), ["attention", "layer_scale"])
-    analysis.add(np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, int))
-    found, reasons = analysis.results()
-    assert why in reasons["attention"]
-    assert "attention" not in found
+    plan = AnalysisOrders(Bands(2), ("attention", "layer_scale"), 1, 0)
+    batch = np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, int)
+    found = analyze(model, [batch], plan, inspected=Inspected(model, Bands(2), 0, image_spec_of(model.view)))
+    assert why in found.reasons["attention"]
+    assert found.attention is None
 
 
 def test_a_block_in_several_places():

@@ -6,13 +6,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from ls_edge.analysis import KINDS, analyze, check_kinds
+from ls_edge.analysis.blocks import token_additions
+from ls_edge.analysis.blocks.similarity import cka_matrix
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, analyze, measures, parse_kinds
-from ls_edge.evaluation.analysis.measures import cka_matrix
+from ls_edge.evaluation.orders import AnalysisOrders
 
 BLOCKS, DIM, TOKENS, CLASSES = 5, 6, 4, 3
-BASIC = ("importance", "contribution", "similarity", "agreement", "attention")
+BASIC = ("importance", "contribution", "similarity", "agreement")
 
 
 class Residual:
@@ -67,13 +69,13 @@ def plan_of(bands=None, kinds=BASIC, orders=12, seed=0, **fields):
     return AnalysisOrders(bands or Bands(BLOCKS), kinds, orders, seed, **fields)
 
 
-def centred_alignment(x, y):
+def centered_alignment(x, y):
     """Compute the alignment as its authors define it, with a centering matrix."""
     n = len(x)
-    centring = np.eye(n) - 1 / n
+    centering = np.eye(n) - 1 / n
 
     def hsic(one, other):
-        return np.trace(one @ one.T @ centring @ other @ other.T @ centring) / (n - 1) ** 2
+        return np.trace(one @ one.T @ centering @ other @ other.T @ centering) / (n - 1) ** 2
 
     return hsic(x, y) / math.sqrt(hsic(x, x) * hsic(y, y))
 
@@ -84,10 +86,10 @@ def test_alignment_does_not_see_rotation_scale_and_shift():
     rotation, _ = np.linalg.qr(rng.standard_normal((7, 7)))
     found = np.array(cka_matrix([x, x @ rotation, 5 * x, x - 2, y]))
     assert found[:4, :4] == pytest.approx(1.0)
-    assert found[0, 4] == found[4, 0] == pytest.approx(centred_alignment(x, y))
+    assert found[0, 4] == found[4, 0] == pytest.approx(centered_alignment(x, y))
     assert 0 < found[0, 4] < 1
     mixing = rng.standard_normal((7, 7))
-    assert cka_matrix([x, x @ mixing])[0][1] == pytest.approx(centred_alignment(x, x @ mixing))
+    assert cka_matrix([x, x @ mixing])[0][1] == pytest.approx(centered_alignment(x, x @ mixing))
     assert cka_matrix([x, x @ mixing])[0][1] < 0.99
 
 
@@ -141,7 +143,7 @@ def test_figures_are_those_of_orders_run_one_by_one():
     pooled = [images.mean(axis=1), *(after.mean(axis=1) for *_, after in trained_steps)]
     for one, row in enumerate(found.similarity.cka):
         for other, value in enumerate(row):
-            assert value == pytest.approx(centred_alignment(pooled[one], pooled[other]), abs=1e-5)
+            assert value == pytest.approx(centered_alignment(pooled[one], pooled[other]), abs=1e-5)
     assert found.similarity.steps == ["stem", "0", "1", "2", "3", "4"]
 
     groups = {0: plan.random(), **plan.left_out()}
@@ -241,7 +243,7 @@ def test_only_what_is_asked_for_runs_and_the_rest_has_a_reason():
 
 
 def test_similarity_is_of_a_bounded_number_of_images(monkeypatch):
-    monkeypatch.setattr(measures, "MOST_CKA_IMAGES", 10)
+    monkeypatch.setattr(token_additions, "MOST_CKA_IMAGES", 10)
     images, labels = drawn(24)
     many = analyze(Residual(), batches(images, labels, 4), plan_of()).similarity
     few = analyze(Residual(), batches(images[:10], labels[:10], 10), plan_of()).similarity
@@ -253,14 +255,14 @@ def test_the_first_token_instead_of_the_mean():
     images, labels = drawn(16)
     found = analyze(Residual(), [(images, labels)], plan_of(pool="first")).similarity
     after = Residual().block(0, images, 0)
-    assert found.cka[0][1] == pytest.approx(centred_alignment(images[:, 0], after[:, 0]), abs=1e-5)
+    assert found.cka[0][1] == pytest.approx(centered_alignment(images[:, 0], after[:, 0]), abs=1e-5)
     assert found.pool == "first"
 
 
 def test_kinds():
-    assert parse_kinds(None) == KINDS
-    assert parse_kinds("agreement, importance") == ("importance", "agreement")
+    assert check_kinds(list(KINDS)) == tuple(KINDS)
+    assert check_kinds(["agreement", "importance"]) == ("importance", "agreement")
     with pytest.raises(UsageError, match="'x' is not a kind of analysis; use importance, "):
-        parse_kinds("importance,x")
+        check_kinds(["importance", "x"])
     with pytest.raises(DataError, match="no images"):
         analyze(Residual(), [], plan_of())

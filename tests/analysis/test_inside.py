@@ -9,14 +9,18 @@ import timm
 import torch
 from PIL import Image
 
+from ls_edge.analysis import KINDS, analyze
+from ls_edge.analysis.inside import excite, inversion
+from ls_edge.analysis.inside.saliency import saliency_map
 from ls_edge.core.bands import Bands
-from ls_edge.evaluation.analysis import KINDS, RUN_KINDS, AnalysisOrders, analyze
-from ls_edge.report.analysis.findings import finding, seen
-from ls_edge.training.analysis import Inspected, RunAnalysis, gradients
+from ls_edge.evaluation.orders import AnalysisOrders
+from ls_edge.training.inspection.gradients import run_blocks
+from ls_edge.training.inspection.inspected import Inspected
 from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.models.torch_blocks import TorchBlocks
 from ls_edge.training.models.view import BlockView
 
+RUN_KINDS = tuple(name for name, kind in KINDS.items() if kind.needs_run)
 VIT = {"depth": 3, "embed_dim": 32}
 CAIT = {"img_size": 32, "embed_dim": 24, "num_heads": 3, "depth": 2, "patch_size": 8, "num_classes": 3}
 MIXER = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_classes": 3, "num_blocks": 2}
@@ -66,29 +70,33 @@ def images_for(inspected, count, seed=1):
 
 def found(inspected, kind, images=None, labels=None):
     images = images_for(inspected, 6) if images is None else images
-    analysis = RunAnalysis(inspected, (kind,))
-    analysis.add(images, np.zeros(len(images), int) if labels is None else labels)
-    results, reasons = analysis.results()
-    assert reasons == {}
-    return results[kind]
+    found = analyzed(inspected, (kind,), images, np.zeros(len(images), int) if labels is None else labels)
+    assert kind not in found.reasons
+    return getattr(found, kind)
+
+
+def analyzed(inspected, kinds, images, labels):
+    plan = AnalysisOrders(inspected.bands, kinds, 2, 0)
+    return analyze(inspected.model, [(images, labels)], plan, inspected=inspected)
+
+
+def said(kind, result):
+    return KINDS[kind].finding(result)
 
 
 @pytest.mark.parametrize(("name", "arguments", "lacks"), FAMILIES)
 def test_every_family_has_its_kinds_and_a_sentence_for_each(name, arguments, lacks, monkeypatch):
-    monkeypatch.setattr(gradients, "EXCITATION_STEPS", 4)
-    monkeypatch.setattr(gradients, "INVERSION_STEPS", 4)
+    monkeypatch.setattr(excite, "STEPS", 4)
+    monkeypatch.setattr(inversion, "STEPS", 4)
     inspected = opened(name, arguments)
     before = {name: value.clone() for name, value in inspected.model.view.weights().items()}
-    analysis = RunAnalysis(inspected, RUN_KINDS)
-    analysis.add(images_for(inspected, 5), np.zeros(5, int))
-    results, reasons = analysis.results()
-    assert results.keys() | reasons.keys() == set(RUN_KINDS)
-    for result in results.values():
-        assert seen(result).endswith(".")
+    found = analyzed(inspected, RUN_KINDS, images_for(inspected, 5), np.zeros(5, int))
+    for kind, _, result in found.measured:
+        assert found.finding(kind).endswith(".")
         for one in getattr(result, "pictures", ()):
             shown = Image.open(io.BytesIO(base64.b64decode(one.source.partition(",")[2])))
             assert min(shown.size) >= 32
-    assert set(reasons) == lacks
+    assert {kind for kind in RUN_KINDS if kind in found.reasons} == lacks
     after = inspected.model.view.weights()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
@@ -102,9 +110,8 @@ def test_every_family_has_all_kinds_of_any_model(name, arguments):
     found = analyze(inspected.model, [(images, labels)], AnalysisOrders(inspected.bands, kinds, 2, 0))
     assert not found.reasons.keys() & set(kinds)
     for kind in kinds:
-        said = finding(found, kind)
-        assert said.endswith(".")
-        assert not said.startswith("None")
+        assert found.finding(kind).endswith(".")
+        assert not found.finding(kind).startswith("None")
     assert np.diag(found.similarity.cka) == pytest.approx(1)
 
 
@@ -120,7 +127,7 @@ def test_position_embeddings_of_a_gradient_are_similar_nearby():
     distances, cosines = zip(*result.by_distance, strict=True)
     assert distances == (1, 2, 3, 4)
     assert list(cosines) == sorted(cosines, reverse=True)
-    assert "close patches have similar embeddings" in seen(result)
+    assert "close patches have similar embeddings" in said("positions", result)
 
 
 def test_components_of_filters_are_those_of_their_covariance():
@@ -167,7 +174,7 @@ def test_layer_scale_is_the_mean_magnitude_and_class_layers_come_last():
     result = found(inspected, "layer_scale")
     assert result.layers == ["0", "1", "class 0", "class 1"]
     assert result.branches["MLP"] == pytest.approx([1e-5, 0.5, 1e-5, 1e-5], rel=1e-4)
-    assert "largest in layer 1 (0.5)" in seen(result)
+    assert "largest in layer 1 (0.5)" in said("layer_scale", result)
 
 
 def test_the_spread_of_mixing_weights():
@@ -180,15 +187,15 @@ def test_the_spread_of_mixing_weights():
         weight.copy_(torch.eye(16)[: len(weight)])
     local = found(inspected, "mixing")
     assert local.spread[1] == pytest.approx(0, abs=1e-6)
-    assert "weights of block 1 are closest together" in seen(local)
+    assert "weights of block 1 are closest together" in said("mixing", local)
 
 
 def test_saliency_is_the_gradient():
     inspected = opened("vit_digits", VIT)
     images = images_for(inspected, 2)
     colors = inspected.colors(images[:1])
-    answer = inspected.model.head(gradients.run_blocks(inspected, colors, (0, 1, 2)).detach())[0].argmax()
-    values = gradients.saliency_map(inspected, colors, (0, 1, 2), answer)
+    answer = inspected.model.head(run_blocks(inspected, colors, (0, 1, 2)).detach())[0].argmax()
+    values = saliency_map(inspected, colors, (0, 1, 2), answer)
     place = np.unravel_index(values.argmax(), values.shape)
     slopes = []
     for channel in range(3):
@@ -197,8 +204,7 @@ def test_saliency_is_the_gradient():
         for one, step in zip(moved, (1e-4, -1e-4), strict=True):
             one[0, channel, place[0], place[1]] += step
         high, low = (
-            inspected.model.view.head(gradients.run_blocks(inspected, one, (0, 1, 2)))[0, answer].item()
-            for one in moved
+            inspected.model.view.head(run_blocks(inspected, one, (0, 1, 2)))[0, answer].item() for one in moved
         )
         slopes.append(abs(high - low) / 2e-4)
     assert max(slopes) == pytest.approx(values.max(), rel=1e-3)
@@ -210,13 +216,13 @@ def test_saliency_is_the_gradient():
 
 @pytest.mark.parametrize(("name", "arguments"), [("vit_digits", VIT), ("mixer_cifar", MIXER)])
 def test_inversion_lowers_its_distance_and_ascent_raises_its_value(name, arguments, monkeypatch):
-    monkeypatch.setattr(gradients, "INVERSION_STEPS", 150)
-    monkeypatch.setattr(gradients, "EXCITATION_STEPS", 60)
+    monkeypatch.setattr(inversion, "STEPS", 150)
+    monkeypatch.setattr(excite, "STEPS", 60)
     inspected = opened(name, arguments)
     inverted = found(inspected, "inversion")
     assert min(inverted.factors) > 5
     assert found(inspected, "inversion") == inverted
-    assert f"factor of {inverted.factors[0]:,.0f} after block 0" in seen(inverted)
+    assert f"factor of {inverted.factors[0]:,.0f} after block 0" in said("inversion", inverted)
     excited = found(inspected, "excite")
     assert all(after > before for before, after in zip(excited.noise, excited.reached, strict=True))
     assert found(inspected, "excite") == excited

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from ls_edge.analysis.inside.rollout import inspect, rollout_of
 from ls_edge.core.bands import Bands
-from ls_edge.training.analysis.attention import rollout, rollout_of
-from ls_edge.training.analysis.inspected import Inspected
+from ls_edge.training.inspection.inspected import Inspected
 from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
@@ -43,7 +43,7 @@ def test_rollout_is_the_published_one(args, order):
     inspected = Inspected(model, Bands(3), 0, image_spec_of(view))
     found = rollout_of(inspected, model.stem(images), order).reshape(2, -1)
     assert found == pytest.approx(expected.numpy(), rel=1e-4)
-    found = rollout(inspected, [(images, None)])
+    found = inspect(inspected, [(images, None)])
     assert (found.images, found.grid, len(found.random)) == (2, (4, 4), 2)
     texts = ["trained order", "random order"]
     assert [one.text for one in found.pictures] == ["image 1", *texts, "image 2", *texts]

@@ -14,22 +14,15 @@ from torch.nn import functional
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.logs import OnProgress, ignore_progress
-from ls_edge.data.pictures import picture, tiles
-from ls_edge.evaluation.analysis.inside import Picture
-from ls_edge.evaluation.measure import Order
+from ls_edge.data.pictures import Picture, picture, tiles
+from ls_edge.evaluation.measure import LabeledImages, Order
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
-LabeledImages = tuple[np.ndarray, np.ndarray]
-"""Images float32 ``[B, 3, H, W]`` and labels int ``[B]``."""
 MOST_PICTURES = 4
 """Largest number of images or blocks that a page shows as pictures."""
 SIDE = 64
 """Side of an image, or of a map over its patches, in a picture."""
-
-
-class LackingError(Exception):
-    """The model has no such part to analyze; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +45,6 @@ class Inspected:
         """At most :data:`MOST_PICTURES` blocks, evenly spaced."""
         return evenly_spaced(self.model.num_blocks, min(MOST_PICTURES, self.model.num_blocks))
 
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """Rows and columns of patches; None if the tokens do not form a grid."""
-        grid = getattr(self.model.view.patch_embedding, "grid_size", None)
-        if grid is None or self.model.view.token_spec.count < grid[0] * grid[1]:
-            return None
-        return int(grid[0]), int(grid[1])
-
-    @property
-    def name(self) -> str:
-        """Name of the class of the model."""
-        return type(self.model.view.model).__name__
-
     def run(self, tokens: Tensor, order: Sequence[int]) -> Tensor:
         """Return the tokens after the blocks of an order, without gradients."""
         for slot, index in enumerate(order):
@@ -82,6 +62,19 @@ class Inspected:
 
     def _row(self, values: tuple[float, float, float]) -> Tensor:
         return torch.tensor(values, device=self.model.view.device).view(1, 3, 1, 1)
+
+
+def grid_of(model: TorchBlocks) -> tuple[int, int] | None:
+    """Return the rows and columns of patches; None if the tokens do not form a grid."""
+    grid = getattr(model.view.patch_embedding, "grid_size", None)
+    if grid is None or model.view.token_spec.count < grid[0] * grid[1]:
+        return None
+    return int(grid[0]), int(grid[1])
+
+
+def class_of(model: TorchBlocks) -> str:
+    """Return the name of the class of a model."""
+    return type(model.view.model).__name__
 
 
 def images_of(batches: Sequence[LabeledImages], most: int) -> np.ndarray:

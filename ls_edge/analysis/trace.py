@@ -1,23 +1,34 @@
 """Orders and skipped blocks of the answers in a trace of ``run --trace``, and what depended on them.
 
-Lines are read one after the other; memory grows with the number of images and of orders, not of requests.
+Lines are read one after the other; memory grows with the number of images and of orders, not of requests. Charts need
+Altair, which is imported in functions.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich.console import Console
 
-from ls_edge.core.errors import DataError
+from ls_edge.analysis.overview import print_rows
+from ls_edge.core.errors import DataError, printable
+from ls_edge.core.text import counted, shorten, show_percent
 from ls_edge.evaluation.run_summary import Tally
+
+if TYPE_CHECKING:
+    from ls_edge.report.charts.specification import Chart
 
 START = b'{"id":'
 MOST_ROWS = 24
 """Orders, mistakes and images in a result."""
+SHOWN_ORDERS = 8
+"""Orders on a terminal."""
+FEWEST_ANSWERS = 30
+"""Answers of an order whose accuracy is compared with that of another: its 95 % interval is up to 35 points wide."""
 
 
 class TraceLine(msgspec.Struct, frozen=True):
@@ -202,3 +213,104 @@ def read_lines(path: Path) -> Iterator[tuple[TraceLine, int]]:
                 yield decoder.decode(line), done
             except msgspec.MsgspecError as error:
                 raise DataError(f"{path}, line {number}: not a line of a trace ({error}); write it again") from None
+
+
+def print_trace_analysis(found: TraceAnalysis, console: Console) -> None:
+    """Print the finding of each section, and the most frequent orders."""
+    console.print(f"{found.settings['of']}: {counted(found.requests, 'request')}, {found.failed:,} failed")
+    for heading, text in trace_findings(found).items():
+        console.print(f"{heading}: {printable(text)}")
+    rows = [(one.of, f"{one.answers:,}", show_percent(one.top1)) for one in found.by_order[:SHOWN_ORDERS]]
+    print_rows(("order", "answers", "accuracy"), rows, console)
+
+
+def trace_findings(found: TraceAnalysis) -> dict[str, str]:
+    """Return what to see in each section of an analysis of a trace."""
+    return {
+        "Orders": _orders_seen(found),
+        "Skipped blocks": _skips_seen(found),
+        "Mistakes after a skip": _mistakes_seen(found),
+        "Images whose answer depends on the order": _dependents_seen(found),
+    }
+
+
+def _orders_seen(found: TraceAnalysis) -> str:
+    first = found.by_order[0]
+    text = (
+        f"{counted(found.all.answers, 'answer')} took {counted(found.orders, 'order')}; the most frequent one, "
+        f"{first.of or 'without blocks'}, {show_percent(first.answers / found.all.answers)} of them"
+    )
+    known = [(one.top1, one.of) for one in found.by_order if one.top1 is not None and one.answers >= FEWEST_ANSWERS]
+    if len(known) < 2:
+        return f"{text}. No two orders have {FEWEST_ANSWERS} answers, so their accuracies do not compare."
+    (low, worst), (high, best) = min(known), max(known)
+    return f"{text}. Accuracy is from {show_percent(low)} ({worst}) to {show_percent(high)} ({best})."
+
+
+def _skips_seen(found: TraceAnalysis) -> str:
+    if not found.by_block:
+        return "No answer skipped a block."
+    losses = [
+        (one.with_it.top1 - one.without.top1, one)
+        for one in found.by_block
+        if one.with_it.top1 is not None and one.without.top1 is not None
+    ]
+    if not losses:
+        return "There are no labels, or every answer skipped the same blocks."
+    loss, one = max(losses, key=lambda pair: pair[0])
+    return (
+        f"Block {one.block} was missed most: {show_percent(one.without.top1)} right without it in "
+        f"{counted(one.without.answers, 'answer')}, {show_percent(one.with_it.top1)} with it, "
+        f"a difference of {100 * loss:.1f} points."
+    )
+
+
+def _mistakes_seen(found: TraceAnalysis) -> str:
+    if not found.by_block:
+        return "No answer skipped a block."
+    certain = sum(one.right_otherwise for one in found.mistakes)
+    shown = f", of which {len(found.mistakes)} are here" if found.mistakes_after_skips > len(found.mistakes) else ""
+    return (
+        f"{counted(found.mistakes_after_skips, 'wrong answer')} had skipped blocks{shown}; {certain} of these images "
+        "were answered right with all blocks."
+    )
+
+
+def _dependents_seen(found: TraceAnalysis) -> str:
+    if not found.repeated:
+        return "Every image was answered once, so nothing is known; repeat them with a --limit above their number."
+    return (
+        f"{found.dependent:,} of the {counted(found.repeated, 'image')} with several answers have different ones, by "
+        "order, subset or faulty peer; the least certain come first."
+    )
+
+
+def order_chart(found: TraceAnalysis) -> Chart | None:
+    """Draw the accuracy of the most frequent orders of a trace."""
+    return _trace_chart([(shorten(one.of, 60), "", one) for one in found.by_order])
+
+
+def skips_chart(found: TraceAnalysis) -> Chart | None:
+    """Draw the accuracy by number of skipped blocks; None if all answers skipped as many."""
+    rows = [(f"{one.of} skipped", "", one) for one in found.by_skips]
+    return _trace_chart(rows) if len(rows) > 1 else None
+
+
+def blocks_chart(found: TraceAnalysis) -> Chart | None:
+    """Draw the accuracy of the answers without and with each block."""
+    kinds = ("without the block", "with it")
+    without = [(f"block {one.block}", kinds[0], one.without) for one in found.by_block]
+    return _trace_chart([*without, *((f"block {one.block}", kinds[1], one.with_it) for one in found.by_block)], kinds)
+
+
+def _trace_chart(given: Sequence[tuple[str, str, Answers]], kinds: Sequence[str] = ()) -> Chart | None:
+    """Draw the accuracy of each name and kind that has labels."""
+    from ls_edge.report.charts.accuracy_charts import accuracy_row
+    from ls_edge.report.charts.specification import accuracy_chart
+
+    rows = [
+        accuracy_row(name, one.top1, one.interval, one.answers, kind=kind)
+        for name, kind, one in given
+        if one.top1 is not None
+    ]
+    return accuracy_chart(rows, 22, kinds=kinds)

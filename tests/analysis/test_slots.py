@@ -4,11 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from ls_edge.analysis import analyze
+from ls_edge.analysis.blocks import slot_outputs
+from ls_edge.analysis.blocks.norms import BINS
+from ls_edge.analysis.blocks.pairs import Pairs
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
-from ls_edge.evaluation.analysis import AnalysisOrders, analyze, slots
-from ls_edge.evaluation.analysis.measures import Pairs
-from ls_edge.report.analysis import finding
+from ls_edge.evaluation.orders import AnalysisOrders
 
 DEPTH, DIM, TOKENS = 4, 6, 3
 
@@ -71,12 +73,12 @@ def test_accuracy_and_norms_are_those_of_images_run_one_by_one(pool):
             values = [norm / largest for at, norm in norms[block] if at == slot]
             assert result.norms.mean[block][slot] == pytest.approx(np.mean(values))
             shares = result.norms.shares[block][slot]
-            assert shares == pytest.approx(np.histogram(values, slots.BINS, (0, 1))[0] / len(values))
+            assert shares == pytest.approx(np.histogram(values, BINS, (0, 1))[0] / len(values))
             assert sum(shares) == pytest.approx(1)
 
 
 def test_blocks_stay_in_their_bands_and_kept_outputs_are_bounded(monkeypatch):
-    monkeypatch.setattr(slots, "MOST_IMAGES", 30)
+    monkeypatch.setattr(slot_outputs, "MOST_IMAGES", 30)
     model = Layers()
     result = found(model, bands=Bands.from_json("0/1-3"))
     assert all(slot == 0 for block, slot, _ in model.ran if block == 0)
@@ -84,7 +86,7 @@ def test_blocks_stay_in_their_bands_and_kept_outputs_are_bounded(monkeypatch):
     assert sum(result.slots.images[1]) == 120
     assert result.norms.images == 30
     assert result.pairs.difference[0] == [None] * DEPTH
-    assert "single slot" in finding(found(model, bands=Bands.fixed(DEPTH)), "norms")
+    assert "single slot" in found(model, bands=Bands.fixed(DEPTH)).finding("norms")
 
 
 def test_norms_compare_only_blocks_that_ran_in_their_own_slot():
@@ -94,7 +96,7 @@ def test_norms_compare_only_blocks_that_ran_in_their_own_slot():
         for block, row in enumerate(result.norms.mean)
     ]
     result = msgspec.structs.replace(result, norms=msgspec.structs.replace(result.norms, mean=own))
-    assert finding(result, "norms").endswith("; no random order ran a block in its own slot.")
+    assert result.finding("norms").endswith("; no random order ran a block in its own slot.")
 
 
 def test_a_block_commutes_with_one_that_adds_nothing_and_not_with_others():
@@ -132,7 +134,7 @@ def test_a_probe_reads_slots_that_leave_a_mark_and_guesses_exchanged_ones():
     assert min(marked.probe.accuracy) > 0.9
     assert marked.probe.shuffled == pytest.approx([0.25] * DEPTH, abs=0.12)
     assert marked.probe.chance == [0.25] * DEPTH
-    assert finding(marked, "probe").startswith("A linear probe reads the slot of ")
+    assert marked.finding("probe").startswith("A linear probe reads the slot of ")
     few = found(Layers(), 8, ("probe",))
     assert few.probe is None
     assert "too few images" in few.reasons["probe"]

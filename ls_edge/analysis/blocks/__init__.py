@@ -1,0 +1,1 @@
+"""Kinds of analysis that exist for every model, runs and bundles."""

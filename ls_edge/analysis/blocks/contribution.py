@@ -1,0 +1,85 @@
+"""Norm of what a block adds relative to that of its input, ``|f(x) - x| / |x|`` of each token, by block and slot.
+
+arXiv 2407.04513 compares blocks by their position.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from ls_edge.analysis.blocks.token_additions import TokenAdditions
+from ls_edge.analysis.kind import MeasuredKind, block_names, number_text
+from ls_edge.core.text import NOTHING, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ls_edge.report.charts.specification import Chart
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """Mean of ``|f(x) - x| / |x|`` of a block ``f`` over images and tokens."""
+
+    trained: list[float | None]
+    random: list[list[float | None]]
+    """Means by block and slot over the random orders with the block there; None without such an order."""
+    orders: int
+
+
+def _result(measure: TokenAdditions) -> Contribution:
+    return Contribution(
+        trained=[one.mean for one in measure.trained_ratios],
+        random=[[one.mean for one in slots] for slots in measure.random_ratios],
+        orders=len(measure.random),
+    )
+
+
+def _finding(found: Contribution) -> str:
+    table = found.random
+    by_slot = [[value for row in table if (value := row[slot]) is not None] for slot in range(len(table))]
+    means = [float(np.mean(values)) for values in by_slot if values]
+    return (
+        f"In random order a block adds {means[0]:.2f} of the norm of a token in the first slot and {means[-1]:.2f} in "
+        "the last one, on average over the blocks."
+    )
+
+
+def _charts(found: Contribution) -> list[Chart]:
+    """Draw the addition of each block by slot, relative to its input, in random orders."""
+    from ls_edge.report.charts.specification import square_of
+
+    return [square_of(found.random, block_names(found.random), ("block", "slot"), "added over input", exponent=0.5)]
+
+
+def _columns(found: Contribution) -> dict[str, list[str]]:
+    ranges = [[value for value in slots if value is not None] for slots in found.random]
+    return {
+        "adds": [number_text(value) for value in found.trained],
+        "adds, by slot": [f"{min(r):.2f} to {max(r):.2f}" if r else NOTHING for r in ranges],
+    }
+
+
+def _empty_cells(found: Contribution, bands: Sequence[Sequence[int]]) -> str:
+    if not any(None in slots for slots in found.random):
+        return ""
+    why = f"none of {counted(found.orders, 'random order')} ran the block in that slot; raise --orders"
+    if len(bands) > 1:
+        why = f"the band of the block excludes that slot, or {why}"
+    return f"An empty cell of contribution: {why}"
+
+
+CONTRIBUTION = MeasuredKind(
+    summary="norm of what a block adds, relative to its input, by slot",
+    text="Norm of what a block adds to a token over the norm of the token, by the slot of the block: means over "
+    "images, tokens and random orders.",
+    measure=TokenAdditions,
+    result=_result,
+    finding=_finding,
+    charts=_charts,
+    columns=_columns,
+    empty_cells=_empty_cells,
+    in_terminal=False,
+)

@@ -1,0 +1,113 @@
+"""Similarity of the tokens after each step in trained order, and of what a block adds in trained and in random order.
+
+Tokens are compared by linear centered kernel alignment (arXiv 1905.00414), additions by their cosine.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from ls_edge.analysis.blocks.token_additions import TokenAdditions
+from ls_edge.analysis.kind import MeasuredKind, block_names, number_text
+from ls_edge.evaluation.measure import Floats
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ls_edge.report.charts.specification import Chart
+
+
+class Similarity(msgspec.Struct, frozen=True):
+    """Similarity of the tokens after each step, and of what a block adds in trained and in random orders."""
+
+    steps: list[str]
+    cka: list[list[float | None]]
+    """Linear centered kernel alignment of pooled tokens, for each two steps; None if all are equal."""
+    pool: str
+    cka_images: int
+    cosine: list[float | None]
+    """Cosine by block between its additions to a token in trained and random orders; None if it adds nothing."""
+    orders: int
+
+
+def cka_matrix(steps: Sequence[Floats]) -> list[list[float | None]]:
+    """Return the linear centered kernel alignment (arXiv 1905.00414) of each two representations ``[images, D]``.
+
+    With centered kernels ``K = X X'`` and ``L = Y Y'``: ``<K, L> / (|K| |L|)``. None if a kernel is all zeros.
+    """
+    kernels = []
+    for values in steps:
+        centered = values - values.mean(axis=0)
+        kernel = centered @ centered.T
+        size = float(np.linalg.norm(kernel))
+        # Equal rows leave only rounding errors.
+        alike = size <= 1e-20 * max(float(np.square(values).sum()), 1e-300)
+        kernels.append(None if alike or not math.isfinite(size) else kernel / size)
+    return [
+        [None if one is None or other is None else min(1.0, float(np.vdot(one, other))) for other in kernels]
+        for one in kernels
+    ]
+
+
+def _result(measure: TokenAdditions) -> Similarity:
+    steps = [np.concatenate(pooled) for pooled in measure.pooled]
+    return Similarity(
+        steps=["stem", *block_names(measure.cosines)],
+        cka=cka_matrix(steps),
+        pool=measure.pool,
+        cka_images=len(steps[0]),
+        cosine=[one.mean for one in measure.cosines],
+        orders=len(measure.random),
+    )
+
+
+def _finding(found: Similarity) -> str:
+    steps = [(row[at], at) for at, row in enumerate(found.cka[1:]) if row[at] is not None]
+    cosines = [value for value in found.cosine if value is not None]
+    text = ""
+    if steps:
+        text = "Block {1} changes the tokens most: CKA {0:.2f} to those before it. ".format(*min(steps))
+    if cosines:
+        text += (
+            f"What a block adds in random order has a cosine of {min(cosines):.2f} to {max(cosines):.2f} to what it "
+            f"adds in trained order: {'nearly the same' if min(cosines) > 0.6 else 'different'} directions."
+        )
+    return text.strip()
+
+
+def _charts(found: Similarity) -> list[Chart]:
+    """Draw the similarity of the tokens after each two steps in trained order."""
+    from ls_edge.report.charts.specification import square_of
+
+    return [square_of(found.cka, found.steps, ("after step", "after step"), "linear CKA")]
+
+
+def _columns(found: Similarity) -> dict[str, list[str]]:
+    return {
+        "CKA to before": [number_text(row[step]) for step, row in enumerate(found.cka[1:])],
+        "cosine": [number_text(value) for value in found.cosine],
+    }
+
+
+def _empty_cells(found: Similarity, _: Sequence[Sequence[int]]) -> str:
+    if None not in found.cosine and not any(None in row for row in found.cka):
+        return ""
+    return "An empty cell of similarity: the block adds nothing, or all images have the same tokens"
+
+
+SIMILARITY = MeasuredKind(
+    summary="of tokens after each step (CKA), and of what blocks add",
+    text="Linear centered kernel alignment of the pooled tokens after each two steps in trained order: 1 means equal "
+    "except for rotation and scale.",
+    measure=TokenAdditions,
+    result=_result,
+    finding=_finding,
+    charts=_charts,
+    columns=_columns,
+    empty_cells=_empty_cells,
+    in_terminal=False,
+)

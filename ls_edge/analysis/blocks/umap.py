@@ -1,0 +1,119 @@
+"""Maps of outputs by slot and block; umap-learn and scikit-learn (extra ``analyze``) fit them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ls_edge.analysis.blocks.slot_outputs import SlotOutputs
+from ls_edge.analysis.kind import MeasuredKind, sentence
+from ls_edge.core.text import show_percent
+
+if TYPE_CHECKING:
+    from ls_edge.report.charts.specification import Chart
+
+NEIGHBORS = 10
+
+
+class Map(msgspec.Struct, frozen=True):
+    """UMAP of outputs, a point for each image."""
+
+    of: str
+    points: list[tuple[float, float]]
+    blocks: list[int]
+    slots: list[int]
+    neighbors: float
+    """Fraction of the points whose slot is the most frequent one of their :data:`NEIGHBORS` nearest points."""
+    chance: float
+
+
+def _result(measure: SlotOutputs) -> list[Map]:
+    """Fit the maps, if there are enough images for neighbors."""
+    found = []
+    for of, steps in measure.mapped.items():
+        if len(steps) > 2 * NEIGHBORS:
+            blocks, slots, vectors = (list(each) for each in zip(*steps, strict=True))
+            points = _embedded(np.stack(vectors), measure.plan.seed)
+            near = _neighbors(points, np.array(slots))
+            shown = [(round(float(x), 3), round(float(y), 3)) for x, y in points]
+            found.append(Map(of, shown, blocks, slots, near, measure.chances[measure.plan.mapped]))
+    return found
+
+
+def _embedded(vectors: np.ndarray, seed: int) -> np.ndarray:
+    """Return points ``[images, 2]``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no tensorflow, which nothing here needs, and runs on one thread
+        from umap import UMAP
+
+        points: np.ndarray = UMAP(n_components=2, random_state=seed, n_jobs=1).fit_transform(vectors)
+    return points
+
+
+def _neighbors(points: np.ndarray, slots: np.ndarray) -> float:
+    """Return the fraction of points whose slot is that of most of their nearest points."""
+    from sklearn.neighbors import NearestNeighbors
+
+    nearest = slots[NearestNeighbors(n_neighbors=NEIGHBORS).fit(points).kneighbors(return_distance=False)]
+    return float(np.mean([np.bincount(row).argmax() == slot for row, slot in zip(nearest, slots, strict=True)]))
+
+
+def _finding(found: list[Map]) -> str:
+    one = found[0]
+    if one.neighbors > 3 * one.chance:
+        look = "the output tells its slot, and slots form clouds of their own"
+    else:
+        look = "the slots lie mixed" if one.neighbors < 1.5 * one.chance else "slots overlap"
+    return sentence(
+        f"{one.of}: {look}. The nearest points name the slot of {show_percent(one.neighbors)} of the points; chance is "
+        f"{show_percent(one.chance)}"
+    )
+
+
+def _charts(found: list[Map]) -> list[Chart]:
+    """Draw each map with the color of the slots, and the one of all blocks also with that of the blocks."""
+    depth = 1 + max(max(one.blocks + one.slots) for one in found)
+    drawn = [_map_chart(one, "slot", depth) for one in found]
+    return drawn + [_map_chart(one, "block", depth) for one in found if len(set(one.blocks)) > 1]
+
+
+def _map_chart(found: Map, by: str, depth: int) -> Chart:
+    import altair as alt
+
+    from ls_edge.report.charts.specification import block_color, chart_of, row_of, title_with_text
+
+    rows = [
+        row_of(x=x, y=y, block=block, slot=slot)
+        for (x, y), block, slot in zip(found.points, found.blocks, found.slots, strict=True)
+    ]
+    plain: dict[str, Any] = {"title": None, "axis": None, "scale": alt.Scale(zero=False, nice=True)}
+    return (
+        chart_of(rows)
+        .mark_circle(size=18, opacity=0.75)
+        .encode(
+            x=alt.X("x:Q", **plain),
+            y=alt.Y("y:Q", **plain),
+            color=block_color(depth, legend=True, field=by),
+            tooltip=[alt.Tooltip("block:O"), alt.Tooltip("slot:O")],
+        )
+        .properties(
+            width="container",
+            height=300,
+            title=title_with_text(f"{found.of[:1].upper()}{found.of[1:]}", f"colored by {by}"),
+            description=f"UMAP of {found.of}: {len(rows)} points.",
+        )
+    )
+
+
+UMAP = MeasuredKind(
+    summary="maps of outputs, by slot and block",
+    text="UMAP of the whole output of a block, of the logits if the model ended after it, and of the outputs of all "
+    "blocks. Each point is an image in an order of its own; UMAP does not know slots and blocks.",
+    measure=SlotOutputs,
+    result=_result,
+    finding=_finding,
+    charts=_charts,
+)

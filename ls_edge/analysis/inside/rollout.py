@@ -1,0 +1,100 @@
+"""Attention rollout (arXiv 2005.00928, as in arXiv 2010.11929): the patches that reach the answer through all blocks.
+
+Weights averaged over heads, plus the identity, each row adding up to 1, multiplied through the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from ls_edge.analysis.kind import InspectedKind, pixels_compared
+from ls_edge.core.text import counted
+from ls_edge.data.pictures import Picture
+from ls_edge.evaluation.measure import LabeledImages, Order
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ls_edge.training.inspection.inspected import Inspected
+
+MOST_IMAGES = 256
+"""Images whose rollouts in trained and in random order are compared."""
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """Attention rollout over the patches, row by row, of the first images."""
+
+    trained: list[list[float]]
+    random: list[list[float]]
+    """The same images, each in a random order of its own."""
+    correlation: float
+    """Mean of the correlation of both maps of an image."""
+    peak: float
+    """Mean of the largest value of a map in trained order over its mean: 1 for a map that is equal everywhere."""
+    images: int
+    grid: tuple[int, int]
+    pictures: list[Picture]
+
+
+def rollout_of(inspected: Inspected, tokens: Tensor, order: Sequence[int]) -> np.ndarray:
+    """Return the rollout over the patches, float64 ``[B, rows, columns]``, of tokens of the stem.
+
+    It is the row of the class token, else the mean over tokens.
+    """
+    import torch
+
+    from ls_edge.training.inspection.attention_weights import plain_attention, visible_weights
+
+    attention, grid, prefix = plain_attention(inspected.model)
+    captured: list[Tensor] = []
+    with visible_weights(attention, captured):
+        inspected.run(tokens, order)
+    identity = torch.eye(captured[0].shape[-1], device=captured[0].device)
+    joined = identity.double()
+    for weights in captured:
+        mixed = weights.double().mean(dim=1) + identity
+        joined = mixed / mixed.sum(dim=-1, keepdim=True) @ joined
+    row = joined[:, 0] if prefix else joined.mean(dim=1)
+    found: np.ndarray = row[:, prefix:].reshape(-1, *grid).cpu().numpy()
+    return found
+
+
+def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Rollout:
+    """Return the rollout of the first images, in trained order and in a random order for each image."""
+    from ls_edge.training.inspection.attention_weights import plain_attention
+    from ls_edge.training.inspection.inspected import MOST_PICTURES, compare, images_of
+
+    _, grid, _ = plain_attention(inspected.model)
+    images = images_of(batches, MOST_IMAGES)
+
+    def maps_of(number: int, order: Order) -> np.ndarray:
+        return rollout_of(inspected, inspected.model.stem(images[number : number + 1]), order)
+
+    found = compare(inspected, images, maps_of, "attention rollout")
+    trained, random = (
+        [np.round(one, 5).ravel().tolist() for one in maps[:MOST_PICTURES]] for maps in (found.trained, found.random)
+    )
+    peak = float(np.mean([one.max() / one.mean() for one in found.trained]))
+    return Rollout(trained, random, found.correlation, peak, len(images), grid, found.pictures)
+
+
+def _finding(found: Rollout) -> str:
+    return (
+        f"In random order, attention reaches {pixels_compared(found.correlation)} patches: maps correlate by "
+        f"{found.correlation:+.2f} with those of the trained order, over {counted(found.images, 'image')}. The "
+        f"strongest patch has {found.peak:.1f} times the mean."
+    )
+
+
+ROLLOUT = InspectedKind(
+    summary="patches that reach the answer through all blocks",
+    text="Attention averaged over heads, plus the identity, multiplied through the blocks: an image, the patches that "
+    "reach its answer in trained order, and in a random order; white is most.",
+    inspect=inspect,
+    finding=_finding,
+    layout="triples",
+)

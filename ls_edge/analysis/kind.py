@@ -1,0 +1,93 @@
+"""A kind of analysis: how it is measured, described and shown.
+
+Each kind has a file of its own with the document of its result, its measurement, its sentence and its charts. torch and
+Altair are imported in functions, so that results can be read and printed without either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from ls_edge.core.text import NOTHING
+from ls_edge.evaluation.measure import LabeledImages, Measure, TokenModel
+from ls_edge.evaluation.orders import AnalysisOrders
+
+if TYPE_CHECKING:
+    from ls_edge.report.charts.specification import Chart
+    from ls_edge.training.inspection.inspected import Inspected
+
+NO_RUN = "an engine shows neither attention nor gradients; analyze the run"
+"""Reason why a bundle has no result of a kind."""
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Accuracy and mean cross-entropy in nats."""
+
+    top1: float
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Description of a kind of analysis; functions take its result."""
+
+    summary: str
+    """Line in the help of the command."""
+    text: str
+    """What the section of the report shows."""
+    finding: Callable[[Any], str]
+    """Sentence about the result of one model."""
+    charts: Callable[[Any], list[Chart]] = lambda _: []
+    columns: Callable[[Any], dict[str, list[str]]] = lambda _: {}
+    """Columns of the table of blocks: headings, and a cell for each block."""
+    empty_cells: Callable[[Any, Sequence[Sequence[int]]], str] = lambda _found, _bands: ""
+    """Reason for empty cells of the table or the charts, given the bands; empty if there are none."""
+    layout: Literal["large", "pairs", "triples"] = "large"
+    """Arrangement of the pictures of the result."""
+    needs_run: bool = False
+    """Whether bundles have no result."""
+    in_terminal: bool = True
+    """Whether terminals show the sentence, in addition to the columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredKind(Kind):
+    """Kind that is measured while the blocks run on all images."""
+
+    measure: Callable[[TokenModel, AnalysisOrders], Measure]
+    """Constructor of the measure, which may raise :class:`NotMeasurable`; kinds with the same one share it."""
+    result: Callable[[Any], Any]
+    """Function from the measure to the result; None or an empty list if there are too few images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedKind(Kind):
+    """Kind that inspects the weights, the attention or the gradients of a run, on the first images."""
+
+    needs_run: bool = True
+    inspect: Callable[[Inspected, Sequence[LabeledImages]], Any]
+    """Function from the run and the images to the result; may raise :class:`NotMeasurable`."""
+
+
+def number_text(value: float | None, form: str = ".3f") -> str:
+    """Return a number for a table."""
+    return NOTHING if value is None else format(value, form)
+
+
+def block_names(rows: Sequence[Any]) -> list[str]:
+    """Return the numbers of the blocks of ``rows``, as labels."""
+    return [str(block) for block in range(len(rows))]
+
+
+def sentence(text: str) -> str:
+    """Return a text as a sentence; an empty text stays empty."""
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def pixels_compared(correlation: float) -> str:
+    """Return how similar two maps over an image are, in words."""
+    return "the same" if correlation > 0.8 else "similar" if correlation > 0.4 else "other"

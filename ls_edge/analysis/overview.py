@@ -1,0 +1,76 @@
+"""Analysis of a model in words and tables, for terminals and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from ls_edge.analysis import Analysis
+from ls_edge.analysis.blocks.agreement import HEADINGS
+from ls_edge.analysis.kind import number_text, sentence
+from ls_edge.core.errors import printable
+from ls_edge.core.text import bands_text, counted, show_percent
+from ls_edge.report.terminal import PlainTable, print_table
+
+
+def about_analysis(found: Analysis) -> str:
+    """Return the model and data of an analysis, in one line."""
+    s = found.settings
+    return (
+        f"{printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
+        f"{counted(found.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
+    )
+
+
+def verdict(found: Analysis) -> str:
+    """Return the result of an analysis in one sentence; empty if neither agreement nor importance was measured."""
+    said = []
+    fixed = len(found.settings["bands"]) == found.settings["blocks"]
+    if found.agreement is not None and not fixed:
+        share = found.agreement.random.same_class
+        how = "hardly matters" if share >= 0.95 else "matters little" if share >= 0.8 else "matters"
+        said.append(f"block order {how}: {show_percent(share)} of the answers stay the same in random order")
+    if found.importance is not None and found.importance.costs:
+        said.append(found.importance.costs)
+    return sentence("; ".join(said))
+
+
+def empty_cells(found: Analysis) -> dict[str, str]:
+    """Return the reason for empty cells of tables and charts, by kind."""
+    reasons = {name: kind.empty_cells(result, found.settings["bands"]) for name, kind, result in found.measured}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def block_table(found: Analysis) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return headings, and a row for each block, of the kinds that were measured."""
+    columns = {"block": [str(block) for block in range(found.settings["blocks"])]}
+    for _, kind, result in found.measured:
+        columns |= kind.columns(result)
+    return list(columns), list(zip(*columns.values(), strict=True))
+
+
+def print_analysis(found: Analysis, console: Console) -> None:
+    """Print the model, a row for each block, the agreement of answers, and the findings without columns."""
+    console.print(f"{found.settings['of']}: {about_analysis(found)}")
+    if said := verdict(found):
+        console.print(said)
+    if found.importance is not None:
+        trained = found.importance.trained
+        console.print(f"trained order: accuracy {trained.top1:.3f}, loss {number_text(trained.loss)}")
+    headings, rows = block_table(found)
+    if len(headings) > 1:
+        print_rows(headings, rows, console)
+    if found.agreement is not None:
+        console.print("\nanswers in random order, compared with trained order:")
+        print_rows(HEADINGS, found.agreement.rows, console)
+    for line in empty_cells(found).values():
+        console.print(line)
+    for name, kind, _ in found.measured:
+        if kind.in_terminal:
+            console.print(f"{name}: {found.finding(name)}")
+
+
+def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Print a table of numbers."""
+    print_table(PlainTable.of(*(f">{heading}" for heading in headings), rows=rows), console)

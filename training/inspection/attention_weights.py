@@ -1,0 +1,60 @@
+"""Weights of attention, read while blocks run.
+
+timm's fused attention never holds the weights in one tensor, so it is switched off meanwhile. A hook reads the weights
+as the input of attention's dropout, which does nothing in evaluation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ls_edge.evaluation.measure import NotMeasurable
+from ls_edge.training.inspection.inspected import class_of, grid_of
+from ls_edge.training.models.torch_blocks import TorchBlocks
+
+PLAIN = ("Attention", "AttentionRope", "EvaAttention")
+"""timm's attention classes whose dropout takes the weights ``[B, heads, N, N]``, each row adding up to 1."""
+
+
+def plain_attention(model: TorchBlocks) -> tuple[list[Any], tuple[int, int], int]:
+    """Return the attention of each block, the grid of patches, and the number of tokens before the patches.
+
+    Raises :class:`NotMeasurable` if the attention of a block is not plain.
+    """
+    view, grid = model.view, grid_of(model)
+    modules = [getattr(block, "attn", None) for block in view.blocks]
+    odd = [type(one).__name__ for one in modules if type(one).__name__ not in PLAIN]
+    if odd:
+        has = "no attention" if odd[0] == "NoneType" else f"{odd[0]}, which is not plain attention"
+        raise NotMeasurable(f"a block of {class_of(model)} has {has}")
+    if grid is None:
+        raise NotMeasurable(f"the tokens of {class_of(model)} do not form a grid of patches")
+    height, width = grid
+    return modules, grid, view.token_spec.count - height * width
+
+
+def distances(height: int, width: int) -> Tensor:
+    """Return the distances between patch centers, in patches, float64 ``[N, N]``."""
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    places = torch.stack((rows.flatten(), columns.flatten()), dim=1).double()
+    return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+@contextlib.contextmanager
+def visible_weights(modules: list[Any], captured: list[Tensor]) -> Iterator[None]:
+    """Capture the weights of each attention that runs, with fused attention switched off."""
+
+    def read(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        captured.append(inputs[0])
+
+    with contextlib.ExitStack() as stack:
+        for module in dict.fromkeys(modules):
+            stack.callback(module.attn_drop.register_forward_pre_hook(read).remove)
+            stack.callback(setattr, module, "fused_attn", module.fused_attn)
+            module.fused_attn = False
+        yield
