@@ -1,4 +1,4 @@
-"""Arrangements: what is refused, the notation, slots, and what apply computes."""
+"""Arrangements: validity, notation, slots, and the results of apply."""
 
 import itertools
 import json
@@ -42,14 +42,14 @@ def _cut(items, draw):
 
 
 @given(arrangements())
-def test_json_round_trip(arrangement):
+def test_an_arrangement_survives_json(arrangement):
     again = arrangement_of(json.loads(json.dumps(arrangement.to_json())))
     assert list(again.steps()) == list(arrangement.steps())
     assert again == (Arrangement.plain(arrangement.order) if arrangement.is_plain else arrangement)
 
 
 @given(arrangements())
-def test_slots_count_what_ran_before_on_the_own_path(arrangement):
+def test_slots_count_the_blocks_before_on_the_same_path(arrangement):
     steps = list(arrangement.steps())
     assert tuple(block for block, _ in steps) == arrangement.order
     slots = dict(steps)
@@ -121,12 +121,12 @@ def test_apply_sums_in_track_order():
         ([[[0]], []], "a wave or track is empty"),
     ],
 )
-def test_what_is_no_arrangement(value, what):
+def test_invalid_arrangements_are_refused(value, what):
     with pytest.raises(UsageError, match=what):
         arrangement_of(value)
 
 
-def test_notation():
+def test_nested_lists_are_waves_of_tracks():
     assert arrangement_of([]).waves == ()
     assert Arrangement.plain([2, 0]).to_json() == [2, 0]
     assert arrangement_of([2, 0]) == Arrangement.plain((2, 0))
@@ -154,7 +154,7 @@ def test_random_orders_are_uniform():
     assert all(abs(firsts.count(block) - 1000) < 150 for block in range(4))
 
 
-def test_random_subsets():
+def test_random_subsets_have_the_requested_size_and_order():
     for index in range(20):
         shuffled = Bands(12).random_subset_order(5, seed=9, index=index, shuffled=True)
         kept = Bands(12).random_subset_order(5, seed=9, index=index, shuffled=False)

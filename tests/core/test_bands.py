@@ -1,4 +1,4 @@
-"""Bands: what is refused, what may run when, and that everything drawn stays within them."""
+"""Bands: partitions, permitted blocks, and draws that stay within them."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def holds(bands, arrangement):
 
 
 @given(all_bands())
-def test_they_are_a_partition_and_come_back_from_json_and_text(bands):
+def test_bands_are_a_partition_and_survive_json_and_text(bands):
     assert [block for group in bands.to_json() for block in group] == list(range(bands.num_blocks))
     assert Bands.from_json(bands.to_json(), bands.num_blocks) == bands
     assert Bands.from_json([group[::-1] for group in bands.to_json()]) == bands
@@ -49,7 +49,7 @@ def test_they_are_a_partition_and_come_back_from_json_and_text(bands):
     assert all(block in bands.groups[bands.band_of(block)] for block in range(bands.num_blocks))
 
 
-def test_one_band_and_one_band_a_block():
+def test_one_band_allows_all_orders_and_one_per_block_a_single_order():
     assert Bands.from_json(None, 3) == Bands(3)
     assert Bands(3).to_json() == [[0, 1, 2]]
     assert Bands(3).is_one
@@ -85,7 +85,7 @@ def test_one_band_and_one_band_a_block():
         ("3-1", "bands '3-1' are not"),
     ],
 )
-def test_what_is_no_partition_is_refused_in_one_line(value, why):
+def test_anything_but_a_partition_is_refused_in_one_line(value, why):
     with pytest.raises(UsageError) as error:
         Bands.from_json(value, 8)
     assert why in str(error.value)
@@ -110,7 +110,7 @@ def test_a_block_may_run_when_the_bands_before_it_have_ended(bands, data):
 
 
 @given(all_bands(), st.data())
-def test_in_one_go_runs_as_far_as_the_bands_let_one_holder(bands, data):
+def test_in_one_go_returns_the_blocks_that_one_holder_can_run_without_another(bands, data):
     remaining = data.draw(st.permutations(range(bands.num_blocks)))
     held = data.draw(st.sets(st.integers(0, bands.num_blocks - 1)))
     ran, left = [], list(remaining)
@@ -133,7 +133,7 @@ def test_an_order_is_within_the_bands_exactly_if_its_definition_says_so(bands, d
         assert (not bands.fault(arrangement)) == holds(bands, arrangement)
 
 
-def test_the_allowed_orders_are_all_and_only_those():
+def test_num_orders_counts_exactly_the_allowed_orders():
     bands = Bands.from_json("0-1/2-3/4")
     allowed = [order for order in itertools.permutations(range(5)) if not bands.fault(Arrangement.plain(order))]
     assert len(allowed) == bands.num_orders == 4
@@ -152,7 +152,7 @@ def test_a_fault_names_block_and_bands():
 
 
 @given(all_bands(), st.integers(0, 99), st.integers(0, 99))
-def test_what_is_drawn_stays_within_the_bands(bands, seed, index):
+def test_everything_drawn_stays_within_the_bands(bands, seed, index):
     n = bands.num_blocks
     order = bands.random_order(seed, index)
     assert sorted(order) == list(range(n))
@@ -177,7 +177,7 @@ def test_orders_within_a_band_are_uniform():
     assert all(850 < count < 1150 for count in counts.values())
 
 
-def test_one_band_draws_what_no_bands_drew():
+def test_one_band_draws_the_same_orders_as_no_bands():
     assert Bands(7).random_orders(20, 3) == [random_order(7, 3, index) for index in range(20)]
 
 
@@ -205,14 +205,14 @@ def test_the_ladder_goes_from_a_fixed_order_to_full_freedom(blocks, steps):
         assert more.num_orders > one.num_orders
 
 
-def test_few_orders_are_all_of_them_and_many_are_drawn():
+def test_few_orders_are_listed_and_many_are_drawn():
     few = Bands.from_json("0/1-3/4-5").some_orders(12, 0)
     assert len(set(few)) == len(few) == 12
     assert all(not Bands.from_json("0/1-3/4-5").fault(Arrangement.plain(order)) for order in few)
     assert Bands(6).some_orders(12, 5) == Bands(6).random_orders(12, 5)
 
 
-def test_bands_contain_what_is_more_fixed():
+def test_bands_contain_those_that_fix_more():
     assert Bands(8).contains(Bands.from_json("0/1-7"))
     assert Bands.from_json("0/1-7").contains(Bands.fixed(8))
     assert not Bands.from_json("0/1-7").contains(Bands(8))

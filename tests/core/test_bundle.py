@@ -1,4 +1,4 @@
-"""Bundles: a folder is read only where every name, id and digest fits."""
+"""Bundles: a folder is read only if every name, id and digest matches."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ def change(folder, edit):
     path.write_text(json.dumps(document))
 
 
-def test_round_trip(tmp_path):
+def test_a_bundle_is_read_as_it_was_written(tmp_path):
     manifest = make(tmp_path / "b", whole=True)
     bundle = Bundle.open(tmp_path / "b")
     assert bundle.manifest == manifest
@@ -97,7 +97,7 @@ def test_the_manifest_is_written_as_the_contract_has_it(folder):
     assert not list(folder.glob("*.part"))
 
 
-def test_ids_say_what_is_the_same(tmp_path):
+def test_ids_depend_on_weights_precision_and_parts(tmp_path):
     plain = make(tmp_path / "a")
     half = make(tmp_path / "b", precision="fp16")
     other = make(tmp_path / "c", content=b"other")
@@ -128,14 +128,14 @@ def test_bands_are_part_of_both_ids_and_one_band_is_not_written(tmp_path):
         (None, "bands"),
     ],
 )
-def test_bands_that_cannot_be_are_refused(folder, bands, why):
+def test_invalid_bands_are_refused(folder, bands, why):
     change(folder, lambda manifest: manifest.update(bands=bands))
     with pytest.raises(BundleError, match=why) as error:
         Bundle.open(folder)
     assert "export the run again" in str(error.value)
 
 
-def test_bands_that_were_changed_are_noticed(folder):
+def test_changed_bands_are_noticed(folder):
     change(folder, lambda manifest: manifest.update(bands=[[0], [1, 2]]))
     with pytest.raises(DigestMismatch, match="was changed"):
         Bundle.open(folder)
@@ -186,14 +186,14 @@ def test_links_are_refused(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../stem.onnx", "/etc/passwd", "blocks/../../x", "blocks\\00.onnx", "", "."])
-def test_names_that_lead_out_are_refused(folder, name):
+def test_file_names_that_lead_out_of_the_folder_are_refused(folder, name):
     change(folder, lambda document: document["parts"]["blocks"][1].update(file=name))
     with pytest.raises(BundleError, match=r"the file of block 1 is .*; a bundle names only files inside it"):
         Bundle.open(folder)
 
 
 @pytest.mark.parametrize("schema", [0, 2, "1", None])
-def test_another_schema(folder, schema):
+def test_another_schema_is_refused(folder, schema):
     change(folder, lambda document: document.update(schema=schema))
     with pytest.raises(SchemaMismatch, match=f"has schema {schema!r}, this ls-edge reads schema 1"):
         Bundle.open(folder)
@@ -220,7 +220,7 @@ def drop_block(document):
 
 
 @pytest.mark.parametrize("edit", [edit_tokens, edit_precision, edit_digest, swap_blocks, drop_block])
-def test_a_changed_manifest_does_not_fit_its_id(folder, edit):
+def test_a_changed_manifest_does_not_match_its_id(folder, edit):
     change(folder, edit)
     with pytest.raises(DigestMismatch, match=r"manifest\.json was changed: bundle_id is"):
         Bundle.open(folder)
@@ -239,20 +239,20 @@ def text_for_number(document):
 
 
 @pytest.mark.parametrize("edit", [remove_parts, unknown_image_key, text_for_number])
-def test_what_is_no_manifest(folder, edit):
+def test_a_manifest_with_wrong_keys_is_refused(folder, edit):
     change(folder, edit)
     with pytest.raises(BundleError, match=r"manifest\.json:.* export the run again"):
         Bundle.open(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x01", "null", '{"schema": 1}'])
-def test_what_is_no_json_object(folder, text):
+def test_a_manifest_that_is_not_a_json_object_is_refused(folder, text):
     (folder / "manifest.json").write_text(text)
     with pytest.raises(BundleError):
         Bundle.open(folder)
 
 
-def test_what_is_no_bundle(tmp_path):
+def test_folders_that_are_not_bundles_are_refused(tmp_path):
     with pytest.raises(BundleError, match="is not a bundle: it has no manifest"):
         Bundle.open(tmp_path)
     with pytest.raises(BundleError, match="is not a bundle"):
@@ -265,7 +265,7 @@ def test_what_is_no_bundle(tmp_path):
         Bundle.open(tmp_path)
 
 
-def test_unknown_keys_of_later_versions_are_kept_out_of_the_way(folder):
+def test_unknown_keys_of_later_versions_are_ignored(folder):
     change(folder, lambda document: document.update(note="made on a Tuesday"))
     assert Bundle.open(folder).num_blocks == 3
     assert "note" not in msgspec.to_builtins(Bundle.open(folder).manifest)
@@ -311,7 +311,7 @@ def test_a_wrong_manifest_is_explained_in_plain_words(folder, edit, what):
         (b'{"schema": "\\u001b[2J"}', r"has schema '\x1b[2J'"),
     ],
 )
-def test_what_is_no_json_is_said_with_its_place(folder, raw, what):
+def test_invalid_json_is_reported_with_its_place(folder, raw, what):
     (folder / "manifest.json").write_bytes(raw)
     with pytest.raises(BundleError) as caught:
         Bundle.open(folder)

@@ -21,7 +21,7 @@ def drawn():
     return found
 
 
-def test_the_drawing_is_true():
+def test_the_tree_in_the_docstring_is_that_of_the_classes():
     classes = {
         name: value
         for name, value in inspect.getmembers(errors, inspect.isclass)
@@ -61,7 +61,7 @@ def test_a_config_error_begins_with_its_place():
         (7, "7"),
     ],
 )
-def test_printable(raw, shown):
+def test_printable_escapes_what_could_control_a_terminal(raw, shown):
     assert errors.printable(raw) == shown
     assert errors.printable(shown) == shown
     shown.encode("utf-8")

@@ -22,7 +22,7 @@ def test_a_file_is_replaced_in_one_step(tmp_path):
     assert not path.stat().st_mode & 0o022
 
 
-def test_an_error_half_way_leaves_the_file_before(tmp_path):
+def test_an_error_while_writing_leaves_the_old_file(tmp_path):
     path = tmp_path / "f"
     path.write_text("before")
 
@@ -38,7 +38,7 @@ def test_an_error_half_way_leaves_the_file_before(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
-def test_a_full_disk_leaves_the_file_before(tmp_path, monkeypatch, call):
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, call):
     path = tmp_path / "f"
     path.write_text("before")
 
@@ -76,7 +76,7 @@ def test_outputs_make_their_folders_and_write_to_pipes(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_outputs_that_cannot_be_written(tmp_path):
+def test_outputs_that_cannot_be_written_are_refused_with_advice(tmp_path):
     (tmp_path / "file").write_text("")
     for path, why in (
         (tmp_path, "it is a folder; name a file"),

@@ -15,14 +15,14 @@ def logger():
     return logging.getLogger("ls_edge.test")
 
 
-def test_a_line_for_people(logger, capsys):
+def test_a_line_of_text_has_the_event_and_its_fields(logger, capsys):
     logs.set_up(as_json=False)
     logger.info("listening", extra={"peer": "a", "address": "tcp://b:1", "why": "it's so", "none": None, "empty": ""})
     line = capsys.readouterr().err
     assert line.endswith(r" listening  peer=a address=tcp://b:1 why='it\'s so'" + "\n")
 
 
-def test_what_comes_from_outside_cannot_write_to_the_terminal(logger, capsys):
+def test_text_from_outside_cannot_control_the_terminal(logger, capsys):
     logs.set_up(as_json=False)
     logger.warning("dropped %s", EVIL, extra={"why": EVIL, "count": 3})
     text = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Order costs without any measuring: sums, steps that add up, and files that are not as they should be."""
+"""Order costs: sums over arrangements, and manifests with invalid tables."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ COSTS = OrderCosts(
 )  # fmt: skip
 
 
-def test_an_order_is_the_sum_of_what_it_does_differently():
+def test_an_order_costs_the_sum_of_its_differences_from_the_trained_order():
     assert COSTS.num_blocks == 3
     assert COSTS.cost([0, 1, 2]) == 0
     assert COSTS.cost([1, 0, 2]) == 3 + 1 + 10
@@ -27,7 +27,7 @@ def test_an_order_is_the_sum_of_what_it_does_differently():
     assert COSTS.cost([]) == 700
 
 
-def test_tracks_cost_what_is_beside_and_what_came_first():
+def test_tracks_cost_the_blocks_beside_and_before_them():
     assert COSTS.cost(arrangement_of([1, 0, 2])) == COSTS.cost([1, 0, 2])
     assert COSTS.cost(Arrangement((((0, 2), (1,)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
     assert COSTS.cost(Arrangement((((1,), (0, 2)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
@@ -37,7 +37,7 @@ def test_tracks_cost_what_is_beside_and_what_came_first():
     assert COSTS.cost(Arrangement((((0,), (2,)),)), skipped=()) == pytest.approx(5 + 0.2)
 
 
-def test_through_a_manifest_and_back():
+def test_order_costs_survive_a_manifest():
     assert read_order_costs({}, 3) is None
     plain = msgspec.json.decode(msgspec.json.encode(COSTS))
     assert read_order_costs(plain, 3) == COSTS
@@ -57,7 +57,7 @@ def test_through_a_manifest_and_back():
         ({"beside": [[0.0, 1.0, 2.0]] * 2 + [[0.0, float("inf"), 0.0]]}, BundleError, "not of version 2"),
     ],
 )
-def test_what_is_not_as_it_should_be(change, kind, words):
+def test_invalid_order_costs_are_refused(change, kind, words):
     plain = {**msgspec.to_builtins(COSTS), **change}
     with pytest.raises(kind, match=words):
         read_order_costs(plain, 3)

@@ -38,7 +38,7 @@ def rows(heading):
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
-def test_keys_and_defaults_are_those_of_the_code(heading):
+def test_keys_and_defaults_in_the_document_are_those_of_the_code(heading):
     said = {key: default.strip("`") for key, (_, default, _) in rows(heading).items()}
     expected = {}
     for field in msgspec.structs.fields(SECTIONS[heading]):
@@ -56,7 +56,7 @@ def test_keys_and_defaults_are_those_of_the_code(heading):
     assert said == expected
 
 
-def test_engines_are_those_of_the_code():
+def test_engines_in_the_document_are_those_of_the_code():
     for heading in ("A peer", "A source"):
         assert re.findall(r"`(\w+)`", rows(heading)["engine"][0]) == list(get_args(peers_file.EngineKind))
 
@@ -85,7 +85,7 @@ EXAMPLES = [(heading, key, example) for heading in SECTIONS for key, (_, _, exam
 
 
 @pytest.mark.parametrize(("heading", "key", "example"), EXAMPLES, ids=[f"{h}: {key}" for h, key, _ in EXAMPLES])
-def test_examples_of_keys_are_read(tmp_path, heading, key, example):
+def test_the_example_of_each_key_is_accepted(tmp_path, heading, key, example):
     value = yaml.safe_load(example)
     file = file_with(heading, key, value)
     if file is None:
@@ -102,7 +102,7 @@ def test_examples_of_keys_are_read(tmp_path, heading, key, example):
         assert getattr(read.heartbeat, key) == value
 
 
-def test_whole_examples_are_read_and_one_has_every_key(tmp_path):
+def test_whole_examples_are_accepted_and_one_has_every_key(tmp_path):
     whole = re.findall(r"```yaml\n(\w.*?)```", TEXT, re.S)
     path = tmp_path / "peers.yaml"
     for text in whole:
@@ -113,7 +113,7 @@ def test_whole_examples_are_read_and_one_has_every_key(tmp_path):
     assert everything - used == {"insecure"}  # which contradicts keys
 
 
-def test_bounds_are_those_of_the_code(tmp_path):
+def test_values_beyond_the_documented_bounds_are_refused(tmp_path):
     path = tmp_path / "peers.yaml"
     refused = [
         ("A peer", key, least - 1)

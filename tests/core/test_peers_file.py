@@ -1,4 +1,4 @@
-"""peers.yaml: what is read, and that every mistake is told with its line and column."""
+"""peers.yaml: reading, and mistakes with their line and column."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def failure(tmp_path, text):
     return error
 
 
-def test_a_full_file(tmp_path):
+def test_every_key_is_read(tmp_path):
     file = load(
         tmp_path,
         f"""
@@ -75,7 +75,7 @@ def test_heartbeats_follow_the_timeout(tmp_path, timeout, every):
     assert (file.heartbeat.every_ms, file.heartbeat.timeout_ms) == (every, timeout)
 
 
-def test_the_least_file(tmp_path):
+def test_the_smallest_file_gets_the_defaults(tmp_path):
     file = load(tmp_path, "peers: [{name: a, address: 'tcp://127.0.0.1:5555', blocks: [0]}]")
     assert not file.uses_keys
     assert not file.insecure
@@ -91,7 +91,7 @@ peers: [{{name: a, address: "tcp://localhost:1", blocks: [0], public_key: "{KEYS
     assert load(tmp_path, text).uses_keys
 
 
-def test_insecure_by_name(tmp_path):
+def test_insecure_is_accepted_without_keys(tmp_path):
     file = load(tmp_path, "insecure: true\npeers: [{name: a, address: 'tcp://10.0.0.1:5555', blocks: [0]}]")
     assert file.insecure
     assert not file.uses_keys
@@ -105,7 +105,7 @@ def peer(name="a", address="tcp://127.0.0.1:5555", blocks="[0]", more=""):
     ("more", "held"),
     [("", 16), ("max_batch: 4", 16), ("max_batch: 16", 64), ("{max_batch: 16, credits: 5}", 5), ("credits: 3", 3)],
 )
-def test_a_peer_holds_four_full_calls_unless_it_is_told_otherwise(tmp_path, more, held):
+def test_credits_default_to_four_full_batches(tmp_path, more, held):
     lines = "".join(f"    {line}\n" for line in more.strip("{}").split(", ") if line)
     (entry,) = load(tmp_path, "peers:\n" + peer() + lines).peers
     assert entry.credits == held
@@ -223,20 +223,20 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
         ("heartbeat: {interval_ms: 1}\npeers:\n" + A, 1, 26, "interval_ms is 1; it has to be a whole number from 5"),
     ],
 )
-def test_mistakes_have_a_place(tmp_path, text, line, column, what):
+def test_mistakes_are_reported_with_line_and_column(tmp_path, text, line, column, what):
     error = failure(tmp_path, text)
     assert what in str(error)
     assert (error.line, error.column) == (line, column)
 
 
-def test_loopback():
+def test_only_loopback_addresses_count_as_loopback():
     for address in ("tcp://127.0.0.1:1", "tcp://127.3.2.1:1", "tcp://localhost:1", "tcp://[::1]:1"):
         assert is_loopback(address)
     for address in ("tcp://10.0.0.1:1", "tcp://0.0.0.0:1", "tcp://localhost.example:1", "tcp://[::]:1", "nonsense"):
         assert not is_loopback(address)
 
 
-def test_addresses_of_version_6(tmp_path):
+def test_ipv6_addresses_are_accepted_in_brackets(tmp_path):
     text = """
 insecure: true
 peers:
@@ -247,6 +247,6 @@ peers:
     assert not is_loopback("tcp://[fe80::1%eth0]:5555")
 
 
-def test_names():
+def test_names_are_restricted_to_safe_characters():
     assert is_name("orin-0.lab_2")
     assert not any(map(is_name, ("", "-a", "a/b", "a\n", "ä", "x" * 64)))

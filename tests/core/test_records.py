@@ -38,7 +38,7 @@ records = st.builds(
 
 
 @given(st.lists(records, max_size=5))
-def test_round_trip(tmp_path_factory, written):
+def test_records_survive_a_trace(tmp_path_factory, written):
     path = tmp_path_factory.mktemp("trace") / "t.jsonl"
     path.write_bytes(b"".join(encode_record(record) + b"\n" for record in written))
     # Waves of one track each are an order in the file, and one track when they are read.
@@ -53,7 +53,7 @@ RECORD = RequestRecord(
 )  # fmt: skip
 
 
-def test_a_line_is_what_the_contract_says():
+def test_a_line_has_the_keys_of_the_contract():
     line = json.loads(encode_record(RECORD))
     head = "id image label prediction latency_ms degraded error order skipped attempts logits"
     assert list(line)[:11] == head.split()
@@ -61,7 +61,7 @@ def test_a_line_is_what_the_contract_says():
     assert b"\n" not in encode_record(RECORD)
 
 
-def test_the_arrangement_for_a_replay():
+def test_a_record_gives_the_arrangement_for_a_replay():
     assert RECORD.arrangement.to_json() == [0, 4]
     waves = [[[[0, "a"], [4, "a"]], [[2, "b"]]], [[[1, "a"]]]]
     line = {**json.loads(encode_record(RECORD)), "order": None, "waves": waves}
@@ -80,7 +80,7 @@ def test_times_of_holders_are_milliseconds_in_the_file():
     assert decode_record(encode_record(record)) == record
 
 
-def test_the_wire_is_what_remains_of_the_latency_in_equal_parts():
+def test_the_rest_of_the_latency_is_shared_equally_by_the_hops():
     visits = (Visit("a", (0,), 100, 2000, 100), Visit("b", (4,), 0, 3000, 0, 800))
     record = msgspec.structs.replace(RECORD, stem_us=1000, head_us=600, visits=visits)
     assert record.hop_us == (9100 - 1600 - 2200 - 3800) / 3
@@ -88,7 +88,7 @@ def test_the_wire_is_what_remains_of_the_latency_in_equal_parts():
     assert msgspec.structs.replace(record, latency_us=5).hop_us == 0
 
 
-def test_a_trace_is_in_its_file_line_by_line_and_corrected_in_place(tmp_path):
+def test_a_trace_grows_line_by_line_and_is_corrected_in_place(tmp_path):
     path = tmp_path / "t.jsonl"
     other = msgspec.structs.replace(RECORD, id=RECORD.id + 1)
     with TraceWriter(path) as writer:
@@ -103,7 +103,7 @@ def test_a_trace_is_in_its_file_line_by_line_and_corrected_in_place(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_trace_that_cannot_be_written(tmp_path):
+def test_a_trace_that_cannot_be_written_keeps_the_reason(tmp_path):
     with pytest.raises(UsageError, match=r"cannot write the trace .*: Is a directory"):
         TraceWriter(tmp_path)
     with TraceWriter("/dev/full") as writer:
@@ -119,7 +119,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
-def test_what_the_reader_would_not_take_is_not_written(tmp_path, bad):
+def test_records_with_logits_that_are_not_finite_are_not_written(tmp_path, bad):
     record = msgspec.structs.replace(RECORD, id=7, logits=(0.5, bad))
     with pytest.raises(DataError, match="request 7 cannot be written to a trace"):
         encode_record(record)

@@ -35,7 +35,7 @@ def shade(frame):
     return frame[:, :, 2].mean()
 
 
-def test_every_frame_of_a_video_in_rgb(clip):
+def test_a_video_yields_every_frame_in_rgb(clip):
     found = list(frames(clip))
     assert [shade(frame) for frame in found] == pytest.approx(SHADES, abs=4)
     assert all(frame.shape == (48, 64, 3) and frame.dtype == np.uint8 for frame in found)
@@ -149,11 +149,11 @@ def test_a_live_data_set_needs_a_number_of_images_and_ends_with_its_stream(strea
 
 
 @pytest.mark.parametrize("given", ["camera", "camera:3", "rtsp://127.0.0.1:9/x"])
-def test_a_source_that_cannot_be_opened_is_an_error(given):
+def test_a_source_that_cannot_be_opened_is_refused(given):
     assert is_live(given)
     with pytest.raises(DataError, match="cannot open"):
         open_data(given, "eval")
 
 
-def test_names_that_are_not_live():
+def test_similar_names_are_not_live():
     assert not any(map(is_live, ("cameras", "camera:front", "camera.jpg", "rtsp.png")))

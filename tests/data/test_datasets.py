@@ -1,10 +1,5 @@
-"""Data: the embedded digits, folders and tars in all their shapes, and what is none of them."""
+"""Data sets: the embedded digits, splits in folders and tars, labels, and drawing."""
 
-import io
-import pickle  # noqa: TID251 - what torch's loader does to readers; nothing is read from outside
-import sys
-import tarfile
-import types
 from collections import Counter
 
 import numpy as np
@@ -12,37 +7,8 @@ import pytest
 from PIL import Image
 
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.data.datasets import empty_classes_warning, is_timm_name, match_classes, open_data
-
-FILES = {
-    "cat/1.png": b"cat one",
-    "cat/2.JPG": b"cat two",
-    "dog/1.jpeg": b"dog one",
-    "dog/deeper/3.webp": b"dog three",
-    "dog/.hidden.png": b"no",
-    "dog/notes.txt": b"no",
-    ".cache/1.png": b"no",
-    "__MACOSX/cat/1.png": b"no",
-}
-NAMES = ["cat/1.png", "cat/2.JPG", "dog/1.jpeg", "dog/deeper/3.webp"]
-
-
-def write_folder(top, files=FILES):
-    for name, content in files.items():
-        path = top / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return top
-
-
-def write_tar(path, files=FILES, mode="w", prefix=""):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, mode) as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(prefix + name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
+from ls_edge.data.datasets import empty_classes_warning, match_classes, open_data
+from tests.data.folders import FILES, NAMES, write_folder, write_tar
 
 
 def assert_all_there(found, part="all"):
@@ -60,7 +26,7 @@ def renamed(part):
 # --- digits ---
 
 
-def test_digits_are_scikit_learns():
+def test_digits_are_those_of_scikit_learn():
     real = pytest.importorskip("sklearn.datasets").load_digits()
     found = {int(image.name[2:6]): image for part in ("train", "eval") for image in open_data("digits", part).images}
     assert sorted(found) == list(range(1797))
@@ -110,7 +76,7 @@ def test_a_plain_tar_is_used_whole(tmp_path, part, prefix, name, mode):
 
 
 @pytest.mark.parametrize("held_out", ["val", "validation", "test", "Test"])
-def test_parts_in_folders(tmp_path, held_out):
+def test_splits_may_be_folders(tmp_path, held_out):
     write_folder(tmp_path, renamed(held_out))
     write_folder(tmp_path / "train", {"x/1.png": b"x", "y/1.png": b"y"})
     write_folder(tmp_path / "annotations", {"readme.txt": b""})
@@ -119,14 +85,14 @@ def test_parts_in_folders(tmp_path, held_out):
     assert (train.classes, train.part) == (("x", "y"), "train")
 
 
-def test_val_goes_before_test(tmp_path):
+def test_val_is_used_before_test(tmp_path):
     for part in ("train", "val", "test"):
         write_folder(tmp_path / part, {f"{part}-class/1.png": b""})
     assert open_data(str(tmp_path), "eval").classes == ("val-class",)
 
 
 @pytest.mark.parametrize("inside", ["", "test/"])
-def test_parts_in_tars(tmp_path, inside):
+def test_splits_may_be_tars(tmp_path, inside):
     write_tar(tmp_path / "test.tar.xz", mode="w:xz", prefix=inside)
     write_tar(tmp_path / "train.tar", {"x/1.png": b"x", "y/1.png": b"y"})
     (tmp_path / "README.md").write_text("not a part")
@@ -135,7 +101,7 @@ def test_parts_in_tars(tmp_path, inside):
 
 
 @pytest.mark.parametrize("prefix", ["", "set/"])
-def test_parts_in_one_tar(tmp_path, prefix):
+def test_splits_may_be_folders_in_one_tar(tmp_path, prefix):
     files = {**renamed("val"), "train/x/1.png": b"x"}
     path = write_tar(tmp_path / "d.tar.gz", files, "w:gz", prefix)
     assert_all_there(open_data(str(path), "eval"), "val")
@@ -143,7 +109,7 @@ def test_parts_in_one_tar(tmp_path, prefix):
 
 
 @pytest.mark.parametrize("part", ["train", "eval"])
-def test_a_part_alone_only_wraps(tmp_path, part):
+def test_a_single_split_only_wraps_the_classes(tmp_path, part):
     write_folder(tmp_path / "a", renamed("train"))
     assert_all_there(open_data(str(tmp_path / "a"), part))
     assert_all_there(open_data(str(write_tar(tmp_path / "b.tar", renamed("test"))), part))
@@ -180,45 +146,6 @@ def test_one_photo_is_a_set_without_labels(tmp_path):
         open_data(str(tmp_path / "photo.JPG"), "train")
 
 
-def test_links_in_a_folder_are_followed_but_not_in_circles(tmp_path):
-    write_folder(tmp_path / "elsewhere", {"1.png": b"linked"})
-    write_folder(tmp_path / "data", {"cat/1.png": b"x"})
-    (tmp_path / "data" / "dog").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "data" / "cat" / "up").symlink_to(tmp_path / "data")
-    names = [image.name for image in open_data(str(tmp_path / "data"), "eval").images]
-    assert {"cat/1.png", "dog/1.png"} <= set(names) or {"cat/1.png", "cat/up/dog/1.png"} <= set(names)
-    assert len(names) == 2
-
-
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_members_that_lead_out_of_a_tar_are_passed_over(tmp_path, mode):
-    path = tmp_path / "d.tar"
-    with tarfile.open(path, mode) as archive:
-        for name, kind in (
-            ("cat/link.png", tarfile.SYMTYPE), ("cat/hard.png", tarfile.LNKTYPE), ("cat/device.png", tarfile.CHRTYPE),
-            ("cat/pipe.png", tarfile.FIFOTYPE),
-        ):  # fmt: skip
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = kind, "/etc/passwd"
-            archive.addfile(member)
-        for name in ("/cat/absolute.png", "cat/../../up.png", "cat/good.png"):
-            member = tarfile.TarInfo(name)
-            member.size = 4
-            archive.addfile(member, io.BytesIO(b"good"))
-    found = open_data(str(path), "eval")
-    assert [(image.name, image.read()) for image in found.images] == [("cat/good.png", b"good")]
-
-
-def test_readers_go_to_other_processes(tmp_path):
-    sets = [
-        open_data(str(write_folder(tmp_path / "a")), "eval"), open_data(str(write_tar(tmp_path / "a.tar")), "eval"),
-        open_data(str(write_tar(tmp_path / "a.tar.gz", mode="w:gz")), "eval"), open_data("digits", "eval"),
-    ]  # fmt: skip
-    for found in sets:
-        image = found.images[2]
-        assert np.array_equal(pickle.loads(pickle.dumps(image.read))(), image.read())
-
-
 # --- what is no data ---
 
 
@@ -230,7 +157,7 @@ def failure(source, part="eval"):
     return str(caught.value)
 
 
-def test_what_holds_no_images(tmp_path):
+def test_folders_and_tars_without_images_are_refused(tmp_path):
     assert "no such folder or tar" in failure(tmp_path / "missing")
     assert "holds no images" in failure(tmp_path)
     (tmp_path / "cat").mkdir()
@@ -242,7 +169,7 @@ def test_what_holds_no_images(tmp_path):
 
 
 @pytest.mark.parametrize("top", ["", "val"])
-def test_class_folders_without_images_are_said(tmp_path, top):
+def test_class_folders_without_images_are_reported(tmp_path, top):
     write_folder(tmp_path / top)
     if top:
         write_folder(tmp_path / "train")
@@ -254,34 +181,10 @@ def test_class_folders_without_images_are_said(tmp_path, top):
     assert f"{tmp_path}: 'fox', 'owl' have no images" in empty_classes_warning(found)
 
 
-def test_an_empty_part_is_named(tmp_path):
+def test_an_empty_split_is_named(tmp_path):
     write_folder(tmp_path, renamed("train"))
     (tmp_path / "val").mkdir()
     assert f"{tmp_path / 'val'} holds no images" in failure(tmp_path)
-
-
-def test_what_is_no_tar(tmp_path):
-    (tmp_path / "text.tar").write_text("hello")
-    (tmp_path / "nothing.tar").write_bytes(b"")
-    assert "is neither a folder nor a whole tar" in failure(tmp_path / "text.tar")
-    assert "is neither a folder nor a whole tar" in failure(tmp_path / "nothing.tar")
-
-
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
-@pytest.mark.parametrize("share", [0.3, 0.6])
-def test_a_tar_that_was_cut_off(tmp_path, mode, share):
-    rng = np.random.default_rng(0)
-    path = write_tar(tmp_path / "d.tar", {f"cat/{i}.png": rng.bytes(3000) for i in range(20)}, mode)
-    raw = path.read_bytes()
-    path.write_bytes(raw[: int(len(raw) * share)])
-    assert "is neither a folder nor a whole tar" in failure(path)
-
-
-def test_a_file_that_went_away(tmp_path):
-    found = open_data(str(write_folder(tmp_path)), "eval")
-    (tmp_path / "cat" / "1.png").unlink()
-    with pytest.raises(DataError, match=r"cannot read .*cat/1\.png: No such file"):
-        found.images[0].read()
 
 
 @pytest.mark.parametrize(
@@ -294,7 +197,7 @@ def test_a_file_that_went_away(tmp_path):
         ("imagenet_2012_validation_synset_labels.txt", "n01\nn02\nn01\n"),
     ],
 )
-def test_imagenet_as_its_archives_unpack(tmp_path, name, text):
+def test_imagenet_is_read_as_its_archives_unpack(tmp_path, name, text):
     for path in ("train/n01/a.JPEG", "train/n02/b.JPEG", "val/v_1.JPEG", "val/v_2.JPEG", "val/v_3.JPEG"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / path)
@@ -307,34 +210,6 @@ def test_imagenet_as_its_archives_unpack(tmp_path, name, text):
     Image.new("RGB", (8, 8)).save(tmp_path / "val" / "v_4.JPEG")
     with pytest.raises(DataError, match=r"there are 4 images|has no class for .v_4\.JPEG"):
         open_data(str(tmp_path), "eval")
-
-
-def test_imagenet_of_hugging_face_has_the_classes_of_the_folders(tmp_path, monkeypatch):
-    """A data set as timm's reader holds it, with Hugging Face's long names."""
-    pytest.importorskip("timm")
-    import timm.data
-
-    descriptions = timm.data.ImageNetInfo().label_descriptions()
-
-    features = {"label": types.SimpleNamespace(names=descriptions)}
-    table = type("Table", (dict,), {"features": features})(label=[0, 999])
-    made = types.SimpleNamespace(reader=types.SimpleNamespace(label_key="label", dataset=table))
-    monkeypatch.setattr(timm.data, "create_dataset", lambda *_, **__: made)
-    found = open_data("hfds/ILSVRC/imagenet-1k", "eval")
-    assert [image.name.split("/")[0] for image in found.images] == ["n01440764", "n15075141"]
-
-
-def test_names_of_timm(tmp_path, monkeypatch):
-    assert all(map(is_timm_name, ("torch/cifar100", "hfds/food101", "tfds/mnist")))
-    assert not any(map(is_timm_name, ("digits", "torchy/x", "/torch/x")))
-    for name in ("timm", "timm.data"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UsageError, match=r"^'torch/cifar100', a data set of timm's factory, needs timm"):
-        open_data("torch/cifar100", "eval")
-    monkeypatch.chdir(tmp_path)
-    write_folder(tmp_path / "torch" / "mine")
-    assert not is_timm_name("torch/mine")
-    assert_all_there(open_data("torch/mine", "eval"))
 
 
 # --- labels and drawing ---
@@ -353,7 +228,7 @@ def test_classes_are_matched_by_name(tmp_path):
         match_classes(found, [str(i) for i in range(10)])
 
 
-def test_take_draws_evenly_and_repeats():
+def test_take_draws_evenly_from_all_classes_and_repeats():
     found = open_data("digits", "eval")
     counts = Counter(image.label for image in found.take(100).images)
     assert all(9 <= counts[label] <= 11 for label in range(10))
@@ -369,7 +244,7 @@ def test_take_draws_evenly_and_repeats():
 
 
 @pytest.mark.parametrize("size", range(1, 12))
-def test_take_of_small_sets(tmp_path, size):
+def test_take_draws_each_image_of_a_small_set_once(tmp_path, size):
     write_folder(tmp_path, {f"a/{i}.png": b"" for i in range(size)})
     found = open_data(str(tmp_path), "eval")
     assert len({image.name for image in found.take(size).images}) == size

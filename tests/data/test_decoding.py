@@ -56,7 +56,7 @@ def test_bombs_are_refused_before_they_take_memory():
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_a_refusal_says(name):
+def test_a_refusal_is_one_line_with_the_name_and_the_reason(name):
     make, words = BOMBS[name]
     with pytest.raises(DataError, match=words) as caught:
         decode(make(), "a/b.img")
@@ -65,12 +65,12 @@ def test_what_a_refusal_says(name):
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_other_containers_are_not_opened(name):
+def test_unsupported_formats_are_not_opened(name):
     with pytest.raises(DataError, match=r"^cannot decode a/b\.img: its format is not supported; replace or remove it"):
         decode(UNSUPPORTED[name](), "a/b.img")
 
 
-def test_what_is_accepted_keeps_to_the_limit():
+def test_accepted_images_stay_within_the_memory_limit():
     side = int(MAX_PIXELS**0.5)
     found, _ = in_a_child(
         f"{{'rgb': lambda: bombs.png({side}, {side}, 8, 2), 'gray': lambda: bombs.png({side}, {side}, 8, 0),"
@@ -91,11 +91,11 @@ def test_large_jpegs_are_decoded_at_half_their_size():
 
 
 @pytest.mark.parametrize("format_", ["GIF", "PNG", "WEBP", "TIFF"])
-def test_the_first_frame_of_many(format_):
+def test_an_animation_is_its_first_frame(format_):
     assert decode(animation(format_, 32)).size == (32, 32)
 
 
-def test_ordinary_tiffs_of_many_strips_and_odd_ppms():
+def test_tiffs_of_many_strips_and_unusual_ppms_are_decoded():
     assert decode(tiff_of_strips(64)).size == (64, 64)
     assert decode(b"P2 3 1 9\n0 9 3").getpixel((1, 0)) == (255, 255, 255)
     assert decode(png(16_384, 16, 1, 0)).size == (16_384, 16)
@@ -118,14 +118,14 @@ def test_warnings_of_decoders_are_not_kept():
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() in ("0", "1")
 
 
-def test_the_broken_tag_is_noticed_by_pillow():
+def test_pillow_reads_the_broken_tag():
     """The test of the log has to be able to fail."""
     pytest.importorskip("PIL", minversion="13.0", reason="an older Pillow does not read this tag")
     with pytest.raises(DataError, match=r"cannot decode image: .*tag 50000"):
         decode(tiff_with_broken_tag(0))
 
 
-def test_large_and_slow_images_wait_for_their_turn():
+def test_large_and_slow_images_call_on_large():
     waited = []
 
     def waits(image):
@@ -141,7 +141,7 @@ def test_large_and_slow_images_wait_for_their_turn():
     assert waits(b"P6 300 300 254\n" + bytes(270_000))  # one read for each pixel
 
 
-def test_the_turn_may_be_refused():
+def test_on_large_may_refuse_the_image():
     def refuse():
         raise BudgetExceeded("no time")
 

@@ -22,7 +22,7 @@ def spec(size=(48, 48), interpolation="bicubic", crop_pct=0.9):
 
 
 def picture(width, height, mode="RGB"):
-    """Smooth colours with noise, so that interpolation and position both show."""
+    """Smooth colors with noise, so that interpolation and position both show."""
     rng = np.random.default_rng(width * 1000 + height)
     y, x = np.mgrid[:height, :width]
     channels = [x * 255 / width, y * 255 / height, (x + y) * 255 / (width + height)]
@@ -37,7 +37,7 @@ def encode(image, format_, **options):
 
 
 def timm_result(encoded, wanted):
-    """What timm's own evaluation transform makes of the file, in grey levels."""
+    """What timm's own evaluation transform makes of the file, in gray levels."""
     transforms = pytest.importorskip("timm.data").create_transform(
         input_size=(3, *wanted.size), is_training=False, mean=MEAN, std=STD,
         interpolation=wanted.interpolation, crop_pct=wanted.crop_pct,
@@ -87,7 +87,7 @@ def test_equal_to_timm_in_every_mode_and_format(mode, format_):
     assert_like_timm(encode(picture(71, 55, mode), format_), spec())
 
 
-def test_palette_with_transparency():
+def test_transparency_of_a_palette_is_dropped():
     image = picture(40, 40, "P")
     encoded = encode(image, "PNG", transparency=bytes(range(256)))
     assert np.array_equal(np.asarray(decode(encoded)), np.asarray(image.convert("RGB")))
@@ -150,7 +150,7 @@ def test_images_of_more_than_8_bits_keep_their_range(kind):
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"])
-def test_images_of_pillow_in_every_mode(mode):
+def test_pillow_images_of_every_mode_become_rgb(mode):
     source = picture(31, 23)
     made = source.convert("P").convert("PA") if mode == "PA" else source
     made = made.convert("RGBA").convert(mode) if mode == "RGBa" else made.convert(mode)
@@ -172,7 +172,7 @@ def test_images_of_pillow_in_every_mode(mode):
         ),
     ],
 )
-def test_pixels_whose_white_is_not_known_are_an_error_of_one_line(image, words):
+def test_pixels_with_an_unknown_white_level_are_refused_in_one_line(image, words):
     for given in (image, encode(image, "TIFF")):
         with pytest.raises(DataError, match=f"^cat/1.tif has .*{words}") as caught:
             decode(given, "cat/1.tif")
@@ -181,7 +181,7 @@ def test_pixels_whose_white_is_not_known_are_an_error_of_one_line(image, words):
 
 @pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP"])
-def test_photos_are_turned_upright_where_the_spec_says_so(format_, orientation):
+def test_photos_are_turned_upright_if_the_spec_says_so(format_, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     quality = {"quality": 100} if format_ != "PNG" else {}
@@ -197,7 +197,7 @@ def test_photos_are_turned_upright_where_the_spec_says_so(format_, orientation):
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_a_photo_whose_exif_is_broken_stays_as_it_is():
+def test_a_photo_with_broken_exif_is_unchanged():
     encoded = encode(picture(40, 24), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff nonsense")
     assert np.array_equal(np.asarray(decode(encoded, exif_orientation=True)), np.asarray(decode(encoded)))
 
@@ -206,11 +206,11 @@ def test_pixels_give_the_same_as_their_file():
     image = picture(64, 40)
     preprocess = Preprocessor(spec())
     assert np.array_equal(preprocess(np.asarray(image)), preprocess(encode(image, "PNG")))
-    grey = np.asarray(image.convert("L"))
-    assert np.array_equal(preprocess(grey), preprocess(np.stack([grey] * 3, axis=-1)))
+    gray = np.asarray(image.convert("L"))
+    assert np.array_equal(preprocess(gray), preprocess(np.stack([gray] * 3, axis=-1)))
 
 
-def test_the_other_order_of_axes_is_seen():
+def test_swapped_axes_differ_from_timm():
     """The golden test has to be able to fail."""
     encoded = encode(picture(97, 61), "PNG")
     ours = levels(Preprocessor(spec())(encoded))
@@ -224,7 +224,7 @@ def test_corrupt_images_are_named():
             decode(bad, "cat/7.jpg")
 
 
-def test_arrays_that_are_no_pixels():
+def test_arrays_that_are_not_pixels_are_refused():
     for array in (np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 4), np.uint8), np.zeros((0, 4, 3), np.uint8)):
         with pytest.raises(DataError, match="give pixels as uint8"):
             decode(array)
@@ -235,7 +235,7 @@ def test_long_and_narrow_images_are_refused():
         Preprocessor(spec(size=(224, 224)))(encode(Image.new("L", (16_000, 1)), "PNG"))
 
 
-def test_a_spec_that_makes_no_sense():
+def test_an_unknown_interpolation_is_refused():
     with pytest.raises(BundleError, match="'cubic', not one of"):
         Preprocessor(spec(interpolation="cubic"))
 
@@ -245,7 +245,7 @@ def image_set(*contents):
     return ImageSet("some/folder", "all", ("a",), refs)
 
 
-def test_iterate_keeps_the_order_and_tells_what_it_skips():
+def test_iterate_keeps_the_order_and_reports_skipped_images():
     images = [encode(picture(10 + i, 20), "PNG") for i in range(20)]
     images[3] = images[11] = b"broken"
     preprocess = Preprocessor(spec())
@@ -266,20 +266,20 @@ def test_iterate_keeps_the_order_and_tells_what_it_skips():
     assert min(times) >= 0
 
 
-def test_iterate_raises_where_nothing_can_be_used():
+def test_iterate_raises_if_no_image_can_be_used():
     with pytest.raises(
         DataError, match=r"some/folder: none of 2 images can be used; the first: cannot decode a/0\.png: "
     ):
         list(iterate(image_set(b"x", b"y"), Preprocessor(spec())))
 
 
-def test_iterate_can_be_left_early():
+def test_iterate_can_be_closed_early():
     stream = iterate(open_data("digits", "eval"), Preprocessor(spec(size=(32, 32))))
     assert next(stream)[2].shape == (3, 32, 32)
     stream.close()  # the fixture for leaks sees threads that stay
 
 
-def test_iterate_passes_on_errors_that_nobody_foresaw():
+def test_iterate_passes_on_unexpected_errors():
     def fail():
         raise ZeroDivisionError
 

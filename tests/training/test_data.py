@@ -1,13 +1,10 @@
-import io
-
 import msgspec
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from ls_edge.core.bundle import ImageSpec
-from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.errors import DataError
 from ls_edge.data.datasets import open_data
 from ls_edge.data.decoding import decode
 from ls_edge.data.preprocess import Preprocessor
@@ -16,17 +13,9 @@ from ls_edge.training.config import DataConfig, TrainConfig
 from ls_edge.training.data import Batches, augment, choose_augment, default_workers, normalizer, split
 from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.precision import seed_epoch
+from tests.data.folders import write_every_mode, write_images
 
 SPEC = ImageSpec(size=(16, 16), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_pct=0.9)
-
-
-def folder(path, per_class=6, classes=("cat", "dog"), size=(20, 18)):
-    rng = np.random.default_rng(0)
-    for name in classes:
-        (path / name).mkdir(parents=True)
-        for index in range(per_class):
-            Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(path / name / f"{index}.png")
-    return path
 
 
 def batches(images, *, kind="none", config=None, size=4, on_skipped=pytest.fail, seed=0, spec=SPEC):
@@ -46,15 +35,15 @@ def test_split_is_seeded_stratified_and_whole():
 
 
 def test_split_of_little(tmp_path):
-    train, held = split(open_data(str(folder(tmp_path / "two", 2)), "train"), 0.1, 0)
+    train, held = split(open_data(str(write_images(tmp_path / "two", 2)), "train"), 0.1, 0)
     assert (len(train), len(held)) == (3, 1)
     with pytest.raises(DataError, match=r"one class only \(cat\)"):
-        split(open_data(str(folder(tmp_path / "one", 2, classes=("cat",))), "train"), 0.1, 0)
+        split(open_data(str(write_images(tmp_path / "one", 2, classes=("cat",))), "train"), 0.1, 0)
 
 
 @pytest.mark.parametrize("cache_mb", [512, 0])
 def test_pixels_are_those_of_the_boards_preprocessing(tmp_path, cache_mb):
-    images = open_data(str(folder(tmp_path)), "train").images
+    images = open_data(str(write_images(tmp_path)), "train").images
     found = batches(images, config=DataConfig(cache_mb=cache_mb), size=5)
     assert found.cached == (cache_mb > 0)
     assert (len(found), found.steps()) == (12, 2)
@@ -65,7 +54,7 @@ def test_pixels_are_those_of_the_boards_preprocessing(tmp_path, cache_mb):
 
 
 def test_processes_divide_the_images_of_the_evaluation(tmp_path):
-    images = open_data(str(folder(tmp_path)), "train").images
+    images = open_data(str(write_images(tmp_path)), "train").images
     config = TrainConfig(batch_size=2)
     labels = []
     for rank in range(2):
@@ -77,31 +66,11 @@ def test_processes_divide_the_images_of_the_evaluation(tmp_path):
     assert sorted(labels[0] + labels[1]) == sorted(image.label for image in images)
 
 
-def odd_folder(path):
-    """Write images of every mode that a file can have, and rotated photos."""
-    rng = np.random.default_rng(0)
-    colours = Image.fromarray(rng.integers(0, 256, (20, 26, 3), dtype=np.uint8))
-    wide = rng.integers(0, 65536, (20, 26), dtype=np.uint16)
-    lying = Image.Exif()
-    lying[0x0112] = 6
-    for name in ("cat", "dog"):
-        (path / name).mkdir(parents=True)
-        for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
-            colours.convert(mode).save(path / name / f"{mode}.png")
-        colours.convert("P").save(path / name / "clear.png", transparency=bytes(range(256)))
-        colours.convert("CMYK").save(path / name / "cmyk.jpg", quality=95)
-        colours.save(path / name / "lying.jpg", exif=lying)
-        Image.frombytes("I;16", (26, 20), wide.tobytes()).save(path / name / "wide.png")
-        Image.frombytes("I;16B", (26, 20), wide.astype(">u2").tobytes()).save(path / name / "wide.tif")
-        Image.fromarray((wide / 65535).astype(np.float32)).save(path / name / "float.tif")
-    return path
-
-
 @pytest.mark.parametrize("upright", [False, True])
 @pytest.mark.parametrize("cache_mb", [512, 0])
 def test_training_and_boards_see_the_same_pixels_whatever_the_file(tmp_path, cache_mb, upright):
     spec = msgspec.structs.replace(SPEC, exif_orientation=upright)
-    images = open_data(str(odd_folder(tmp_path)), "train").images
+    images = open_data(str(write_every_mode(tmp_path)), "train").images
     found = batches(images, config=DataConfig(cache_mb=cache_mb), size=5, spec=spec)
     pixels = torch.cat([pixels for pixels, _ in found.fixed()]).numpy()
     board = Preprocessor(spec)
@@ -119,7 +88,7 @@ def test_training_and_boards_see_the_same_pixels_whatever_the_file(tmp_path, cac
 @pytest.mark.parametrize("cache_mb", [512, 0])
 @pytest.mark.parametrize("kind", ["none", "shift", "crop"])
 def test_epochs_depend_on_seed_and_number_alone(tmp_path, cache_mb, kind):
-    images = open_data(str(folder(tmp_path)), "train").images
+    images = open_data(str(write_images(tmp_path)), "train").images
     config = DataConfig(cache_mb=cache_mb)
 
     def run(seed, epoch):
@@ -134,7 +103,7 @@ def test_epochs_depend_on_seed_and_number_alone(tmp_path, cache_mb, kind):
 
 
 def test_workers_decode_the_same(tmp_path):
-    images = open_data(str(folder(tmp_path)), "train").images
+    images = open_data(str(write_images(tmp_path)), "train").images
     alone = list(batches(images, config=DataConfig(cache_mb=0)).epoch(1))
     helped = list(batches(images, config=DataConfig(cache_mb=0, workers=1)).epoch(1))
     assert all(torch.equal(a, b) for a, b in zip(alone, helped, strict=True) for a, b in zip(a, b, strict=True))
@@ -142,7 +111,7 @@ def test_workers_decode_the_same(tmp_path):
 
 @pytest.mark.parametrize("cache_mb", [512, 0])
 def test_an_image_that_is_none_is_named_and_left_out(tmp_path, cache_mb):
-    root = folder(tmp_path)
+    root = write_images(tmp_path)
     (root / "cat" / "2.png").write_bytes(b"no image")
     told = set()
     found = batches(open_data(str(root), "train").images, config=DataConfig(cache_mb=cache_mb), on_skipped=told.add)
@@ -171,7 +140,7 @@ def test_shift_moves_and_crop_mirrors():
 
 
 def test_timms_augmentation_gives_images_of_the_size(tmp_path):
-    found = batches(open_data(str(folder(tmp_path)), "train").images, kind="timm")
+    found = batches(open_data(str(write_images(tmp_path)), "train").images, kind="timm")
     assert not found.cached
     pixels, _ = next(found.epoch(1))
     assert pixels.shape == (4, 3, 16, 16)
@@ -186,84 +155,6 @@ def test_auto_augmentation():
     assert choose_augment("none", "digits", SPEC) == "none"
 
 
-def test_names_of_timms_factory(tmp_path, monkeypatch):
-    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
-    folder(tmp_path / "cache" / "train", 3)
-    folder(tmp_path / "cache" / "validation", 2)
-    with pytest.raises(DataError, match="torch/no_such: timm's factory could not open it"):
-        open_data("torch/no_such", "train")
-    with pytest.raises(UsageError, match="can only be streamed"):
-        open_data("wds/some", "train")
-
-
-@pytest.mark.parametrize("upright", [False, True])
-def test_a_folder_of_torchvisions_is_read_as_boards_read_it(tmp_path, monkeypatch, upright):
-    """torchvision's own loader would clip 16-bit images."""
-    import timm.data
-    from torchvision.datasets import ImageFolder
-
-    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
-    monkeypatch.setattr(timm.data, "create_dataset", lambda name, **_: ImageFolder(str(odd_folder(tmp_path / "x"))))
-    spec = msgspec.structs.replace(SPEC, exif_orientation=upright)
-    found = open_data("torch/some", "train")
-    assert found.classes == ("cat", "dog")
-    assert [image.label for image in found.images] == [0] * 12 + [1] * 12
-    plain = open_data(str(tmp_path / "x"), "train")
-    for image, file in zip(found.images, plain.images, strict=True):
-        assert np.array_equal(Preprocessor(spec)(image.read()), Preprocessor(spec)(file.read())), file.name
-
-
-def test_a_set_of_hugging_face_is_asked_for_files(tmp_path, monkeypatch):
-    import timm.data
-
-    class Reader:
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            return io.BytesIO(files[index].read_bytes()), index
-
-    files = [tmp_path / "x" / "cat" / name for name in ("wide.png", "lying.jpg")]
-    odd_folder(tmp_path / "x")
-    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        timm.data, "create_dataset",
-        lambda name, load_bytes=False, **_: timm.data.ImageDataset("", reader=Reader(), load_bytes=load_bytes),
-    )  # fmt: skip
-    found = open_data("hfds/some", "train").images
-    spec = msgspec.structs.replace(SPEC, exif_orientation=True)
-    for image, file in zip(found, files, strict=True):
-        assert np.array_equal(Preprocessor(spec)(image.read()), Preprocessor(spec)(file.read_bytes()))
-
-
-def test_pictures_of_a_set_that_has_no_files(tmp_path, monkeypatch):
-    import timm.data
-
-    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
-    picture = Image.fromarray(np.arange(400, dtype=np.uint8).reshape(20, 20) % 251)
-    items = [(picture, 0), (picture.convert("RGB"), 1)]
-    monkeypatch.setattr(timm.data, "create_dataset", lambda name, **_: items)
-    found = open_data("torch/some", "eval")
-    assert found.classes == ("0", "1")
-    grey, colours = (Preprocessor(SPEC)(image.read()) for image in found.images)
-    assert np.array_equal(grey, colours)
-
-
-def test_an_indexed_set_becomes_images(tmp_path, monkeypatch):
-    import timm.data
-    from torchvision.datasets import ImageFolder
-
-    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
-    root = tmp_path / "x"
-    monkeypatch.setattr(timm.data, "create_dataset", lambda name, **_: ImageFolder(str(folder(root, 2))))
-    found = open_data("torch/some", "eval")
-    assert found.classes == ("cat", "dog")
-    assert [(image.name, image.label) for image in found.images] == [
-        ("cat/0000000", 0), ("cat/0000001", 0), ("dog/0000002", 1), ("dog/0000003", 1),
-    ]  # fmt: skip
-    assert found.images[2].read() == (root / "dog" / "0.png").read_bytes()
-
-
 @pytest.mark.parametrize("cache_mb", [0, 512])
 def test_what_goes_to_a_gpu_is_pinned_after_augmentation(tmp_path, monkeypatch, cache_mb):
     pinned = set()
@@ -273,7 +164,7 @@ def test_what_goes_to_a_gpu_is_pinned_after_augmentation(tmp_path, monkeypatch, 
         return tensor
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    images = open_data(str(folder(tmp_path)), "train").images
+    images = open_data(str(write_images(tmp_path)), "train").images
     made = Batches(
         images,
         SPEC,

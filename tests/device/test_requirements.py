@@ -1,4 +1,4 @@
-"""Hints to install something name what the index has, and the right build for the machine."""
+"""Commands to install something name packages on PyPI, and the right build for the machine."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ def without(monkeypatch, *names):
     monkeypatch.setattr(requirements, "installed", lambda name: None if name in names else "99.0")
 
 
-def test_names_packages_that_are_missing_and_never_the_project(monkeypatch):
+def test_missing_packages_are_named_and_never_the_project(monkeypatch):
     without(monkeypatch, "torch", "timm", "onnx", "onnxruntime")
     assert re.fullmatch(r"pip install 'torch>=[\d.]+' 'timm>=[\d.]+'", requirements.install_command("train"))
     assert re.fullmatch(
@@ -23,14 +23,14 @@ def test_names_packages_that_are_missing_and_never_the_project(monkeypatch):
     assert "ls-edge" not in requirements.install_command("train", "export", "cpu")
 
 
-def test_names_all_of_an_extra_where_none_is_missing(monkeypatch):
+def test_all_packages_of_an_extra_are_named_if_none_is_missing(monkeypatch):
     without(monkeypatch)
     command = requirements.install_command("train")
     assert command.startswith("pip install 'torch>=")
     assert "safetensors" in command
 
 
-def test_one_that_is_too_old_is_missing(monkeypatch):
+def test_a_package_that_is_too_old_counts_as_missing(monkeypatch):
     monkeypatch.setattr(requirements, "installed", lambda name: "0.9.1" if name == "timm" else "99.0")
     assert re.fullmatch(r"pip install 'timm>=[\d.]+'", requirements.install_command("train"))
 
@@ -44,7 +44,7 @@ def test_one_that_is_too_old_is_missing(monkeypatch):
         (True, "aarch64", "install the onnxruntime-gpu wheel that NVIDIA provides for this board's JetPack"),
     ],
 )
-def test_the_build_of_onnxruntime_for_this_machine(monkeypatch, nvidia, processor, advice):
+def test_the_build_of_onnxruntime_fits_the_machine(monkeypatch, nvidia, processor, advice):
     monkeypatch.setattr(hardware, "has_nvidia", lambda: nvidia)
     monkeypatch.setattr(requirements.platform, "machine", lambda: processor)
     without(monkeypatch, *requirements.ORT_BUILDS)
@@ -52,12 +52,12 @@ def test_the_build_of_onnxruntime_for_this_machine(monkeypatch, nvidia, processo
     assert requirements.install_command("cpu") == requirements.engine_advice()
 
 
-def test_a_build_that_is_there_is_not_doubled(monkeypatch):
+def test_an_installed_build_of_onnxruntime_is_kept(monkeypatch):
     without(monkeypatch, "onnxruntime", "onnx")
     assert re.fullmatch(r"pip install 'onnx>=[\d.]+'", requirements.install_command("export", "cpu"))
 
 
-def test_the_bounds_of_an_extra_whose_name_has_a_hyphen(monkeypatch):
+def test_bounds_are_read_for_an_extra_with_a_hyphen(monkeypatch):
     """The index's tools write the upper bound first."""
     found = requirements.requirements()
     assert all(item.name not in ("nvidia-cuda-runtime-cu12", "tensorrt-cu12") for item in found[""])
@@ -70,7 +70,7 @@ def test_the_bounds_of_an_extra_whose_name_has_a_hyphen(monkeypatch):
     assert requirements.satisfied(runtime)
 
 
-def test_extras_that_include_others():
+def test_an_extra_has_the_requirements_of_those_it_includes():
     known = requirements.requirements()
     assert set(known["train"]) < set(known["export"]) < set(known["dev"])
     assert "click" in {item.name for item in known[""]}

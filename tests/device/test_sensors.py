@@ -39,7 +39,7 @@ def test_the_input_channel_of_an_orin_nano_is_the_whole_board(tmp_path):
     assert (found.watts, found.scope, found.source) == (7.0, "board", "ina3221")
 
 
-def test_the_channels_of_an_agx_orin_are_summed_without_what_is_fed_by_another(tmp_path):
+def test_the_channels_of_an_agx_orin_are_summed_without_counting_one_twice(tmp_path):
     channels = tree(tmp_path, AGX_ORIN).channel_watts()
     assert channels["VDDQ_VDD2_1V8AO"] == 1.0
     assert "NC" not in channels
@@ -73,7 +73,7 @@ def test_rapl_counts_packages_and_memory_but_not_their_parts(tmp_path):
     assert sensors.has_power
 
 
-def test_a_rapl_counter_that_began_again():
+def test_a_rapl_counter_may_wrap_around():
     before, after = {"0 package-0": (9_000_000, 10_000_000)}, {"0 package-0": (3_000_000, 10_000_000)}
     assert used_watts(before, after, 2.0) == {"0 package-0": 2.0}
     found = total_power({}, used_watts(before, after, 2.0), {"gpu0": 5.0})
@@ -90,7 +90,7 @@ def test_a_meter_averages_samples(tmp_path):
     assert meter.reading is None
 
 
-def test_clocks_temperatures_and_what_throttles(tmp_path):
+def test_clocks_temperatures_and_causes_of_throttling_are_read(tmp_path):
     calm = tree(
         tmp_path,
         ORIN_NANO
@@ -133,7 +133,7 @@ def test_clocks_temperatures_and_what_throttles(tmp_path):
     ]
 
 
-def test_throttling_of_x86_and_of_a_raspberry_pi(tmp_path):
+def test_throttling_is_read_on_x86_and_a_raspberry_pi(tmp_path):
     files = {
         "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": 3,
         "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": 1,
@@ -147,7 +147,7 @@ def test_throttling_of_x86_and_of_a_raspberry_pi(tmp_path):
     assert throttling(before, tree(tmp_path, files).state()) == ["under-voltage", "throttled", "core: 5 more"]
 
 
-def test_what_a_jetson_tells_of_itself(tmp_path):
+def test_a_jetson_reports_its_power_mode(tmp_path):
     sensors = tree(
         tmp_path,
         {
@@ -160,7 +160,7 @@ def test_what_a_jetson_tells_of_itself(tmp_path):
     assert sensors.power_mode() == "2"
 
 
-def test_batteries(tmp_path):
+def test_batteries_of_peripherals_do_not_count(tmp_path):
     base = "sys/class/power_supply"
     files = {f"{base}/BAT0/type": "Battery", f"{base}/BAT0/energy_now": 42_000_000, f"{base}/AC/type": "Mains"}
     files |= {
@@ -172,7 +172,7 @@ def test_batteries(tmp_path):
     assert tree(tmp_path, files).battery_wh() == 42.0 + 24.0
 
 
-def test_nothing_is_there(tmp_path):
+def test_without_sensors_everything_is_empty(tmp_path):
     sensors = Sensors(tmp_path)
     state = sensors.state()
     assert (state.temperatures_c, state.clocks_mhz, state.throttled, state.counters) == ({}, {}, [], {})
@@ -197,7 +197,7 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="builds a library")
-def test_a_card_by_the_interface_of_nvml(tmp_path):
+def test_a_card_is_read_through_nvml(tmp_path):
     (tmp_path / "nvml.c").write_text(NVML, encoding="utf-8")
     library = tmp_path / "libnvml.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Facts of the computer, read from texts as Linux writes them."""
+"""Facts of the machine, read from texts as Linux writes them."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from ls_edge.device import hardware
 
 
-def test_features_of_processors():
+def test_only_the_features_that_matter_for_engines_are_listed():
     assert hardware.cpu_features("processor: 0\nflags\t\t: fpu avx2 amx_int8 sse\n") == ["avx2", "amx_int8"]
     assert hardware.cpu_features("Features\t: fp asimd asimddp sve2\n") == ["asimd", "asimddp"]
     assert hardware.cpu_features("") == []
@@ -23,7 +23,7 @@ def test_features_of_processors():
         ("fpu sse", False, False),
     ],
 )
-def test_what_a_processor_multiplies(flags, bfloat16, saturates):
+def test_bfloat16_and_saturation_follow_the_flags_of_the_processor(flags, bfloat16, saturates):
     cpuinfo = f"processor : 0\nflags\t\t: {flags}\n"
     assert hardware.multiplies_bfloat16(cpuinfo) == bfloat16
     assert hardware.int8_products_saturate(cpuinfo) == saturates
@@ -31,7 +31,7 @@ def test_what_a_processor_multiplies(flags, bfloat16, saturates):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="reads /proc")
-def test_memory():
+def test_free_memory_is_at_most_the_total():
     total, free = hardware.memory_gib()
     assert 0 < free <= total
 

@@ -1,4 +1,4 @@
-"""YAML files: every complaint has file, line and column."""
+"""Strict reading of YAML files: every error has file, line and column."""
 
 import itertools
 from typing import Any, Literal
@@ -89,21 +89,21 @@ FAULTS_OF_KINDS = [
     ("type_", "text", "line", "column", "what"),
     [(Settings, *fault) for fault in FAULTS] + [(Kinds, *fault) for fault in FAULTS_OF_KINDS],
 )
-def test_complaints_have_a_place_and_plain_words(tmp_path, type_, text, line, column, what):
+def test_errors_have_a_place_and_plain_words(tmp_path, type_, text, line, column, what):
     error = failure(tmp_path, text, type_)
     assert what in str(error)
     assert (error.line, error.column) == (line, column)
     assert "`" not in str(error)
 
 
-def test_reads_values(tmp_path):
+def test_values_are_read_with_their_places(tmp_path):
     settings, places = load(tmp_path, "rate: 0.5\ninner: {depth: 3}\nmore:\n  - depth: 1\n    names: [a, b]\n")
     assert settings == Settings(0.5, Inner(3), [Inner(1, ["a", "b"])])
     assert places.marks["more", 0, "names", 1] == (5, 16)
     assert places.key_marks["more", 0, "names"] == (5, 5)
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"settings\.yaml: cannot be read: No such file or directory; check the path"):
         validation.load_yaml(tmp_path / "settings.yaml", Settings)
     with pytest.raises(ConfigError, match="cannot be read: Is a directory; check the path"):
@@ -120,11 +120,11 @@ ODD = ["&x : 1", "? [1, 2]\n: 3", "{1: 2}", "null: 1", "rate: 2026-13-45", "\x00
 
 
 @pytest.mark.parametrize("text", ENDLESS + ODD)
-def test_odd_files_are_one_error(tmp_path, text):
+def test_odd_files_give_a_single_error(tmp_path, text):
     failure(tmp_path, text)
 
 
-def test_errors_of_the_caller_fall_back_to_the_parent(tmp_path):
+def test_errors_of_the_caller_fall_back_to_the_place_of_the_parent(tmp_path):
     _, places = load(tmp_path, "rate: 1\nmore:\n  - depth: 1\n")
     assert str(places.error("why", "more", 0, "names")).endswith("settings.yaml:3:5: why")
     assert str(places.error("why", "more", 0, "depth")).endswith(":3:12: why")
@@ -139,7 +139,7 @@ def test_numbers_with_an_exponent_are_numbers(tmp_path, text):
 
 
 @pytest.mark.parametrize("raw", [b"\xef\xbb\xbfrate: 1\n", b"rate: 1\r\nmore: []\r\n", b"\xef\xbb\xbfrate: 1\r\n"])
-def test_files_of_windows_are_read(tmp_path, raw):
+def test_files_with_a_byte_order_mark_or_crlf_are_read(tmp_path, raw):
     assert load(tmp_path, raw)[0] == Settings(1.0)
 
 
@@ -148,7 +148,7 @@ def test_an_empty_file_is_called_empty(tmp_path):
         assert "the file is empty: the key 'rate' is missing here" in str(failure(tmp_path, text))
 
 
-def test_what_never_ends_is_not_read_to_its_end(tmp_path):
+def test_an_endless_file_is_refused(tmp_path):
     (tmp_path / "settings.yaml").symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match="cannot be read: larger than 4000000 bytes"):
         validation.load_yaml(tmp_path / "settings.yaml", Settings)
