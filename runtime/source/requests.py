@@ -19,8 +19,8 @@ from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.routing.source.source_rules import SourceMachine
 from ls_edge.runtime.routing.state.events import Abandon, Complete, Fail, Submit
+from ls_edge.runtime.routing.state.timers import Timer, Timers
 from ls_edge.runtime.source.audit import Audit, Auditor
-from ls_edge.runtime.source.deadlines import Deadlines
 from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult, RequestCounts, RequestState
 from ls_edge.runtime.source.settings import Itineraries
 from ls_edge.runtime.source.stem_and_head import StemAndHead
@@ -53,7 +53,7 @@ class Requests:
         self._auditor, self._itineraries, self._classes = auditor, itineraries, classes
         self._cancelled: deque[int] = deque()
         self._open: dict[int, InFlightRequest] = {}
-        self._deadlines = Deadlines()
+        self._deadlines: Timers[Timer] = Timers()
         """Deadlines of the open requests except those that the routing machine has, which ends them itself."""
 
     def cancel(self, request: int) -> None:
@@ -71,8 +71,8 @@ class Requests:
         """Act on what other threads have done since the last turn."""
         self.take_results()
         now = time.monotonic()
-        for request in self._deadlines.pop_due(now):
-            inflight = self._open[request]
+        for timer in self._deadlines.due(now):
+            inflight = self._open[timer.number]
             self._end(inflight, self._overdue(inflight), inflight.answered)
 
     def take_results(self) -> None:
@@ -83,7 +83,7 @@ class Requests:
             inflight = self.line.submitted.popleft()
             self.counts.submitted += 1
             self._open[inflight.request] = inflight
-            self._deadlines.add(inflight.request, inflight.deadline)
+            self._deadlines.set(inflight.timer, inflight.deadline)
         for request in cancelled:
             self._cancel(request)
         for result in results:
@@ -102,7 +102,7 @@ class Requests:
             self._answer(inflight, instruction.tokens[0], 0)
         else:
             inflight.at_worker = True
-            self._deadlines.add(inflight.request, inflight.deadline)
+            self._deadlines.set(inflight.timer, inflight.deadline)
             is_short = self._engines.usual_us[HEAD] <= SHORT_US
             submit = self._threads.submit_short if is_short else self._threads.submit
             submit(partial(self._engines.run_head, inflight, instruction), urgent=True)
@@ -162,7 +162,7 @@ class Requests:
             self._answer(inflight, result.output[0], result.us)
         else:
             inflight.state, inflight.image = RequestState.ROUTED, None
-            self._deadlines.remove(inflight.request)
+            self._deadlines.end(inflight.timer, len(self._open))
             if self._auditor is not None:
                 inflight.sent = result.output
             itinerary = self._itineraries.of(inflight.request)
@@ -194,7 +194,7 @@ class Requests:
 
     def _forget(self, inflight: InFlightRequest) -> None:
         self._open.pop(inflight.request, None)
-        self._deadlines.remove(inflight.request)
+        self._deadlines.end(inflight.timer, len(self._open))
         self.line.leave(inflight)
         inflight.image = inflight.sent = inflight.answered = None  # users may keep its future
 

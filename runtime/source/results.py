@@ -21,6 +21,7 @@ from ls_edge.runtime.peer.counts import Durations
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import Itinerary, Wave
 from ls_edge.runtime.routing.state.events import Complete, Fail
+from ls_edge.runtime.routing.state.timers import Timer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,6 +110,11 @@ class InFlightRequest:
     """Stem tokens, or the image; kept where answers are audited."""
     answered: Complete | None = None
     """Result of routing: the input of the head."""
+    timer: Timer = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make its timer."""
+        self.timer = Timer(self.request)
 
     def record(
         self,

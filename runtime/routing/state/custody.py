@@ -8,8 +8,6 @@ table. :class:`Custody` has a method for each step, in the order in which a requ
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -24,10 +22,8 @@ from ls_edge.runtime.routing.state.events import Forward, Instruction
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, require
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.neighbors import Neighbors
+from ls_edge.runtime.routing.state.timers import Timers
 from ls_edge.runtime.routing.state.waiting_requests import WaitingRequests
-
-_SPARE = 64
-"""Entries beyond four for each held request, after which outdated ones are swept out."""
 
 TRANSITIONS: dict[tuple[Stage, Stage], str] = {
     (Stage.NEW, Stage.WAITING): "taken in: RUN accepted, image submitted, track of a wave begun",
@@ -64,59 +60,6 @@ class InvalidTransition(Exception):
         super().__init__(f"{request.stage.value} -> {to.value} ({why}) is not a transition of\n{request.history()}")
 
 
-class Timers:
-    """A heap with an entry for each request, at its time or earlier.
-
-    Times mostly move to later, so an entry is renewed only when it comes up.
-    """
-
-    def __init__(self) -> None:
-        self.numbers = itertools.count()
-        """Numbers of held requests, and of entries with the same time."""
-        self._heap: list[tuple[float, int, HeldRequest]] = []
-
-    def set(self, request: HeldRequest, at: float) -> None:
-        """Set the time of the next check of a request."""
-        request.check_at = at
-        if at < request.timer_at:
-            request.timer_at = at
-            heapq.heappush(self._heap, (at, next(self.numbers), request))
-
-    def end(self, request: HeldRequest, held: int) -> None:
-        """Check a request no longer; ``held``: requests that are left."""
-        request.check_at = INFINITY
-        if len(self._heap) > 4 * held + _SPARE:
-            self._heap = [
-                entry for entry in self._heap if entry[0] == entry[2].timer_at and entry[2].stage is not Stage.ENDED
-            ]
-            heapq.heapify(self._heap)
-
-    @property
-    def next(self) -> float:
-        """Earliest time of any request, or infinity."""
-        heap = self._heap
-        while heap:
-            at, _, request = heap[0]
-            if request.check_at == at == request.timer_at:
-                return at
-            heapq.heappop(heap)
-            if at == request.timer_at:
-                request.timer_at = INFINITY
-                if request.check_at < INFINITY:
-                    self.set(request, request.check_at)
-        return INFINITY
-
-    def due(self, now: float) -> list[HeldRequest]:
-        """Return the requests whose time has come, the one that has been held longest first."""
-        due = {one.number: one for at, _, one in self._heap if at == one.timer_at and one.check_at <= now}
-        return [due[number] for number in sorted(due)]
-
-    def check(self, request: HeldRequest) -> None:
-        """Check that a request will be looked at in time; see ``Machine.validate``."""
-        listed = any(entry[0] == request.timer_at <= request.check_at and entry[2] is request for entry in self._heap)
-        require(request.check_at < INFINITY and listed, "never looked at again", request)
-
-
 class Context:
     """What all parts of a machine need, besides the held requests."""
 
@@ -143,7 +86,7 @@ class Custody(Context):
         self.sent: dict[TransferId, HeldRequest] = {}
         """Transfers whose answers still count."""
         self.waiting = WaitingRequests()
-        self.timers = Timers()
+        self.timers: Timers[HeldRequest] = Timers()
         self.credits = Credits(limits)
         self.own_us = 0
         """Usual time of what this process has still to do for a request: an engine call; in a source, the head."""
@@ -349,7 +292,8 @@ class Custody(Context):
             require(on_its_way == (self.sent.get(request.sent or transfer) is request), "sent or not", request)
             require(not on_its_way or request.downstream in self.neighbors.by_name, "no holder has it", request)
             require(stage is not Stage.WAITING or not request.downstream, "waits downstream", request)
-            self.timers.check(request)
+            is_timed = request.check_at < INFINITY and self.timers.has_entry(request)
+            require(is_timed, "never looked at again", request)
         require(counts == self.credits, f"counts are {self.credits}")
         for n in self.neighbors:
             require(n.offers == offers[n.name], f"{n.offers} offers to {n.name}, {offers[n.name]} are on their way")

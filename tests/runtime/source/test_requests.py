@@ -15,7 +15,6 @@ from ls_edge.core.errors import BudgetExceeded, Overloaded, SourceClosed, UsageE
 from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.opening import open_parts
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.source.deadlines import Deadlines
 from ls_edge.runtime.source.requests import WaitingLine
 from ls_edge.runtime.source.results import InFlightRequest
 from ls_edge.runtime.source.source import Settings, Source
@@ -214,18 +213,6 @@ def test_cancelling_what_waits_does_not_look_at_all_the_others(alone, engines, i
     stem.may_run.set()
     late = source.submit(image, budget_ms=500).exception(20)
     assert "waited for its turn" not in str(late)
-
-
-def test_deadlines_of_what_has_ended_do_not_pile_up():
-    deadlines = Deadlines()
-    deadlines.add(0, 600.0)
-    for number in range(1, 2001):
-        deadlines.add(number, 600.0 - number / 1e4)
-        deadlines.remove(number)
-    assert len(deadlines) < 1000
-    assert deadlines.pop_due(599.99) == []
-    assert deadlines.pop_due(600.0) == [0]
-    assert deadlines.next == float("inf")
 
 
 def test_every_request_ends_once_wherever_it_stands_when_the_source_is_closed(served, engines, images):

@@ -1,0 +1,103 @@
+"""Times at which requests have to be looked at, the earliest first; for held requests, and for those of a source."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from ls_edge.runtime.routing.state.held_request import INFINITY
+
+_SPARE = 64
+"""Entries beyond four for each request, after which outdated ones are swept out."""
+
+
+class Timed(Protocol):
+    """A request, or anything else that has to be looked at in time."""
+
+    number: int
+    """Order among those whose time has come."""
+    check_at: float
+    """Time of the next look."""
+    timer_at: float
+    """Time of its earliest entry."""
+
+
+T = TypeVar("T", bound=Timed)
+
+
+@dataclass(eq=False)
+class Timer:
+    """A :class:`Timed` that refers to nothing: entries outlive requests for a while."""
+
+    number: int
+    check_at: float = INFINITY
+    timer_at: float = INFINITY
+
+
+class Timers(Generic[T]):
+    """A heap with an entry for each request, at its time or earlier.
+
+    Times mostly move to later, so an entry is renewed only when it comes up.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+        """Numbers of held requests, and of entries with the same time."""
+        self._heap: list[tuple[float, int, T]] = []
+
+    def __len__(self) -> int:
+        """Return the number of entries, outdated ones included."""
+        return len(self._heap)
+
+    def set(self, request: T, at: float) -> None:
+        """Set the time of the next look at a request."""
+        request.check_at = at
+        if at < request.timer_at:
+            request.timer_at = at
+            heapq.heappush(self._heap, (at, next(self.numbers), request))
+
+    def end(self, request: T, left: int) -> None:
+        """Look at a request no longer; ``left`` is the number of the others."""
+        request.check_at = INFINITY
+        if len(self._heap) > 4 * left + _SPARE:
+            kept = []
+            for entry in self._heap:
+                if entry[0] == entry[2].timer_at:
+                    if entry[2].check_at < INFINITY:
+                        kept.append(entry)
+                    else:
+                        entry[2].timer_at = INFINITY
+            self._heap = kept
+            heapq.heapify(self._heap)
+
+    @property
+    def next(self) -> float:
+        """Earliest time of any request, or infinity."""
+        heap = self._heap
+        while heap:
+            at, _, request = heap[0]
+            if request.check_at == at == request.timer_at:
+                return at
+            heapq.heappop(heap)
+            if at == request.timer_at:
+                request.timer_at = INFINITY
+                if request.check_at < INFINITY:
+                    self.set(request, request.check_at)
+        return INFINITY
+
+    def due(self, now: float) -> list[T]:
+        """Return the requests whose time has come, in the order of their numbers."""
+        due = []
+        while self.next <= now:
+            _, _, request = heapq.heappop(self._heap)
+            request.timer_at = INFINITY
+            due.append(request)
+        for request in due:  # unless its time is changed, it comes up again
+            self.set(request, request.check_at)
+        return sorted(due, key=lambda request: request.number)
+
+    def has_entry(self, request: T) -> bool:
+        """Return whether a request comes up in time."""
+        return any(at == request.timer_at <= request.check_at and one is request for at, _, one in self._heap)
