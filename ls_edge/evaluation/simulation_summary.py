@@ -36,23 +36,31 @@ class ProfileOutcome(msgspec.Struct, frozen=True):
     """Fraction of the whole time, including losses, that the engine computed."""
 
 
-class SimulationContext(msgspec.Struct, frozen=True):
-    """Settings of a simulation."""
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a simulated fleet."""
+
+    devices: int
+    requests: int
+    policy: str = "nearest"
+    max_skips: int = 0
+    budget_ms: float = 10_000.0
+    replicas: int | None = None
+    """Least number of holders of a block; None for two if memory allows it. Known in a document."""
+    concurrency: int | None = None
+    """Concurrent requests per site; None for as many as keep its devices busy. Known in a document."""
+    rate: float | None = None
+    """Images per second of the whole fleet; null for a closed loop."""
+    seed: int = 0
+
+
+class SimulationContext(FleetSettings, frozen=True, kw_only=True):
+    """Settings of a simulation, and what was made of them."""
 
     bundle_id: str
-    devices: int
     sites: int
     devices_per_site: int
-    seed: int
-    policy: str
-    replicas: int
-    concurrency: int
-    rate: float | None
-    """Submitted images per second; null for a closed loop."""
     placement: dict[str, tuple[ShownPart, ...]]
     churn: str | None
-    max_skips: int
-    budget_ms: float
     assumptions: list[str]
 
 
@@ -60,7 +68,6 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     """Document of ``ls-edge simulate --json``; the same settings and seed give the same document."""
 
     schema: int
-    requests: int
     answered: int
     degraded: int
     failed: int
@@ -144,7 +151,6 @@ def summarise_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
     )
     return SimulationSummary(
         schema=SCHEMA,
-        requests=len(states),
         answered=answered,
         degraded=int((states == DEGRADED).sum()),
         failed=len(states) - answered,

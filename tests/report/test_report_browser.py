@@ -45,8 +45,9 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
         losses=Counter({"kill": 1}), up=[(0.0, 2), (10.0, 1), (20.0, 2)],
     )  # fmt: skip
     context = SimulationContext(
-        "f" * 64, 2, 1, 2, 0, "nearest", 2, 4, 1.0, {"<b>": (0, 1)}, "up=1m,down=1s", 2, 1e4, []
-    )
+        bundle_id="f" * 64, devices=2, requests=30, sites=1, devices_per_site=2, replicas=2, concurrency=4, rate=1.0,
+        placement={"<b>": (0, 1)}, churn="up=1m,down=1s", max_skips=2, assumptions=[],
+    )  # fmt: skip
     write_simulation(folder / "fleet.html", summarise_simulation([site], context), [site])
     return folder
 

@@ -17,11 +17,12 @@ from ls_edge.cli.profile_options import PROFILES, planning_inputs
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.text import counted, show, show_ms, show_percent
-from ls_edge.evaluation.simulation_summary import SimulationSummary, summarise_simulation
+from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationSummary, summarise_simulation
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of
-from ls_edge.runtime.fleet.simulation.fleet import FleetSettings, simulate_sites, simulation_context, sites_of
+from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
+from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.simulator.churn import Churn
 from ls_edge.runtime.source.settings import Settings, check_policy
@@ -94,19 +95,18 @@ def command(
         requests=requests,
         policy=policy,
         max_skips=asked.skips_of(opened.num_blocks),
-        budget_s=asked.budget_ms / 1e3,
+        budget_ms=asked.budget_ms,
         replicas=replicas,
         concurrency=concurrency,
         rate=rate,
-        site_size=site_size,
-        churn=None if churn is None else Churn.parse(churn),
         seed=seed,
     )
+    losses = None if churn is None else Churn.parse(churn)
     problem, assumptions = problem_of(opened, planning_inputs(**inputs, objective="throughput"))
     began = time.monotonic()
     with StepProgress("simulate") as progress:
         progress(0, requests, "planning the sites")
-        sites, assumed = sites_of(problem, settings, costs)
+        sites, assumed = sites_of(problem, settings, site_size=site_size, churn=losses, costs=costs)
         cores = jobs or len(os.sched_getaffinity(0))
         outcomes = simulate_sites(sites, cores, lambda done, total: progress(done, total, "requests"))
     assumptions = [*assumptions, *assumed]

@@ -1,0 +1,166 @@
+"""Requests of one site in simulated time, and their outcomes.
+
+Runs the routing machines of peers and sources, with the times of engines and links from profiles. Without a rate,
+requests run in a closed loop: a number of them are in flight, and the next is submitted when one ends. With a rate,
+they arrive at random times (a Poisson process) and wait if too many are in flight.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ls_edge.core.records import hops_of
+from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
+from ls_edge.runtime.fleet.planning.scoring import simulation_of
+from ls_edge.runtime.fleet.simulation.sites import Site
+from ls_edge.runtime.routing.state.events import Complete, Fail
+from ls_edge.runtime.simulator.churn import ChurnProcess
+from ls_edge.runtime.source.arrivals import poisson_arrivals
+
+_SETTLE_S = 1.0
+"""Simulated seconds between the first losses and the first request: until heartbeats have found who is down."""
+_STEP_S = 0.05
+_BUDGET_OVER = "BudgetExceeded"
+
+
+def simulate_site(site: Site, on_step: Callable[[int], None] = lambda _over: None) -> SiteOutcome:
+    """Run the requests of one site; the same site gives the same outcome.
+
+    ``on_step`` is called now and then with the number of requests that have ended.
+    """
+    return _SiteRun(site).run(on_step)
+
+
+class _SiteRun:
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._rng = random.Random(f"{site.settings.seed} {site.number}")
+        seed = self._rng.getrandbits(32)
+        self._sim = simulation_of(site.problem, site.placement, seed, on_average=True, costs=site.costs)
+        self._sim.on_end = self._end
+        self._source_s, self._source_free = site.problem.source_ms(site.placement) / 1e3, 0.0
+        self._budget_s = site.settings.budget_ms / 1e3
+        self._submitted = self._under_way = self._over = 0
+        self._waiting: deque[int] = deque()
+        """Requests that wait because too many are in flight."""
+        self._sent: list[int] = []
+        """Number of the request by its number in the simulation."""
+        self._outcome = SiteOutcome(
+            submitted_s=np.zeros(site.requests),
+            latency_s=np.zeros(site.requests),
+            states=np.full(site.requests, FAILED, dtype=np.uint8),
+            devices=Counter(site.kinds.values()),
+            used=sum(bool(blocks) for blocks in site.placement.values()),
+        )
+
+    def run(self, on_step: Callable[[int], None]) -> SiteOutcome:
+        sim, site, outcome = self._sim, self._site, self._outcome
+        churn = self._begin_churn()
+        outcome.up = [(0.0, outcome.used - (len(churn.down) if churn is not None else 0))]
+        for name in sim.busy:
+            sim.busy[name] = 0.0
+        self._start = sim.now
+        on_step(0)
+        if site.rate is None:
+            for _ in range(min(site.concurrency, site.requests)):
+                self._submit()
+        else:
+            self._submit_next(poisson_arrivals(site.rate, self._rng))
+        while self._over < site.requests:
+            sim.run(_STEP_S)
+            sim.notes.clear()
+            on_step(self._over)
+        outcome.seconds = float((outcome.submitted_s + outcome.latency_s).max())
+        if churn is not None:
+            outcome.losses = churn.losses
+            for at, change in churn.changes:
+                if at - self._start <= outcome.seconds:
+                    outcome.up.append((at - self._start, outcome.up[-1][1] + change))
+        for name, seconds in sim.busy.items():
+            outcome.busy_s[site.kinds[name]] = outcome.busy_s.get(site.kinds[name], 0.0) + seconds
+        return outcome
+
+    def _begin_churn(self) -> ChurnProcess | None:
+        if self._site.churn is None:
+            return None
+        used = [name for name, blocks in self._site.placement.items() if blocks]
+        churn = ChurnProcess(self._sim, self._site.churn, used, self._rng)
+        self._sim.run(_SETTLE_S)
+        churn.losses.clear()
+        churn.changes.clear()
+        return churn
+
+    def _submit_next(self, arrivals: Iterator[float]) -> None:
+        def submit() -> None:
+            self._submit()
+            self._submit_next(arrivals)
+
+        if self._submitted < self._site.requests:
+            self._sim.at(max(0.0, self._start + next(arrivals) - self._sim.now), submit)
+
+    def _submit(self) -> None:
+        number = self._submitted
+        self._submitted += 1
+        self._outcome.submitted_s[number] = self._sim.now - self._start
+        self._waiting.append(number)
+        self._begin_waiting()
+        if self._waiting:
+            self._sim.at(self._budget_s, lambda: self._expire(number))
+
+    def _begin_waiting(self) -> None:
+        while self._waiting and self._under_way < self._site.concurrency:
+            self._under_way += 1
+            self._begin(self._waiting.popleft())
+
+    def _expire(self, number: int) -> None:
+        if self._waiting and self._waiting[0] == number:  # those ahead of it came, and so ended, before it
+            self._waiting.popleft()
+            self._close(number, FAILED, _BUDGET_OVER)
+
+    def _begin(self, number: int) -> None:
+        """Run stem and head, one request after the other, and then send the tokens: the head counts as run before."""
+        now = self._sim.now
+        left = self._budget_s - (now - self._start - float(self._outcome.submitted_s[number]))
+        self._source_free = max(now, self._source_free) + self._source_s
+        wait = self._source_free - now
+        self._sim.at(min(wait, left), lambda: self._send(number, left - wait))
+
+    def _send(self, number: int, budget: float) -> None:
+        if budget <= 0:
+            self._under_way -= 1
+            self._close(number, FAILED, _BUDGET_OVER)
+            return
+        self._sent.append(number)
+        self._sim.submit(policy=self._site.settings.policy, budget=budget, max_skips=self._site.settings.max_skips)
+
+    def _end(self, end: Complete | Fail) -> None:
+        self._sim.outcomes.pop(end.request)
+        self._sim.ended.pop(end.request)
+        self._under_way -= 1
+        number, outcome = self._sent[end.request], self._outcome
+        outcome.retries += max(0, end.attempts - 1)
+        if isinstance(end, Fail):
+            self._close(number, FAILED, type(end.error).__name__)
+            return
+        skipped = len(end.itinerary.skipped)
+        outcome.skipped += skipped
+        outcome.most_skipped = max(outcome.most_skipped, skipped)
+        if end.why_skipped:
+            outcome.reasons[end.why_skipped] += 1
+        outcome.hops += hops_of(end.itinerary.visits)
+        self._close(number, DEGRADED if skipped else WHOLE)
+
+    def _close(self, number: int, state: int, error: str = "") -> None:
+        outcome = self._outcome
+        outcome.states[number] = state
+        outcome.latency_s[number] = self._sim.now - self._start - outcome.submitted_s[number]
+        if error:
+            outcome.errors[error] += 1
+        self._over += 1
+        if self._site.rate is None and self._submitted < self._site.requests:
+            self._submit()
+        self._begin_waiting()

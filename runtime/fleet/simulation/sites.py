@@ -1,0 +1,148 @@
+"""A fleet in simulated time: sites of devices that come and go, each with a source.
+
+A site is a source and the devices of its ``peers.yaml``, all linked to each other. Sites are independent, so a large
+fleet is many small simulations, which may run in several processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ls_edge.core.errors import UsageError
+from ls_edge.core.order_costs import OrderCosts
+from ls_edge.core.parts import shown_parts
+from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationContext
+from ls_edge.runtime.fleet.planning.planner import plan_placement
+from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
+from ls_edge.runtime.fleet.planning.scoring import requests_at_once
+from ls_edge.runtime.simulator.churn import Churn
+
+SITE_SIZE = 16
+"""Devices per site. All peers of a site exchange their states, so the time grows with the square."""
+REPLICAS = 2
+"""Holders of a block if memory has room for them; with one holder, each loss costs blocks."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site: its devices, their blocks, and its requests."""
+
+    number: int
+    problem: PlanningProblem
+    placement: dict[str, tuple[int, ...]]
+    kinds: dict[str, str]
+    """Name of the profile by device."""
+    requests: int
+    concurrency: int
+    rate: float | None
+    """Images per second."""
+    settings: FleetSettings
+    churn: Churn | None = None
+    costs: OrderCosts | None = None
+
+
+def sites_of(
+    problem: PlanningProblem,
+    settings: FleetSettings,
+    *,
+    site_size: int = SITE_SIZE,
+    churn: Churn | None = None,
+    costs: OrderCosts | None = None,
+) -> tuple[list[Site], list[str]]:
+    """Divide a fleet into sites of about equal size, plan each for throughput, and list the assumptions.
+
+    ``problem`` has a device for each profile, and the devices of the fleet repeat them in turn, so all sites are
+    similar. Raise :class:`UsageError` if a site has no room for the model.
+    """
+    count = len(problem.devices)
+    if settings.devices < count:
+        raise UsageError(
+            f"--devices {settings.devices} is less than there are profiles ({count}); raise it, or leave profiles out"
+        )
+    number = math.ceil(settings.devices / site_size)
+    kinds = itertools.cycle(range(count))
+    plan = functools.cache(functools.partial(_plan_site, problem, settings.replicas))
+    sites: list[Site] = []
+    for site in range(number):
+        size = settings.devices // number + (site < settings.devices % number)
+        chosen = tuple(sorted(itertools.islice(kinds, size)))
+        requests = settings.requests // number + (site < settings.requests % number)
+        if requests:
+            own, placement, named = plan(chosen)
+            at_once = settings.concurrency or requests_at_once(own, placement)
+            rate = None if settings.rate is None else settings.rate * requests / settings.requests
+            sites.append(Site(site, own, placement, named, requests, at_once, rate, settings, churn, costs))
+    assumed: list[str] = []
+    if number > 1:
+        assumed.append(f"{number:,} sites of up to {site_size} devices, each with a source of its own (--site-size)")
+    if len(sites) < number:
+        assumed.append(f"{number - len(sites):,} sites have no request and are left out")
+    if problem.links_ms and not all(site.problem.links_ms for site in sites):
+        assumed.append("a link takes what those of both profiles took on average: sites have several devices of one")
+    if churn is None:
+        assumed.append("no device is lost (--churn)")
+    return sites, assumed
+
+
+def _plan_site(
+    problem: PlanningProblem, replicas: int | None, chosen: tuple[int, ...]
+) -> tuple[PlanningProblem, dict[str, tuple[int, ...]], dict[str, str]]:
+    """Return the problem of a site with a copy of each chosen device, its placement, and the profile of each device.
+
+    Further devices of a profile are called ``NAME-2`` and so on. Measured links apply to a site without copies;
+    otherwise a link takes the average of the links of both profiles.
+    """
+    devices: list[PlannedDevice] = []
+    kinds: dict[str, str] = {}
+    taken = {device.name for device in problem.devices}
+    copies: Counter[int] = Counter()
+    for index in chosen:
+        copies[index] += 1
+        kind = problem.devices[index].name
+        name = kind
+        if copies[index] > 1:
+            name = next(n for i in itertools.count(copies[index]) if (n := f"{kind}-{i}") not in taken)
+            taken.add(name)
+        devices.append(dataclasses.replace(problem.devices[index], name=name))
+        kinds[name] = kind
+    same = len(devices) == len(problem.devices) and not (copies - Counter(range(len(problem.devices))))
+    site = dataclasses.replace(problem, devices=tuple(devices), links_ms=problem.links_ms if same else {})
+    least = REPLICAS if replicas is None else replicas
+    site = dataclasses.replace(site, replicas=least)
+    if replicas is None and not (site.fits(least) and least <= (problem.max_replicas or least)):
+        site = dataclasses.replace(site, replicas=1)
+    try:
+        site.check("throughput")
+    except UsageError as error:
+        raise UsageError(f"a site of {len(devices)} devices: {error}, or raise --site-size") from None
+    best = plan_placement(site, "throughput").best
+    return site, {name: tuple(blocks) for name, blocks in best.placement.items()}, kinds
+
+
+def simulation_context(
+    sites: Sequence[Site], *, bundle_id: str, churn: str | None, assumptions: Sequence[str]
+) -> SimulationContext:
+    """Return the settings of a simulation, with the replicas and the concurrency of its sites."""
+    first = sites[0]
+    settings = msgspec.structs.replace(
+        first.settings,
+        replicas=min(site.problem.replicas for site in sites),
+        concurrency=max(site.concurrency for site in sites),
+    )
+    return SimulationContext(
+        bundle_id=bundle_id,
+        sites=len(sites),
+        devices_per_site=max(len(site.kinds) for site in sites),
+        placement={name: shown_parts(parts) for name, parts in first.placement.items()},
+        churn=churn,
+        assumptions=list(assumptions),
+        **msgspec.structs.asdict(settings),
+    )

@@ -1,0 +1,31 @@
+"""Sites that run in several processes."""
+
+import msgspec
+import pytest
+
+from ls_edge.evaluation.simulation_summary import FleetSettings, summarise_simulation
+from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
+from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
+from ls_edge.runtime.simulator.churn import LOSSES, Churn
+
+
+@pytest.mark.leaks_ok("multiprocessing keeps the process that cleans up after the others")
+def test_the_same_seed_gives_the_same_document_in_any_number_of_processes(make_problem):
+    def document(jobs, seed):
+        settings = FleetSettings(devices=12, requests=240, rate=100.0, max_skips=1, seed=seed)
+        churn = Churn(1.0, 0.2, dict.fromkeys(LOSSES, 1.0))
+        sites, assumptions = sites_of(make_problem(2.0, 3.0), settings, site_size=4, churn=churn)
+        context = simulation_context(sites, bundle_id="bundle", churn=None, assumptions=assumptions)
+        return msgspec.json.encode(summarise_simulation(simulate_sites(sites, jobs), context))
+
+    assert document(1, 5) == document(2, 5) != document(1, 6)
+
+
+@pytest.mark.leaks_ok("multiprocessing keeps the process that cleans up after the others")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_ended_request_is_reported(make_problem, jobs):
+    sites, _ = sites_of(make_problem(2.0), FleetSettings(devices=4, requests=90), site_size=2)
+    steps = []
+    simulate_sites(sites, jobs, lambda done, total: steps.append((done, total)))
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == ((0, 90), (90, 90))

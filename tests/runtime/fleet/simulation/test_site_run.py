@@ -1,0 +1,96 @@
+"""Requests of a site: against queueing theory, closed forms, and with devices that come and go."""
+
+import numpy as np
+import pytest
+
+from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, FleetSettings, summarise_simulation
+from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
+from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
+from ls_edge.runtime.simulator.churn import LOSSES, Churn
+
+
+@pytest.fixture
+def summarize():
+    """Return the document of a fleet."""
+
+    def run(problem, **settings):
+        sites, assumptions = sites_of(problem, FleetSettings(**settings))
+        context = simulation_context(sites, bundle_id="bundle", churn=None, assumptions=assumptions)
+        return summarise_simulation(simulate_sites(sites), context)
+
+    return run
+
+
+def test_one_request_at_a_time_takes_the_sum_of_its_parts(make_problem, simulate):
+    """Stem and head 3 ms, four blocks of 2 ms, and two transfers of half of both visits (5 ms each)."""
+    problem = make_problem(2.0, source_ms=3.0, visit_ms=5.0)
+    (outcome,) = simulate(problem, devices=1, requests=20, concurrency=1)
+    assert outcome.latency_s * 1e3 == pytest.approx(np.full(20, 3 + 4 * 2 + 2 * 5), abs=0.5)
+    assert outcome.throughput == pytest.approx(1e3 / 21, rel=0.03)
+    assert outcome.hops == 20 * 2
+
+
+def test_a_closed_loop_keeps_all_devices_busy(make_problem, summarize):
+    """Three devices of 8 ms an image answer three images in 8 ms."""
+    summary = summarize(make_problem(2.0, 2.0), devices=3, requests=400)
+    assert summary.throughput == pytest.approx(1e3 * 3 / 8, rel=0.1)
+    assert summary.answered == 400
+    assert {name: one.devices for name, one in summary.profiles.items()} == {"a": 2, "b": 1}
+    assert all(one.busy > 0.85 for one in summary.profiles.values())
+
+
+def test_requests_at_a_rate_wait_as_in_a_queue(make_problem, simulate):
+    """One device, fixed service, Poisson arrivals: the mean wait of M/D/1, ``load / (2 (1 - load))`` services."""
+    service_s, load = 4 * 2.0e-3, 0.6
+    (outcome,) = simulate(make_problem(2.0), devices=1, requests=4000, concurrency=64, rate=load / service_s)
+    wait_s = float(outcome.latency_s.mean()) - service_s - 0.4e-3  # and two transfers of 0.2 ms
+    assert wait_s == pytest.approx(load / (2 * (1 - load)) * service_s, rel=0.15)
+    assert outcome.seconds == pytest.approx(4000 * service_s / load, rel=0.1)
+
+
+def test_requests_wait_no_longer_than_their_budget(make_problem, simulate):
+    """Images come twice as fast as they can be answered, and wait for their turn at most as long as the budget."""
+    (outcome,) = simulate(make_problem(2.0), devices=1, requests=600, concurrency=2, rate=250.0, budget_ms=100)
+    assert set(outcome.states) == {WHOLE, FAILED}
+    assert outcome.latency_s.max() <= 0.1 + 1e-6
+    assert (outcome.states == FAILED).mean() > 0.45
+    assert set(outcome.errors) <= {"BudgetExceeded", "Overloaded"}
+    assert sum(outcome.errors.values()) == (outcome.states == FAILED).sum()
+
+
+def test_a_source_that_is_slower_than_the_devices_limits_throughput(make_problem, summarize):
+    summary = summarize(make_problem(1.0, 1.0, source_ms=5.0), devices=2, requests=200)
+    assert summary.throughput == pytest.approx(200.0, rel=0.03)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_no_request_is_lost_while_devices_come_and_go(make_problem, simulate, kind):
+    """Two holders of everything, each up nine tenths of the time: answered whole, or skipped, or out of time."""
+    churn = Churn(up=0.9, down=0.1, weights={kind: 1.0})
+    (outcome,) = simulate(
+        make_problem(2.0, 2.0), devices=2, requests=2500, rate=100.0, churn=churn, max_skips=1, budget_ms=2000
+    )
+    assert outcome.losses[kind] == sum(outcome.losses.values()) > 20
+    assert (outcome.states == WHOLE).sum() + (outcome.states == DEGRADED).sum() >= 0.97 * 2500
+    assert outcome.latency_s.max() <= 2.0 + 1e-6
+    assert (outcome.latency_s[outcome.states != FAILED] > 0).all()
+    assert outcome.retries > 0 or kind == "drain"
+    up = outcome.up_seconds / (2 * outcome.seconds)
+    assert up == pytest.approx(0.9, abs=0.06 if kind != "drain" else 0.12)
+    assert all(0 <= count <= 2 for _, count in outcome.up)
+
+
+def test_a_block_without_a_holder_is_skipped_or_fails(make_problem, simulate):
+    """Each device holds half of the model and is down half of the time, for long."""
+    problem = make_problem(2.0, 2.0, capacity=2)
+    churn = Churn(up=20.0, down=20.0)
+    settings = {"devices": 40, "requests": 400, "site_size": 2, "replicas": 1, "budget_ms": 500, "churn": churn}
+    states = np.concatenate([one.states for one in simulate(problem, **settings, policy="sequential")])
+    assert (states == WHOLE).mean() == pytest.approx(0.25, abs=0.15)
+    assert not (states == DEGRADED).any()
+    skipping = simulate(problem, **settings, max_skips=2)
+    states = np.concatenate([one.states for one in skipping])
+    assert (states == FAILED).mean() == pytest.approx(0.25, abs=0.15)
+    assert (states == DEGRADED).mean() == pytest.approx(0.5, abs=0.2)
+    assert max(one.most_skipped for one in skipping) == 2
+    assert any(one.reasons for one in skipping)
