@@ -23,6 +23,7 @@ from ls_edge.core.errors import TrainingStopped
 from ls_edge.device.requirements import require_import
 from ls_edge.evaluation.evaluate import evaluate
 from ls_edge.evaluation.orders import EvaluationOrders
+from ls_edge.evaluation.settings import EvaluationSettings
 from ls_edge.training.config import TrainConfig
 from ls_edge.training.models.torch_blocks import TorchBlocks
 from ls_edge.training.models.view import BlockView
@@ -42,7 +43,7 @@ def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], 
     The accuracy of a slot is that of a model that ends after it and, with a predictor, that of the predicted slot.
     """
     model, (images, labels) = TorchBlocks(view), batch
-    orders = EvaluationOrders.make(bands, CURVE_ORDERS, None, seed)
+    orders = EvaluationOrders(EvaluationSettings(orders=CURVE_ORDERS, seed=seed), bands)
     found = evaluate(model, [batch], orders)
     values = {
         "order/trained": found.sequential.top1,

@@ -163,6 +163,7 @@ def cost_of(
     """
     from ls_edge.evaluation.measure import blocks_to_run
     from ls_edge.evaluation.orders import EvaluationOrders
+    from ls_edge.evaluation.settings import EvaluationSettings
     from ls_edge.training.methods.registry import expected_cost, make_method
 
     work = _work_of(msgspec.json.encode((config.model, config.method, config.method_args)), classes)
@@ -173,8 +174,8 @@ def cost_of(
     one = work.forward + work.num_blocks * work.added
     bands = config.block_bands(work.num_blocks)
     validation = config.epochs * held * len(method.validation(bands, config.validation_orders, config.seed)) * one
-    kept = None if keep is None else [count for count in keep if count <= work.num_blocks]
-    plan = EvaluationOrders.make(bands, orders, kept)
+    kept = None if keep is None else tuple(count for count in keep if count <= work.num_blocks)
+    plan = EvaluationOrders(EvaluationSettings(orders=orders, keep=kept), bands)
     runs = blocks_to_run(plan.all_orders()) * (work.block + work.added) + len(plan.all_orders()) * work.head
     return RowCost(name, training + validation, test_images * (work.stem + runs), seen)
 

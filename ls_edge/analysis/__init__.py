@@ -36,9 +36,9 @@ from ls_edge.analysis.inside.positions import POSITIONS, PositionEmbeddings
 from ls_edge.analysis.inside.rollout import ROLLOUT, Rollout
 from ls_edge.analysis.inside.saliency import SALIENCY, Saliency
 from ls_edge.analysis.kind import NO_RUN, InspectedKind, MeasuredKind
+from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.core.errors import UsageError, lacking, printable
 from ls_edge.evaluation.measure import LabeledImages, Measure, NotMeasurable, TokenModel, measure_orders
-from ls_edge.evaluation.orders import AnalysisOrders
 
 if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
@@ -100,8 +100,9 @@ KINDS: dict[str, MeasuredKind | InspectedKind] = {
 """Kinds by name: values of ``--what`` and fields of :class:`Analysis`."""
 
 
-def check_kinds(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the kinds in the order of :data:`KINDS`; raise :class:`UsageError` for an unknown one."""
+def check_kinds(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the kinds in the order of :data:`KINDS`, by default all; raise :class:`UsageError` for an unknown one."""
+    names = tuple(KINDS) if names is None else names
     for name in names:
         if name not in KINDS:
             raise UsageError(f"--what {name!r} is not a kind of analysis; use {', '.join(KINDS)}")
@@ -111,7 +112,7 @@ def check_kinds(names: Sequence[str]) -> tuple[str, ...]:
 def analyze(
     model: TokenModel,
     batches: Iterable[LabeledImages],
-    plan: AnalysisOrders,
+    plan: AnalysisPlan,
     *,
     inspected: Inspected | None = None,
     on_batch: Callable[[int], None] = lambda _: None,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.core.text import NOTHING
 from ls_edge.evaluation.measure import LabeledImages, Measure, TokenModel
-from ls_edge.evaluation.orders import AnalysisOrders
 
 if TYPE_CHECKING:
     from ls_edge.report.charts.specification import Chart
@@ -58,7 +58,7 @@ class Kind:
 class MeasuredKind(Kind):
     """Kind that is measured while the blocks run on all images."""
 
-    measure: Callable[[TokenModel, AnalysisOrders], Measure]
+    measure: Callable[[TokenModel, AnalysisPlan], Measure]
     """Constructor of the measure, which may raise :class:`NotMeasurable`; kinds with the same one share it."""
     result: Callable[[Any], Any]
     """Function from the measure to the result; None or an empty list if there are too few images."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -13,22 +12,15 @@ from ls_edge.analysis import KINDS, Analysis, check_kinds
 from ls_edge.analysis import analyze as measure
 from ls_edge.analysis.blocks.pairs import Pairs
 from ls_edge.analysis.overview import print_analysis
+from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
 from ls_edge.analysis.trace import TraceAnalysis, TraceCounts, read_lines
-from ls_edge.api.models import (
-    Device,
-    OpenedModel,
-    Precision,
-    bands_in_force,
-    is_bundle,
-    open_model,
-)
+from ls_edge.api.models import OpenedModel, is_bundle, open_model
 from ls_edge.core.errors import printable
 from ls_edge.core.files import local_folder
 from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.orders import AnalysisOrders
 from ls_edge.report.shown import Shown
 
 if TYPE_CHECKING:
@@ -54,38 +46,31 @@ def analyze(
     model: str | Path,
     data: str | ImageSet,
     *,
-    what: Sequence[str] = tuple(KINDS),
-    orders: int = 16,
-    bands: str | None = None,
-    pool: Literal["mean", "first"] = "mean",
-    block: int | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    batch_size: int = 32,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    threads: int | None = None,
     on_progress: OnProgress = ignore_progress,
     on_warning: OnWarning = warn_in_python,
+    **settings: Any,
 ) -> AnalysisResult:
-    """Analyze the blocks of a run or bundle; arguments as of ``ls-edge analyze``, ``what`` are kinds of analysis."""
-    kinds = check_kinds(what)
+    """Analyze the blocks of a run or bundle, as ``ls-edge analyze``.
+
+    ``settings`` are those of :class:`AnalysisSettings`, such as ``what`` or ``limit``.
+    """
+    asked = AnalysisSettings.of(settings)
+    asked = msgspec.structs.replace(asked, what=check_kinds(asked.what))
     images = open_data(data, "eval") if isinstance(data, str) else data
-    with open_model(local_folder(model), device, precision, threads, on_warning) as opened:
-        plan = AnalysisOrders(bands_in_force(bands, opened.bands), kinds, orders, seed, pool, block)
-        some = opened.images(images, limit)
+    with open_model(local_folder(model), asked, on_warning) as opened:
+        plan = AnalysisPlan(asked, asked.bands_of(opened.bands))
+        some = opened.images(images)
         found = measure(
             opened.blocks,
-            opened.batches(some, batch_size),
+            opened.batches(some),
             plan,
             inspected=_inspected(opened, plan, on_progress),
             on_batch=lambda done: on_progress(done, len(some), "images"),
         )
-        chosen = {"what": list(kinds), "orders": orders, "pool": pool, "limit": limit, "seed": seed}
         more = {
             "pairs": _with_order_costs(found, opened),
             "skipped": len(opened.skipped),
-            "settings": {**opened.settings(some, plan.bands), **chosen, "batch_size": batch_size},
+            "settings": opened.settings(some, plan.bands),
         }
     return AnalysisResult(**{**msgspec.structs.asdict(found), **more})
 
@@ -116,7 +101,7 @@ def _with_order_costs(found: Analysis, opened: OpenedModel) -> Pairs | None:
     return msgspec.structs.replace(found.pairs, inverted=[list(row) for row in costs.inverted])
 
 
-def _inspected(opened: OpenedModel, plan: AnalysisOrders, on_progress: OnProgress) -> Inspected | None:
+def _inspected(opened: OpenedModel, plan: AnalysisPlan, on_progress: OnProgress) -> Inspected | None:
     """Return the run to inspect; None for a bundle."""
     if is_bundle(opened.folder):
         return None
@@ -124,4 +109,4 @@ def _inspected(opened: OpenedModel, plan: AnalysisOrders, on_progress: OnProgres
     from ls_edge.training.models.torch_blocks import TorchBlocks
 
     assert isinstance(opened.blocks, TorchBlocks)
-    return Inspected(opened.blocks, plan.bands, plan.seed, opened.image, on_progress)
+    return Inspected(opened.blocks, plan.bands, plan.settings.seed, opened.image, on_progress)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 
-from ls_edge.api.models import (
-    Device,
-    Precision,
-    bands_in_force,
-    model_folders,
-    open_model,
-)
+from ls_edge.api.models import model_folders, open_model
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.core.text import counted, format_bands
@@ -23,6 +17,7 @@ from ls_edge.evaluation.evaluate import Evaluation, aggregate
 from ls_edge.evaluation.evaluate import evaluate as measure
 from ls_edge.evaluation.measure import blocks_to_run
 from ls_edge.evaluation.orders import EvaluationOrders
+from ls_edge.evaluation.settings import EvaluationSettings
 from ls_edge.report.evaluation import evaluation_remarks, print_evaluation
 from ls_edge.report.shown import Shown
 
@@ -47,54 +42,33 @@ def evaluate(
     model: str | Path,
     data: str | ImageSet,
     *,
-    orders: int = 64,
-    keep: Sequence[int] | None = None,
-    bands: str | None = None,
-    arrangements: bool = False,
-    kendall: bool = False,
-    freedom: bool = False,
-    limit: int | None = None,
-    seed: int = 0,
-    batch_size: int = 100,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    threads: int | None = None,
     on_progress: OnProgress = ignore_progress,
     on_warning: OnWarning = warn_in_python,
+    **settings: Any,
 ) -> EvaluationResult:
-    """Evaluate a run, a bundle, or a folder of runs (means over its models); arguments as of ``ls-edge eval``.
+    """Evaluate a run, a bundle, or a folder of runs (means over its models), as ``ls-edge eval``.
 
-    ``data`` is a folder of class folders, a tar of one, ``digits``, or a name of timm's data sets. A bundle runs on the
-    engines of this machine and needs no torch.
+    ``settings`` are those of :class:`EvaluationSettings`, such as ``orders`` or ``keep``. ``data`` is a folder of class
+    folders, a tar of one, ``digits``, or a name of timm's data sets. A bundle runs on the engines of this machine and
+    needs no torch.
     """
+    asked = EvaluationSettings.of(settings)
     images = open_data(data, "eval") if isinstance(data, str) else data
     results: list[Evaluation] = []
     for folder in model_folders(Path(model)):
-        with open_model(folder, device, precision, threads, on_warning) as opened:
-            inner, chosen = opened.blocks, bands_in_force(bands, opened.bands)
-            free = opened.bands if freedom else None
-            plan = EvaluationOrders.make(
-                chosen, orders, keep, seed, arrangements=arrangements, kendall=kendall, freedom=free
-            )
+        with open_model(folder, asked, on_warning) as opened:
+            plan = EvaluationOrders(asked, opened.bands)
             if results:
                 check_alike(results[0], folder, plan)
-            some = opened.images(images, limit)
-            text, count = counted(len(plan.all_orders()), "order"), len(some)
+            some, orders = opened.images(images), plan.all_orders()
 
-            def tell(done: int, count: int = count, text: str = text) -> None:
+            def tell(done: int, count: int = len(some), text: str = counted(len(orders), "order")) -> None:
                 on_progress(done, count, text)
 
-            found = measure(inner, opened.batches(some, batch_size), plan, on_batch=tell)
-            settings = {
-                **opened.settings(some, chosen),
-                "orders": orders,
-                "keep": list(plan.keep),
-                "limit": limit,
-                "seed": seed,
-                "batch_size": batch_size,
-                "block_runs": blocks_to_run(plan.all_orders()),
-            }
-            results.append(msgspec.structs.replace(found, skipped=len(opened.skipped), settings=settings))
+            found = measure(opened.blocks, opened.batches(some), plan, on_batch=tell)
+            in_force = opened.settings(some, plan.bands)
+            in_force |= {"keep": list(plan.keep), "block_runs": blocks_to_run(orders)}
+            results.append(msgspec.structs.replace(found, skipped=len(opened.skipped), settings=in_force))
     result = results[0] if len(results) == 1 else aggregate(results)
     named = {"name": Path(model).name, "settings": {**result.settings, "of": printable(model)}}
     return EvaluationResult(**{**msgspec.structs.asdict(result), **named})

@@ -9,8 +9,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from ls_edge.core.bands import Bands
@@ -23,9 +24,7 @@ from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.device.requirements import require_import
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.measure import TokenModel
-
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["fp32", "bf16", "fp16"]
+from ls_edge.evaluation.settings import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -44,26 +43,28 @@ class OpenedModel:
     owners: Sequence[int]
     """First block with the same weights, for each block."""
     engine: str
+    asked: ModelSettings
     warn: OnWarning = warn_in_python
     skipped: list[str] = field(default_factory=list)
     """Images of :meth:`batches` that could not be decoded."""
 
-    def images(self, images: ImageSet, limit: int | None) -> ImageSet:
+    def images(self, images: ImageSet) -> ImageSet:
         """Return the images with the labels of the model; warn if it was trained on them."""
-        return images_for(images, self.trained_on, self.classes, limit, self.warn)
+        return images_for(images, self.trained_on, self.classes, self.asked.limit, self.warn)
 
-    def batches(self, images: ImageSet, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def batches(self, images: ImageSet) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield pixels and labels; warn about images that cannot be decoded, and leave them out."""
 
         def leave_out(image: ImageRef, error: DataError) -> None:
             self.skipped.append(image.name)
             self.warn(f"left out: {error}")
 
-        return iterate_batches(images, Preprocessor(self.image), size, leave_out)
+        return iterate_batches(images, Preprocessor(self.image), self.asked.batch_size, leave_out)
 
     def settings(self, images: ImageSet, bands: Bands) -> dict[str, Any]:
-        """Return what was evaluated, for the JSON of the result."""
+        """Return the model, the data and the settings in force, for the JSON of the result."""
         return {
+            **msgspec.structs.asdict(self.asked),
             "of": printable(self.folder),
             "data": printable(images.source),
             "part": images.part,
@@ -106,21 +107,25 @@ def model_folders(path: Path) -> list[Path]:
     return runs
 
 
-def bands_in_force(asked: str | None, own: Bands) -> Bands:
-    """Return the ``asked`` bands or else the model's own; raise :class:`UsageError` if they do not fit the model."""
-    return own if asked is None else Bands.from_json(asked, own.num_blocks)
-
-
 @contextlib.contextmanager
-def open_model(
-    folder: Path, device: Device, precision: Precision, threads: int | None, warn: OnWarning
-) -> Iterator[OpenedModel]:
-    """Open a bundle or a run; ``device`` and ``precision`` apply to runs. torch's threads are restored on exit."""
+def open_model(folder: Path, settings: ModelSettings, warn: OnWarning) -> Iterator[OpenedModel]:
+    """Open a bundle or a run; torch's threads are restored on exit."""
     if is_bundle(folder):
         bundle = Bundle.open(folder)
-        with Pipeline.open(bundle, threads=threads) as pipeline:
+        with Pipeline.open(bundle, threads=settings.threads) as pipeline:
             m, engine = bundle.manifest, f"onnxruntime {pipeline.provider}"
-            about = (m.image, m.classes, m.trained_on, m.model, m.method, bundle.bands, bundle.owners, engine, warn)
+            about = (
+                m.image,
+                m.classes,
+                m.trained_on,
+                m.model,
+                m.method,
+                bundle.bands,
+                bundle.owners,
+                engine,
+                settings,
+                warn,
+            )
             yield OpenedModel(folder, pipeline, *about)
         return
     require_import(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
@@ -130,12 +135,12 @@ def open_model(
     from ls_edge.training.precision import choose_device, choose_precision, choose_threads, preserve_rng_state
     from ls_edge.training.runs.checkpoint import load_run, shown_model
 
-    chosen = choose_device(device)
-    dtype = choose_precision(precision, chosen)
+    chosen = choose_device(settings.device)
+    dtype = choose_precision(settings.precision, chosen)
     run = load_run(folder, chosen)
-    r, engine = run.record, f"torch {torch.__version__} {chosen} {precision}"
+    r, engine = run.record, f"torch {torch.__version__} {chosen} {settings.precision}"
     model = shown_model(r, run.view)
-    about = (r.image, r.classes, r.trained_on, model, r.method, run.bands, run.view.owners, engine, warn)
+    about = (r.image, r.classes, r.trained_on, model, r.method, run.bands, run.view.owners, engine, settings, warn)
     with preserve_rng_state():
-        torch.set_num_threads(choose_threads(threads, run.view))
+        torch.set_num_threads(choose_threads(settings.threads, run.view))
         yield OpenedModel(folder, TorchBlocks(run.view, dtype), *about)

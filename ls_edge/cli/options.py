@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from click.core import ParameterSource
+from msgspec import inspect
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import check_writable
@@ -144,11 +146,6 @@ def threads(help_text: str) -> Option:
     return count("--threads", help_text, most=MAX_THREADS)
 
 
-def orders(default: int) -> Option:
-    """Return the option ``--orders``."""
-    return count("--orders", "Random orders of all blocks.", most=100_000, default=default)
-
-
 def duration(help_text: str) -> Option:
     """Return the option ``--duration``."""
     return number("--duration", help_text, "SECONDS", most=10**6, above=True, default=4.0)
@@ -225,21 +222,30 @@ SOURCE = apply_options(
 SET = names("--set", "Any setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")
 
 
-def evaluation(batch_size: int) -> Option:
-    """Return the options of commands that evaluate a run or a bundle, with this default of ``--batch-size``."""
-    return apply_options(
-        DATA,
-        bands("the model's own"),
-        LIMIT,
-        click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of orders and subsets."),
-        count("--batch-size", "Images at a time.", most=MAX_BATCH, default=batch_size),
-        DEVICE,
-        choice(
-            "--precision",
-            ["fp32", "bf16", "fp16"],
-            "Precision of a run's matrix products; a bundle has its own.",
-            default="fp32",
-        ),
-        threads("Threads of the engines or of torch.  [default: their own]"),
-        JSON,
-    )
+def settings(kind: type[msgspec.Struct]) -> Option:
+    """Return an option for each setting of a struct, described by its type; those of the base class come last."""
+    struct: Any = inspect.type_info(kind)
+    shared = len(getattr(kind.__base__, "__struct_fields__", ()))
+    return apply_options(*map(_setting, [*struct.fields[shared:], *struct.fields[:shared]]))
+
+
+def _setting(field: Any) -> Option:
+    name, (help_text, metavar) = f"--{field.name.replace('_', '-')}", field.type.extra.values()
+    value = field.type.type
+    if isinstance(value, inspect.UnionType):
+        value = next(one for one in value.types if not isinstance(one, inspect.NoneType))
+    kind, default = type(value), field.default
+    if kind is inspect.BoolType:
+        return flag(name, help_text)
+    if kind is inspect.LiteralType:
+        return choice(name, value.values, help_text, default=default)
+    if kind is inspect.IntType:
+        return count(name, help_text, least=value.ge, most=value.le, default=default)
+    if kind is inspect.VarTupleType:
+        item: Any = value.item_type
+        return text(name, help_text, metavar, type=_texts if type(item) is inspect.StrType else counts(item.le))
+    return text(name, help_text, metavar)
+
+
+def _texts(value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(","))

@@ -126,7 +126,7 @@ def evaluate(
             top1_std=float(random.std()),
             top1_p5=float(np.percentile(random, 5)),
             top1_worst=float(random.min()),
-            orders=plan.orders,
+            orders=plan.settings.orders,
         ),
         kept={
             str(keep): Kept(
@@ -149,7 +149,7 @@ def evaluate(
         ]
         if plan.shapes
         else None,
-        kendall=_by_distance(plan, top1) if plan.distances else None,
+        kendall=_by_distance(plan, top1) if plan.settings.kendall else None,
         freedom=[_within(plan, bands, top1) for bands in plan.freedom] or None,
     )
 
@@ -266,7 +266,7 @@ def _within(plan: EvaluationOrders, bands: Bands, top1: dict[Order, float]) -> F
         top1_mean=float(values.mean()),
         top1_std=float(values.std()),
         top1_worst=float(values.min()),
-        own=bands == plan.own_bands,
+        own=bands == plan.own,
     )
 
 

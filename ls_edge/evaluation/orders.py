@@ -1,75 +1,68 @@
-"""Orders and arrangements of an evaluation and of an analysis, all drawn from one seed."""
+"""Orders and arrangements of an evaluation, all drawn from one seed."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from functools import cached_property
 
-import msgspec
 import numpy as np
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
-from ls_edge.evaluation.measure import Order
+from ls_edge.evaluation.settings import EvaluationSettings
 
 DRAWS = 8
 """Random subsets for the accuracy of a pruned model."""
 
 
-class EvaluationOrders(msgspec.Struct, frozen=True):
-    """Orders to evaluate, all within ``bands``."""
+@dataclass(frozen=True)
+class EvaluationOrders:
+    """Orders of an evaluation with some settings, of a model whose own bands are ``own``."""
 
-    bands: Bands
-    orders: int
-    keep: tuple[int, ...]
-    seed: int
-    shapes: tuple[tuple[int, int], ...] = ()
-    distances: int = 0
-    freedom: tuple[Bands, ...] = ()
-    """Further bands whose random orders are evaluated."""
-    own_bands: Bands | None = None
+    settings: EvaluationSettings
+    own: Bands
 
-    @classmethod
-    def make(
-        cls,
-        bands: Bands,
-        orders: int = 64,
-        keep: Sequence[int] | None = None,
-        seed: int = 0,
-        *,
-        arrangements: bool = False,
-        kendall: bool = False,
-        freedom: Bands | None = None,
-    ) -> EvaluationOrders:
-        """Choose the orders; ``keep`` defaults to a quarter, half and three quarters of the blocks.
-
-        ``arrangements`` adds :func:`default_shapes`, ``kendall`` the same number of orders at graded distances, and
-        ``freedom``, the model's own bands, orders within them and within :meth:`Bands.ladder`. Raises
-        :class:`UsageError`.
-        """
-        num_blocks = bands.num_blocks
-        if orders < 1:
-            raise UsageError(f"orders is {orders}; evaluate at least 1")
-        chosen = default_keep(num_blocks) if keep is None else sorted(set(keep))
-        bad = next((count for count in chosen if not 1 <= count <= num_blocks), None)
+    def __post_init__(self) -> None:
+        """Raise :class:`UsageError` if the settings do not fit the model."""
+        bad = next((count for count in self.keep if count > self.num_blocks), None)
         if bad is not None:
-            raise UsageError(f"keep {bad} is not possible: the model has {num_blocks} blocks; give 1 to {num_blocks}")
-        shapes = tuple(default_shapes(max(map(len, bands.groups)))) if arrangements else ()
-        ladder = () if freedom is None else {*Bands.ladder(num_blocks), freedom}
-        steps = tuple(sorted(ladder, key=lambda step: (step.num_orders, step.cuts)))
-        return cls(bands, orders, tuple(chosen), seed, shapes, orders if kendall else 0, steps, freedom)
+            last = self.num_blocks
+            raise UsageError(f"keep {bad} is not possible: the model has {last} blocks; give 1 to {last}")
+
+    @cached_property
+    def bands(self) -> Bands:
+        """Bands of all orders except those of :attr:`freedom`."""
+        return self.settings.bands_of(self.own)
 
     @property
     def num_blocks(self) -> int:
         """Number of blocks."""
-        return self.bands.num_blocks
+        return self.own.num_blocks
+
+    @cached_property
+    def keep(self) -> tuple[int, ...]:
+        """Numbers of blocks to keep, by default a quarter, half and three quarters of all."""
+        asked = self.settings.keep
+        return tuple(default_keep(self.num_blocks) if asked is None else sorted(set(asked)))
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Number and length of the tracks of each arrangement."""
+        return tuple(default_shapes(max(map(len, self.bands.groups)))) if self.settings.arrangements else ()
+
+    @cached_property
+    def freedom(self) -> tuple[Bands, ...]:
+        """Bands whose random orders are evaluated: the model's own and those of :meth:`Bands.ladder`."""
+        ladder = {*Bands.ladder(self.num_blocks), self.own} if self.settings.freedom else ()
+        return tuple(sorted(ladder, key=lambda step: (step.num_orders, step.cuts)))
 
     def uniform(self) -> list[tuple[int, ...]]:
         """Return the random orders of all blocks."""
-        return self.bands.random_orders(self.orders, self.seed)
+        return self.bands.random_orders(self.settings.orders, self.settings.seed)
 
     def all_orders(self) -> list[tuple[int, ...]]:
         """Return every order to run, each once."""
@@ -83,22 +76,23 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
 
     def within(self, bands: Bands) -> list[tuple[int, ...]]:
         """Return the orders within one of :attr:`freedom`."""
-        return bands.some_orders(self.orders, self.seed)
+        return bands.some_orders(self.settings.orders, self.settings.seed)
 
     def graded(self) -> list[tuple[int, ...]]:
-        """Return the orders at graded distances."""
-        return [self.bands.sort(order) for order in graded_orders(self.num_blocks, self.distances, self.seed)]
+        """Return the orders at graded distances; none unless they are asked for."""
+        count = self.settings.orders if self.settings.kendall else 0
+        return [self.bands.sort(order) for order in graded_orders(self.num_blocks, count, self.settings.seed)]
 
     def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
         """Return a shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
-        orders = self.bands.random_orders(DRAWS, self.seed)
+        orders = self.bands.random_orders(DRAWS, self.settings.seed)
         return self.bands.equal_waves(range(self.num_blocks), tracks, length), [
             self.bands.equal_waves(order, tracks, length) for order in orders
         ]
 
     def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
         """Return the random subsets of ``keep`` blocks, in trained order or as drawn."""
-        return [self.bands.random_subset_order(keep, self.seed, i, shuffled=shuffled) for i in range(DRAWS)]
+        return [self.bands.random_subset_order(keep, self.settings.seed, i, shuffled=shuffled) for i in range(DRAWS)]
 
 
 def default_keep(blocks: int) -> list[int]:
@@ -140,47 +134,3 @@ def graded_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
         order = tuple(sorted(range(blocks), key=keys.__getitem__))
         found.append(order[::-1] if index % 2 else order)
     return found
-
-
-class AnalysisOrders(msgspec.Struct, frozen=True):
-    """Kinds to measure, and the orders for it, all drawn from one seed."""
-
-    bands: Bands
-    kinds: tuple[str, ...]
-    orders: int
-    seed: int
-    pool: Literal["mean", "first"] = "mean"
-    """Vector of an image: the mean of its tokens, or the first one (the class token, if there is one)."""
-    block: int | None = None
-    """Block whose outputs are mapped; None: the one in the middle of the largest band."""
-
-    @property
-    def mapped(self) -> int:
-        """Block whose outputs are mapped; raises :class:`UsageError` if the model lacks it."""
-        if self.block is None:
-            largest = max(self.bands.groups, key=len)
-            return largest[len(largest) // 2]
-        if self.block >= self.bands.num_blocks:
-            raise UsageError(f"--block {self.block}: the model has blocks 0 to {self.bands.num_blocks - 1}")
-        return self.block
-
-    @property
-    def trained(self) -> Order:
-        """The trained order of all blocks."""
-        return tuple(range(self.bands.num_blocks))
-
-    def random(self) -> list[Order]:
-        """Return the random orders of all blocks."""
-        return self.bands.random_orders(self.orders, self.seed)
-
-    def left_out(self) -> dict[int, list[Order]]:
-        """Return random orders of random subsets, by the number of blocks left out."""
-        num_blocks = self.bands.num_blocks
-        counts = sorted({1, *(round(num_blocks * part / 4) for part in (1, 2, 3))} & set(range(1, num_blocks)))
-        return {
-            count: [
-                self.bands.random_subset_order(num_blocks - count, self.seed, draw, shuffled=True)
-                for draw in range(DRAWS)
-            ]
-            for count in counts
-        }

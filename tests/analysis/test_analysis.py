@@ -9,9 +9,9 @@ import pytest
 from ls_edge.analysis import KINDS, analyze, check_kinds
 from ls_edge.analysis.blocks import token_additions
 from ls_edge.analysis.blocks.similarity import cka_matrix
+from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.evaluation.orders import AnalysisOrders
 
 BLOCKS, DIM, TOKENS, CLASSES = 5, 6, 4, 3
 BASIC = ("importance", "contribution", "similarity", "agreement")
@@ -66,7 +66,7 @@ def softmax(logits):
 
 
 def plan_of(bands=None, kinds=BASIC, orders=12, seed=0, **fields):
-    return AnalysisOrders(bands or Bands(BLOCKS), kinds, orders, seed, **fields)
+    return AnalysisPlan(AnalysisSettings(what=kinds, orders=orders, seed=seed, **fields), bands or Bands(BLOCKS))
 
 
 def centered_alignment(x, y):

@@ -6,8 +6,8 @@ import timm
 import torch
 
 from ls_edge.analysis import analyze
+from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
 from ls_edge.core.bands import Bands
-from ls_edge.evaluation.orders import AnalysisOrders
 from ls_edge.training.inspection.inspected import Inspected
 from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.models.torch_blocks import TorchBlocks
@@ -19,7 +19,7 @@ def images_for(model, count, seed=0):
 
 
 def measured(model, *batches):
-    plan = AnalysisOrders(Bands(model.num_blocks), ("attention",), 1, 0)
+    plan = AnalysisPlan(AnalysisSettings(what=("attention",)), Bands(model.num_blocks))
     return analyze(model, [(batch, np.zeros(len(batch), int)) for batch in batches], plan).attention
 
 
@@ -101,7 +101,7 @@ def test_families_with_rotary_positions_and_biases(name, arguments, prefix):
 )
 def test_families_without_plain_attention_have_a_reason(name, arguments, why):
     model = TorchBlocks(build(name, arguments, kept=[0, 1]))
-    plan = AnalysisOrders(Bands(2), ("attention", "layer_scale"), 1, 0)
+    plan = AnalysisPlan(AnalysisSettings(what=("attention", "layer_scale")), Bands(2))
     batch = np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, int)
     found = analyze(model, [batch], plan, inspected=Inspected(model, Bands(2), 0, image_spec_of(model.view)))
     assert why in found.reasons["attention"]

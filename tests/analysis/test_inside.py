@@ -12,8 +12,8 @@ from PIL import Image
 from ls_edge.analysis import KINDS, analyze
 from ls_edge.analysis.inside import excite, inversion
 from ls_edge.analysis.inside.saliency import saliency_map
+from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
 from ls_edge.core.bands import Bands
-from ls_edge.evaluation.orders import AnalysisOrders
 from ls_edge.training.inspection.gradients import run_blocks
 from ls_edge.training.inspection.inspected import Inspected
 from ls_edge.training.models.small_models import build, image_spec_of
@@ -76,7 +76,7 @@ def found(inspected, kind, images=None, labels=None):
 
 
 def analyzed(inspected, kinds, images, labels):
-    plan = AnalysisOrders(inspected.bands, kinds, 2, 0)
+    plan = AnalysisPlan(AnalysisSettings(what=kinds, orders=2), inspected.bands)
     return analyze(inspected.model, [(images, labels)], plan, inspected=inspected)
 
 
@@ -107,7 +107,9 @@ def test_every_family_has_all_kinds_of_any_model(name, arguments):
     inspected = opened(name, arguments)
     kinds = tuple(kind for kind in KINDS if kind not in (*RUN_KINDS, "umap"))
     images, labels = images_for(inspected, 40), np.arange(40) % 3
-    found = analyze(inspected.model, [(images, labels)], AnalysisOrders(inspected.bands, kinds, 2, 0))
+    found = analyze(
+        inspected.model, [(images, labels)], AnalysisPlan(AnalysisSettings(what=kinds, orders=2), inspected.bands)
+    )
     assert not found.reasons.keys() & set(kinds)
     for kind in kinds:
         assert found.finding(kind).endswith(".")

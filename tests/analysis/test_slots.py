@@ -8,9 +8,9 @@ from ls_edge.analysis import analyze
 from ls_edge.analysis.blocks import slot_outputs
 from ls_edge.analysis.blocks.norms import BINS
 from ls_edge.analysis.blocks.pairs import Pairs
+from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
-from ls_edge.evaluation.orders import AnalysisOrders
 
 DEPTH, DIM, TOKENS = 4, 6, 3
 
@@ -46,7 +46,7 @@ def drawn(count):
 
 
 def found(model, count=120, kinds=("slots", "norms", "pairs"), bands=None, **fields):
-    plan = AnalysisOrders(bands or Bands(DEPTH), kinds, 1, 0, **fields)
+    plan = AnalysisPlan(AnalysisSettings(what=kinds, orders=1, **fields), bands or Bands(DEPTH))
     images, labels = drawn(count)
     return analyze(model, [(images[at : at + 50], labels[at : at + 50]) for at in range(0, count, 50)], plan)
 

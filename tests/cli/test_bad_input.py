@@ -183,7 +183,7 @@ CASES = r"""
 2 | EVAL --limit 10 --batch-size 0 | '--batch-size': 0 is not in the range 1<=x<=65536
 2 | EVAL --limit 10 --orders 2 --threads 100000 | '--threads': 100000 is not in the range 1<=x<=1024
 2 | EVAL --device gpu | '--device': 'gpu' is not one of 'auto', 'cpu', 'cuda'
-2 | EVAL --precision int8 | '--precision': 'int8' is not one of 'fp32', 'bf16', 'fp16'
+2 | EVAL --precision int8 | '--precision': 'int8' is not one of 'bf16', 'fp16', 'fp32'
 2 | EVAL --figure empty | cannot write empty: it is a folder; name a file
 2 | EVAL --figure file.txt/x.svg | cannot write file.txt/x.svg:
 1 | analyze nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
@@ -200,7 +200,7 @@ CASES = r"""
 2 | ANALYZE --what '' | --what '' is not a kind of analysis; use importance, contribution,
 2 | ANALYZE --orders 0 | '--orders': 0 is not in the range 1<=x<=100000
 2 | ANALYZE --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
-2 | ANALYZE --pool last | '--pool': 'last' is not one of 'mean', 'first'
+2 | ANALYZE --pool last | '--pool': 'last' is not one of 'first', 'mean'
 2 | ANALYZE --bands 0/2 | bands 0/2: found block 2 in place of block 1; name each block once,
 2 | ANALYZE --report empty | cannot write empty: it is a folder; name a file
 2 | ANALYZE --report file.txt/x.html | cannot write file.txt/x.html
@@ -322,8 +322,8 @@ CASES = r"""
 2 | PEER keyed.yaml --secret-key open.key_secret | open.key_secret can be read by others (mode 0644); run: chmod 600
 1 | PEER keyed.yaml --secret-key k.key_secret | the secret key does not belong to 'a': its public key is not in the
 2 | PEER keyed.yaml --secret-key empty | cannot read the secret key empty: Is a directory; check --secret-key
-2 | PEER good.yaml --secret-key k.key_secret | good.yaml has no keys, so with --secret-key too no link would be
-2 | peer --name a --store st --peers good.yaml --secret-key k.key_secret | good.yaml has no keys, so with --secret-key
+2 | PEER good.yaml --secret-key k.key_secret | good.yaml has no keys, so links would not be encrypted even with
+2 | peer --name a --store st --peers good.yaml --secret-key k.key_secret | good.yaml has no keys, so links would not
 2 | run | Missing option '--data'
 2 | run --local 2 --data digits | --local starts peers with a bundle; give --bundle
 2 | predict flat/a.png | give --bundle DIR to answer in this process, or --peers FILE

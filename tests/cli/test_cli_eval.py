@@ -12,6 +12,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.text import distinct_names
 from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Freedom, SequentialAccuracy
 from ls_edge.evaluation.orders import EvaluationOrders
+from ls_edge.evaluation.settings import EvaluationSettings
 from ls_edge.report.charts import accuracy_figure, freedom_figure, spec_of
 from ls_edge.report.side_by_side import evaluations_with_freedom
 
@@ -119,7 +120,7 @@ def test_runs_of_different_depth_are_not_averaged(two):
     with pytest.raises(
         UsageError, match=r"bundle has 4 blocks in the bands 0-3, and runs/deeper has 6 in the bands 0-5"
     ):
-        check_alike(like, two[0], EvaluationOrders.make(Bundle.open(two[0]).bands, 2))
+        check_alike(like, two[0], EvaluationOrders(EvaluationSettings(), Bundle.open(two[0]).bands))
 
 
 def test_a_figure_of_too_many():

@@ -15,6 +15,11 @@ from ls_edge.evaluation.orders import (
     graded_orders,
     kendall_tau,
 )
+from ls_edge.evaluation.settings import EvaluationSettings
+
+
+def plan_of(own, **settings):
+    return EvaluationOrders(EvaluationSettings.of(settings), own)
 
 
 class Digits:
@@ -43,7 +48,7 @@ def images(count=1):
 
 
 def test_a_model_that_only_knows_the_trained_order():
-    plan = EvaluationOrders.make(Bands(4), orders=50, keep=[2, 4], seed=3)
+    plan = plan_of(Bands(4), orders=50, keep=[2, 4], seed=3)
     found = evaluate(Digits(4, lambda order: order == (0, 1, 2, 3)), images(2), plan)
     right = sum(order == (0, 1, 2, 3) for order in Bands(4).random_orders(50, 3)) / 50
     assert found.sequential.top1 == 1.0
@@ -56,9 +61,7 @@ def test_a_model_that_only_knows_the_trained_order():
 
 def test_figures_are_over_orders_and_draws():
     starts = {order: order[0] == 1 for order in Bands(3).random_orders(20, 0)}
-    found = evaluate(
-        Digits(3, lambda order: order[:1] == (1,)), images(), EvaluationOrders.make(Bands(3), orders=20, keep=[1, 2])
-    )
+    found = evaluate(Digits(3, lambda order: order[:1] == (1,)), images(), plan_of(Bands(3), orders=20, keep=[1, 2]))
     values = np.array([starts[order] for order in Bands(3).random_orders(20, 0)], float)
     assert found.arbitrary.top1_mean == pytest.approx(values.mean())
     assert found.arbitrary.top1_std == pytest.approx(values.std())
@@ -71,14 +74,14 @@ def test_figures_are_over_orders_and_draws():
 
 def test_common_starts_run_once():
     model = Digits(5, lambda order: True)
-    orders = EvaluationOrders.make(Bands(5), orders=30).all_orders()
+    orders = plan_of(Bands(5), orders=30).all_orders()
     seen = dict(logits_of(model, np.zeros((4, 3, 2, 2)), orders))
     assert set(seen) == set(orders)
     assert model.runs == blocks_to_run(orders) < sum(map(len, orders))
 
 
 def test_the_document():
-    document = msgspec.to_builtins(evaluate(Digits(4, lambda order: True), images(), EvaluationOrders.make(Bands(4))))
+    document = msgspec.to_builtins(evaluate(Digits(4, lambda order: True), images(), plan_of(Bands(4))))
     assert set(document) >= {"sequential", "arbitrary", "kept", "position_accuracy", "images"}
     assert set(document["arbitrary"]) == {"top1_mean", "top1_std", "top1_p5", "top1_worst", "orders"}
     assert document["arbitrary"]["orders"] == 64
@@ -96,11 +99,11 @@ def test_default_keep_is_quarters():
 
 def test_errors():
     with pytest.raises(UsageError, match="keep 5 is not possible: the model has 4 blocks"):
-        EvaluationOrders.make(Bands(4), keep=[5])
+        plan_of(Bands(4), keep=[5])
     with pytest.raises(UsageError, match="orders is 0"):
-        EvaluationOrders.make(Bands(4), orders=0)
+        plan_of(Bands(4), orders=0)
     with pytest.raises(DataError, match="no images"):
-        evaluate(Digits(2, lambda order: True), [], EvaluationOrders.make(Bands(2)))
+        evaluate(Digits(2, lambda order: True), [], plan_of(Bands(2)))
 
 
 class Sums:
@@ -119,7 +122,7 @@ class Sums:
 
 
 def test_tracks_run_side_by_side():
-    found = evaluate(Sums(), images(), EvaluationOrders.make(Bands(4), orders=2, arrangements=True)).arrangements
+    found = evaluate(Sums(), images(), plan_of(Bands(4), orders=2, arrangements=True)).arrangements
     assert [(item.tracks, item.blocks) for item in found] == [(2, 1), (2, 2), (4, 1)]
     # Only four blocks in parallel all start from zero and add their own power of ten.
     assert [(item.trained, item.arbitrary, item.arbitrary_std) for item in found] == [(0, 0, 0), (0, 0, 0), (1, 1, 0)]
@@ -133,17 +136,17 @@ def test_everything_is_evaluated_within_the_bands():
             bands.check(Arrangement.plain(tokens))
             return super().head(tokens)
 
-    plan = EvaluationOrders.make(bands, orders=40, seed=2, kendall=True)
+    plan = plan_of(bands, orders=40, seed=2, kendall=True)
     assert any(len(order) < 6 for order in plan.all_orders())
     evaluate(Watched(6, lambda order: True), images(), plan)
-    plan = EvaluationOrders.make(bands, orders=2, arrangements=True)
+    plan = plan_of(bands, orders=2, arrangements=True)
     assert plan.shapes == ((2, 1), (2, 2), (4, 1))
     for shape in plan.shapes:
         trained, drawn = plan.in_tracks(*shape)
         for item in (trained, *drawn):
             bands.check(item)
             assert not item.is_plain
-    fixed = EvaluationOrders.make(Bands.fixed(4), orders=3, keep=[2], arrangements=True)
+    fixed = plan_of(Bands.fixed(4), orders=3, keep=[2], arrangements=True)
     assert fixed.shapes == ()
     assert all(list(order) == sorted(order) for order in fixed.all_orders())
 
@@ -168,7 +171,7 @@ def test_kendall_tau():
 
 def test_accuracy_by_distance_from_the_trained_order():
     found = evaluate(
-        Digits(5, lambda order: kendall_tau(order) > 0), images(), EvaluationOrders.make(Bands(5), 40, kendall=True)
+        Digits(5, lambda order: kendall_tau(order) > 0), images(), plan_of(Bands(5), orders=40, kendall=True)
     ).kendall
     assert sum(item.orders for item in found) == 80
     assert [item.tau for item in found] == sorted(item.tau for item in found)
@@ -182,12 +185,12 @@ def test_blocks_that_name_their_slot():
             return np.full(4, len(tokens) - 1 if index else 7)
 
     assert evaluate(
-        Tells(4, lambda order: True), images(2), EvaluationOrders.make(Bands(4), 10)
+        Tells(4, lambda order: True), images(2), plan_of(Bands(4), orders=10)
     ).position_accuracy == pytest.approx(0.75)
 
 
 def test_several_models_as_one():
-    plan = EvaluationOrders.make(Bands(4), 10, kendall=True)
+    plan = plan_of(Bands(4), orders=10, kendall=True)
     good, bad = (evaluate(Digits(4, right), images(), plan) for right in (lambda o: True, lambda o: o == (0, 1, 2, 3)))
     both = aggregate([good, bad])
     assert both.sequential.top1 == 1.0
@@ -199,7 +202,7 @@ def test_several_models_as_one():
     assert both.kept["2"].arbitrary == 0.5
     assert len(both.kendall) == len(good.kendall)
     assert both.arrangements is None
-    tracks = evaluate(Sums(), images(), EvaluationOrders.make(Bands(4), orders=2, arrangements=True))
+    tracks = evaluate(Sums(), images(), plan_of(Bands(4), orders=2, arrangements=True))
     assert [(item.tracks, item.trained) for item in aggregate([tracks, tracks]).arrangements] == [
         (2, 0),
         (2, 0),
@@ -210,7 +213,7 @@ def test_several_models_as_one():
 def test_accuracy_by_freedom():
     """A model that fails as soon as block 0 does not come first, or 3 comes before 2."""
     own = Bands.from_json("0-1/2-3")
-    plan = EvaluationOrders.make(Bands(4), orders=30, keep=[], freedom=own)
+    plan = plan_of(own, bands="0-3", orders=30, keep=[], freedom=True)
     model = Digits(4, lambda order: order[0] == 0 and order.index(2) < order.index(3))
     found = evaluate(model, images(), plan).freedom
     assert [(str(Bands.from_json(step.bands)), step.allowed, step.orders) for step in found] == [
@@ -220,15 +223,15 @@ def test_accuracy_by_freedom():
     assert [step.top1_worst for step in found] == [1.0, 1.0, 0.0, 0.0, 0.0]
     assert [step.own for step in found] == [False, False, True, False, False]
     assert found[3].top1_std == pytest.approx(0.5)
-    assert evaluate(model, images(), EvaluationOrders.make(Bands(4), keep=[])).freedom is None
-    assert len(EvaluationOrders.make(Bands(24), freedom=Bands(24)).freedom) == 6
+    assert evaluate(model, images(), plan_of(Bands(4), keep=[])).freedom is None
+    assert len(plan_of(Bands(24), freedom=True).freedom) == 6
     msgspec.json.encode(
-        evaluate(Digits(24, lambda order: True), images(), EvaluationOrders.make(Bands(24), 1, [], freedom=Bands(24)))
+        evaluate(Digits(24, lambda order: True), images(), plan_of(Bands(24), orders=1, keep=[], freedom=True))
     )
 
 
 def test_freedom_over_several_models():
-    plan = EvaluationOrders.make(Bands(3), orders=6, keep=[], freedom=Bands(3))
+    plan = plan_of(Bands(3), orders=6, keep=[], freedom=True)
     good = evaluate(Digits(3, lambda order: True), images(), plan)
     bad = evaluate(Digits(3, lambda order: order[0] == 0), images(), plan)
     both = aggregate([good, bad]).freedom

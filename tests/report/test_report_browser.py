@@ -11,10 +11,10 @@ import pytest
 from ls_edge.analysis import KINDS, analyze
 from ls_edge.analysis.inside.attention import AttentionStatistics
 from ls_edge.analysis.page import write_analysis
+from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.orders import AnalysisOrders
 from ls_edge.evaluation.simulation_summary import SimulationContext, SiteOutcome, summarise_simulation
 from ls_edge.report.html import write_comparison, write_report, write_simulation
 from tests.browser import Browser, needs_browser
@@ -32,7 +32,7 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
     with Pipeline.open(Bundle.open(tiny_bundle), threads=1) as pipeline:
         rng = np.random.default_rng(0)
         batch = rng.standard_normal((8, 3, 16, 16)).astype(np.float32), rng.integers(0, 10, 8)
-        found = analyze(pipeline, [batch], AnalysisOrders(Bands(6), tuple(KINDS), 4, 0))
+        found = analyze(pipeline, [batch], AnalysisPlan(AnalysisSettings(what=tuple(KINDS), orders=4), Bands(6)))
     figures = rng.random((2, 6, 4)).tolist()
     found = msgspec.structs.replace(
         found, attention=AttentionStatistics(*figures, grid=(4, 4), prefix_tokens=0),

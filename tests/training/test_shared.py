@@ -19,6 +19,7 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.evaluation.evaluate import evaluate
 from ls_edge.evaluation.orders import EvaluationOrders
+from ls_edge.evaluation.settings import EvaluationSettings
 from ls_edge.export.targets import prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
 from ls_edge.training.config import read_config
@@ -223,7 +224,7 @@ def test_a_run_has_the_weights_once_and_loads(shared_runs):
     assert size["run"] < 0.5 * size["start"]
     images = open_data("digits", "eval")
     refs = images.take(180)
-    plan = EvaluationOrders.make(Bands(4), orders=6, keep=[3])
+    plan = EvaluationOrders(EvaluationSettings(orders=6, keep=(3,)), Bands(4))
     for model, view in (("start", start), ("run", run)):
         batches = iterate_batches(refs, Preprocessor(view.record.image), 60, print)
         found = evaluate(TorchBlocks(view.view), batches, plan)

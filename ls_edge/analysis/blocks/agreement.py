@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from ls_edge.analysis.kind import MeasuredKind, number_text
+from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.core.text import counted, show_percent
 from ls_edge.evaluation.measure import Mean, Measure, Order, TokenModel, log_softmax
-from ls_edge.evaluation.orders import AnalysisOrders
 
 if TYPE_CHECKING:
     from ls_edge.report.charts.specification import Chart
@@ -55,7 +55,7 @@ class Agreement(msgspec.Struct, frozen=True):
 class AgreementMeasure(Measure):
     """Answers in random orders and with blocks left out, compared with those in trained order."""
 
-    def __init__(self, _: TokenModel, plan: AnalysisOrders) -> None:
+    def __init__(self, _: TokenModel, plan: AnalysisPlan) -> None:
         self._trained = plan.trained
         self._groups = {0: plan.random(), **plan.left_out()}
         self.orders = {plan.trained, *(order for orders in self._groups.values() for order in orders)}

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ls_edge.analysis.kind import MeasuredKind, Score, number_text, sentence
+from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.core.text import NOTHING
 from ls_edge.evaluation.measure import Order, Scores, TokenModel
-from ls_edge.evaluation.orders import AnalysisOrders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Importance(msgspec.Struct, frozen=True):
 class ImportanceMeasure(Scores):
     """Scores in trained order, without each block, and with each block at the other end of its band."""
 
-    def __init__(self, _: TokenModel, plan: AnalysisOrders) -> None:
+    def __init__(self, _: TokenModel, plan: AnalysisPlan) -> None:
         self._trained = plan.trained
         self._variants: list[tuple[Order, int | None, Order]] = []
         for block in self._trained:

@@ -42,7 +42,7 @@ def _result(measure: SlotOutputs) -> AddedNorms:
         mean.append([float(part.mean()) if len(part) else None for part in parts])
         counts = [np.histogram(part, BINS, (0.0, 1.0))[0] / max(1, len(part)) for part in parts]
         shares.append([count.tolist() if len(part) else [] for part, count in zip(parts, counts, strict=True)])
-    return AddedNorms(mean, shares, measure.plan.pool, measure.kept)
+    return AddedNorms(mean, shares, measure.plan.settings.pool, measure.kept)
 
 
 def _finding(found: AddedNorms) -> str:

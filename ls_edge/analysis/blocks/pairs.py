@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from ls_edge.analysis.kind import MeasuredKind, block_names
+from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Mean, Measure, TokenModel
-from ls_edge.evaluation.orders import AnalysisOrders, spearman
+from ls_edge.evaluation.orders import spearman
 
 if TYPE_CHECKING:
     from ls_edge.report.charts.specification import Chart
@@ -45,7 +46,7 @@ class Pairs(msgspec.Struct, frozen=True):
 class PairsMeasure(Measure):
     """Running means for each pair of a band."""
 
-    def __init__(self, model: TokenModel, plan: AnalysisOrders) -> None:
+    def __init__(self, model: TokenModel, plan: AnalysisPlan) -> None:
         self._model, self._trained = model, plan.trained
         self._images = 0
         pairs = (pair for group in plan.bands.groups for pair in itertools.combinations(group, 2))

@@ -32,7 +32,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 def _result(measure: SlotOutputs) -> Probe | None:
     """Fit a probe for each block with several slots and enough images."""
-    rng = np.random.default_rng(measure.plan.seed)
+    rng = np.random.default_rng(measure.plan.settings.seed)
     accuracy: list[float | None] = []
     shuffled: list[float | None] = []
     for steps, share in zip(measure.steps, measure.chances, strict=True):

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Mean, Measure, TokenModel
-from ls_edge.evaluation.orders import AnalysisOrders
 
 MOST_IMAGES = 1000
 """Images whose outputs are kept, as in the paper."""
@@ -22,7 +22,7 @@ MOST_VALUES = 2**26
 class SlotOutputs(Measure):
     """Outputs of every block in the slot that it had in the order of an image."""
 
-    def __init__(self, model: TokenModel, plan: AnalysisOrders) -> None:
+    def __init__(self, model: TokenModel, plan: AnalysisPlan) -> None:
         self._model, self.plan = model, plan
         self.images = 0
         depth = plan.bands.num_blocks
@@ -40,7 +40,7 @@ class SlotOutputs(Measure):
     def begin(self, start: Any, labels: np.ndarray) -> None:
         """Run each image of a batch in its order."""
         for place, label in enumerate(labels):
-            order = self.plan.bands.random_order(self.plan.seed, self.images)
+            order = self.plan.bands.random_order(self.plan.settings.seed, self.images)
             right = self._run(order, start[place : place + 1]).argmax() == label
             for slot, block in enumerate(order):
                 self.right[block][slot].add(float(right), 1)
@@ -70,7 +70,7 @@ class SlotOutputs(Measure):
             drawn.append((block, slot, after.ravel()))
 
     def _pooled(self, tokens: np.ndarray) -> np.ndarray:
-        found: np.ndarray = tokens.mean(axis=0) if self.plan.pool == "mean" else tokens[0]
+        found: np.ndarray = tokens.mean(axis=0) if self.plan.settings.pool == "mean" else tokens[0]
         return found
 
     @property

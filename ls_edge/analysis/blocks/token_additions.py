@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Floats, Mean, Measure, TokenModel, starts_of
-from ls_edge.evaluation.orders import AnalysisOrders
 
 MOST_CKA_IMAGES = 1000
 """Images over which similarity is computed, the first of the sample: memory holds a kernel matrix of each step."""
@@ -17,9 +17,9 @@ MOST_CKA_IMAGES = 1000
 class TokenAdditions(Measure):
     """Means over what blocks add to tokens, in trained and in random orders."""
 
-    def __init__(self, model: TokenModel, plan: AnalysisOrders) -> None:
+    def __init__(self, model: TokenModel, plan: AnalysisPlan) -> None:
         self._array_of, self._trained = model.array_of, plan.trained
-        self.pool, self.random = plan.pool, plan.random()
+        self.pool, self.random = plan.settings.pool, plan.random()
         self.orders = {plan.trained, *self.random}
         self._times = starts_of(self.random)
         self.trained_ratios = [Mean() for _ in plan.trained]

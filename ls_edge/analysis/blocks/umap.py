@@ -36,7 +36,7 @@ def _result(measure: SlotOutputs) -> list[Map]:
     for of, steps in measure.mapped.items():
         if len(steps) > 2 * NEIGHBORS:
             blocks, slots, vectors = (list(each) for each in zip(*steps, strict=True))
-            points = _embedded(np.stack(vectors), measure.plan.seed)
+            points = _embedded(np.stack(vectors), measure.plan.settings.seed)
             near = _neighbors(points, np.array(slots))
             shown = [(round(float(x), 3), round(float(y), 3)) for x, y in points]
             found.append(Map(of, shown, blocks, slots, near, measure.chances[measure.plan.mapped]))

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from ls_edge.analysis.kind import NO_RUN, MeasuredKind, number_text
+from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Measure, NotMeasurable, TokenModel
-from ls_edge.evaluation.orders import AnalysisOrders
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class AttentionStatistics(msgspec.Struct, frozen=True):
 class AttentionMeasure(Measure):
     """Means over queries, float64, summed over images; raises :class:`NotMeasurable` without plain attention."""
 
-    def __init__(self, model: TokenModel, _: AnalysisOrders) -> None:
+    def __init__(self, model: TokenModel, _: AnalysisPlan) -> None:
         if not hasattr(model, "view"):
             raise NotMeasurable(NO_RUN)
         from ls_edge.training.inspection.attention_weights import distances, plain_attention

@@ -9,6 +9,7 @@ import click
 
 from ls_edge.analysis import KINDS, NOT_ASKED, check_kinds
 from ls_edge.analysis.overview import print_analysis
+from ls_edge.analysis.plan import AnalysisSettings
 from ls_edge.analysis.trace import is_trace, print_trace_analysis
 from ls_edge.api.analysis import analyze, analyze_trace
 from ls_edge.api.models import model_folders
@@ -59,29 +60,21 @@ skipped block, and images whose answer depends on them.
 )
 @click.argument("run_or_bundle", type=options.FILE, metavar="RUN_OR_BUNDLE_OR_TRACE")
 @options.path("--against", "Run or bundle to show next to it.", metavar="RUN_OR_BUNDLE")
-@options.text("--what", "Kinds of analysis, listed above.  [default: all that apply]", "A,B")
-@options.orders(16)
-@options.choice(
-    "--pool",
-    ["mean", "first"],
-    "Tokens that stand for an image: their mean, or the first one (the class token, if any).",
-    default="mean",
-)
-@options.count("--block", "Block whose outputs are mapped (umap).  [default: the middle one]", least=0, most=65_536)
-@options.evaluation(batch_size=32)
+@options.DATA
+@options.settings(AnalysisSettings)
+@options.JSON
 @options.REPORT
 def command(
     run_or_bundle: Path,
     against: Path | None,
     data: str,
-    what: str | None,
     report: Path | None,
     as_json: bool,
-    **options: Any,
+    **settings: Any,
 ) -> None:
     """Analyze one model, or two next to each other, or a trace."""
     if is_trace(run_or_bundle):
-        if against is not None or what is not None:
+        if against is not None or settings["what"] is not None:
             raise UsageError(f"{run_or_bundle} is a trace, which has neither --against nor --what; leave them out")
         _analyze_trace(run_or_bundle, open_data(data, "eval"), report, as_json=as_json)
         return
@@ -90,11 +83,9 @@ def command(
         if (runs := model_folders(folder)) != [local_folder(folder)]:
             raise UsageError(f"{folder} is a folder of runs; name one of them, such as {runs[0]}")
     images = open_data(data, "eval")
-    kinds = check_kinds(tuple(KINDS) if what is None else [name.strip() for name in what.split(",")])
+    check_kinds(settings["what"])
     with StepProgress("analyze") as progress:
-        analyses = [
-            analyze(folder, images, what=kinds, **options, on_progress=progress, on_warning=warn) for folder in folders
-        ]
+        analyses = [analyze(folder, images, **settings, on_progress=progress, on_warning=warn) for folder in folders]
     if as_json:
         print_json(analyses[0] if against is None else {"analyses": analyses})
     else:

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from ls_edge.api.evaluation import EvaluationResult, evaluate
-from ls_edge.api.models import bands_in_force, is_bundle, model_folders
+from ls_edge.api.models import is_bundle, model_folders
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json, warn
@@ -21,6 +21,7 @@ from ls_edge.core.errors import printable
 from ls_edge.core.text import distinct_names
 from ls_edge.data.datasets import open_data, require_labels
 from ls_edge.evaluation.orders import EvaluationOrders
+from ls_edge.evaluation.settings import EvaluationSettings
 from ls_edge.report.evaluation import evaluation_remarks, print_evaluation, print_evaluations
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
@@ -35,19 +36,16 @@ from ls_edge.report.terminal import open_console
     ),
 )
 @click.argument("run_or_bundle", type=options.FILE, nargs=-1, required=True)
-@options.orders(64)
-@options.text("--keep", "Numbers of blocks to keep.  [default: quarters]", "N,N", type=options.counts(10_000))
-@options.flag("--arrangements", "Also evaluate blocks in parallel, in waves of tracks.")
-@options.flag("--kendall", "Also evaluate orders at graded distances from the trained one.")
-@options.flag("--freedom", "Also evaluate bands, from a fixed order to full freedom.")
+@options.DATA
 @options.output(
     "--figure",
     "SVG of accuracy by order and blocks kept, or by allowed orders with --freedom.",
     draws=True,
     ours=options.SVG,
 )
-@options.evaluation(batch_size=100)
-def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_json: bool, **options: Any) -> None:
+@options.settings(EvaluationSettings)
+@options.JSON
+def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_json: bool, **settings: Any) -> None:
     """Measure accuracy in trained order, in random orders, and with blocks missing.
 
     Reports mean, standard deviation, 5th percentile, and worst accuracy over random orders, and the accuracy of random
@@ -66,14 +64,13 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
     images = open_data(data, "eval")
     for path in (path for paths in members for path in paths if is_bundle(path)):
         bundle = Bundle.open(path)  # so that a fault of the last one is not found after an hour
-        bands = bands_in_force(options["bands"], bundle.bands)
-        EvaluationOrders.make(bands, options["orders"], options["keep"])
+        EvaluationOrders(EvaluationSettings.of(settings), bundle.bands)
         require_labels(images, bundle.manifest.classes)
     console = open_console()
     found: list[EvaluationResult] = []
     for given, name in zip(run_or_bundle, names, strict=True):
         with StepProgress("evaluate") as progress:
-            result = evaluate(given, images, **options, on_progress=progress, on_warning=warn)
+            result = evaluate(given, images, **settings, on_progress=progress, on_warning=warn)
         found.append(msgspec.structs.replace(result, name=name))
         if not as_json:
             if len(found) > 1:
@@ -89,4 +86,4 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
     if figure is not None:
         from ls_edge.report.charts import accuracy_figure, freedom_figure, write_svg
 
-        write_svg(figure, freedom_figure(found) if options["freedom"] else accuracy_figure(found))
+        write_svg(figure, freedom_figure(found) if settings["freedom"] else accuracy_figure(found))

@@ -16,7 +16,6 @@ import msgspec
 from rich.console import Console
 
 from ls_edge.api.evaluation import evaluate
-from ls_edge.api.models import Device
 from ls_edge.api.training import other_setting
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
@@ -27,6 +26,7 @@ from ls_edge.core.files import write_output
 from ls_edge.data.datasets import ImageSet, is_timm_name, open_data
 from ls_edge.device.requirements import require, require_import
 from ls_edge.evaluation.evaluate import Evaluation, aggregate
+from ls_edge.evaluation.settings import Device
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
@@ -88,7 +88,7 @@ class Training:
 @options.count("--seeds", "Number of seeds for each row: 0, 1, ...", most=10_000, default=5)
 @options.count("--epochs", "Epochs of each training instead of the plan's, for a trial.", most=10**9)
 @options.SET
-@options.orders(64)
+@options.count("--orders", "Random orders of all blocks.", most=100_000, default=64)
 @options.count("--limit", "Images to evaluate on.")
 @options.DEVICE
 @options.threads("Torch threads on the CPU.")

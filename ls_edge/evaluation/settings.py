@@ -1,0 +1,75 @@
+"""Settings of evaluations: each is a flag of the command, an argument of the function, and a key of the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import Threads
+from ls_edge.core.validation import explain
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Orders = Annotated[int, Meta(ge=1, le=100_000)]
+Images = Annotated[int, Meta(ge=1, le=10_000_000)]
+BatchSize = Annotated[int, Meta(ge=1, le=65_536)]
+T = TypeVar("T", bound="ModelSettings")
+
+
+def flag(help_text: str, metavar: str = "N") -> Meta:
+    """Return the description of a setting in the help of the command."""
+    return Meta(extra={"help": help_text, "metavar": metavar})
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of all measurements on a run or a bundle; device and precision are for runs."""
+
+    bands: Annotated[
+        str | None,
+        flag("Groups in which blocks may be reordered, such as 0/1-6/7.  [default: the model's own]", "BANDS"),
+    ] = None
+    limit: Annotated[Images | None, flag("Number of images; above the size of the data, images repeat.")] = None
+    seed: Annotated[int, Meta(ge=0), flag("Seed of orders and subsets.")] = 0
+    batch_size: Annotated[BatchSize, flag("Images at a time.")] = 100
+    device: Annotated[Device, flag("Device of a run's model.")] = "auto"
+    precision: Annotated[Precision, flag("Precision of a run's matrix products; a bundle has its own.")] = "fp32"
+    threads: Annotated[Threads | None, flag("Threads of the engines or of torch.  [default: their own]")] = None
+
+    @classmethod
+    def of(cls: type[T], given: Mapping[str, Any]) -> T:
+        """Make settings of arguments; raise :class:`UsageError` for an unknown name or a value that is not allowed."""
+        plain = {name: _plain(value) for name, value in given.items()}
+        try:
+            return msgspec.convert(plain, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(explain(str(error), plain, cls).text) from None
+
+    def bands_of(self, own: Bands) -> Bands:
+        """Return the bands in force, by default a model's ``own``; raise :class:`UsageError` if they do not fit it."""
+        return own if self.bands is None else Bands.from_json(self.bands, own.num_blocks)
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers of NumPy as Python's, and sequences as lists."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+class EvaluationSettings(ModelSettings, frozen=True, kw_only=True):
+    """Settings of an evaluation."""
+
+    orders: Annotated[Orders, flag("Random orders of all blocks.")] = 64
+    keep: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=10_000)], ...] | None,
+        flag("Numbers of blocks to keep.  [default: quarters]", "N,N"),
+    ] = None
+    arrangements: Annotated[bool, flag("Also evaluate blocks in parallel, in waves of tracks.")] = False
+    kendall: Annotated[bool, flag("Also evaluate orders at graded distances from the trained one.")] = False
+    freedom: Annotated[bool, flag("Also evaluate bands, from a fixed order to full freedom.")] = False
