@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import MINOR_OF_ENDS, Itinerary, Progress, Release, ReturnReason
 from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
+from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, Wait
 from ls_edge.runtime.routing.state.candidates import LocalNode
-from ls_edge.runtime.routing.state.custody import Custody
-from ls_edge.runtime.routing.state.events import Arrived, Send
+from ls_edge.runtime.routing.state.custody import Custody, Stages
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.state.neighbors import Neighbor
+from ls_edge.runtime.routing.state.turn import Turn
 
 
 def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
@@ -24,11 +25,15 @@ def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
     return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips and not has_ends(blocks)
 
 
+Handlers = Mapping[type, tuple[Callable[..., object], ...]]
+"""Handlers of each event, and of each message with its sender, in their order."""
+
+
 class Rules(Protocol):
     """What a source and a peer do differently with a request."""
 
-    def take_in(self, event: Arrived) -> None:
-        """Hold tokens that arrived and send ACCEPT, or send REFUSE."""
+    handlers: Handlers
+    stages: Stages
 
     def local_node(self) -> LocalNode:
         """Return what this process can run itself."""
@@ -45,29 +50,55 @@ class Rules(Protocol):
     def finish(self) -> float:
         """Follow up on the events of a turn; return the time of the next :class:`Tick` for this, or infinity."""
 
+    def check(self) -> None:
+        """Raise :class:`InvalidState` for an inconsistency; see ``Machine.validate``."""
+
+
+class Stay(NamedTuple):
+    """Wait as before for whatever the request waits for."""
+
+    begins: bool
+    """It has just begun to wait."""
+
+
+Step = Choice | Stay
+"""Result of a decision."""
+
+
+@dataclass(slots=True, eq=False)
+class Case:
+    """A waiting request, and what it is decided by."""
+
+    request: HeldRequest
+    policy: Policy
+    local: LocalNode
+    candidates: Sequence[Neighbor] = ()
+    """Peers that it may be handed to."""
+
 
 class Decisions:
-    """Decides the waiting requests of a process, at the end of each event."""
+    """Decides the waiting requests of a process, at the end of each turn."""
 
     rules: Rules
 
-    def __init__(self, custody: Custody) -> None:
+    def __init__(self, turn: Turn, custody: Custody) -> None:
         self.count = 0
+        self.reroutes = 0
+        """Number of times that a request was decided again after a failure."""
+        self._turn = turn
         self._custody = custody
-        self._neighbors = custody.neighbors
-        self._limits = custody.limits
+        self._neighbors = turn.neighbors
+        self._limits = turn.limits
         self._waiting = custody.waiting
         self._look_at = 0.0
         """Time of the next look at waiting requests without an event."""
-        self.reroutes = 0
-        """Number of times that a request was decided again after a failure."""
 
     # Which requests are decided.
 
     def run(self) -> None:
         """Decide the requests that are ready, and those for which a neighbor may have room."""
         waiting = self._waiting
-        if self._custody.now >= self._look_at and waiting:
+        if self._turn.now >= self._look_at and waiting:
             self._look_at_waiting()
         while waiting.may_have_room or waiting.ready:
             if waiting.may_have_room:
@@ -88,7 +119,7 @@ class Decisions:
 
     def _look_at_waiting(self) -> None:
         """Decide again the requests that wait for the end of a suspicion, refusal or pause, since no event marks it."""
-        self._look_at = self._custody.now + self._limits.pause
+        self._look_at = self._turn.now + self._limits.pause
         if self._neighbors.have_recovered():
             self.wake_all()
         else:
@@ -110,48 +141,93 @@ class Decisions:
     def decide(self, request: HeldRequest) -> None:
         """Let a waiting request run here, hand it on, or let it wait for whatever it needs."""
         self.count += 1
-        rules, limits, now = self.rules, self._limits, self._custody.now
-        if self.is_out_of_budget(request):
+        if self.is_out_of_budget(request) or self._goes_home(request) or self.rules.next_step(request):
             return
-        if request.returning:
-            self.send_home(request)
-            return
-        if rules.next_step(request):
-            return
-        itinerary, from_peer, hop = request.itinerary, request.upstream is not None, request.transfer.hop
-        if from_peer and hop >= limits.hops and hop >= limits.hops + 4 * itinerary.blocks:
-            rules.cannot_continue(request, ReturnReason.HOPS)
-            return
-        policy, local = policy_of(itinerary.policy), rules.local_node()
-        here = policy.step_here(itinerary, local)
-        if here is not None:
-            self._custody.run_here(request, here.block)
-            return
-        candidates: Sequence[Neighbor] = self.reachable(request)
-        since = request.waiting_since
-        woken_early = since is not None and request.check_at > now and not local.blocks
-        if woken_early and not any(n.credits > 0 for n in candidates):
-            if request.check_at == INFINITY:  # it has just begun to wait
-                self._custody.wait_for(request, (), None)
-            return
-        if request.avoid or itinerary.avoid:
-            candidates = self._without_avoided(request, candidates)
-        patient = since is None or now - since < limits.credit_wait
-        choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
-        if isinstance(choice, RunHere):
-            self._custody.run_here(request, choice.block)
-        elif isinstance(choice, ReturnReason):
-            self._find_way_out(request, choice, candidates)
-        elif isinstance(choice, Wait):
-            self._wait_for_credit(request, candidates, choice.holders)
-        elif itinerary.via_source and from_peer:
-            rules.cannot_continue(request, ReturnReason.VIA_SOURCE)
-        else:
-            self._hand_on(request, choice)
+        case = Case(request, policy_of(request.itinerary.policy), self.rules.local_node())
+        self._take(
+            case,
+            self._after_too_many_hops(case)
+            or case.policy.step_here(request.itinerary, case.local)
+            or self._while_nobody_has_a_credit(case)
+            or self._by_policy(case),
+        )
+
+    def _take(self, case: Case, step: Step) -> None:
+        request = case.request
+        if isinstance(step, RunHere):
+            self.run_here(request, step.block)
+        elif isinstance(step, SendTo):
+            self._hand_on(request, step)
+        elif isinstance(step, Wait):
+            self._wait_for_credit(case, step.holders)
+        elif isinstance(step, ReturnReason):
+            self.rules.cannot_continue(request, step)
+        elif step.begins:
+            self._custody.wait_for(request, (), None)
+
+    # Rules of a decision: each returns a step, or None for the next rule.
 
     def is_out_of_budget(self, request: HeldRequest) -> bool:
         """Return whether the budget of a request was over, so that it was ended or sent home."""
-        return self._custody.now >= self._custody.budget_end(request) and self.rules.out_of_budget(request)
+        return self._turn.now >= self._custody.budget_end(request) and self.rules.out_of_budget(request)
+
+    def _goes_home(self, request: HeldRequest) -> bool:
+        if request.returning:
+            self.send_home(request)
+        return bool(request.returning)
+
+    def _after_too_many_hops(self, case: Case) -> ReturnReason | None:
+        request, most = case.request, self._limits.hops
+        hop = request.transfer.hop
+        if request.upstream is None or hop < most or hop < most + 4 * request.itinerary.blocks:
+            return None
+        return ReturnReason.HOPS
+
+    def _while_nobody_has_a_credit(self, case: Case) -> Stay | None:
+        """Look for candidates; let a request wait that was decided before its time, while no candidate has a credit."""
+        request = case.request
+        case.candidates = self.reachable(request)
+        if request.waiting_since is None or request.check_at <= self._turn.now or case.local.blocks:
+            return None
+        if any(n.credits > 0 for n in case.candidates):
+            return None
+        return Stay(begins=request.check_at == INFINITY)
+
+    def _by_policy(self, case: Case) -> Step:
+        request, itinerary = case.request, case.request.itinerary
+        if request.avoid or itinerary.avoid:
+            case.candidates = self._without_avoided(request, case.candidates)
+        since = request.waiting_since
+        patient = since is None or self._turn.now - since < self._limits.credit_wait
+        choice = case.policy.next_step(
+            itinerary, case.local, case.candidates, patient=patient, tie_break=request.tie_break
+        )
+        if isinstance(choice, ReturnReason):
+            return self._while_others_advance(case, choice) or self._back_out(request, choice) or choice
+        if isinstance(choice, SendTo) and itinerary.via_source and request.upstream is not None:
+            return ReturnReason.VIA_SOURCE
+        return choice
+
+    def _while_others_advance(self, case: Case, reason: ReturnReason) -> Wait | None:
+        """Wait for a credit where no other process would find one sooner."""
+        waits = reason is ReturnReason.CREDIT and self._may_wait_on(case.request, case.candidates)
+        return Wait() if waits else None
+
+    def _back_out(self, request: HeldRequest, reason: ReturnReason) -> Step | None:
+        """Hand a request back to a process that may reach a holder of which no neighbor knows."""
+        itinerary = request.itinerary
+        if reason is not ReturnReason.UNREACHABLE or itinerary.via_source or itinerary.track is not None:
+            return None
+        way = self.way_out(request)
+        n = self._neighbors.get(way) if way not in itinerary.relays else None
+        if n is None or n not in self.reachable(request):
+            return None
+        if n.credits > 0:
+            return SendTo(way, relay=True)
+        may_wait = request.upstream is None or self._may_wait_on(request, [n])
+        return Wait((way,)) if may_wait else ReturnReason.CREDIT
+
+    # Candidates.
 
     def reachable(self, request: HeldRequest) -> list[Neighbor]:
         """Return the peers that may be handed a request: those of the bundle that it demands, if any.
@@ -167,7 +243,7 @@ class Decisions:
 
     def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbor]) -> Sequence[Neighbor]:
         """Return the candidates without those to avoid, as far as others can take the request."""
-        request.avoid = {name: until for name, until in request.avoid.items() if until > self._custody.now}
+        request.avoid = {name: until for name, until in request.avoid.items() if until > self._turn.now}
         candidates = [n for n in candidates if n.name not in request.avoid]
         others = [n for n in candidates if n.name not in request.itinerary.avoid]
         if request.upstream is not None or any(n.credits > 0 for n in self.able_to_run(request, others)):
@@ -177,26 +253,16 @@ class Decisions:
     def _hand_on(self, request: HeldRequest, choice: SendTo) -> None:
         itinerary = request.itinerary
         if choice.relay:
-            itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self._custody.name))
-        self._custody.offer(request, choice.holder, itinerary)
+            itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self._turn.name))
+        self.offer(request, choice.holder, itinerary)
 
-    def _find_way_out(self, request: HeldRequest, reason: ReturnReason, candidates: Sequence[Neighbor]) -> None:
-        """Act on a request for which the policy finds no holder: wait, hand it back out, or give it up."""
-        if reason is ReturnReason.CREDIT and self._may_wait_on(request, candidates):
-            self._wait_for_credit(request, candidates, ())
-            return
-        itinerary = request.itinerary
-        out_again = reason is ReturnReason.UNREACHABLE and not itinerary.via_source and itinerary.track is None
-        way = self.way_out(request) if out_again else ""
-        n = self._neighbors.get(way) if way not in itinerary.relays else None
-        if n is None or n not in self.reachable(request):
-            self.rules.cannot_continue(request, reason)
-        elif n.credits > 0:
-            self._hand_on(request, SendTo(way, relay=True))
-        elif request.upstream is None or self._may_wait_on(request, [n]):
-            self._wait_for_credit(request, [n], (way,))
-        else:
-            self.rules.cannot_continue(request, ReturnReason.CREDIT)
+    def run_here(self, request: HeldRequest, block: int) -> None:
+        """Queue a waiting request for the engine of this process, which runs ``block`` next."""
+        self._custody.transition(request, Stage.QUEUED, f"block {block}", block)
+
+    def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
+        """Send a waiting request to a neighbor; a copy stays here."""
+        self._custody.transition(request, Stage.OFFERED, to, to, itinerary)
 
     def way_out(self, request: HeldRequest) -> str:
         """Return a process that may reach a holder of which no neighbor knows, or "".
@@ -206,7 +272,7 @@ class Decisions:
         """
         itinerary, neighbors = request.itinerary, self._neighbors
         if request.trail is not None:
-            stuck = self._custody.bands.permitted(itinerary.remaining)
+            stuck = self._turn.bands.permitted(itinerary.remaining)
             if may_skip(itinerary, stuck) and request.reason == ReturnReason.UNREACHABLE:
                 return ""
             return "" if request.avoid.get(request.way_out, 0.0) >= request.deadline else request.way_out
@@ -228,10 +294,10 @@ class Decisions:
 
     def send_home(self, request: HeldRequest) -> None:
         """Offer tokens to their source, to a neighbor that reaches it, or back the way they came."""
-        now, limits, source = self._custody.now, self._limits, request.itinerary.source
+        now, limits, source = self._turn.now, self._limits, request.itinerary.source
         n = self._neighbors.get(source)
         if n is not None and n.window_left > 0:
-            self._custody.offer(request, source, request.itinerary)
+            self.offer(request, source, request.itinerary)
         elif n is not None:  # a slow link; what waits for it must not be taken for lost
             self.send_progress([request])
             self._custody.wait_for(request, (source,), now + limits.look_again)
@@ -245,7 +311,7 @@ class Decisions:
 
         The one before that was its neighbor, so each such step is one nearer to the source.
         """
-        source, relays, now = request.itinerary.source, request.itinerary.relays, self._custody.now
+        source, relays, now = request.itinerary.source, request.itinerary.relays, self._turn.now
         usable = {
             n.name: n
             for n in self._neighbors.candidates()
@@ -262,7 +328,7 @@ class Decisions:
         if request.itinerary.source in neighbors or self._way_home(request):
             return
         if request.upstream is not None and request.upstream in neighbors:
-            self._custody.instructions.append(Send(request.upstream, Release(request.transfer, sender)))
+            self._turn.send(request.upstream, Release(request.transfer, sender))
         self._custody.end(request, f"cancelled, says {sender}, the only way home")
 
     # Waiting for credits.
@@ -275,14 +341,16 @@ class Decisions:
         """
         if request.upstream is None or request.itinerary.source in self._neighbors.by_name:
             return False
-        now = self._custody.now
+        now = self._turn.now
         since = now if request.waiting_since is None else request.waiting_since
         until = since + self._limits.keep_share * (self._custody.budget_end(request) - since)
         moved_at = max((n.moved_at for n in candidates), default=0.0)
         return now < min(until, max(since, moved_at) + self._limits.away_floor)
 
-    def _wait_for_credit(self, request: HeldRequest, candidates: Sequence[Neighbor], holders: tuple[str, ...]) -> None:
-        limits, now, since = self._limits, self._custody.now, request.waiting_since
+    def _wait_for_credit(self, case: Case, holders: tuple[str, ...]) -> None:
+        """Wait for a credit of ``holders``; without any, for one of a candidate that could run a block now."""
+        request = case.request
+        limits, now, since = self._limits, self._turn.now, request.waiting_since
         until = (now if since is None else since) + limits.credit_wait
         if until <= now:
             until = now + limits.look_again
@@ -291,7 +359,7 @@ class Decisions:
             until = min(until, now + limits.look_again)
         or_change = bool(request.avoid or request.itinerary.avoid)
         if not holders:
-            able = self.able_to_run(request, candidates)
+            able = self.able_to_run(request, case.candidates)
             holders = tuple(n.name for n in able if not n.credits)
             or_change = or_change or len(holders) < len(able)  # it prefers to wait, as long as things are as they are
         request.reason = ReturnReason.CREDIT
@@ -301,7 +369,7 @@ class Decisions:
         """Return the candidates with a block that may run now; if there are none, relays to such candidates."""
         itinerary, candidates = request.itinerary, list(candidates)
         first = not policy_of(itinerary.policy).may_reorder
-        wanted = itinerary.remaining[:1] if first else self._custody.bands.permitted(itinerary.remaining)
+        wanted = itinerary.remaining[:1] if first else self._turn.bands.permitted(itinerary.remaining)
         holders = [n for n in candidates if not n.blocks.isdisjoint(wanted)]
         if holders or itinerary.via_source:
             return holders
@@ -309,7 +377,7 @@ class Decisions:
 
     def others_could_run(self, request: HeldRequest, without: Iterable[str]) -> bool:
         """Return whether a process other than these has a block that may run now, or leads to one."""
-        wanted = self._custody.bands.permitted(request.itinerary.remaining)
+        wanted = self._turn.bands.permitted(request.itinerary.remaining)
         return any(
             n.name not in without and (not n.blocks.isdisjoint(wanted) or n.leads_to(wanted))
             for n in self.reachable(request)
@@ -319,17 +387,15 @@ class Decisions:
         """Return whether no other process could continue a request that its next holder keeps."""
         if request.returning:
             return request.downstream == request.itinerary.source
-        wanted = self._custody.bands.permitted(request.itinerary.remaining)
+        wanted = self._turn.bands.permitted(request.itinerary.remaining)
         here = self.rules.local_node().blocks
         return here.isdisjoint(wanted) and not self.others_could_run(request, (request.downstream,))
 
     def send_progress(self, requests: Iterable[HeldRequest]) -> None:
         """Send PROGRESS to the keepers of the copies before, unless one was sent a moment ago."""
-        now, every = self._custody.now, self._limits.progress_every
+        now, every = self._turn.now, self._limits.progress_every
         for request in requests:
             before = request.upstream
             if before is not None and now - request.progress_at >= every and before in self._neighbors.by_name:
                 request.progress_at = now
-                self._custody.instructions.append(
-                    Send(before, Progress(request.transfer, request.itinerary.blocks_done))
-                )
+                self._turn.send(before, Progress(request.transfer, request.itinerary.blocks_done))

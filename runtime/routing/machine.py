@@ -7,23 +7,23 @@ transitions and the held requests are in ``state/custody.py``, the choice of the
 
 What happens to a request, in order:
 
-It arrives. ``Rules.take_in`` accepts tokens and holds them (WAITING), or refuses them. ``Decisions.decide`` lets the
-policy choose: a block runs here (QUEUED, RUNNING), or ``Custody.offer`` sends the tokens to the next holder (OFFERED)
-and keeps a copy. ``_on_accept`` tells the holder before that it may forget its own copy (CUSTODY). When the next holder
+It arrives. A role takes tokens in: it accepts and holds them (WAITING), or refuses them. ``Decisions.decide`` lets the
+policy choose: a block runs here (QUEUED, RUNNING), or ``Decisions.offer`` sends the tokens to the next holder (OFFERED)
+and keeps a copy. ``on_accept`` tells the holder before that it may forget its own copy (CUSTODY). When the next holder
 has passed the request on in its turn, ``passed_on`` drops our copy (ENDED); a source, and the joiner of a track, watch
-it until it comes back (``Custody.watch``, AWAY). So two processes have the tokens at any time, and the source has the
+it until it comes back (AWAY). So two processes have the tokens at any time, and the source has the
 furthest ones.
 
-The next holder is *killed*: its link ends, and ``_on_down`` sends every copy that it had another way (``reroute``). If
+The next holder is *killed*: its link ends, and ``on_down`` sends every copy that it had another way (``reroute``). If
 the keeper of the copy before dies with it, the source starts again from its own.
 
-It *hangs*: ``_on_progress`` extends the deadline of a hop with each sign of life. ``_look_at_hop`` suspects a holder
+It *hangs*: ``on_progress`` extends the deadline of a hop with each sign of life. ``look_at_hop`` suspects a holder
 that is silent, avoids it (``avoid``) and reroutes the request; one that reports progress but keeps the request for too
 long is treated alike, unless it is the only holder. A source gives a request up that it has no news of
 (``SourceRules._on_lost``). An engine of our own that hangs is found by ``EngineWork.look_at``, and what waits for it
 goes on.
 
-It *refuses*: ``_on_refuse`` decides again, and pauses offers to a process that refuses without need. Without a credit
+It *refuses*: ``on_refuse`` decides again, and pauses offers to a process that refuses without need. Without a credit
 anywhere, ``Decisions._wait_for_credit`` waits, for a while.
 
 It *lies*: answers count only from the process that the transfer went to (``_sent_to``), announced times within bounds,
@@ -59,23 +59,20 @@ from ls_edge.runtime.routing.decisions import Decisions, Rules
 from ls_edge.runtime.routing.state.candidates import Model
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import (
-    Arrived,
     Event,
     Forward,
     Instruction,
     NeighborDown,
     NeighborState,
     NeighborUp,
-    Note,
     NoteKind,
     Received,
-    Send,
-    Tick,
     Unsendable,
     in_order,
 )
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.turn import Turn
 
 R = TypeVar("R", bound=Rules)
 
@@ -93,30 +90,17 @@ class Machine(Generic[R]):
         model: Model,
     ) -> None:
         """``rng`` draws branches; seed it in a test, never in a process."""
-        self.custody = Custody(name, limits, model, rng)
-        self.custody.look_at[Stage.OFFERED] = self.custody.look_at[Stage.CUSTODY] = self._look_at_hop
-        self.neighbors = self.custody.neighbors
+        self.turn = Turn(name, limits, model, rng)
+        self.custody = Custody(self.turn)
+        self.decisions = Decisions(self.turn, self.custody)
+        self.neighbors = self.turn.neighbors
         self.held = self.custody.held
         """The requests that this process holds."""
         self.limits = limits
-        self.decisions = Decisions(self.custody)
-        self.handlers: dict[type, list[Callable[..., object]]] = {
-            Arrived: [lambda event: self.rules.take_in(event)],
-            Unsendable: [self._on_unsendable],
-            NeighborUp: [self._on_up],
-            NeighborDown: [self._on_down],
-            NeighborState: [self._on_state],
-            Tick: [],
-            Received: [self._on_received],
-            Accept: [self._on_accept],
-            Refuse: [self._on_refuse],
-            Progress: [self._on_progress],
-            Release: [self._on_release],
-        }
-        """Handlers of events, and of messages with their sender, in their order; rules add theirs."""
         self._next = INFINITY
         """Time of the next :class:`Tick` if nothing else happens before."""
         self.rules = self.decisions.rules = rules(self)
+        self.custody.stages = self.rules.stages
 
     # The interface of the process around it.
 
@@ -125,21 +109,16 @@ class Machine(Generic[R]):
 
         ``now`` never decreases.
         """
-        custody = self.custody
-        if now > custody.now:
-            custody.now = self.neighbors.now = now
-        custody.instructions = []
+        turn, handlers = self.turn, self.rules.handlers
+        turn.begin(now)
         for event in events:
-            handlers = self.handlers.get(type(event))
-            if handlers is None:
-                raise TypeError(f"{type(self.rules).__name__} do not handle {event!r}")
-            for handle in handlers:
+            for handle in handlers[type(event)]:
                 handle(event)
-        if self._next <= custody.now:
+        if self._next <= turn.now:
             self._look_at_late()
         self.decisions.run()
-        self._next = min(self.rules.finish(), custody.timers.next, self.decisions.next_look())
-        return in_order(custody.instructions)
+        self._next = min(self.rules.finish(), self.custody.timers.next, self.decisions.next_look())
+        return in_order(turn.instructions)
 
     def next_check(self) -> float | None:
         """Return the time of the next :class:`Tick` if nothing else happens before."""
@@ -147,13 +126,14 @@ class Machine(Generic[R]):
 
     def validate(self) -> None:
         """Raise ``held_request.InvalidState`` if internal state is inconsistent; for tests, after each event."""
-        for check in self.custody.checks:
-            check()
+        self.custody.check()
+        self.rules.check()
 
     # The next holder answers: it takes the request over, refuses it, works on it, passes it on.
 
-    def _on_received(self, event: Received) -> None:
-        for handle in self.handlers.get(type(event.message), ()):
+    def on_received(self, event: Received) -> None:
+        """Handle a message; a process ignores the ones that only others handle."""
+        for handle in self.rules.handlers.get(type(event.message), ()):
             handle(event.sender, event.message)
 
     def _sent_to(self, sender: str, message: Accept | Refuse | Progress | Release) -> HeldRequest | None:
@@ -161,22 +141,24 @@ class Machine(Generic[R]):
         request = self.custody.sent.get(message.transfer)
         return request if is_from_next_holder(request, sender) else None
 
-    def _on_accept(self, sender: str, message: Accept) -> None:
+    def on_accept(self, sender: str, message: Accept) -> None:
+        """Keep a copy of a request that the next holder has accepted, and release the one before."""
         seconds = self._learn(sender, message)
         request = self._sent_to(sender, message)
         if request is None or request.stage is not Stage.OFFERED:
             return
-        self.custody.accepted(request)
+        self.custody.transition(request, Stage.CUSTODY, f"{sender} accepted")
         before = request.upstream
         if before is not None and before in self.neighbors.by_name:
             link_us = min(round(seconds * 1e6), MICROSECONDS - 1)
-            self.custody.instructions.append(Send(before, Release(request.transfer, sender, link_us)))
+            self.turn.send(before, Release(request.transfer, sender, link_us))
         if request.trail is not None:
             request.trail.accepted(sender)
         if request.returning and sender == request.itinerary.source:
             self.custody.end(request, "home")
 
-    def _on_refuse(self, sender: str, message: Refuse) -> None:
+    def on_refuse(self, sender: str, message: Refuse) -> None:
+        """Decide a request again that its next holder refused."""
         self._learn(sender, message)
         request = self._sent_to(sender, message)
         if request is None:
@@ -184,7 +166,7 @@ class Machine(Generic[R]):
         self.custody.decide_again(request, f"{sender} refused: {message.reason}")
         n, busy = self.neighbors.get(sender), message.reason == RefuseReason.BUSY
         if n is not None and not busy:
-            n.refused_until = self.custody.now + self.limits.pause
+            n.refused_until = self.turn.now + self.limits.pause
         if n is not None and is_unwilling(message):
             n.back_off()
             request.avoid[sender] = n.backoff_until
@@ -193,12 +175,12 @@ class Machine(Generic[R]):
         if request.returning and message.reason == RefuseReason.CANCELLED:
             self.decisions.cancelled_on_way_home(request, sender)
 
-    def _on_progress(self, sender: str, message: Progress) -> None:
+    def on_progress(self, sender: str, message: Progress) -> None:
         """Give the holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""
         request = self._sent_to(sender, message)
         if request is None:
             return
-        n, now, end = self.neighbors.get(sender), self.custody.now, self.custody.budget_end(request)
+        n, now, end = self.neighbors.get(sender), self.turn.now, self.custody.budget_end(request)
         if n is not None:
             n.clear_suspicion()
         if shows_further_block(request, message):
@@ -211,7 +193,8 @@ class Machine(Generic[R]):
         if request.open_track is not None:
             self.decisions.send_progress([request.open_track.wave.request])
 
-    def _on_release(self, sender: str, message: Release) -> None:
+    def on_release(self, sender: str, message: Release) -> None:
+        """Let go of a copy, since the next holder has passed the request on."""
         request = self._sent_to(sender, message)
         n = self.neighbors.get(sender)
         if request is None:
@@ -229,7 +212,7 @@ class Machine(Generic[R]):
         elif not request.trail.holder:
             request.trail.before, request.trail.holder = request.downstream, holder
         if request.upstream is None:
-            self.custody.watch(request, holder)
+            self.custody.transition(request, Stage.AWAY, f"passed on to {holder}")
         else:
             self.custody.end(request, f"passed on to {holder}")
 
@@ -247,12 +230,13 @@ class Machine(Generic[R]):
 
     # The next holder fails: its link ends, the transfer cannot be sent, it is silent, it keeps the request.
 
-    def _on_down(self, event: NeighborDown) -> None:
+    def on_down(self, event: NeighborDown) -> None:
+        """Reroute whatever a process has that is lost."""
         name, linked = event.name, self.neighbors.by_name
         if linked.pop(name, None) is None:
             return
         self.neighbors.reach_version += 1
-        self.custody.instructions.append(Note(NoteKind.LOST, name, why=event.why))
+        self.turn.note(NoteKind.LOST, name, why=event.why)
         for request in [request for request in self.custody.sent.values() if request.downstream == name]:
             self.reroute(request, f"{name} was lost: {event.why}")
         self.custody.waiting.decide_for_credit_of(name)
@@ -260,8 +244,9 @@ class Machine(Generic[R]):
             if other not in linked:
                 self.reroute(request, f"{name} and {other} were lost")
 
-    def _on_unsendable(self, event: Unsendable) -> None:
-        failed, again = event.failed, self.custody.now + self.limits.backoff_base
+    def on_unsendable(self, event: Unsendable) -> None:
+        """Decide a request again that could not be sent, after a pause."""
+        failed, again = event.failed, self.turn.now + self.limits.backoff_base
         n = self.neighbors.get(failed.to)
         if n is not None:
             n.refused_until = again
@@ -271,20 +256,22 @@ class Machine(Generic[R]):
 
     def _look_at_late(self) -> None:
         """Look at the requests whose time has come."""
-        for request in self.custody.timers.due(self.custody.now):
+        for request in self.custody.timers.due(self.turn.now):
             if request.stage is not Stage.ENDED and not self.decisions.is_out_of_budget(request):
-                self.custody.look_at[request.stage](request)
+                on_time = self.rules.stages[request.stage].on_time
+                if on_time is not None:
+                    on_time(request)
 
-    def _look_at_hop(self, request: HeldRequest) -> None:
+    def look_at_hop(self, request: HeldRequest) -> None:
         """Check a transfer: it is late, is kept for too long, or its own keeper waits for PROGRESS."""
-        name, now, end = request.downstream, self.custody.now, self.custody.budget_end(request)
+        name, now, end = request.downstream, self.turn.now, self.custody.budget_end(request)
         n = self.neighbors.get(name)
         if now >= request.hop_at:
             if n is not None:
                 n.suspect()
             self.custody.waiting.decide_for_credit_of(name)
             why = "no progress within the hop's deadline"
-            self.custody.instructions.append(Note(NoteKind.SUSPECT, name, request.request, why))
+            self.turn.note(NoteKind.SUSPECT, name, request.request, why)
             self.avoid(request, name)
             self.reroute(request, f"{name} showed no progress")
         elif now < min(request.keep_until, request.keep_end):
@@ -308,7 +295,7 @@ class Machine(Generic[R]):
         request.failure = "late" if request.downstream in self.neighbors.by_name else "lost"
         if request.trail is not None:
             request.trail.before = request.trail.holder = ""
-        self.custody.instructions.append(Note(NoteKind.REROUTED, request.downstream, request.request, why))
+        self.turn.note(NoteKind.REROUTED, request.downstream, request.request, why)
         self.custody.decide_again(request, why)
 
     def avoid(self, request: HeldRequest, name: str, until: float = 0.0) -> None:
@@ -326,15 +313,17 @@ class Machine(Generic[R]):
 
     # Neighbors come and change.
 
-    def _on_up(self, event: NeighborUp) -> None:
+    def on_up(self, event: NeighborUp) -> None:
+        """Note a process that has a link now, or what it says of itself again."""
         hello = event.hello
         known = self.neighbors.get(hello.name)
         if known is not None and known.hello.incarnation != hello.incarnation:
-            self._on_down(NeighborDown(hello.name, "came back as a new process"))
+            self.on_down(NeighborDown(hello.name, "came back as a new process"))
         self.neighbors.add(hello)
         self.decisions.wake_all()
 
-    def _on_state(self, event: NeighborState) -> None:
+    def on_state(self, event: NeighborState) -> None:
+        """Note a STATE, and decide the requests again that it may concern."""
         reach = self.neighbors.reach_version
         is_new = self.neighbors.update(event.name, believable(event.state))
         if self.neighbors.reach_version != reach:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from ls_edge.runtime.protocol.messages import RequestId
 from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Computed, ComputeFailed
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.neighbors import clamped, faded
+from ls_edge.runtime.routing.state.turn import Turn
 
 MAX_SOURCE_TURNS = 1024
 
@@ -70,18 +70,20 @@ class _Call:
 class EngineQueue:
     """Requests for an engine that runs ``blocks``, and the calls that it has."""
 
-    def __init__(self, custody: Custody, blocks: frozenset[int], max_batch: int, batch_wait: float) -> None:
-        """``batch_wait``: seconds that a request waits for others to share an engine call with."""
+    def __init__(
+        self, turn: Turn, queued: list[HeldRequest], blocks: frozenset[int], max_batch: int, batch_wait: float
+    ) -> None:
+        """``batch_wait``: seconds that a request in ``queued`` waits for others to share an engine call with."""
         self.blocks = blocks
         self.failed_blocks: dict[int, str] = {}
         """Blocks that are not run any more, and why."""
         self.stuck = False
         """The running call takes too long."""
-        self.times = CallTimes(custody.limits)
-        self.queued = custody.queued
+        self.times = CallTimes(turn.limits)
+        self.queued = queued
         self.max_batch = max_batch
         self._batch_wait = batch_wait if max_batch > 1 else 0.0
-        self._bands = custody.bands
+        self._bands = turn.bands
         self._calls: deque[_Call] = deque()
         """Calls that the engine has, the running one first."""
         self._start_at = 0.0

@@ -11,8 +11,9 @@ from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.peer.waves import WaveJoiner
 from ls_edge.runtime.routing.state.custody import Custody
-from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decode, Decoded, Note, NoteKind
+from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decode, Decoded, NoteKind
 from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.state.turn import Turn
 
 
 class EngineWork:
@@ -22,24 +23,30 @@ class EngineWork:
     """
 
     def __init__(
-        self, custody: Custody, decisions: Decisions, queue: EngineQueue, joins: WaveJoiner, urgent: Callable[[], None]
+        self,
+        turn: Turn,
+        custody: Custody,
+        decisions: Decisions,
+        queue: EngineQueue,
+        joins: WaveJoiner,
+        urgent: Callable[[], None],
     ) -> None:
         """``urgent`` tells the neighbors immediately."""
         self.queue = queue
+        self._turn = turn
         self._custody = custody
         self._decisions = decisions
         self._joins = joins
         self._urgent = urgent
-        custody.look_at[Stage.RUNNING] = self.look_at
 
     def decode(self, request: HeldRequest) -> None:
         """Wait for the pixels of an image, which another thread decodes."""
-        custody = self._custody
+        turn = self._turn
         if request.is_decoded is None:
             request.is_decoded = False
-            custody.instructions.append(Decode(request.transfer, request.tokens))
+            turn.instructions.append(Decode(request.transfer, request.tokens))
         self._decisions.send_progress([request])
-        custody.wait_for(request, (), custody.now + custody.limits.look_again)
+        self._custody.wait_for(request, (), turn.now + turn.limits.look_again)
 
     def decoded(self, event: Decoded) -> None:
         """Continue with the pixels of an image, or send home what cannot be decoded."""
@@ -56,22 +63,16 @@ class EngineWork:
         else:
             self._custody.waiting.ready.append(request)
 
-    def _watch(self, request: HeldRequest) -> None:
-        custody = self._custody
-        custody.timers.set(request, min(request.engine.until, custody.now + custody.limits.progress_every))
-
     def start(self, usable: frozenset[int]) -> None:
         """Give the engine the calls that it can take; ``usable`` are the blocks that it can run now."""
-        queue, custody = self.queue, self._custody
-        while (started := queue.next_batch(custody.now, usable)) is not None:
+        queue, turn = self.queue, self._turn
+        while (started := queue.next_batch(turn.now, usable)) is not None:
             batch, blocks = started
-            until = custody.now + queue.most_s()
+            until = turn.now + queue.most_s()
             why = f"blocks {', '.join(map(str, blocks))}"
             for request in batch:
-                custody.transition(request, Stage.RUNNING, why)
-                request.engine.until = until
-                self._watch(request)
-            custody.instructions.append(
+                self._custody.transition(request, Stage.RUNNING, why, until)
+            turn.instructions.append(
                 Compute(
                     blocks,
                     tuple([request.transfer for request in batch]),
@@ -82,14 +83,14 @@ class EngineWork:
 
     def end_call(self, done: Computed | None) -> dict[TransferId, HeldRequest]:
         """End the call that the engine returned; continue those of its requests that are done, and return all."""
-        custody, queue = self._custody, self.queue
+        turn, queue = self._turn, self.queue
         if done is not None:
-            queue.measure(done, custody.now)
-            custody.own_us = queue.times.block_us
-        batch = queue.end_call(custody.now)
+            queue.measure(done, turn.now)
+            self._custody.own_us = queue.times.block_us
+        batch = queue.end_call(turn.now)
         if queue.stuck:
             queue.stuck = False
-            custody.instructions.append(Note(NoteKind.ENGINE_BACK, custody.name))
+            turn.note(NoteKind.ENGINE_BACK, turn.name)
             self._urgent()
         running = {request.transfer: request for request in batch if request.stage is Stage.RUNNING}
         if done is not None:
@@ -98,7 +99,7 @@ class EngineWork:
 
     def _take_outputs(self, event: Computed, running: Mapping[TransferId, HeldRequest]) -> None:
         """Continue the requests whose blocks have run; ``running`` are those of the call that have not ended."""
-        progress, name = self._decisions.send_progress, self._custody.name
+        progress, name = self._decisions.send_progress, self._turn.name
         for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
             request = running.get(transfer)
             if request is None:
@@ -113,15 +114,15 @@ class EngineWork:
 
     def failed(self, event: ComputeFailed) -> None:
         """Decide again the requests of a call that has failed; a block that keeps failing runs here no more."""
-        custody, queue = self._custody, self.queue
+        turn, custody = self._turn, self._custody
         running = self.end_call(event.rest)
-        failed = queue.count_failure(event)
+        failed = self.queue.count_failure(event)
         why = f"{part_name(event.block)}: {event.why}"
         if failed:
-            custody.instructions.append(Note(NoteKind.ENGINE_FAILED, custody.name, why=why))
+            turn.note(NoteKind.ENGINE_FAILED, turn.name, why=why)
             self._urgent()
         elif event.not_finite:
-            custody.instructions.append(Note(NoteKind.NOT_FINITE, custody.name, why=why))
+            turn.note(NoteKind.NOT_FINITE, turn.name, why=why)
         for request in [running[transfer] for transfer in event.transfers if transfer in running]:
             if event.not_finite and request.open_track is not None:
                 self._joins.give_up(request)
@@ -141,18 +142,18 @@ class EngineWork:
 
     def look_at(self, request: HeldRequest) -> None:
         """Look at a call that takes long; if it hangs, decide again what waits for it."""
-        custody, queue = self._custody, self.queue
-        if custody.now < request.engine.until:
-            if queue.is_in_time(custody.now):
+        turn, queue = self._turn, self.queue
+        if turn.now < request.engine.until:
+            if queue.is_in_time(turn.now):
                 self._decisions.send_progress((*queue.given, *queue.queued))
-            self._watch(request)
+            self._custody.watch_call(request)
             return
-        custody.timers.set(request, request.deadline)
+        self._custody.timers.set(request, request.deadline)
         if queue.stuck:
             return
         queue.stuck = True
         why = f"{part_name(request.engine.block)} has been running for longer than its deadline"
-        custody.instructions.append(Note(NoteKind.ENGINE_STUCK, custody.name, request.request, why))
+        turn.note(NoteKind.ENGINE_STUCK, turn.name, request.request, why)
         self._urgent()
         self.requeue("the engine is stuck")
         for running in queue.running:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ls_edge.runtime.routing.state.custody import Custody
-from ls_edge.runtime.routing.state.events import Note, NoteKind
+from ls_edge.runtime.routing.state.events import NoteKind
 from ls_edge.runtime.routing.state.held_request import INFINITY
+from ls_edge.runtime.routing.state.turn import Turn
 
 MAX_SOURCES_NEAR = 1024
 """Limit on the sources remembered as near; work of a forgotten one stays until its budget ends."""
@@ -13,7 +14,8 @@ MAX_SOURCES_NEAR = 1024
 class Orphans:
     """Sources of held work that have gone: it is dropped when no linked process has reached them for a while."""
 
-    def __init__(self, custody: Custody) -> None:
+    def __init__(self, turn: Turn, custody: Custody) -> None:
+        self._turn = turn
         self._custody = custody
         self._drop_at: dict[str, float] = {}
         self.next = INFINITY
@@ -26,8 +28,8 @@ class Orphans:
 
         A source that was never that near counts only if no process is beyond the neighbors.
         """
-        custody, neighbors = self._custody, self._custody.neighbors
-        sources = {request.itinerary.source for request in custody.held.values()} - {custody.name}
+        turn, neighbors = self._turn, self._turn.neighbors
+        sources = {request.itinerary.source for request in self._custody.held.values()} - {turn.name}
         for name in sorted(sources):
             if name in neighbors.by_name or neighbors.reach(name):
                 self._drop_at.pop(name, None)
@@ -35,19 +37,18 @@ class Orphans:
                 if len(self._once_near) > MAX_SOURCES_NEAR:
                     del self._once_near[next(iter(self._once_near))]
             elif name in self._once_near or not any(map(neighbors.leads_beyond, neighbors)):
-                self._drop_at.setdefault(name, custody.now + custody.limits.away_floor)
+                self._drop_at.setdefault(name, turn.now + turn.limits.away_floor)
         self._drop_at = {name: at for name, at in self._drop_at.items() if name in sources}
         self.next = min(self._drop_at.values(), default=INFINITY)
 
     def drop(self) -> None:
         """End the held work of the sources whose time has come, source by source."""
-        custody = self._custody
-        due = [name for name, at in self._drop_at.items() if at <= custody.now]
-        self._drop_at = {name: at for name, at in self._drop_at.items() if at > custody.now}
+        now, why = self._turn.now, "its source went away"
+        due = [name for name, at in self._drop_at.items() if at <= now]
+        self._drop_at = {name: at for name, at in self._drop_at.items() if at > now}
         self.next = min(self._drop_at.values(), default=INFINITY)
         for request in [
-            request for name in due for request in custody.held.values() if request.itinerary.source == name
+            request for name in due for request in self._custody.held.values() if request.itinerary.source == name
         ]:
-            note = Note(NoteKind.DROPPED, request.itinerary.source, request.request, "its source went away")
-            custody.instructions.append(note)
-            custody.end(request, note.why)
+            self._turn.note(NoteKind.DROPPED, request.itinerary.source, request.request, why)
+            self._custody.end(request, why)

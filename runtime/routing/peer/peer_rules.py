@@ -18,12 +18,15 @@ from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,
     Moved,
+    Progress,
     Refuse,
     RefuseReason,
+    Release,
     ReturnReason,
     State,
 )
 from ls_edge.runtime.routing.claims import own_requests
+from ls_edge.runtime.routing.decisions import Handlers
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.peer.engine_work import EngineWork
@@ -33,6 +36,7 @@ from ls_edge.runtime.routing.peer.tombstones import Tombstones
 from ls_edge.runtime.routing.peer.waves import WaveJoiner
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
+from ls_edge.runtime.routing.state.custody import StageActions, Stages
 from ls_edge.runtime.routing.state.events import (
     Arrived,
     Computed,
@@ -40,8 +44,10 @@ from ls_edge.runtime.routing.state.events import (
     Decoded,
     Drain,
     NeighborDown,
+    NeighborState,
     NeighborUp,
-    Send,
+    Received,
+    Tick,
     Unsendable,
     Warm,
 )
@@ -78,45 +84,61 @@ class PeerRules:
     def __init__(
         self, machine: Machine[PeerRules], blocks: frozenset[int], max_batch: int = 1, batch_wait: float = 0.0
     ) -> None:
-        self.custody = custody = machine.custody
-        self.decisions = decisions = machine.decisions
-        self.engine = EngineQueue(custody, blocks, max_batch, batch_wait)
-        self.announcer = StateAnnouncer(custody, self)
-        self.joins = WaveJoiner(custody, decisions)
-        self.tombstones = Tombstones(custody.limits.tombstones)
-        self.orphans = Orphans(custody)
-        self.work = EngineWork(custody, decisions, self.engine, self.joins, self.announcer.urgent)
+        self._turn = turn = machine.turn
+        self._custody = custody = machine.custody
+        self._decisions = decisions = machine.decisions
+        self.engine = EngineQueue(turn, custody.queued, blocks, max_batch, batch_wait)
+        self.announcer = StateAnnouncer(turn, custody, self)
+        self.joins = joins = WaveJoiner(turn, custody, decisions)
+        self.tombstones = Tombstones(turn.limits.tombstones)
+        self._orphans = Orphans(turn, custody)
+        self._work = work = EngineWork(turn, custody, decisions, self.engine, joins, self.announcer.urgent)
         self.warm = False
         self._drain_until = INFINITY
         """Half of the drain, after which the engine begins nothing; infinity until it begins."""
         self._arrivals = itertools.count()
-        machine.handlers |= {
-            Warm: [self._on_warm],
-            Drain: [self._on_drain],
-            Cancel: [self._on_cancel],
-            Computed: [self.work.end_call],
-            ComputeFailed: [self.work.failed],
-            Decoded: [self.work.decoded],
+        self.handlers: Handlers = {
+            NeighborUp: (machine.on_up, self._on_up),
+            NeighborDown: (machine.on_down, self._on_down),
+            NeighborState: (machine.on_state,),
+            Arrived: (self._take_in,),
+            Received: (machine.on_received,),
+            Unsendable: (machine.on_unsendable, self._on_unsendable),
+            Computed: (work.end_call,),
+            ComputeFailed: (work.failed,),
+            Decoded: (work.decoded,),
+            Warm: (self._on_warm,),
+            Drain: (self._on_drain,),
+            Tick: (),
+            # Messages, with their sender.
+            Accept: (machine.on_accept,),
+            Refuse: (machine.on_refuse,),
+            Progress: (machine.on_progress,),
+            Release: (machine.on_release,),
+            Cancel: (self._on_cancel,),
         }
-        machine.handlers[NeighborDown] += (
-            lambda down: self.custody.credits.forget(down.name),
-            lambda down: self.announcer.lost(down.name),
-        )
-        machine.handlers[NeighborUp].append(lambda event: self.announcer.forget(event.hello.name))
-        machine.handlers[Unsendable].append(lambda event: self.announcer.forget(event.failed.to))
-        custody.checks.append(self._check)
+        self.stages: Stages = {
+            Stage.WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
+            Stage.QUEUED: StageActions(None, custody.leave_queue),
+            Stage.RUNNING: StageActions(work.look_at),
+            Stage.OFFERED: StageActions(machine.look_at_hop, custody.leave_hop),
+            Stage.CUSTODY: StageActions(machine.look_at_hop, custody.leave_hop),
+            Stage.AWAY: StageActions(joins.give_up),
+            Stage.JOINING: StageActions(joins.look_at, joins.leave_joining),
+            Stage.ENDED: StageActions(joins.on_ended),
+        }
 
     # What the process and its neighbors ask.
 
     @property
     def credits(self) -> int:
         """Number of requests that it would accept now from all senders."""
-        return self.custody.credits.total if self._serves else 0
+        return self._custody.credits.total if self._serves else 0
 
     def credits_for(self, name: str) -> int:
         """Return the number of transfers that it would accept now from a source or peer."""
-        if self._serves and self.custody.neighbors.is_source(name):
-            return self.custody.credits.of_source(name, self.custody.now)
+        if self._serves and self._turn.neighbors.is_source(name):
+            return self._custody.credits.of_source(name, self._turn.now)
         return self.credits
 
     @property
@@ -134,70 +156,66 @@ class PeerRules:
 
     # Taking in.
 
-    def take_in(self, event: Arrived) -> None:
+    def _take_in(self, event: Arrived) -> None:
         """Accept tokens and hold them, or refuse them; take tracks of its own waves back."""
-        run, sender, custody = event.run, event.sender, self.custody
-        if run.returning and run.itinerary.source == custody.name:
+        run, sender, turn = event.run, event.sender, self._turn
+        if run.returning and run.itinerary.source == turn.name:
             self.joins.on_returned(event)
             return
         reason = self._reason_to_refuse(event)
         if reason is not None:
             credit = self.announcer.credits_in_answer(sender, accepted=False)
-            custody.instructions.append(Send(sender, Refuse(run.transfer, reason, credit)))
+            turn.send(sender, Refuse(run.transfer, reason, credit))
             return
-        if run.transfer not in custody.held:
+        if run.transfer not in self._custody.held:
             self._hold(event)
         credit = self.announcer.credits_in_answer(sender, accepted=True)
-        custody.instructions.append(Send(sender, Accept(run.transfer, credit)))
+        turn.send(sender, Accept(run.transfer, credit))
 
     def _hold(self, event: Arrived) -> None:
-        run, sender, custody = event.run, event.sender, self.custody
+        run, sender, turn, custody = event.run, event.sender, self._turn, self._custody
         request = HeldRequest(
             transfer=run.transfer,
             itinerary=run.itinerary,
             tokens=event.tokens,
-            deadline=custody.now + run.budget_us / 1e6,
+            deadline=turn.now + run.budget_us / 1e6,
             upstream=sender,
-            arrived=custody.now,
+            arrived=turn.now,
             tie_break=next(self._arrivals),
             returning=run.returning,
             codec_us=event.codec_us,
-            progress_at=custody.now,
+            progress_at=turn.now,
             bundle_id="" if run.bundle_id is UNSET else run.bundle_id,
         )
         if sender == run.itinerary.owner:
-            self.custody.credits.let_in(sender, custody.now)
+            custody.credits.let_in(sender, turn.now)
         custody.hold(request, f"from {sender}")
         source = run.itinerary.source
-        if source != sender and source in custody.neighbors.by_name:
-            custody.instructions.append(Send(source, Moved(run.transfer, sender)))
+        if source != sender and source in turn.neighbors.by_name:
+            turn.send(source, Moved(run.transfer, sender))
 
     def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
-        run, sender, custody = event.run, event.sender, self.custody
+        run, sender, turn, custody = event.run, event.sender, self._turn, self._custody
         owner = run.itinerary.owner
-        if self.tombstones.holds((owner, run.transfer.request), custody.now):
+        if self.tombstones.holds((owner, run.transfer.request), turn.now):
             return RefuseReason.CANCELLED
         if run.transfer in custody.held:
             return None
         if not event.finite:
             return RefuseReason.NOT_FINITE
         if run.returning:
-            room = custody.limits.credits + custody.limits.custody
+            room = turn.limits.credits + turn.limits.custody
             theirs = sum(bool(request.returning) and request.upstream == sender for request in custody.held.values())
             return RefuseReason.BUSY if len(custody.held) >= room or theirs >= room // 2 else None
-        if run.bundle_id and run.bundle_id != custody.model.bundle_id:
+        if run.bundle_id and run.bundle_id != turn.model.bundle_id:
             return RefuseReason.OTHER_BUNDLE
         if self.draining:
             return RefuseReason.DRAINING
         if not self.warm:
             return RefuseReason.COLD
-        if (
-            self._serves
-            and self.custody.neighbors.is_source(sender)
-            and self.custody.credits.guaranteed(sender, custody.now)
-        ):
+        if self._serves and turn.neighbors.is_source(sender) and custody.credits.guaranteed(sender, turn.now):
             return None
-        return RefuseReason.BUSY if self.credits_for(sender) <= 0 or self.custody.credits.room(owner) <= 0 else None
+        return RefuseReason.BUSY if self.credits_for(sender) <= 0 or custody.credits.room(owner) <= 0 else None
 
     # The next step.
 
@@ -205,59 +223,59 @@ class PeerRules:
         """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
         # By default no wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE
         # of the others would send them to and fro.
-        times, custody = self.engine.times, self.custody
+        times, turn = self.engine.times, self._turn
         return LocalNode(
             self._usable_blocks,
             wait_us,
             times.block_us,
-            custody.model,
-            custody.limits,
-            times.expected_beside_us(custody.now),
+            turn.model,
+            turn.limits,
+            times.expected_beside_us(turn.now),
         )
 
     @property
     def _usable_blocks(self) -> frozenset[int]:
-        usable = self.warm and not self.engine.stuck and self.custody.now < self._drain_until
+        usable = self.warm and not self.engine.stuck and self._turn.now < self._drain_until
         return self.engine.usable_blocks if usable else frozenset()
 
     def next_step(self, request: HeldRequest) -> bool:
         """Run a track, hand over, decode, return what is done, or begin a wave; return whether it was one of these."""
-        itinerary, name = request.itinerary, self.custody.name
+        itinerary, name = request.itinerary, self._turn.name
         if itinerary.track is not None and itinerary.source == name:
             self.joins.decide(request, self._usable_blocks)
         elif itinerary.hand_to not in ("", name):
             self._hand_over(request)
         elif itinerary.remaining[:1] == (STEM,) and not request.is_decoded and STEM in self._usable_blocks:
-            self.work.decode(request)
+            self._work.decode(request)
         elif not itinerary.remaining:
             self.cannot_continue(request, ReturnReason.DONE)
         elif self.draining or not policy_of(itinerary.policy).runs_in_waves:
             return False
         else:
-            local = self.local_node(self.engine.work_us(self.custody.now))
+            local = self.local_node(self.engine.work_us(self._turn.now))
             return bool(local.blocks) and self.joins.split(request, local)
         return True
 
     def _hand_over(self, request: HeldRequest) -> None:
         """Hand tokens to the peer that their source named before a block runs, since the source measures that link."""
         itinerary = request.itinerary
-        if any(n.name == itinerary.hand_to and n.credits > 0 for n in self.decisions.reachable(request)):
-            passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self.custody.name))
-            self.custody.offer(request, itinerary.hand_to, passed)
+        if any(n.name == itinerary.hand_to and n.credits > 0 for n in self._decisions.reachable(request)):
+            passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self._turn.name))
+            self._decisions.offer(request, itinerary.hand_to, passed)
         else:
             self.cannot_continue(request, ReturnReason.UNREACHABLE)
 
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Begin to send a waiting request back to its source."""
-        self.decisions.return_home(request, reason)
+        self._decisions.return_home(request, reason)
 
     # Times and ends.
 
     def out_of_budget(self, request: HeldRequest) -> bool:
         """End a request at the end of its budget, and send it home in time before."""
-        stage, on_its_way = request.stage, request.returning or request.itinerary.source == self.custody.name
-        if self.custody.now >= request.deadline:
-            self.custody.end(request, "budget")
+        stage, on_its_way = request.stage, request.returning or request.itinerary.source == self._turn.name
+        if self._turn.now >= request.deadline:
+            self._custody.end(request, "budget")
         elif stage is Stage.JOINING:
             self.joins.stop_waiting(request)
         elif stage is Stage.WAITING and not on_its_way:
@@ -268,45 +286,56 @@ class PeerRules:
 
     # Events of a peer alone.
 
+    def _on_up(self, event: NeighborUp) -> None:
+        self.announcer.forget(event.hello.name)
+
+    def _on_down(self, event: NeighborDown) -> None:
+        self._custody.credits.forget(event.name)
+        self.announcer.lost(event.name)
+
+    def _on_unsendable(self, event: Unsendable) -> None:
+        self.announcer.forget(event.failed.to)
+
     def _on_warm(self, event: Warm) -> None:
-        self.warm, self.engine.times.block_us, self.custody.own_us = True, event.block_us, event.block_us
+        self.warm, self.engine.times.block_us, self._custody.own_us = True, event.block_us, event.block_us
         self.announcer.urgent()
 
     def _on_drain(self, _event: Drain) -> None:
-        self._drain_until = self.custody.now + self.custody.limits.drain / 2
+        self._drain_until = self._turn.now + self._turn.limits.drain / 2
         self.announcer.urgent()
 
     def _on_cancel(self, sender: str, message: Cancel) -> None:
-        custody = self.custody
+        now, custody = self._turn.now, self._custody
         keys = own_requests(sender, message)
-        self.tombstones.add(keys, custody.now + message.budget_us / 1e6, custody.now)
+        self.tombstones.add(keys, now + message.budget_us / 1e6, now)
         for request in [request for request in custody.held.values() if (request.owner, request.request) in keys]:
             custody.end(request, "cancelled")
 
     def finish(self) -> float:
         """Drop the work of sources that have gone, start the engine, and send the STATE messages that are due."""
-        custody, engine, announcer, orphans = self.custody, self.engine, self.announcer, self.orphans
-        if orphans.next <= custody.now:
+        turn, engine, announcer, orphans = self._turn, self.engine, self.announcer, self._orphans
+        if orphans.next <= turn.now:
             orphans.drop()
-        if self._drain_until <= custody.now and engine.length:
-            self.work.requeue("half of the drain is over")
-            self.decisions.run()
+        if self._drain_until <= turn.now and engine.length:
+            self._work.requeue("half of the drain is over")
+            self._decisions.run()
         announcer.look_at_changes()
         if engine.queued:
-            self.work.start(self._usable_blocks)
-        if custody.now >= announcer.due:
+            self._work.start(self._usable_blocks)
+        if turn.now >= announcer.due:
             orphans.look_for()
-            self.tombstones.forget(custody.now)
+            self.tombstones.forget(turn.now)
             announcer.announce()
         announcer.announce_credits()
-        if custody.instructions:
+        if turn.instructions:
             announcer.ride_along()
         at = min(engine.next_start, announcer.due, orphans.next)
-        return min(at, self._drain_until) if custody.now < self._drain_until else at
+        return min(at, self._drain_until) if turn.now < self._drain_until else at
 
-    def _check(self) -> None:
-        """Check the requests of the engine; see ``Machine.validate``."""
-        held, engine = self.custody.held.values(), self.engine
+    def check(self) -> None:
+        """Check the open waves, and the requests of the engine; see ``Machine.validate``."""
+        self.joins.check()
+        held, engine = self._custody.held.values(), self.engine
         queued = sorted(id(request) for request in held if request.stage is Stage.QUEUED)
         require(sorted(map(id, engine.queued)) == queued, "the engine's queue differs")
         for request in held:

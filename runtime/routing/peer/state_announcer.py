@@ -20,6 +20,7 @@ from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, Send
 from ls_edge.runtime.routing.state.held_request import INFINITY
 from ls_edge.runtime.routing.state.neighbors import Neighbor
+from ls_edge.runtime.routing.state.turn import Turn
 
 
 class Announced(Protocol):
@@ -43,10 +44,11 @@ class Announced(Protocol):
 class StateAnnouncer:
     """Decides which neighbors receive STATE, and notes which credits messages report."""
 
-    def __init__(self, machine: Custody, rules: Announced) -> None:
+    def __init__(self, turn: Turn, custody: Custody, rules: Announced) -> None:
         self.due = INFINITY
         """Time of the next :meth:`announce`."""
-        self._machine = machine
+        self._turn = turn
+        self._held = custody.held
         self._rules = rules
         self._told: dict[str, tuple[float, State]] = {}
         """The last STATE to each neighbor, and its time."""
@@ -67,16 +69,16 @@ class StateAnnouncer:
 
     def urgent(self) -> None:
         """Tell all neighbors now: warm, draining or stuck has changed, or a link is lost."""
-        self.due, self._urgent = self._machine.now, True
+        self.due, self._urgent = self._turn.now, True
 
     def look_at_changes(self) -> None:
         """Announce soon if links or reachable blocks have changed, and after a while if there is work."""
-        machine, limits = self._machine, self._machine.limits
-        if machine.neighbors.reach_version != self._reach_version:
-            self._reach_version = machine.neighbors.reach_version
-            self.due = min(self.due, max(machine.now, self._announced_at + limits.state_least))
-        if machine.held and self.due > machine.now + limits.state_every:
-            self.due = machine.now + limits.state_every
+        turn, limits = self._turn, self._turn.limits
+        if turn.neighbors.reach_version != self._reach_version:
+            self._reach_version = turn.neighbors.reach_version
+            self.due = min(self.due, max(turn.now, self._announced_at + limits.state_least))
+        if self._held and self.due > turn.now + limits.state_every:
+            self.due = turn.now + limits.state_every
 
     def forget(self, name: str) -> None:
         """Forget what a neighbor was told: its links are new or gone, or a STATE could not be sent."""
@@ -92,7 +94,7 @@ class StateAnnouncer:
 
     def credits_in_answer(self, name: str, *, accepted: bool) -> int:
         """Return the credits of a neighbor for ACCEPT or REFUSE."""
-        self._users[name] = self._machine.now
+        self._users[name] = self._turn.now
         credit = self._report(name, self._rules.credits_for(name))
         if accepted and credit > 0:
             self._reported_some.add(name)
@@ -102,25 +104,25 @@ class StateAnnouncer:
 
     def state(self, name: str) -> State:
         """Return the STATE for a neighbor that greets on one more link, or for another process."""
-        near = self._machine.neighbors.candidates()
+        near = self._turn.neighbors.candidates()
         shared = self._shared(near)
         self._reported_some.discard(name)
-        if name not in self._machine.neighbors.by_name:
+        if name not in self._turn.neighbors.by_name:
             return shared
         state = self._state_for(name, shared, near)
         self._report(name, state.credits)
-        self._told[name] = self._machine.now, state
+        self._told[name] = self._turn.now, state
         return state
 
     def announce(self) -> None:
         """Send the STATE messages that are due, and set when to look again."""
-        machine, now, limits = self._machine, self._machine.now, self._machine.limits
+        turn, now, limits = self._turn, self._turn.now, self._turn.limits
         urgent, self._urgent = self._urgent, False
         self._announced_at, self.due = now, INFINITY
         self._update_users()
-        near = machine.neighbors.candidates()
+        near = turn.neighbors.candidates()
         shared = self._shared(near)
-        for n in machine.neighbors:
+        for n in turn.neighbors:
             state = self._state_for(n.name, shared, near)
             at, before = self._told.get(n.name, (-INFINITY, None))
             is_user = n.name in self._users or n.hello.minor < MINOR_OF_CHANGES
@@ -132,14 +134,14 @@ class StateAnnouncer:
                 self._send(n.name, state)
                 due = now + limits.state_every if is_user else INFINITY
             self.due = min(self.due, due)
-        if machine.held or self._users:
+        if self._held or self._users:
             self.due = min(self.due, now + limits.state_every)
         # The end of a suspicion changes which blocks are reachable, and is no event.
-        self.due = min([self.due, *(n.suspected_until for n in machine.neighbors if n.suspected_until > now)])
+        self.due = min([self.due, *(n.suspected_until for n in turn.neighbors if n.suspected_until > now)])
 
     def announce_credits(self) -> None:
         """Send STATE to neighbors whose credits have run out, or that wait for some."""
-        rules, limits = self._rules, self._machine.limits
+        rules, limits = self._rules, self._turn.limits
         before, least, after = self._credits_before, self._least_credits, rules.credits
         if after == before == least:
             return
@@ -153,9 +155,9 @@ class StateAnnouncer:
 
     def ride_along(self) -> None:
         """Send STATE to users that get another message now, and had none for a while."""
-        machine, told, users = self._machine, self._told, self._users
-        since, names = machine.now - machine.limits.state_least, []
-        for one in machine.instructions:
+        turn, told, users = self._turn, self._told, self._users
+        since, names = turn.now - turn.limits.state_least, []
+        for one in turn.instructions:
             if (
                 isinstance(one, (Send, Forward))
                 and one.to in users
@@ -168,17 +170,17 @@ class StateAnnouncer:
             self._send_to(sorted(set(names)))
 
     def _send_to(self, names: Iterable[str]) -> None:
-        near = self._machine.neighbors.candidates()
+        near = self._turn.neighbors.candidates()
         shared = self._shared(near)
         for name in names:
-            if name in self._machine.neighbors.by_name:
+            if name in self._turn.neighbors.by_name:
                 self._send(name, self._state_for(name, shared, near))
 
     def _send(self, name: str, state: State) -> None:
         self._reported_some.discard(name)
         self._report(name, state.credits)
-        self._told[name] = self._machine.now, state
-        self._machine.instructions.append(Send(name, state))
+        self._told[name] = self._turn.now, state
+        self._turn.instructions.append(Send(name, state))
 
     def _report(self, name: str, credit: int) -> int:
         """Note what a message tells a neighbor about its credits, and return it."""
@@ -191,18 +193,18 @@ class StateAnnouncer:
         return credit
 
     def _update_users(self) -> None:
-        machine, now = self._machine, self._machine.now
-        for request in self._machine.held.values():
+        turn, now = self._turn, self._turn.now
+        for request in self._held.values():
             for name in (request.upstream, request.itinerary.source):
-                if name in machine.neighbors.by_name:
+                if name in turn.neighbors.by_name:
                     self._users[name] = now
-        self._users = {name: at for name, at in self._users.items() if now - at < machine.limits.load_every}
+        self._users = {name: at for name, at in self._users.items() if now - at < turn.limits.load_every}
 
     # What a STATE contains.
 
     def _shared(self, near: Iterable[Neighbor]) -> State:
         """Return the STATE for all neighbors, but for what differs between them; ``near`` may be handed tokens."""
-        machine, rules, engine = self._machine, self._rules, self._rules.engine
+        turn, rules, engine = self._turn, self._rules, self._rules.engine
         return State(
             warm=rules.warm,
             draining=rules.draining,
@@ -211,8 +213,8 @@ class StateAnnouncer:
             queue=engine.length,
             calls=engine.times.calls,
             block_us=engine.times.block_us,
-            wait_us=engine.work_us(machine.now),
-            reaches=tuple(sorted(machine.neighbors.by_name)),
+            wait_us=engine.work_us(turn.now),
+            reaches=tuple(sorted(turn.neighbors.by_name)),
             reach_blocks=tuple(sorted({block for n in near for block in n.blocks})),
         )
 
@@ -229,9 +231,9 @@ class StateAnnouncer:
         links to all nobody is told anything, and after the only holder of a block has gone nobody passes on what others
         said before they knew. In a ring they do, until :data:`MAX_FAR` ends it.
         """
-        machine = self._machine
+        turn = self._turn
         known = {*shared.reach_blocks, *self._rules.engine.usable_blocks}
-        if len(known) >= machine.bands.num_blocks + len(ENDS):
+        if len(known) >= turn.bands.num_blocks + len(ENDS):
             return ()
         states = [n.state for n in near if n.name != name and n.state is not None and name not in n.state.reaches]
         found: list[tuple[int, ...]] = []

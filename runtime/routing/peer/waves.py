@@ -26,75 +26,66 @@ from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.policies.wave_planner import plan_wave
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.custody import Custody
-from ls_edge.runtime.routing.state.events import Arrived, Send
+from ls_edge.runtime.routing.state.events import Arrived
 from ls_edge.runtime.routing.state.held_request import HeldRequest, OpenTrack, OpenWave, PlannedTrack, Stage, require
+from ls_edge.runtime.routing.state.turn import Turn
 
 
 class WaveJoiner:
     """The waves that a machine has open. The stage JOINING belongs to this part."""
 
-    def __init__(self, custody: Custody, decisions: Decisions) -> None:
+    def __init__(self, turn: Turn, custody: Custody, decisions: Decisions) -> None:
         self.join: Callable[[Any, Sequence[Any]], Any] = arrangement.join
         """Function that sums the additions of tracks; a simulation, whose tokens are not arrays, sets its own."""
+        self._turn = turn
         self._custody = custody
         self._decisions = decisions
-        custody.leave[Stage.JOINING] = self._leave_joining
-        custody.look_at[Stage.JOINING] = self._look_at
-        custody.look_at[Stage.AWAY] = self.give_up  # a track that was passed on and has not come back
-        custody.on_end = lambda request: self.give_up(request, "refused")
-        custody.checks.append(self._check)
 
     # The beginning.
 
     def split(self, request: HeldRequest, local: LocalNode) -> bool:
         """Begin a wave of more than one track, if it pays and there is room; return whether one was begun."""
-        it, custody = request.itinerary, self._custody
-        is_end = has_ends(custody.bands.permitted(it.remaining))
+        it, turn = request.itinerary, self._turn
+        is_end = has_ends(turn.bands.permitted(it.remaining))
         if it.track is not None or it.via_source or request.upstream is None or is_end:
             return False
         others = self._decisions.reachable(request)
         if request.avoid or it.avoid:
             others = [n for n in others if n.name not in request.avoid and n.name not in it.avoid]
-        tracks, unused = plan_wave(it, custody.name, local, others)
+        tracks, unused = plan_wave(it, turn.name, local, others)
         self._record_unused(request, unused)
-        pays = 2 <= len(tracks) <= custody.limits.credits + custody.limits.custody - len(custody.held)
+        pays = 2 <= len(tracks) <= turn.limits.credits + turn.limits.custody - len(self._custody.held)
         if pays:
             self._begin(request, tracks)
         return pays
 
     def _begin(self, request: HeldRequest, tracks: Sequence[PlannedTrack]) -> None:
-        custody = self._custody
-        wave = OpenWave(custody.rng.getrandbits(64), request)
+        turn, custody = self._turn, self._custody
+        wave = OpenWave(turn.rng.getrandbits(64), request)
         request.waves += 1
         before = request.itinerary.slot
         for index, planned in enumerate(tracks):
-            transfer = TransferId(request.request, custody.rng.getrandbits(64), request.transfer.hop)
+            transfer = TransferId(request.request, turn.rng.getrandbits(64), request.transfer.hop)
             itinerary = Itinerary(
-                custody.name,
+                turn.name,
                 request.itinerary.policy,
                 planned.blocks,
                 0,
                 track=TrackRef(wave.ident, index, before, request.owner),
             )
-            part = HeldRequest(transfer, itinerary, request.tokens, request.deadline, None, custody.now)
+            part = HeldRequest(transfer, itinerary, request.tokens, request.deadline, None, turn.now)
             part.bundle_id = request.bundle_id
-            part.open_track = OpenTrack(wave, planned, part, custody.now)
+            part.open_track = OpenTrack(wave, planned, part, turn.now)
             wave.tracks.append(part.open_track)
-        custody.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks")
-        request.wave, request.waiting_since = wave, None
-        self._watch(request)
+        custody.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks", wave)
         for track in wave.tracks:
             custody.hold(track.request, "track")
-            if track.plan.holder == custody.name:
-                custody.run_here(track.request, track.plan.blocks[0])
+            if track.plan.holder == turn.name:
+                self._decisions.run_here(track.request, track.plan.blocks[0])
             else:
-                custody.offer(track.request, track.plan.holder, track.request.itinerary)
+                self._decisions.offer(track.request, track.plan.holder, track.request.itinerary)
 
-    def _watch(self, request: HeldRequest) -> None:
-        custody = self._custody
-        custody.timers.set(request, min(custody.now + custody.limits.look_again, custody.budget_end(request)))
-
-    def _leave_joining(self, request: HeldRequest, _to: Stage) -> None:
+    def leave_joining(self, request: HeldRequest, _to: Stage) -> None:
         """Close the wave; its open tracks end with it."""
         wave, request.wave = request.wave, None
         assert wave is not None
@@ -107,7 +98,7 @@ class WaveJoiner:
         """Record holders without a track in the trace, once for decisions that repeat block by block."""
         if not unused:
             return
-        at = round((self._custody.now - request.arrived) * 1e6)
+        at = round((self._turn.now - request.arrived) * 1e6)
         known = {row.holder for row in request.tracks if not row.blocks and row.wave == request.waves}
         request.tracks += [
             TrackSpan(request.waves, track.holder, (), at, at, track.expected_us, why="no gain")
@@ -119,9 +110,9 @@ class WaveJoiner:
 
     def on_returned(self, event: Arrived) -> None:
         """Take returned tokens; accept and drop any that do not fit an open track of ours."""
-        run, custody = event.run, self._custody
-        custody.instructions.append(Send(event.sender, Accept(run.transfer, custody.limits.credits)))
-        waves = (request.wave for request in custody.held.values() if request.wave is not None)
+        run, turn = event.run, self._turn
+        turn.send(event.sender, Accept(run.transfer, turn.limits.credits))
+        waves = (request.wave for request in self._custody.held.values() if request.wave is not None)
         track = returned_track(waves, run.transfer.request, run.itinerary)
         if track is None:
             return
@@ -130,13 +121,13 @@ class WaveJoiner:
             ran = ()  # they would spoil the sum of all tracks, and the error would look like ours
         visit = next((v for v in run.itinerary.visits if v.holder == track.plan.holder), None)
         times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else (0, 0, 0)
-        n = custody.neighbors.get(track.plan.holder)
+        n = turn.neighbors.get(track.plan.holder)
         if n is not None and not ran:
             n.back_off()
         elif n is not None:
             n.reset_back_off()
             n.clear_suspicion()
-            n.track_took(custody.now - track.began, times[0] + times[1])
+            n.track_took(turn.now - track.began, times[0] + times[1])
         self._end_track(track, run.returning if event.finite else ReturnReason.NOT_FINITE, event.tokens, ran, times)
 
     def decide(self, request: HeldRequest, usable: frozenset[int]) -> None:
@@ -145,17 +136,21 @@ class WaveJoiner:
         remaining = request.itinerary.remaining
         if track is None:
             self._custody.end(request, "a track of no open wave")
-        elif track.plan.holder != self._custody.name:  # it was given to a neighbor, and waits only when that failed
+        elif track.plan.holder != self._turn.name:  # it was given to a neighbor, and waits only when that failed
             self._end_track(track, request.failure or "refused")
         elif remaining and remaining[0] in usable:
-            self._custody.run_here(request, remaining[0])
+            self._decisions.run_here(request, remaining[0])
         else:
             self._end_own_track(track)
 
-    def _look_at(self, request: HeldRequest) -> None:
+    def look_at(self, request: HeldRequest) -> None:
         """Show the keeper of the copy before that tracks are waited for."""
         self._decisions.send_progress([request])
-        self._watch(request)
+        self._custody.watch_wave(request)
+
+    def on_ended(self, request: HeldRequest) -> None:
+        """If a request that has ended is a track of ours, end the track without its tokens."""
+        self.give_up(request, "refused")
 
     def give_up(self, request: HeldRequest, why: str = "late") -> None:
         """If a request is a track of ours, end it without its tokens."""
@@ -170,8 +165,8 @@ class WaveJoiner:
     def _end_own_track(self, track: OpenTrack) -> None:
         """End our own track after our engine has run all that it could."""
         own, whole = track.request.engine, track.wave.request.engine
-        queue = round((self._custody.now - track.began) * 1e6) - own.engine_us
-        ran = tuple((block, self._custody.name) for block in own.ran)
+        queue = round((self._turn.now - track.began) * 1e6) - own.engine_us
+        ran = tuple((block, self._turn.name) for block in own.ran)
         whole.ran += own.ran
         whole.engine_us += own.engine_us
         self._end_track(track, "done", track.request.tokens, ran, (max(0, queue), own.engine_us, 0))
@@ -185,25 +180,25 @@ class WaveJoiner:
         times: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         """End a track with the tokens that came back, or without them; ``times``: queue, engine and codec there."""
-        wave, custody = track.wave, self._custody
+        wave = track.wave
         track.out, track.ran = out, ran
-        begin, end = (round((at - wave.request.arrived) * 1e6) for at in (track.began, custody.now))
+        begin, end = (round((at - wave.request.arrived) * 1e6) for at in (track.began, self._turn.now))
         track.row = TrackSpan(
             wave.request.waves - 1, track.plan.holder, tuple(block for block, _ in ran), begin, end,
             track.plan.expected_us, *times, "" if ran else why,
         )  # fmt: skip
         track.request.open_track = None
-        custody.end(track.request, why)
+        self._custody.end(track.request, why)
         if all(other.row is not None for other in wave.tracks):
             self._sum(wave)
 
     def _sum(self, wave: OpenWave) -> None:
         """Sum the tracks, which have all ended, and decide the request again."""
-        request, custody = wave.request, self._custody
+        request, turn = wave.request, self._turn
         rows = [track.row for track in wave.tracks if track.row is not None]
         request.tracks += rows
-        own = next((row.end_us for row in rows if row.holder == custody.name), 0)
-        request.waited_us += max(0, round((custody.now - request.arrived) * 1e6) - own)
+        own = next((row.end_us for row in rows if row.holder == turn.name), 0)
+        request.waited_us += max(0, round((turn.now - request.arrived) * 1e6) - own)
         came = [track for track in wave.tracks if track.ran]
         if came:
             request.tokens = self.join(request.tokens, [track.out for track in came])
@@ -211,9 +206,9 @@ class WaveJoiner:
         left, it = tuple(b for track in wave.tracks for b in track.plan.blocks[len(track.ran) :]), request.itinerary
         if left and it.on_straggler == "skip" and len(it.skipped) + len(left) <= it.max_skips:
             request.itinerary = it.skip(left)
-        custody.decide_again(request, "all tracks have ended")
+        self._custody.decide_again(request, "all tracks have ended")
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Check the open waves; see ``Machine.validate``."""
         held = self._custody.held.values()
         for request in held:

@@ -22,13 +22,23 @@ from ls_edge.core.errors import BudgetExceeded, ImageRejected, NotFinite, Overlo
 from ls_edge.core.parts import STEM
 from ls_edge.core.records import Rejection
 from ls_edge.core.text import name_blocks
-from ls_edge.runtime.protocol.messages import Accept, Itinerary, Moved, RequestId, ReturnReason, TransferId
+from ls_edge.runtime.protocol.messages import (
+    Accept,
+    Itinerary,
+    Moved,
+    Progress,
+    Refuse,
+    Release,
+    RequestId,
+    ReturnReason,
+    TransferId,
+)
 from ls_edge.runtime.routing.claims import as_asked, blocks_run, implausible_return, is_former_holder
-from ls_edge.runtime.routing.decisions import may_skip
+from ls_edge.runtime.routing.decisions import Handlers, may_skip
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.source.ended_requests import EndedRequests
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
-from ls_edge.runtime.routing.state.custody import Custody
+from ls_edge.runtime.routing.state.custody import StageActions, Stages
 from ls_edge.runtime.routing.state.events import (
     Abandon,
     Arrived,
@@ -38,14 +48,16 @@ from ls_edge.runtime.routing.state.events import (
     NeighborDown,
     NeighborState,
     NeighborUp,
-    Note,
     NoteKind,
+    Received,
     Returned,
-    Send,
     Submit,
+    Tick,
+    Unsendable,
 )
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, Trail, require
 from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.turn import Turn
 
 _NO_HOLDER = "had no reachable holder"
 _TOO_LATE = "did not run in time"
@@ -89,31 +101,51 @@ class SourceRules:
     """What a source does with requests, beyond what every process does."""
 
     def __init__(self, machine: Machine[SourceRules]) -> None:
-        self.machine = machine
-        self.custody = custody = machine.custody
+        self._machine = machine
+        self._turn = turn = machine.turn
+        self._custody = custody = machine.custody
         self.requests: dict[int, OpenRequest] = {}
         self.rejected: dict[str, Rejection] = {}
         """Impossible answers and returns by sender; replaced with each one."""
-        self._node = LocalNode(model=custody.model, limits=custody.limits)
+        self._node = LocalNode(model=turn.model, limits=turn.limits)
         self._reachable: frozenset[int] = frozenset()
         """Blocks that were reachable at the last look."""
         self._last_reachable: dict[int, float] = {}
         """Blocks that were reachable before that look, and when they last were."""
         self._looked_at = -INFINITY
         self._by_id: dict[RequestId, OpenRequest] = {}
-        self._ended = EndedRequests(custody.limits)
+        self._ended = EndedRequests(turn.limits)
         self.duplicates = self._ended.duplicates
-        machine.handlers |= {Submit: [self._on_submit], Abandon: [self._on_abandon], Moved: [self._on_moved]}
-        for kind in (NeighborUp, NeighborState, NeighborDown):
-            machine.handlers[kind].append(self._look_at_reach)
-        custody.look_at[Stage.AWAY] = self._on_lost
-        custody.checks.append(self._check)
+        self.handlers: Handlers = {
+            NeighborUp: (machine.on_up, self._look_at_reach),
+            NeighborDown: (machine.on_down, self._look_at_reach),
+            NeighborState: (machine.on_state, self._look_at_reach),
+            Arrived: (self._take_in,),
+            Received: (machine.on_received,),
+            Unsendable: (machine.on_unsendable,),
+            Submit: (self._on_submit,),
+            Abandon: (self._on_abandon,),
+            Tick: (),
+            # Messages, with their sender.
+            Accept: (machine.on_accept,),
+            Refuse: (machine.on_refuse,),
+            Progress: (machine.on_progress,),
+            Release: (machine.on_release,),
+            Moved: (self._on_moved,),
+        }
+        self.stages: Stages = {
+            Stage.WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
+            Stage.OFFERED: StageActions(machine.look_at_hop, custody.leave_hop),
+            Stage.CUSTODY: StageActions(machine.look_at_hop, custody.leave_hop),
+            Stage.AWAY: StageActions(self._on_lost),
+            Stage.ENDED: StageActions(None),
+        }
 
     # Taking in.
 
     def _on_submit(self, event: Submit) -> None:
-        custody = self.custody
-        transfer = TransferId(custody.rng.randbytes(16), custody.rng.getrandbits(64), 0)
+        turn = self._turn
+        transfer = TransferId(turn.rng.randbytes(16), turn.rng.getrandbits(64), 0)
         trail = Trail()
         copy = HeldRequest(
             transfer=transfer,
@@ -121,19 +153,19 @@ class SourceRules:
             tokens=event.tokens,
             deadline=event.deadline,
             upstream=None,
-            arrived=custody.now,
+            arrived=turn.now,
             tie_break=event.request,
-            bundle_id=custody.model.bundle_id,
+            bundle_id=turn.model.bundle_id,
             trail=trail,
         )
         request = OpenRequest(event.request, event.itinerary, copy, trail, watch_returns=event.watch_returns)
         self.requests[event.request] = self._by_id[transfer.request] = request
-        custody.hold(copy, "submitted")
+        self._custody.hold(copy, "submitted")
 
-    def take_in(self, event: Arrived) -> None:
+    def _take_in(self, event: Arrived) -> None:
         """Accept what comes home, and use it if it can be true and gets the request further."""
-        run, sender, custody = event.run, event.sender, self.custody
-        custody.instructions.append(Send(sender, Accept(run.transfer, 1)))
+        run, sender, turn = event.run, event.sender, self._turn
+        turn.send(sender, Accept(run.transfer, 1))
         request = self._by_id.get(run.transfer.request)
         if request is None:
             number = self._ended.numbers.get(run.transfer.request)
@@ -142,14 +174,14 @@ class SourceRules:
             elif not run.itinerary.remaining:
                 self.duplicates[number] += 1
             return
-        copy, linked = request.copy, custody.neighbors.get(request.trail.holder)
-        needs_relay = linked is None or custody.neighbors.leads_beyond(linked)
-        lie = implausible_return(request.asked, run.itinerary, request.left_out, custody.bands)
+        copy, linked = request.copy, turn.neighbors.get(request.trail.holder)
+        needs_relay = linked is None or turn.neighbors.leads_beyond(linked)
+        lie = implausible_return(request.asked, run.itinerary, request.left_out, turn.bands)
         if lie:
             self._reject(sender, lie, copy)
             self._pass_over(copy, sender)
             if copy.downstream == sender:
-                self.machine.reroute(copy, f"{sender} gave back what cannot be")
+                self._machine.reroute(copy, f"{sender} gave back what cannot be")
         elif is_former_holder(copy, sender, needs_relay=needs_relay):
             if not run.itinerary.remaining:
                 self.duplicates[request.number] += 1
@@ -163,64 +195,63 @@ class SourceRules:
 
     def _take_back(self, request: OpenRequest, event: Arrived) -> None:
         """Continue with tokens that came home, or with our own if these are no further, since they may differ."""
-        run, sender, custody, old = event.run, event.sender, self.custody, request.copy
+        run, sender, turn, old = event.run, event.sender, self._turn, request.copy
         itinerary, tokens = as_asked(request.asked, run.itinerary, old.itinerary.avoid), event.tokens
         gained = itinerary.blocks_done > old.itinerary.blocks_done
         request.trail.note(sender)
         if gained:
-            _learn_from(itinerary, old, custody)
+            _learn_from(itinerary, old, turn)
         elif itinerary.remaining:
             self._pass_over(old, sender)
             itinerary, tokens = old.itinerary, old.tokens
         if request.watch_returns:
             reported = as_asked(request.asked, run.itinerary)
-            custody.instructions.append(Returned(request.number, sender, reported, event.tokens))
+            turn.instructions.append(Returned(request.number, sender, reported, event.tokens))
         if not itinerary.remaining:
             old.itinerary, old.tokens = itinerary, tokens
             self._complete(request)
             return
-        beyond = any(custody.neighbors.is_beyond(visit.holder) for visit in itinerary.visits)
+        beyond = any(turn.neighbors.is_beyond(visit.holder) for visit in itinerary.visits)
         request.copy = HeldRequest(
-            transfer=TransferId(run.transfer.request, custody.rng.getrandbits(64), 0),
+            transfer=TransferId(run.transfer.request, turn.rng.getrandbits(64), 0),
             itinerary=itinerary,
             tokens=tokens,
             deadline=old.deadline,
             upstream=None,
-            arrived=custody.now,
+            arrived=turn.now,
             tie_break=old.tie_break,
             avoid=old.avoid,
-            bundle_id=custody.model.bundle_id,
+            bundle_id=turn.model.bundle_id,
             reason=run.returning,
             trail=request.trail,
             way_out=sender if beyond or run.returning == ReturnReason.CREDIT else "",
         )
         request.earlier_reroutes += old.reroutes
         request.trail.before = request.trail.holder = ""
-        custody.end(old, f"{sender} brought it back")
-        custody.hold(request.copy, f"from {sender}: {run.returning}")
+        self._custody.end(old, f"{sender} brought it back")
+        self._custody.hold(request.copy, f"from {sender}: {run.returning}")
 
     def _reject(self, sender: str, why: str, copy: HeldRequest | None = None) -> None:
         count = self.rejected[sender].count if sender in self.rejected else 0
         self.rejected = {**self.rejected, sender: Rejection(count + 1, why)}
-        note = Note(NoteKind.REJECTED, sender, None if copy is None else copy.request, why)
-        self.custody.instructions.append(note)
+        self._turn.note(NoteKind.REJECTED, sender, None if copy is None else copy.request, why)
 
     def _pass_over(self, copy: HeldRequest, name: str) -> None:
         """Pause offers to a process that returned a request unchanged or in an impossible state."""
-        n = self.custody.neighbors.get(name)
+        n = self._turn.neighbors.get(name)
         if n is not None:
             n.back_off()
-            self.machine.avoid(copy, name, n.backoff_until)
+            self._machine.avoid(copy, name, n.backoff_until)
 
     def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
         """Try one other holder after values that are not finite, then end the request and name the holders."""
         request.not_finite.append(sender)
-        machine, custody, copy = self.machine, self.custody, request.copy
+        machine, turn, copy = self._machine, self._turn, request.copy
         why = "NaN or infinity in what it computed"
-        custody.instructions.append(Note(NoteKind.NOT_FINITE, sender, copy.request, why))
+        turn.note(NoteKind.NOT_FINITE, sender, copy.request, why)
         machine.avoid(copy, sender, copy.deadline)
         others = machine.decisions.others_could_run(copy, copy.avoid)
-        if others and len(request.not_finite) < custody.limits.holders_not_finite:
+        if others and len(request.not_finite) < turn.limits.holders_not_finite:
             machine.reroute(copy, "numbers that are not finite")
         else:
             self._fail(request, _not_finite(request))
@@ -241,24 +272,24 @@ class SourceRules:
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Skip blocks that are out of reach, or wait."""
         request.reason = reason
-        custody, owner = self.custody, self._by_id[request.request]
-        stuck = custody.bands.permitted(request.itinerary.remaining)
+        turn, owner = self._turn, self._by_id[request.request]
+        stuck = turn.bands.permitted(request.itinerary.remaining)
         if reason is ReturnReason.UNREACHABLE and may_skip(request.itinerary, stuck):
             self._look_at_reach()
-            seen = self._last_reachable | dict.fromkeys(self._reachable, custody.now)
-            skip_at = max(seen.get(block, -INFINITY) for block in stuck) + custody.limits.skip_grace
-            if skip_at <= custody.now:
+            seen = self._last_reachable | dict.fromkeys(self._reachable, turn.now)
+            skip_at = max(seen.get(block, -INFINITY) for block in stuck) + turn.limits.skip_grace
+            if skip_at <= turn.now:
                 self._skip(owner, stuck, _NO_HOLDER)
             else:
-                custody.wait(request, "unreachable", skip_at)
+                self._custody.wait(request, "unreachable", skip_at)
             return
         # No event announces the end of a pause of offers.
-        held_back = bool(request.avoid) or any(n.backoff_until > custody.now for n in custody.neighbors)
-        until = custody.now + custody.limits.look_again if held_back else None
-        decisions, lacks_credit = self.machine.decisions, reason is ReturnReason.CREDIT
+        held_back = bool(request.avoid) or any(n.backoff_until > turn.now for n in turn.neighbors)
+        until = turn.now + turn.limits.look_again if held_back else None
+        decisions, lacks_credit = self._machine.decisions, reason is ReturnReason.CREDIT
         able = decisions.able_to_run(request, decisions.reachable(request)) if lacks_credit else []
         names = tuple(n.name for n in able if not n.credits)
-        custody.wait_for(request, names, until, or_change=held_back)
+        self._custody.wait_for(request, names, until, or_change=held_back)
 
     def _look_at_reach(self, event: Event | None = None) -> None:
         """Note which blocks are reachable: a neighbor that is heard of has them, or leads to them.
@@ -266,12 +297,12 @@ class SourceRules:
         What an event has changed was as before until now; who has fallen silent was last heard of before. Where one
         bundle is demanded, what is behind neighbors does not count.
         """
-        neighbors, until = self.custody.neighbors, self._looked_at if event is None else self.custody.now
+        neighbors, until = self._turn.neighbors, self._looked_at if event is None else self._turn.now
         good = [n for n in neighbors if n.serves and not n.is_silent]
-        behind = [] if self.custody.model.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
+        behind = [] if self._turn.model.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
         self._last_reachable |= dict.fromkeys(self._reachable, until)
         self._reachable = frozenset().union(*[n.blocks for n in good], *behind)
-        self._looked_at = self.custody.now
+        self._looked_at = self._turn.now
 
     def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
         """Leave blocks out; the remaining ones may run now, or the request is complete."""
@@ -279,7 +310,7 @@ class SourceRules:
         copy.itinerary = copy.itinerary.skip(blocks)
         request.left_out.update(dict.fromkeys(blocks, why))
         if copy.itinerary.remaining:
-            self.custody.waiting.ready.append(copy)
+            self._custody.waiting.ready.append(copy)
         else:
             self._complete(request)
 
@@ -287,13 +318,13 @@ class SourceRules:
 
     def _complete(self, request: OpenRequest) -> None:
         copy, attempts, seen = request.copy, request.attempts, tuple(request.trail.seen)
-        why = _why_skipped(copy.itinerary.skipped, request.left_out, self.custody.bands)
+        why = _why_skipped(copy.itinerary.skipped, request.left_out, self._turn.bands)
         done = Complete(request.number, copy.itinerary, copy.tokens, attempts, seen, why)
-        self.custody.instructions.append(done)
+        self._turn.instructions.append(done)
         self._end_request(request, "complete", soon=attempts == 1 and not copy.itinerary.skipped)
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
-        self.custody.instructions.append(Fail(request.number, error, request.copy.itinerary, request.attempts))
+        self._turn.instructions.append(Fail(request.number, error, request.copy.itinerary, request.attempts))
         self._end_request(request, "failed")
 
     def _on_abandon(self, event: Abandon) -> None:
@@ -304,8 +335,8 @@ class SourceRules:
         """Forget a request and inform the peers, immediately unless ``soon`` suffices."""
         copy = request.copy
         del self.requests[request.number], self._by_id[copy.request]
-        self.custody.end(copy, why)
-        self._ended.add(copy, request.number, self.custody.now, soon=soon)
+        self._custody.end(copy, why)
+        self._ended.add(copy, request.number, self._turn.now, soon=soon)
 
     def out_of_budget(self, request: HeldRequest) -> bool:
         """Answer from the furthest tokens at the end of the budget, if that many skips are allowed, else fail."""
@@ -315,7 +346,7 @@ class SourceRules:
         elif may_skip(itinerary, itinerary.remaining):
             self._skip(owner, itinerary.remaining, _WHY_NOT_RUN.get(request.reason, _TOO_LATE))
         else:
-            self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self.custody.bands))
+            self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self._turn.bands))
         return True
 
     # Watching what is away.
@@ -324,55 +355,57 @@ class SourceRules:
         request = self._by_id.get(message.transfer.request)
         if request is None:
             return
-        copy, custody, is_new = request.copy, self.custody, sender != request.trail.holder
+        copy, custody, is_new = request.copy, self._custody, sender != request.trail.holder
         request.trail.moved(message.before, sender)
         if copy.stage is Stage.AWAY and is_new:  # repeated MOVED from the same holder extends nothing
             custody.timers.set(copy, custody.news_by(copy))
         elif copy.stage is Stage.CUSTODY and copy.downstream == message.before:
-            self.machine.passed_on(copy, sender)
+            self._machine.passed_on(copy, sender)
 
     def _on_lost(self, request: HeldRequest) -> None:
         """Start a new branch of an away request without news, or kept for too long."""
         holder = self._by_id[request.request].trail.holder
-        is_beyond = self.custody.neighbors.is_beyond(holder)  # then another process may be the cause
+        is_beyond = self._turn.neighbors.is_beyond(holder)  # then another process may be the cause
         if not is_beyond and holder in ("", request.downstream):
             self._pass_over(request, request.downstream)
         elif not is_beyond:
-            self.machine.avoid(request, holder, self.custody.now + self.custody.limits.away_floor)
-        self.machine.reroute(request, "no news of it for too long")
+            self._machine.avoid(request, holder, self._turn.now + self._turn.limits.away_floor)
+        self._machine.reroute(request, "no news of it for too long")
 
     # Following up.
 
     def finish(self) -> float:
         """Send the CANCEL that is due, or soon is if something is sent anyway; return the time of the next one."""
-        custody = self.custody
-        ahead = custody.limits.cancel_every / 2 if custody.instructions else 0.0
-        if custody.now + ahead >= self._ended.cancel_at:
-            cancel, peers = self._ended.pop_cancel(custody.now), custody.neighbors
-            custody.instructions += [Send(n.name, cancel) for n in peers if n.hello.role == "peer"]
+        turn = self._turn
+        ahead = turn.limits.cancel_every / 2 if turn.instructions else 0.0
+        if turn.now + ahead >= self._ended.cancel_at:
+            cancel = self._ended.pop_cancel(turn.now)
+            for n in turn.neighbors:
+                if n.hello.role == "peer":
+                    turn.send(n.name, cancel)
         return self._ended.cancel_at
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Check the copies of the requests; see ``Machine.validate``."""
         copies = {request.copy.transfer: request.copy for request in self.requests.values()}
-        require(copies == self.machine.held, "requests and held copies differ")
+        require(copies == self._machine.held, "requests and held copies differ")
 
 
 SourceMachine = Machine[SourceRules]
 """The machine of a process that has images; made by :func:`source_machine`."""
 
 
-def _learn_from(itinerary: Itinerary, old: HeldRequest, custody: Custody) -> None:
+def _learn_from(itinerary: Itinerary, old: HeldRequest, turn: Turn) -> None:
     """End the pauses of those that ran blocks, and note which were slow, for longer deadlines."""
     for holder in {holder for _, holder in blocks_run(itinerary)}:
-        n = custody.neighbors.get(holder)
+        n = turn.neighbors.get(holder)
         if n is not None:
             n.reset_back_off()
-    slow_us = custody.limits.hop_floor * 1e6 / custody.limits.hop_factor  # faster ones need no longer deadline
+    slow_us = turn.limits.hop_floor * 1e6 / turn.limits.hop_factor  # faster ones need no longer deadline
     for visit in itinerary.visits:
-        n = custody.neighbors.get(visit.holder)
+        n = turn.neighbors.get(visit.holder)
         if n is not None and visit.blocks and visit.engine_us > slow_us * len(visit.blocks):
-            n.ran_after(min(visit.engine_us / 1e6, custody.now - old.arrived) / len(visit.blocks))
+            n.ran_after(min(visit.engine_us / 1e6, turn.now - old.arrived) / len(visit.blocks))
 
 
 # Texts.

@@ -3,13 +3,14 @@
 import random
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, Release
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.custody import TRANSITIONS, InvalidTransition
-from ls_edge.runtime.routing.state.events import Compute, Forward
+from ls_edge.runtime.routing.state.events import Compute, Event, Forward
 from ls_edge.runtime.routing.state.held_request import InvalidState, Stage
 from ls_edge.runtime.routing.state.limits import Limits
 from tests.runtime.routing.driver import BY_X, Driver, new_peer, run_of, submits
@@ -46,8 +47,33 @@ def test_every_stage_that_can_be_entered_can_be_left_and_ended():
 
 def test_the_table_of_the_documents_is_that_of_the_code():
     text = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    said = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.+) \|$", text.split("## Routing")[1], re.M)
-    assert said == [(before.name, after.name, why) for (before, after), why in TRANSITIONS.items()]
+    said = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.+) \|$", text.split("## Routing")[1], re.M)
+    assert said == [
+        (before.name, after.name, step.make.__name__, step.when) for (before, after), step in TRANSITIONS.items()
+    ]
+
+
+def test_a_transition_is_made_by_the_method_in_the_table(monkeypatch):
+    made = []
+    step = TRANSITIONS[Stage.WAITING, Stage.QUEUED]
+
+    def instead(custody, request, block):
+        made.append((custody, request, block))
+        step.make(custody, request, block)
+
+    monkeypatch.setitem(TRANSITIONS, (Stage.WAITING, Stage.QUEUED), step._replace(make=instead))
+    peer = new_peer()
+    peer.gets("laptop", run_of())
+    (request,) = peer.machine.held.values()
+    assert made == [(peer.machine.custody, request, 0)]
+
+
+def test_the_tables_of_a_role_have_every_stage_and_event():
+    peer = new_peer().machine.rules
+    source = source_machine("laptop", limits=Limits(), rng=random.Random(0)).rules
+    assert set(peer.stages) == set(Stage) - {Stage.NEW}
+    assert set(source.stages) == set(Stage) - {Stage.NEW, Stage.QUEUED, Stage.RUNNING, Stage.JOINING}
+    assert set(get_args(Event)) <= peer.handlers.keys() | source.handlers.keys()
 
 
 @pytest.mark.parametrize("count", ["copies", "working", "working_from_owner"])

@@ -1,0 +1,42 @@
+"""The turn of a machine: its time, what follows from its events, and what all parts of the machine read."""
+
+from __future__ import annotations
+
+import random
+
+from ls_edge.runtime.protocol.messages import Message, RequestId
+from ls_edge.runtime.routing.state.candidates import Model
+from ls_edge.runtime.routing.state.events import Instruction, Note, NoteKind, Send
+from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.neighbors import Neighbors
+
+
+class Turn:
+    """Events that are handled together: when, and what follows from them."""
+
+    def __init__(self, name: str, limits: Limits, model: Model, rng: random.Random) -> None:
+        """``rng`` draws branches."""
+        self.name = name
+        """Name of this process."""
+        self.limits = limits
+        self.model = model
+        self.bands = model.bands
+        self.rng = rng
+        self.neighbors = Neighbors(name, limits)
+        self.now = 0.0
+        self.instructions: list[Instruction] = []
+        """Instructions that follow from the events so far."""
+
+    def begin(self, now: float) -> None:
+        """Begin a turn; time never decreases."""
+        if now > self.now:
+            self.now = self.neighbors.now = now
+        self.instructions = []
+
+    def send(self, to: str, message: Message) -> None:
+        """Send a message to a process."""
+        self.instructions.append(Send(to, message))
+
+    def note(self, what: NoteKind, peer: str = "", request: RequestId | None = None, why: str = "") -> None:
+        """Write a line to the log."""
+        self.instructions.append(Note(what, peer, request, why))
