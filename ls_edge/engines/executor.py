@@ -113,7 +113,7 @@ class Executor:
         for batch in sorted({1, max_batch}, reverse=True):
             self.warm_up(batch)
             times = {part: warm_up(engine, batch) for part, engine in distinct.values()}
-        return float(np.median([times[part] for part in times.keys() - ENDS.keys() or times]))
+        return typical_ms(times)
 
     def warm_up(self, batch: int) -> None:
         """Bind all blocks at a batch size; on a GPU run them, so that graphs are made.
@@ -272,6 +272,11 @@ class _BoundParts:
                 raise PartFailed(part, str(error)) from error
             batch.steps[part, side] = step
         return step
+
+
+def typical_ms(times: Mapping[int, float]) -> float:
+    """Return the median of times by part over the blocks, or over stem and head without blocks."""
+    return float(np.median([times[part] for part in times.keys() - ENDS.keys() or times]))
 
 
 def _joined(rows: Sequence[np.ndarray]) -> np.ndarray:

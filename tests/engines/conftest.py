@@ -10,7 +10,10 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.cuda_runtime import cuda_runtime
+from ls_edge.engines.executor import Executor
+from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
+from tests.engines.reference import ORDER
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 NAMES = ("tensorrt", "cudart", "onnxruntime_cuda", "sitecustomize")
@@ -18,7 +21,7 @@ NAMES = ("tensorrt", "cudart", "onnxruntime_cuda", "sitecustomize")
 
 @pytest.fixture
 def doubles(monkeypatch, tmp_path):
-    """Import the doubles in the place of CUDA and TensorRT; whatever is left or misused fails the test."""
+    """Import the doubles instead of CUDA and TensorRT; memory that is left or misused fails the test."""
     saved = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
     monkeypatch.syspath_prepend(str(DOUBLES))
     monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path / "cache"))
@@ -54,22 +57,39 @@ def any_gpu(gpu, request):
     return gpu
 
 
+@pytest.fixture
+def ort(any_gpu, monkeypatch):
+    """The double of onnxruntime-gpu, as the module ``onnxruntime``."""
+    made = importlib.import_module("onnxruntime_cuda").OnnxRuntimeWithCuda()
+    monkeypatch.setitem(sys.modules, "onnxruntime", made)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "")
+    return made
+
+
+@pytest.fixture
+def runner(bundle, any_gpu):
+    """An executor of all blocks of ``bundle`` with TensorRT."""
+    opened = Executor(open_block_engines(bundle, ORDER, kind="tensorrt", max_batch=2))
+    yield opened
+    opened.close()
+
+
 @pytest.fixture(scope="module")
 def bundle(tiny_bundle):
-    """The bundle of most tests."""
+    """The tiny bundle, opened."""
     return Bundle.open(tiny_bundle)
 
 
 @pytest.fixture(scope="module")
 def exact(tiny_bundle):
-    """Its pipeline on the CPU, with exact results."""
+    """The pipeline of the tiny bundle on the CPU, with exact results."""
     with Pipeline.open(Bundle.open(tiny_bundle), threads=1, provider="cpu") as pipeline:
         yield pipeline
 
 
 @pytest.fixture(scope="session")
 def slot_bundle(tiny_bundle, made_once):
-    """The folder of a bundle as ``tiny_bundle`` whose blocks take a slot."""
+    """The folder of a bundle like ``tiny_bundle`` whose blocks take a slot."""
 
     def export(folder):
         import dataclasses

@@ -21,7 +21,7 @@ def document(result):
     return json.loads(msgspec.json.encode(result))
 
 
-def test_with_a_monolith(bundle, whole):
+def test_chain_and_monolith_are_timed_and_compared(bundle, whole):
     found = document(bench(bundle, threads=1, batch=2, duration=0.05, monolith=(whole, "merged")))
     assert found["bundle_id"] == bundle.manifest.bundle_id
     assert (found["threads"], found["batch"], found["monolith"], found["monolith_reason"]) == (1, 2, "merged", None)
@@ -36,7 +36,7 @@ def test_with_a_monolith(bundle, whole):
 
 
 @pytest.mark.parametrize("integrated", [0, 1])
-def test_visits_and_the_memory_of_the_gpu(bundle, gpu, integrated):
+def test_visits_copy_once_in_and_once_out_and_gpu_memory_counts(bundle, gpu, integrated):
     gpu.integrated = integrated
     before = Counter(gpu.counts)
     found = bench(bundle, batch=2, duration=0.02, kind="tensorrt")
@@ -48,14 +48,14 @@ def test_visits_and_the_memory_of_the_gpu(bundle, gpu, integrated):
     assert (counts["cudaMemcpyHostToDevice"] == 0) == bool(integrated)
 
 
-def test_without_one_the_reason_is_said(bundle):
+def test_without_a_monolith_the_reason_is_reported(bundle):
     found = document(bench(bundle, threads=1, duration=0.02, monolith=(None, "no onnx here")))
     assert found["monolith_ms"] is found["chain_over_monolith"] is found["monolith_default_ms"] is None
     assert found["monolith_reason"] == "no onnx here"
     assert found["chain_ms"]["p50"] > 0
 
 
-def test_what_cannot_be_timed(bundle, whole):
+def test_invalid_arguments_and_files_are_refused(bundle, whole):
     for wrong in ({"batch": 0}, {"duration": 0.0}, {"duration": float("nan")}, {"threads": 0}):
         with pytest.raises(UsageError):
             bench(bundle, **{"threads": 1, "duration": 0.02, **wrong})

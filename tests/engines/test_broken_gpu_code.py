@@ -28,7 +28,7 @@ READ = "result[...] = source.values(data, engines[-1].signature.output, batch)"
 @pytest.mark.parametrize(
     ("what", "old", "new"),
     [
-        ("no synchronisation", WAIT, "pass"),
+        ("no synchronization", WAIT, "pass"),
         ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
         ("writes where it reads", "target.device + data", "source.device + data"),
         ("buffers for too few images", "size, doing=doing)\n\n", "size // 4, doing=doing)\n\n"),
@@ -55,7 +55,7 @@ def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what
 @pytest.mark.parametrize(
     ("what", "old", "new"),
     [
-        ("no synchronisation", WAIT, "pass"),
+        ("no synchronization", WAIT, "pass"),
         ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
         ("memory that is not mapped", "MAPPED if self._is_shared else 0", "0"),
         ("the address of the host", SHARE, "self._host"),
@@ -84,7 +84,7 @@ def test_broken_sharing_of_memory_is_found(bundle, gpu, exact, monkeypatch, what
         ("another stream", "execute_async_v3(self.workspace.stream)", "execute_async_v3(0)"),
     ],
 )  # fmt: skip
-def test_wrong_orders_of_calls_are_found(bundle, gpu, exact, monkeypatch, what, old, new):
+def test_broken_calls_of_tensorrt_are_found(bundle, gpu, exact, monkeypatch, what, old, new):
     broken = changed(tensorrt_engine, old, new)
     monkeypatch.setattr("ls_edge.engines.opening.open_tensorrt", broken.open_tensorrt)
     monkeypatch.setattr("ls_edge.engines.executor.TensorRTEngine", broken.TensorRTEngine)
@@ -105,7 +105,7 @@ def changed(module, old, new):
     return made
 
 
-def test_code_that_is_not_broken_passes_the_same_check(bundle, gpu, exact):
+def test_unchanged_code_passes_the_same_check(bundle, gpu, exact):
     assert not is_found(bundle, gpu, exact)
 
 

@@ -16,7 +16,7 @@ HEADERS = [version for version in SIGNATURES if version.startswith("cuda ")]
 
 
 @pytest.mark.parametrize("version", HEADERS)
-def test_functions_and_numbers_are_those_of_cudas_headers(gpu, version):
+def test_functions_and_constants_match_the_headers_of_cuda(gpu, version):
     import cudart
 
     known = SIGNATURES[version]
@@ -42,7 +42,7 @@ def test_the_record_has_a_jetsons_release_and_the_newest_one():
     assert {version.split()[1].rsplit(".", 1)[0] for version in HEADERS} == {"12.6", "12.9", "13.0"}
 
 
-def test_a_runtime_that_is_newer_than_the_driver_is_passed_over(gpu, monkeypatch):
+def test_a_runtime_that_is_newer_than_the_driver_is_rejected(gpu, monkeypatch):
     import cudart
 
     class Newer(cudart.Library):
@@ -61,7 +61,7 @@ def test_a_runtime_that_is_newer_than_the_driver_is_passed_over(gpu, monkeypatch
         cuda_runtime()
 
 
-def test_outputs_are_values(gpu):
+def test_calls_return_their_outputs_or_raise(gpu):
     cuda = cuda_runtime()
     free, total = cuda.call("cudaMemGetInfo", doing="measuring")
     address = cuda.call("cudaMalloc", 1000, doing="making memory")
@@ -72,7 +72,7 @@ def test_outputs_are_values(gpu):
         cuda.call("cudaFree", address, doing="freeing")
 
 
-def test_a_machine_without_cuda_says_so(monkeypatch):
+def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setattr(module, "_candidates", lambda: ["libcudart-not-there.so.12"])
     cuda_runtime.cache_clear()
     with pytest.raises(EngineError, match=r"cannot be used: libcudart-not-there\.so\.12: .*; install the one for"):
@@ -99,7 +99,18 @@ def test_the_real_library_has_every_function_and_lets_other_threads_run():
 def test_waiting_for_the_gpu_does_not_stop_other_threads(gpu, monkeypatch):
     import cudart
 
-    runs = threading.Event()
-    monkeypatch.setattr(cudart, "cudaStreamSynchronize", lambda stream: (0 if runs.wait(30) else 1,))
-    threading.Timer(0.05, runs.set).start()
+    waits, runs = threading.Event(), threading.Event()
+
+    def synchronize(stream):
+        waits.set()
+        return (0 if runs.wait(30) else 1,)
+
+    def run():
+        if waits.wait(30):
+            runs.set()
+
+    monkeypatch.setattr(cudart, "cudaStreamSynchronize", synchronize)
+    other = threading.Thread(target=run)
+    other.start()
     assert cuda_runtime().attempt("cudaStreamSynchronize", 1) == 0
+    other.join(30)

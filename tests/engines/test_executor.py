@@ -1,14 +1,17 @@
 """Blocks that share two buffers return the values of one block at a time, for every order, batch and slot."""
 
 import numpy as np
+import onnx
 import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.core.parts import STEM
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.engines import executor
-from ls_edge.engines.executor import Executor, PartFailed
+from ls_edge.engines.executor import Executor, PartFailed, typical_ms
 from ls_edge.engines.opening import open_block_engines
+from tests.engines.bundles import edited
+from tests.engines.reference import tokens
 
 
 @pytest.fixture(params=["plain", "slots"], scope="module")
@@ -20,10 +23,6 @@ def opened(request, tiny_bundle, slot_bundle):
     runner.close()
 
 
-def tokens(batch=1, seed=0):
-    return np.random.default_rng(seed).standard_normal((batch, 16, 32), dtype=np.float32)
-
-
 def one_by_one(engines, runner, blocks, given, slots):
     for index, block in enumerate(blocks):
         inputs = {"tokens": given} | ({"slot": slots + index} if runner.needs_slot else {})
@@ -31,7 +30,7 @@ def one_by_one(engines, runner, blocks, given, slots):
     return given
 
 
-def test_they_compute_what_the_engines_do_one_by_one(opened):
+def test_a_sequence_computes_the_same_as_its_engines_one_by_one(opened):
     engines, runner = opened
     rng = np.random.default_rng(1)
     for batch in (1, 3, 2, 8, 1, 5, 3):
@@ -50,7 +49,7 @@ def test_they_compute_what_the_engines_do_one_by_one(opened):
             np.testing.assert_array_equal(steps[-1], expected)
 
 
-def test_inputs_are_left_alone_and_results_belong_to_the_caller(opened):
+def test_inputs_are_unchanged_and_results_belong_to_the_caller(opened):
     _, runner = opened
     given = tokens(2)
     given.flags.writeable = False  # as a frame that was received
@@ -67,7 +66,7 @@ def test_inputs_are_left_alone_and_results_belong_to_the_caller(opened):
     np.testing.assert_array_equal(runner.run((0, 1, 2), given, slots), kept)
 
 
-def test_more_batch_sizes_than_are_kept(opened, monkeypatch):
+def test_results_are_right_with_more_batch_sizes_than_are_kept(opened, monkeypatch):
     engines, _ = opened
     monkeypatch.setattr(executor, "KEPT_BATCH_SIZES", 2)
     runner = Executor(engines)
@@ -79,7 +78,7 @@ def test_more_batch_sizes_than_are_kept(opened, monkeypatch):
             np.testing.assert_array_equal(runner.run(blocks, tokens(batch), slots), expected)
 
 
-def test_what_the_engines_do_not_take_is_refused_in_their_words(opened):
+def test_invalid_inputs_are_refused_with_the_error_of_the_engine(opened):
     _, runner = opened
     good, slots = tokens(2), np.zeros(2, np.int64)
     for given, words in (
@@ -97,37 +96,40 @@ def test_what_the_engines_do_not_take_is_refused_in_their_words(opened):
                 runner.run((3, 1), good, np.array(bad, np.int64))
 
 
-class Failing:
-    """A session's binding that works until it has been called ``after`` times."""
+def fail_on_large_tokens(model):
+    """Let a block read beyond a table if a token is above 100."""
+    graph, helper = model.graph, onnx.helper
+    for name, value in (("limit", np.float32(100)), ("table", np.zeros(1, np.float32))):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    nodes = [
+        helper.make_node("ReduceMax", ["tokens"], ["largest"], keepdims=0),
+        helper.make_node("Greater", ["largest", "limit"], ["is_large"]),
+        helper.make_node("Cast", ["is_large"], ["row"], to=onnx.TensorProto.INT64),
+        helper.make_node("Gather", ["table", "row"], ["zero"]),
+        helper.make_node("Add", ["tokens", "zero"], ["checked"]),
+    ]
+    for node in graph.node:
+        node.input[:] = ["checked" if name == "tokens" else name for name in node.input]
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*nodes, *rest])
 
-    def __init__(self, step, after):
-        self._step, self.left = step, after
 
-    def __call__(self):
-        self.left -= 1
-        if self.left < 0:
-            raise EngineError("out of luck")
-        self._step()
-
-
-def test_the_block_that_fails_is_named(opened, monkeypatch):
-    engines, _ = opened
-    bind = type(engines[4]).bind
-
-    def failing(engine, *buffers):
-        return Failing(bind(engine, *buffers), 2 if engine is engines[4] else 99)
-
-    monkeypatch.setattr(type(engines[4]), "bind", failing)
+def test_the_block_that_fails_is_named(bundle, tmp_path):
+    engines = open_block_engines(
+        edited(bundle, tmp_path / "bundle", lambda index, model: fail_on_large_tokens(model) if index == 4 else None),
+        range(6), threads=1,
+    )  # fmt: skip
     runner = Executor(engines)
-    slots = np.zeros(1, np.int64)
-    runner.run((1, 4), tokens(), slots)
-    runner.run((2, 4), tokens(), slots)
-    with pytest.raises(PartFailed, match="out of luck") as caught:
-        runner.run((3, 4, 0), tokens(), slots)
+    runner.run((1, 4), tokens())
+    with pytest.raises(PartFailed, match="block 4 failed on CPUExecutionProvider") as caught:
+        runner.run((4, 3, 0), 1000 * tokens())
     assert caught.value.part == 4
+    np.testing.assert_array_equal(runner.run((4,), tokens()), engines[4].run({"tokens": tokens()}))
+    runner.close()
 
 
-def test_a_closed_runner_lets_go_of_its_sessions(tiny_bundle):
+def test_a_closed_executor_releases_its_sessions(tiny_bundle):
     engines = open_block_engines(Bundle.open(tiny_bundle), range(2), threads=1)
     runner = Executor(engines)
     runner.run((0, 1), tokens())
@@ -136,7 +138,7 @@ def test_a_closed_runner_lets_go_of_its_sessions(tiny_bundle):
         runner.run((1, 0), tokens())
 
 
-def test_engines_of_another_kind_are_run_one_by_one(opened):
+def test_engines_of_another_kind_run_one_by_one(opened):
     engines, runner = opened
 
     class Other:
@@ -148,18 +150,36 @@ def test_engines_of_another_kind_are_run_one_by_one(opened):
     np.testing.assert_array_equal(mixed.run((1, 0), tokens(), slots), runner.run((1, 0), tokens(), slots))
 
 
+class Recorded:
+    """An engine that notes the batch of each run."""
+
+    def __init__(self, engine):
+        self._engine, self.batches = engine, []
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def run(self, inputs):
+        self.batches.append(len(inputs["tokens"]))
+        return self._engine.run(inputs)
+
+
 @pytest.mark.parametrize("max_batch", [1, 2, 3, 4, 8, 9])
-def test_the_typical_time_is_of_one_image_whatever_the_largest_batch(tiny_bundle, monkeypatch, max_batch):
-    runner = Executor(open_block_engines(Bundle.open(tiny_bundle), range(2), threads=1))
-    monkeypatch.setattr("ls_edge.engines.executor.warm_up", lambda engine, batch: float(batch))
-    assert runner.measure(max_batch) == 1.0
+def test_the_typical_time_is_of_one_image_after_a_run_of_the_largest_batch(bundle, max_batch):
+    engines = {block: Recorded(engine) for block, engine in open_block_engines(bundle, range(2), threads=1).items()}
+    runner = Executor(engines)
+    assert runner.measure(max_batch) > 0
+    for engine in engines.values():
+        assert engine.batches[-1] == 1
+        assert max_batch in engine.batches
     runner.close()
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, STEM), (STEM, 2, 0, 1), (1, STEM, 0, 2)])
-def test_the_typical_time_is_that_of_the_blocks_in_any_order(tiny_bundle, monkeypatch, order):
-    runner = Executor(open_block_engines(Bundle.open(tiny_bundle), order, threads=1))
-    times = {"block 0": 5.0, "block 1": 1.0, "block 2": 3.0, "stem": 100.0}
-    monkeypatch.setattr("ls_edge.engines.executor.warm_up", lambda engine, batch: times[engine.part])
-    assert runner.measure(1) == 3.0
-    runner.close()
+def test_the_typical_time_is_the_median_of_the_blocks_in_any_order(order):
+    times = {0: 5.0, 1: 1.0, 2: 3.0, STEM: 100.0}
+    assert typical_ms({part: times[part] for part in order}) == 3.0
+
+
+def test_the_typical_time_without_blocks_is_that_of_the_ends():
+    assert typical_ms({STEM: 100.0, HEAD: 50.0}) == 75.0

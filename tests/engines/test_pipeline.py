@@ -34,7 +34,7 @@ def close(ours, theirs, bar):
     assert np.abs(ours - theirs).max() <= bar * np.abs(theirs).max()
 
 
-def test_an_order_is_what_plain_onnxruntime_gives(pipeline, view):
+def test_an_order_computes_the_same_as_plain_sessions(pipeline, view):
     order = random.Random(4).sample(range(6), 6)
     bundle = pipeline.bundle
 
@@ -55,7 +55,7 @@ def test_an_order_is_what_plain_onnxruntime_gives(pipeline, view):
     "arrangement", [None, [], [3], [5, 0], [0, 1, 2, 3, 4, 5], [[[0, 1], [2]], [[5], [4], [3]]], [[[4]], [[1, 2], [0]]]]
 )
 @pytest.mark.parametrize("batch", [1, 3])
-def test_every_arrangement_is_the_views(pipeline, view, arrangement, batch):
+def test_every_arrangement_computes_the_same_as_pytorch(pipeline, view, arrangement, batch):
     images = IMAGES[:batch]
     asked = None if arrangement is None else arrangement_of(arrangement)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_every_arrangement_is_the_views(pipeline, view, arrangement, batch):
     close(pipeline.forward(images, asked), expected, 1e-5)
 
 
-def test_the_fast_way_is_the_same_as_part_by_part(pipeline):
+def test_a_whole_order_computes_the_same_as_part_by_part(pipeline):
     order = (2, 5, 0, 3)
     tokens = pipeline.stem(IMAGES)
     for slot, block in enumerate(order):
@@ -73,7 +73,7 @@ def test_the_fast_way_is_the_same_as_part_by_part(pipeline):
     np.testing.assert_array_equal(pipeline.forward(IMAGES, one_track), pipeline.forward(IMAGES, order))
 
 
-def test_batches_of_changing_size(pipeline):
+def test_batches_of_changing_size_give_the_same_logits(pipeline):
     alone = [pipeline.forward(image[None]) for image in IMAGES]
     for batch in (3, 1, 2, 3, 1):
         close(pipeline.forward(IMAGES[:batch]), np.concatenate(alone[:batch]), 1e-5)
@@ -86,7 +86,7 @@ def test_profile_times_each_part(pipeline):
     assert min(seconds) > 0
 
 
-def test_what_does_not_fit_is_refused(pipeline):
+def test_unknown_blocks_and_other_shapes_are_refused(pipeline):
     with pytest.raises(UsageError, match="the bundle has no block 6; it has blocks 0 to 5"):
         pipeline.forward(IMAGES, [0, 6])
     with pytest.raises(UsageError, match="no block -1"):
@@ -104,7 +104,7 @@ def record(number, logits, waves=()):
     )  # fmt: skip
 
 
-def test_replay_finds_the_answer_that_was_not_computed_so(pipeline):
+def test_replay_finds_answers_that_another_arrangement_computed(pipeline):
     def answer(number, arrangement):
         return tuple(pipeline.forward(IMAGES[number][None], arrangement_of(arrangement))[0].tolist())
 

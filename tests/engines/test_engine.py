@@ -1,4 +1,4 @@
-"""Weights in another file are found in the bytes of a part, in any tensor and any encoding."""
+"""The interface of engines: arguments are checked, and weights in another file are found in any encoding."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,28 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.engines.engine import refuse_weights_elsewhere
 from ls_edge.engines.onnxruntime import onnxruntime_module, open_session
+from ls_edge.engines.opening import open_engine
 from ls_edge.engines.providers import CPU
+from tests.engines.reference import tokens
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 helper = onnx.helper
+
+
+def test_inputs_are_checked_against_the_manifest(bundle):
+    engine = open_engine(bundle, "block 0", threads=1)
+    good = tokens(2)
+    for inputs, words in (
+        ({"tokens": good.astype(np.float64)}, r"tokens is float64 \[2, 16, 32\], must be tokens float32 \[B, 16, 32\]"),
+        ({"tokens": good[:, :15]}, r"float32 \[2, 15, 32\]"),
+        ({"tokens": good[0]}, r"float32 \[16, 32\]"),
+        ({"tokens": good[:0]}, "B at least 1"),
+        ({"images": good}, "takes tokens, received images"),
+        ({"tokens": good, "slot": np.zeros(2, np.int64)}, "takes tokens, received tokens, slot"),
+        ({}, "takes tokens"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            engine.run(inputs)
 
 
 def tensor(elsewhere):
@@ -63,7 +81,7 @@ def refuses(raw):
 
 
 @pytest.mark.parametrize("place", sorted(PLACES))
-def test_weights_are_found_wherever_they_are(place):
+def test_weights_elsewhere_are_found_in_any_tensor(place):
     assert refuses(PLACES[place](True).SerializeToString())
     assert not refuses(PLACES[place](False).SerializeToString())
 
@@ -72,7 +90,7 @@ def test_weights_are_found_wherever_they_are(place):
     "tag", [b"\x0a", b"\x8a\x00", b"\x8a\x80\x80\x00", b"\x8a\x80\x80\x80\x10", b"\x8a\x80\x80\x80\x70"]
 )
 @pytest.mark.parametrize("length", [b"\x08", b"\x88\x00", b"\x88\x80\x00"])
-def test_weights_are_found_in_encodings_that_protobuf_does_not_write(tiny_bundle, tag, length):
+def test_weights_elsewhere_are_found_in_encodings_that_protobuf_does_not_write(tiny_bundle, tag, length):
     """ONNX Runtime reads such an entry: its protobuf ignores bits of a tag above the 32nd."""
     entry = tag + length + b"location" + b"\x12\x01w"
     raw = Bundle.open(tiny_bundle).read("block 0")
@@ -83,14 +101,14 @@ def test_weights_are_found_in_encodings_that_protobuf_does_not_write(tiny_bundle
     assert refuses(raw)
 
 
-def test_a_name_that_contains_the_word_is_no_file():
+def test_a_name_that_contains_location_is_not_a_file():
     raw = model([helper.make_node("Identity", ["w.location.weight"], ["location_of_y"])]).SerializeToString()
     assert b"location" in raw
     assert not refuses(raw)
 
 
 @pytest.mark.parametrize("spoilt", ["no place", "cut off"])
-def test_what_names_no_file_does_not_load(tiny_bundle, spoilt):
+def test_a_file_without_its_weights_does_not_load(tiny_bundle, spoilt):
     whole = onnx.load_model_from_string(Bundle.open(tiny_bundle).read("block 0"))
     raw = whole.SerializeToString()[:-1000]
     if spoilt == "no place":
@@ -101,7 +119,7 @@ def test_what_names_no_file_does_not_load(tiny_bundle, spoilt):
         open_session(raw, "block 0", provider=CPU, threads=1)
 
 
-def test_onnx_runtimes_own_format_is_not_read(tiny_bundle, tmp_path):
+def test_onnxruntimes_own_format_is_refused(tiny_bundle, tmp_path):
     """It is not protobuf, so it was not searched."""
     ort = onnxruntime_module()
     options = ort.SessionOptions()

@@ -1,21 +1,17 @@
 """``ls-edge build``, peers and sources on the doubles of CUDA and TensorRT, as processes and in this one."""
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
-import onnx
 import pytest
 import zmq
 
-from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.clients.push import Pusher
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
@@ -24,8 +20,9 @@ from ls_edge.runtime.source.settings import Settings
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import load_secret
+from tests.engines.bundles import edited
+from tests.engines.conftest import DOUBLES
 
-DOUBLES = Path(__file__).parents[1] / "doubles"
 WITHOUT = (
     "import sys, runpy\n"
     "class Gone:\n"
@@ -62,7 +59,7 @@ def keys(done):
     return {engine["part"]: engine["key"] for engine in json.loads(done.stdout)["engines"]}
 
 
-def test_what_is_built_is_what_the_peer_loads(board, tiny_bundle, write_peers, images, assert_replays, wait_until):
+def test_a_peer_loads_the_engines_that_build_made(board, tiny_bundle, write_peers, images, assert_replays, wait_until):
     peers = write_peers({"a": [0, 2, 3], "b": [1, 4, 5]}, engine="tensorrt", max_batch=4, gpu_mem_limit=1 << 28)
     done = board("build", tiny_bundle, "--blocks", "0,2-3", "--json")
     assert list(keys(done)) == ["block 0", "block 2", "block 3"]
@@ -113,7 +110,7 @@ def test_build_makes_all_parts_and_largest_batches_are_rounded(board, tiny_bundl
     assert "up to 16 images: 1 built" in board("build", tiny_bundle, "--blocks", "0", "--max-batch", "9").stdout
 
 
-def test_a_store_is_filled_and_its_engines_are_built(board, tiny_bundle, write_peers, tmp_path):
+def test_build_fills_a_store_and_builds_its_engines(board, tiny_bundle, write_peers, tmp_path):
     peers = write_peers({"a": [0, 2], "b": [1, 3, 4, 5]})
     here = ["--peers", peers, "--store", tmp_path / "store", "--name"]
     done = board("build", tiny_bundle, *here, "a")
@@ -127,25 +124,8 @@ def test_a_store_is_filled_and_its_engines_are_built(board, tiny_bundle, write_p
     assert done.stdout == f"{tmp_path / 'store'} has blocks 1, 3-5 of {tiny_bundle}\n"
 
 
-def other_bytes(folder, bundle):
-    """The same model in other files: another bundle for stores and caches."""
-    shutil.copytree(bundle, folder)
-    manifest = Bundle.open(bundle).manifest
-    blocks = []
-    for part in manifest.parts.blocks:
-        model = onnx.load(folder / part.file)
-        model.doc_string = "changed"
-        raw = model.SerializeToString()
-        (folder / part.file).write_bytes(raw)
-        blocks.append(msgspec.structs.replace(part, sha256=hashlib.sha256(raw).hexdigest(), bytes=len(raw)))
-    parts = msgspec.structs.replace(manifest.parts, blocks=tuple(blocks))
-    changed = bundle_id_of(Bundle.open(bundle).interface, manifest.precision, parts)
-    write_manifest(folder, msgspec.structs.replace(manifest, parts=parts, bundle_id=changed))
-    return Bundle.open(folder)
-
-
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
-def test_a_push_builds_engines_while_the_bundle_before_is_served(tmp_path, tiny_bundle, images, monkeypatch):
+def test_a_push_builds_engines_while_the_previous_bundle_is_served(tmp_path, tiny_bundle, images, monkeypatch):
     go = tmp_path / "go"
     go.touch()
     for name, value in {
@@ -166,6 +146,9 @@ def test_a_push_builds_engines_while_the_bundle_before_is_served(tmp_path, tiny_
             answers.append(source.submit(images(1)[0]).result(30).record.degraded)
             go.touch()
 
+    def note(_, model):
+        model.doc_string = "changed"
+
     def push(bundle):
         keys = load_secret(cluster.secret_key("laptop"))
         with Pusher(cluster.file, keys=keys, wait=60, connect=60, on_change=on_change) as pusher:
@@ -179,7 +162,13 @@ def test_a_push_builds_engines_while_the_bundle_before_is_served(tmp_path, tiny_
         keys = load_secret(cluster.secret_key("laptop"))
         with Source(cluster.file, Bundle.open(tiny_bundle), Settings(provider="cpu"), keys=keys) as source:
             assert source.wait_ready(30) == ()
-            push(other_bytes(tmp_path / "other", tiny_bundle))
+            push(
+                edited(
+                    Bundle.open(tiny_bundle),
+                    tmp_path / "other",
+                    lambda _, model: setattr(model, "doc_string", "changed"),
+                )
+            )
         log = cluster.log_path("a").read_text()
     assert answers == [False]
     states = dict.fromkeys(state.split(",")[0] for state in seen)
@@ -199,14 +188,14 @@ def test_a_push_builds_engines_while_the_bundle_before_is_served(tmp_path, tiny_
         (["--blocks", "0", "--peers", "p", "--name", "a"], "--blocks and --peers both say which blocks"),
     ],
 )
-def test_bad_arguments_are_one_clear_line(board, tiny_bundle, arguments, words):
+def test_bad_arguments_are_refused_in_one_line(board, tiny_bundle, arguments, words):
     done = board("build", tiny_bundle, *arguments, code=2)
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.skipif("tensorrt" in sys.modules, reason="TensorRT is installed")
-def test_without_tensorrt_build_says_so(board, tiny_bundle):
+def test_without_tensorrt_build_fails_with_the_reason(board, tiny_bundle):
     board.env["PYTHONPATH"] = ""
     assert "tensorrt is not installed" in board("build", tiny_bundle, code=1).stderr
 
@@ -233,7 +222,7 @@ def test_stem_and_head_have_an_engine_of_their_own(
             assert source.thread.engines.threads == (settings.threads or 1)
 
 
-def test_threads_of_the_file_hold_where_no_flag_is_given(tiny_bundle, write_peers):
+def test_threads_of_the_file_apply_without_a_flag(tiny_bundle, write_peers):
     path = write_peers({"a": range(6)}, sources=["laptop", "other"])
     path.write_text(path.read_text().replace("- name: laptop", "- name: laptop\n  threads: 2"))
     bundle, file = Bundle.open(tiny_bundle), load_peers(path)

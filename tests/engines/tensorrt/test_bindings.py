@@ -10,7 +10,7 @@ import pytest
 from ls_edge.engines.tensorrt import build as tensorrt_build
 from ls_edge.engines.tensorrt import engine as tensorrt_engine
 
-SIGNATURES = json.loads((Path(__file__).parents[1] / "doubles/signatures.json").read_text())
+SIGNATURES = json.loads((Path(__file__).parents[2] / "doubles/signatures.json").read_text())
 
 
 def _arguments(text):
@@ -20,7 +20,7 @@ def _arguments(text):
 
 
 @pytest.mark.parametrize("version", [version for version in SIGNATURES if version.startswith("tensorrt")])
-def test_the_doubles_have_the_signatures_of_the_bindings(doubles, gpu, version):
+def test_the_doubles_match_the_signatures_of_the_bindings(doubles, gpu, version):
     for name, texts in SIGNATURES[version].items():
         assert texts, f"{name} is not in {version}"
         double = doubles

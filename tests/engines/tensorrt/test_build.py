@@ -1,0 +1,67 @@
+"""Building of engines, on doubles of CUDA and TensorRT: options, progress, and parts that cannot be built."""
+
+import logging
+
+import onnx
+import pytest
+
+from ls_edge.core.errors import EngineError
+from ls_edge.engines.opening import open_block_engines, open_engine
+from ls_edge.engines.tensorrt import build as tensorrt_build
+from ls_edge.engines.tensorrt.build import EngineOptions, TensorRTDevice, key_of
+from tests.engines.bundles import edited
+from tests.engines.reference import ORDER
+
+
+def test_float32_is_built_without_tf32_and_few_engines_serve_all_batches(bundle):
+    device = TensorRTDevice("10.3.0", "Orin", "8.7")
+    assert "no tf32" in key_of("ab", device, EngineOptions("fp32", 8)).flags
+    assert "no tf32" not in key_of("ab", device, EngineOptions("fp16", 8)).flags
+    largest = {batch: EngineOptions.of(bundle, batch).max_batch for batch in (None, 1, 8, 9, 16, 1000)}
+    assert largest == {None: 8, 1: 8, 8: 8, 9: 16, 16: 16, 1000: 1024}
+    digests = {key_of("ab", device, EngineOptions.of(bundle, batch)).digest() for batch in largest}
+    assert len(digests) == 3
+
+
+def test_the_error_has_tensorrts_reason_and_the_progress_is_reported(bundle, gpu, doubles, monkeypatch, caplog):
+    monkeypatch.setattr(tensorrt_build, "PROGRESS_EVERY_S", 0.0)
+    reported = []
+    with caplog.at_level(logging.INFO, "ls_edge.engines"):
+        open_engine(
+            bundle, "block 0", kind="tensorrt", on_step=lambda _done, _total, text: reported.append(text)
+        ).close()
+    assert (reported.pop(0), reported.pop()) == ("block 0", "ready")
+    assert reported[0] == "block 0: building an engine: there is none of this file yet"
+    assert "block 0: Building Engine, step 1 of 2" in reported
+    assert reported[-1].startswith("block 0: ready after ")
+    assert [f"{record.part}: {record.status}" for record in caplog.records if record.message == "engine"] == reported
+    monkeypatch.setattr(doubles.Builder, "refuse", "no tactic fits the workspace")
+    with pytest.raises(
+        EngineError, match=r"could not build an engine for Double of a GPU \(no tactic fits the workspace"
+    ):
+        open_engine(bundle, "block 1", kind="tensorrt")
+
+
+def test_tensorrt_does_not_read_weights_from_another_file(bundle, gpu, tmp_path):
+    def move_weights(_, model):
+        tensor = next(tensor for tensor in model.graph.initializer if tensor.raw_data)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="/etc/hostname")
+
+    moved = edited(bundle, tmp_path / "bundle", move_weights)
+    with pytest.raises(EngineError, match=r"^block 0 does not load: .* weights are in another file; export it again"):
+        open_engine(moved, "block 0", kind="tensorrt")
+
+
+@pytest.mark.parametrize("version", ["10.0.1", "8.6.1", "12.0.0"])
+def test_a_tensorrt_of_another_version_is_refused_in_one_line(bundle, gpu, doubles, monkeypatch, version):
+    monkeypatch.setattr(doubles, "__version__", version)
+    with pytest.raises(EngineError, match=rf"^tensorrt is version {version}, this ls-edge supports 10.3 to 11; update"):
+        open_block_engines(bundle, ORDER, kind="tensorrt")
+
+
+@pytest.mark.parametrize(("limit", "workspace"), [(None, 1 << 30), (1 << 33, 1 << 30), (1 << 25, 1 << 25)])
+def test_kernels_get_at_most_the_memory_limit_of_the_peer(bundle, gpu, limit, workspace):
+    engine = open_engine(bundle, "block 0", kind="tensorrt", gpu_mem_limit=limit)
+    assert engine._engine._header["workspace"] == workspace
+    engine.close()

@@ -1,0 +1,98 @@
+"""Engines of TensorRT on doubles of CUDA and TensorRT: results, graphs, contexts and profiles."""
+
+import logging
+import sys
+
+import numpy as np
+import pytest
+
+from ls_edge.engines.opening import open_engine
+from ls_edge.engines.tensorrt.build import EngineOptions
+from tests.engines.reference import ORDER, close, counted, expected, tokens
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 11])
+def test_any_batch_and_order_computes_the_same_as_onnxruntime(runner, exact, any_gpu, batch):
+    for seed in range(4):  # plain, captured, launched, and launched on other tokens
+        order = np.random.default_rng(seed).permutation(6)[: seed + 2]
+        close(runner.run(order, tokens(batch, seed)), expected(exact, order, tokens(batch, seed)))
+
+
+def test_graphs_are_used_only_for_one_image_and_the_largest_batch(runner, any_gpu):
+    for batch, graphs in ((1, 2), (8, 2), (3, 0)):
+        for _ in range(2):
+            runner.run((0, 1), tokens(batch))
+        _, counts = counted(any_gpu, lambda batch=batch: runner.run((0, 1), tokens(batch)))
+        assert (counts["graph"], counts["execute"]) == (graphs, 2 - graphs)
+
+
+@pytest.mark.parametrize("function", ["cudaStreamBeginCapture", "cudaGraphInstantiateWithFlags"])
+def test_without_graphs_an_engine_runs_and_logs_the_reason(bundle, gpu, exact, function, caplog):
+    code = sys.modules["cudart"].cudaError_t.cudaErrorStreamCaptureUnsupported
+    gpu.refuse[function] = (code, "not here")
+    engine = open_engine(bundle, "block 0", kind="tensorrt")
+    with caplog.at_level(logging.WARNING, "ls_edge.engines"):
+        for _ in range(3):
+            close(engine.run({"tokens": tokens()}), expected(exact, [0], tokens()))
+    assert "not here" in engine.no_graphs
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == ["runs without CUDA graphs"]
+    engine.close()
+
+
+def test_a_graph_with_different_results_is_not_used(runner, any_gpu, exact):
+    launch = sys.modules["cudart"].cudaGraphLaunch
+    sys.modules["cudart"].cudaGraphLaunch = lambda *_: (0,)  # reports success and does nothing
+    try:
+        runner.warm_up(1)
+    finally:
+        sys.modules["cudart"].cudaGraphLaunch = launch
+    assert "different values" in runner.engines[0].no_graphs
+    close(runner.run(ORDER, tokens()), expected(exact, ORDER, tokens()))
+
+
+def test_float32_is_exact_because_tf32_is_off(runner, exact, bundle, gpu, monkeypatch):
+    """With TF32 the double rounds as the hardware does, so these tests would fail."""
+    monkeypatch.setattr(EngineOptions, "flags", ("strongly typed",))
+    engine = open_engine(bundle, "block 0", kind="tensorrt")
+    rounded = engine.run({"tokens": tokens()})
+    engine.close()
+    theirs = expected(exact, [0], tokens())
+    assert np.abs(rounded - theirs).max() > 1e-5 * np.abs(theirs).max()
+    close(runner.run([0], tokens()), theirs)
+
+
+def test_an_engine_of_another_version_is_built_again(bundle, gpu, doubles, monkeypatch):
+    open_engine(bundle, "block 0", kind="tensorrt").close()
+    monkeypatch.setattr(doubles, "_MAGIC", b"another version\n")
+    reported = []
+    open_engine(bundle, "block 0", kind="tensorrt", on_step=lambda *step: reported.append(step[-1])).close()
+    assert any("does not load in" in text for text in reported)
+
+
+def test_contexts_are_created_when_they_are_needed(runner, any_gpu):
+    """Each takes memory, which a board shares between CPU and GPU."""
+
+    def contexts():
+        return [engine._engine._contexts for engine in runner.engines.values()]
+
+    assert contexts() == [0] * 6
+    for _ in range(3):
+        runner.run((0, 1), tokens(1))
+    assert contexts() == [1, 1, 0, 0, 0, 0]  # those of the graphs
+    runner.run((0, 1), tokens(3))
+    runner.run((0, 1), tokens(4))
+    assert contexts() == [2, 2, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_single_images_and_batches_run_in_the_profile_that_is_tuned_for_them(bundle, any_gpu, graphs):
+    engine = open_engine(bundle, "block 0", kind="tensorrt", max_batch=16)
+    if not graphs:
+        engine.drop_graphs("not here")
+    assert [p["tokens"][1][0] for p in engine._engine._header["profiles"]] == [1, 16]
+    for batch, profile in ((1, 0), (2, 1), (9, 1), (16, 1), (1, 0)):
+        engine.run({"tokens": tokens(batch)})
+        assert any_gpu.profile == profile, batch
+    assert engine._engine._contexts == (3 if graphs else 2)
+    engine.close()

@@ -1,0 +1,153 @@
+"""Memory that engines share on a GPU: copies, synchronization, slots, and errors, on doubles of CUDA and TensorRT."""
+
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError
+from ls_edge.engines.executor import Executor, PartFailed
+from ls_edge.engines.opening import open_block_engines, open_engine
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.providers import CUDA
+from tests.engines.reference import ORDER, close, counted, expected, tokens
+
+COPIES = ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost")
+
+
+def test_one_visit_of_eight_blocks_makes_two_copies_and_one_synchronization(runner, exact, any_gpu):
+    runner.warm_up(1)
+    order = (3, 0, 5, 1, 2, 4, 0, 3)
+    result, counts = counted(any_gpu, lambda: runner.run(order, tokens()))
+    close(result, expected(exact, order, tokens()))
+    assert [counts[name] for name in (*COPIES, "synchronize")] == [any_gpu.copies, any_gpu.copies, 1]
+    assert counts["graph"] == 8  # and no kernel is launched separately
+    assert counts["execute"] == 0
+
+
+def test_a_pipeline_on_tensorrt_computes_the_same_as_on_the_cpu(bundle, any_gpu, exact):
+    images = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float32)
+    with Pipeline.open(bundle, kind="tensorrt", max_batch=4) as pipeline:
+        for order in (ORDER, (5, 2), ()):
+            logits, counts = counted(any_gpu, lambda order=order: pipeline.forward(images, order))
+            close(logits, exact.forward(images, order))
+            assert (counts[COPIES[0]], counts[COPIES[1]]) == (any_gpu.copies,) * 2
+        close(pipeline.profile(images)[0], exact.forward(images))
+
+
+def test_each_block_gets_its_slot(any_gpu, slot_bundle):
+    bundle = Bundle.open(slot_bundle)
+    images = np.random.default_rng(3).standard_normal((2, 3, 16, 16), dtype=np.float32)
+    order = (4, 1, 0, 5, 3, 2)
+    with (
+        Pipeline.open(bundle, threads=1, provider="cpu") as exact,
+        Pipeline.open(bundle, kind="tensorrt") as pipeline,
+    ):
+        for _ in range(3):
+            close(pipeline.forward(images, order), exact.forward(images, order))
+        engines = open_block_engines(bundle, ORDER, kind="tensorrt")
+        runner = Executor(engines)
+        runner.warm_up(2)
+        slots = np.array([0, 2], np.int64)
+        theirs = tokens(2)
+        for index, block in enumerate((3, 1)):
+            theirs = exact.block(block, theirs, slots + index)
+        close(runner.run((3, 1), tokens(2), slots), theirs)
+        for engine in engines.values():
+            engine.close()
+
+
+def test_a_failing_engine_is_named_and_the_memory_can_be_used_again(runner, any_gpu, exact):
+    runner.engines[2].close()
+    with pytest.raises(PartFailed, match="the engine of block 2 was closed") as caught:
+        runner.run((0, 2, 1), tokens(3))
+    assert caught.value.part == 2
+    close(runner.run((0, 1), tokens(3)), expected(exact, (0, 1), tokens(3)))
+
+
+def test_too_little_memory_is_one_line_and_nothing_is_left(bundle, gpu):
+    gpu.memory = 40_000
+    engines = open_block_engines(bundle, ORDER, kind="tensorrt")
+    with pytest.raises(EngineError, match=r"CUDA failed while making .*out of memory; see 'ls-edge doctor'"):
+        Executor(engines).run(ORDER, tokens())
+    for engine in engines.values():
+        engine.close()
+    gpu.memory = 1 << 30
+    assert gpu.left() == []
+
+
+def test_an_integrated_gpu_reads_and_writes_the_memory_of_the_host_in_place(bundle, gpu, exact, monkeypatch):
+    """Each batch of a call is copied once, into the memory that the first engine reads."""
+    gpu.integrated = 1
+    engines = open_block_engines(bundle, ORDER, kind="tensorrt")
+    runner = Executor(engines)
+    rows = [tokens(1, seed) for seed in range(3)]
+    joins = []
+    concatenate = np.concatenate
+
+    def joined(arrays, **given):
+        joins.append(given.get("out"))
+        return concatenate(arrays, **given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "concatenate", joined)
+        ours = runner.run((0, 1), rows)
+    close(ours, expected(exact, (0, 1), np.concatenate(rows)))
+    pinned = [a for a in gpu.allocations if a.kind == "pinned"]
+    assert [any(np.shares_memory(join, a.bytes) for a in pinned) for join in joins] == [True]
+    assert all(a.mapped for a in pinned)
+    assert {a.kind for a in gpu.allocations if np.shares_memory(a.bytes, pinned[0].bytes)} == {"pinned", "mapped"}
+    device = [a.size for a in gpu.allocations if a.kind == "device"]
+    assert device == [runner.workspace.scratch(0)[1]]  # memory for kernels, none for tokens
+    with pytest.raises(PartFailed, match="tokens is float64"):
+        runner.run((0, 1), [tokens(1), tokens(1).astype(np.float64)])
+    runner.close()
+
+
+def test_an_illegal_access_is_an_error_and_everything_can_be_closed(bundle, gpu):
+    engine = open_engine(bundle, "block 0", kind="tensorrt")
+    engine.run({"tokens": tokens()})
+    for allocation in gpu.allocations:
+        if allocation.kind == "device":
+            gpu.free("device", allocation.address)
+    with pytest.raises(EngineError, match="was freed; see 'ls-edge doctor'"):
+        engine.run({"tokens": tokens()})
+    with pytest.raises(EngineError, match="was freed"):  # CUDA answers with it from then on
+        engine.run({"tokens": tokens()})
+    engine.close()
+    gpu.reset()
+
+
+def test_one_visit_on_cuda_makes_two_copies_and_one_synchronization(bundle, ort, any_gpu):
+    engines = open_block_engines(bundle, ORDER, kind="onnx", provider="cuda", threads=1)
+    runner = Executor(engines)
+    with Pipeline.open(bundle, provider="cpu", threads=1) as exact:
+        for batch in (1, 3, 11, 1):
+            order, theirs = (3, 0, 5, 1, 2, 4, 0, 3), tokens(batch)
+            before = Counter(any_gpu.counts)
+            ours = runner.run(order, tokens(batch))
+            counts = any_gpu.counts - before
+            for block in order:
+                theirs = exact.block(block, theirs)
+            close(ours, theirs)
+            turns = -(-batch // 8)
+            names = ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost", "synchronize")
+            assert [counts[name] for name in names] == [turns * any_gpu.copies] * 2 + [turns]
+        assert len({options[0][1]["user_compute_stream"] for options in ort.opened if options[0][0] == CUDA}) == 1
+        assert ort.preloaded == 1
+        assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"
+    runner.close()
+
+
+def test_a_pipeline_on_cuda_computes_the_same_as_on_the_cpu(ort, any_gpu, slot_bundle):
+    bundle = Bundle.open(slot_bundle)
+    images = np.random.default_rng(3).standard_normal((2, 3, 16, 16), dtype=np.float32)
+    with (
+        Pipeline.open(bundle, threads=1, provider="cpu") as exact,
+        Pipeline.open(bundle, threads=1, provider="cuda") as pipeline,
+    ):
+        for order in (ORDER, (4, 1)):
+            close(pipeline.forward(images, order), exact.forward(images, order))
+        close(pipeline.profile(images)[0], exact.forward(images))
