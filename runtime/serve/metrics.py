@@ -108,7 +108,7 @@ class SourceCollector(Collector):
             yield GaugeMetricFamily(f"ls_edge_source_{name}", text, value=value)
         yield _neighbors(alive.items(), "can use")
         yield _histogram("ls_edge_source_latency_seconds", "Time from submission to answer.", counts.latency)
-        yield from _links(source.thread.node.link_counts, snapshot.reroutes)
+        yield from _links(source.link_counts, snapshot.reroutes)
         yield from _dropped(snapshot.dropped)
 
 

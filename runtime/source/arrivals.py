@@ -1,4 +1,4 @@
-"""Arrival of requests at random times, for measured and for simulated runs."""
+"""Random arrival times of requests, for measured and simulated runs."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""An audit: a share of a source's answers is computed a second time, to detect peers that return wrong tokens.
+"""Audits: recompute a fraction of a source's answers, to detect peers that return wrong tokens.
 
-The audited answers are drawn from secret random numbers after they returned, so peers cannot predict them. The second
-computation takes the image's stem tokens through the recorded arrangement with the bundle's own block files, and its
-logits may differ by the tolerance of a replay (guarantee R2). Where they differ by more, some tokens were wrong. The
-same image is then sent once more with every hop through the source (the *challenge*): each hop's tokens are compared
-with the output of its blocks for that hop's input, and the first hop that is wrong names its holder. Where no hop of
-the challenge is wrong, all holders of the answer are suspects and counted as one of several.
+Answers are selected by secret random numbers after they have returned, so peers cannot predict the selection. The
+recomputation runs the image's stem tokens through the recorded arrangement with the bundle's own block files; the
+logits may differ by the tolerance of a replay. If they differ by more, some tokens were wrong. Then the source sends
+the same image once more with every hop through itself (the *challenge*) and compares the tokens of each hop with the
+output of its blocks for the input of that hop. The first wrong hop names its holder. If no hop is wrong, all holders of
+the answer are suspects, each counted as one of several.
 
-A thread of the lowest priority does this. Answers never wait for it: where too many audits wait, the next is dropped
-and counted. A peer can distinguish a challenge from other requests, since its hops go through the source. If it is
-honest in those alone, it stays one of several, but its name returns with each further mismatch.
+A thread of the lowest priority does this. Answers never wait for it: if too many audits wait, the next one is dropped
+and counted. A peer can distinguish a challenge from other requests, since its hops go through the source. A peer that
+is honest only in challenges stays one of several suspects, but is named again with each further mismatch.
 
-A source without a bundle computes nothing. It sends the image once more, to a trusted peer that holds everything, which
-repeats the answer's order alone (:class:`PeerAuditor`). No other peer learns which answers are audited; where logits
-differ, all holders but the auditor are suspects.
+A source without a bundle recomputes nothing. It sends the image once more, to a trusted peer that holds stem, head and
+all blocks and repeats the order of the answer alone (:class:`PeerAuditor`). No other peer learns which answers are
+audited. If the logits differ, all holders except for the auditor are suspects.
 """
 
 from __future__ import annotations
@@ -48,51 +48,51 @@ from ls_edge.runtime.transport.node import Node
 log = logging.getLogger("ls_edge.runtime")
 
 MAX_WAITING = 16
-"""Audits that may wait for the thread: each keeps an image's tokens."""
+"""Maximum number of audits that wait for the thread; each keeps the tokens of an image."""
 MAX_CHALLENGES = 4
-"""Challenges in flight; where a peer spoils everything, the other mismatches name all holders immediately."""
+"""Maximum number of challenges in flight; beyond it, a mismatch names all holders immediately."""
 _FIRST_CHALLENGE = 1 << 62
-"""First number of a challenge, above those of all requests."""
+"""First number of a challenge, above the numbers of all requests."""
 NICENESS = 19
-"""Niceness of the thread that computes audits: answers go first."""
+"""Niceness of the audit thread: answers have priority."""
 _PRECISION_TOLERANCE = {"fp32": REPLAY_TOLERANCE["raw"], "fp16": REPLAY_TOLERANCE["fp16"]}
-"""Least tolerance of a bundle by its precision, since engines of other devices round differently."""
+"""Minimum tolerance by the precision of a bundle, since engines of other devices round differently."""
 _LOOSEST = max(REPLAY_TOLERANCE.values())
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """An answer that is to be computed again in this process."""
+    """An answer to recompute."""
 
     request: int
     sent: Any
-    """What the source sent: stem tokens ``[1, N, D]``, or an encoded image."""
+    """Input that the source sent: stem tokens ``[1, N, D]``, or an encoded image."""
     itinerary: Itinerary
     logits: np.ndarray
-    """``[C]``, of the answer."""
+    """Logits of the answer, ``[C]``."""
     hands: tuple[str, ...] = ()
-    """Processes that had its tokens as far as this source saw, independent of the itinerary."""
+    """Processes that this source saw handle its tokens, regardless of the itinerary."""
 
     @property
     def holders(self) -> list[str]:
-        """The processes that may have changed its tokens."""
+        """Processes that may have changed its tokens."""
         return list(dict.fromkeys([*itinerary_holders(self.itinerary), *self.hands]))
 
 
 @dataclass(eq=False)
 class Challenge:
-    """An image that is sent once more to find the process that computed something else."""
+    """An image that is sent once more to find the process that returned wrong tokens."""
 
     audit: Audit
     difference: float
     on_end: Callable[[Challenge], None]
-    """Called on the source thread."""
+    """Callback on the source thread."""
     returns: list[Returned] = field(default_factory=list)
     end: Complete | Fail | None = None
 
 
 class Challenges:
-    """Challenges of a source, from the request of the auditor to the last return."""
+    """Challenges of a source, from the auditor's request to the last return."""
 
     def __init__(self, node: Node, itineraries: Itineraries, budget_s: float) -> None:
         self._node, self._itineraries, self._budget_s = node, itineraries, budget_s
@@ -106,7 +106,7 @@ class Challenges:
         self._node.wake()
 
     def start(self) -> None:
-        """Send the stem tokens, or images, of the answers to challenge once more."""
+        """Send the stem tokens, or images, of the requested challenges."""
         while self._wanted:
             challenge, number = self._wanted.popleft(), next(self._numbers)
             self._open[number] = challenge
@@ -115,7 +115,7 @@ class Challenges:
             self._node.feed(Submit(number, itinerary, challenge.audit.sent, deadline, watch_returns=True))
 
     def execute(self, instruction: Complete | Fail | Returned) -> bool:
-        """Note a return or the end of a challenge; return False if the instruction concerns no challenge."""
+        """Record a return or the end of a challenge; return False if the instruction belongs to no challenge."""
         challenge = self._open.get(instruction.request)
         if challenge is None:
             return False
@@ -129,23 +129,23 @@ class Challenges:
 
 
 class Auditor:
-    """Draws answers, computes them again and keeps count; for one source, whose thread calls :meth:`offer`."""
+    """Selects answers of a source, recomputes them and counts the results; the source thread calls :meth:`offer`."""
 
     def __init__(
         self, share: float, recomputation: Recomputation | None, challenge: Callable[[Challenge], None]
     ) -> None:
-        """``challenge`` starts a challenge; it is called on the auditor's thread."""
+        """``challenge`` starts a challenge; the auditor's thread calls it."""
         self._recomputation = recomputation
         self._challenge = challenge
         self._random = random.SystemRandom()
         self._change = threading.Condition()
         self.summary = AuditSummary(share, 0, 0, 0, 0)
-        """The present counts; immutable."""
+        """Current counts; immutable."""
         self._num_challenges = 0
         self._worker: Worker[None] = Worker("audit", lambda: None, niceness=NICENESS)
 
     def offer(self, audit: Audit) -> None:
-        """Take an answer that was just given, if it is drawn; never waits."""
+        """Queue an audit of an answer if it is selected; never wait."""
         if self._random.random() >= self.summary.share:
             return
         if self.summary.waiting >= MAX_WAITING:
@@ -155,12 +155,12 @@ class Auditor:
         self._submit(partial(self._check, audit))
 
     def finish(self, timeout: float) -> None:
-        """Wait until nothing is left to do, at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds until no audit is left."""
         with self._change:
             self._change.wait_for(lambda: not self.summary.waiting, timeout)
 
     def close(self) -> None:
-        """Stop after the block that runs; what waits is dropped."""
+        """Stop after the current audit, and drop the waiting ones."""
         if self._worker.close() and self._recomputation is not None:
             self._recomputation.close()
         dropped = len(self._worker)
@@ -175,7 +175,7 @@ class Auditor:
         try:
             job()
         except Exception as error:
-            # An audit that fails, as where the bundle was damaged meanwhile, proves nothing about a peer.
+            # A failed audit, for example because the bundle was damaged meanwhile, proves nothing about a peer.
             known = isinstance(error, LsEdgeError)
             log.error("an audit failed", extra={"why": str(error)}, exc_info=None if known else error)
             self._add(dropped=1, waiting=-1)
@@ -192,7 +192,7 @@ class Auditor:
             self._name(audit.holders, difference)
 
     def _count(self, audit: Audit, difference: float, *, matches: bool) -> bool:
-        """Count an audit, and return whether it matches."""
+        """Count an audit; return whether it matches."""
         if matches:
             self._add(audited=1, matched=1, waiting=-1)
         else:
@@ -202,7 +202,7 @@ class Auditor:
         return matches
 
     def _judge(self, challenge: Challenge) -> None:
-        """Name the process whose hop of the challenge is wrong, or all holders of the answer."""
+        """Name the process whose hop in the challenge is wrong, or all holders of the answer."""
         self._num_challenges -= 1
         assert self._recomputation is not None
         found = self._recomputation.first_wrong(challenge.audit.sent, challenge.returns)
@@ -218,13 +218,13 @@ class Auditor:
                 known.named + alone, known.one_of + (not alone), difference if np.isfinite(difference) else None
             )
         log.warning(
-            "a peer computes something else" if alone else "one of these peers computes something else",
+            "a peer returns wrong results" if alone else "one of these peers returns wrong results",
             extra={"peer": ", ".join(holders), "why": f"it differs by {difference:.2g}"},
         )
         self._add(suspects, waiting=-1)
 
     def _add(self, suspects: Mapping[str, Suspect] | None = None, **counts: int) -> None:
-        """Add to counts of the summary; any thread may call it."""
+        """Add to the counts of the summary; any thread may call it."""
         with self._change:
             new = {name: getattr(self.summary, name) + more for name, more in counts.items()}
             suspects = self.summary.suspects if suspects is None else suspects
@@ -233,7 +233,7 @@ class Auditor:
 
 
 class PeerAuditor(Auditor):
-    """Lets a trusted peer repeat the drawn answers, for a source without a bundle."""
+    """Lets a trusted peer repeat the selected answers, for a source without a bundle."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class PeerAuditor(Auditor):
         peer: str,
         tolerances: Tolerances,
     ) -> None:
-        """``peer`` is the trusted one."""
+        """``peer`` is the trusted peer."""
         super().__init__(share, None, challenge)
         self._peer, self._tolerances = peer, tolerances
 
@@ -250,7 +250,7 @@ class PeerAuditor(Auditor):
         self._challenge(Challenge(audit, 0.0, lambda ended: self._submit(partial(self._compare, ended))))
 
     def _compare(self, challenge: Challenge) -> None:
-        """Compare an answer with the auditor's; without one, or if others had a part in it, drop the audit."""
+        """Compare an answer with the auditor's answer; drop the audit if that failed or others took part in it."""
         audit, end = challenge.audit, challenge.end
         if not isinstance(end, Complete) or {*itinerary_holders(end.itinerary), *end.seen_holders} != {self._peer}:
             self._add(dropped=1, waiting=-1)
@@ -261,15 +261,15 @@ class PeerAuditor(Auditor):
 
 
 class Tolerances:
-    """The differences of logits or tokens that count as equal."""
+    """Differences of logits or tokens that count as equal."""
 
     def __init__(self, manifest: Manifest, codecs: Mapping[str, str], bundle_of: Callable[[str], str]) -> None:
-        """``codecs`` has the codec of tokens to each peer, ``bundle_of`` returns the id of the bundle it serves."""
+        """``codecs`` has the codec of each peer; ``bundle_of`` returns the id of the bundle that a peer serves."""
         self.codecs = dict(codecs)
         self._manifest, self._bundle_of = manifest, bundle_of
 
     def of(self, holders: Sequence[str]) -> float:
-        """Return the largest one, by codecs and precision, or the loosest where they are unknown."""
+        """Return the largest tolerance of these holders, by codec and precision; the loosest if those are unknown."""
         codecs, manifest = self.codecs, self._manifest
         if any(name not in codecs or self._bundle_of(name) != manifest.bundle_id for name in holders):
             return _LOOSEST
@@ -278,18 +278,18 @@ class Tolerances:
 
 
 class Recomputation:
-    """The blocks and the head of a bundle in this process, to check tokens of peers; used by one thread."""
+    """Blocks and head of a bundle in this process, to check tokens of peers; used by one thread."""
 
     def __init__(self, bundle: Bundle, tolerances: Tolerances) -> None:
         """Open no engine yet.
 
-        Raise :class:`UsageError` if block files, which a source does not need otherwise, are not in the bundle.
+        Raise :class:`UsageError` if the bundle lacks block files, which a source does not need otherwise.
         """
         missing = [part.file for part in bundle.manifest.parts.blocks if not (bundle.folder / part.file).is_file()]
         if missing:
             raise UsageError(
-                f"{bundle.folder} has no {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}, with which an "
-                "audit computes answers again; copy the whole bundle to this machine, or leave the audit out"
+                f"{bundle.folder} has no {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}, which an audit "
+                "needs to recompute answers; copy the whole bundle to this machine, or omit the audit"
             )
         self._bundle, self._tolerances = bundle, tolerances
         self._opened: Pipeline | None = None
@@ -306,9 +306,9 @@ class Recomputation:
         return difference, difference <= self._tolerances.of(itinerary_holders(itinerary))
 
     def first_wrong(self, stem_tokens: np.ndarray, hops: Sequence[Returned]) -> tuple[list[str], float] | None:
-        """Return the holder of the first hop that is wrong, and its relative error; None if all are right.
+        """Return the holder of the first wrong hop and its relative error; None if all hops are right.
 
-        Several names are returned if one of them handed on what another one ran.
+        Return several names if one of them handed on tokens that another one computed.
         """
         known: dict[tuple[Ran, ...], np.ndarray] = {(): stem_tokens}
         for hop in hops:
@@ -317,7 +317,7 @@ class Recomputation:
             steps = tuple(step for wave in hop.itinerary.waves for step in wave[0])
             before = next(steps[:length] for length in range(len(steps), -1, -1) if steps[:length] in known)
             names = list(dict.fromkeys([*(holder for _, holder in steps[len(before) :]), hop.sender]))
-            # As its first holder received them, rounded by the codec.
+            # The first holder received the tokens rounded by the codec.
             codec, spec = self._tolerances.codecs.get(names[0], "raw"), self._bundle.manifest.tokens
             tokens = decode(codec, bytes(encode(codec, known[before])), spec.count, spec.dim)
             for slot, (block, _) in enumerate(steps[len(before) :], len(before)):

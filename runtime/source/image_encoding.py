@@ -1,4 +1,4 @@
-"""Images as a source without a bundle sends them: it needs neither an engine library nor a decoder of images."""
+"""Encoding of images for a source without a bundle, which needs neither an engine library nor an image decoder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE, EncodedImage
 
 
 def encode_image(image: Any, name: str = "image", on_large: Callable[[], None] = lambda: None) -> EncodedImage:  # noqa: ARG001
-    """Return an image as it is sent: the bytes of its file, or pixels uint8 ``[H, W, 3]`` or ``[H, W]`` as PPM or PGM.
+    """Return an encoded image: the bytes of a file, or pixels uint8 ``[H, W, 3]`` or ``[H, W]`` as PPM or PGM.
 
-    It stands in the place of a ``Preprocessor``, which decodes and may call ``on_large``. Raise :class:`DataError` for
-    a file that cannot be read or is too long, and :class:`UsageError` for any other object.
+    It has the arguments of a ``Preprocessor``, which decodes and may call ``on_large``. Raise :class:`DataError` for a
+    file that cannot be read or is too long, and :class:`UsageError` for any other object.
     """
     if isinstance(image, EncodedImage):
         return image
@@ -31,8 +31,8 @@ def encode_image(image: Any, name: str = "image", on_large: Callable[[], None] =
         pixels = np.asarray(image.convert("RGB")) if hasattr(image, "convert") else image
         if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
             raise UsageError(
-                f"{name or 'image'} is neither a file nor pixels uint8 [H, W, 3], which a source without a bundle can "
-                "send; give one of these, or open the source with the bundle"
+                f"{name or 'image'}: without a bundle, a source can only send files and pixels uint8 [H, W, 3]; give "
+                "one of these, or open the source with the bundle"
             )
         kind, (height, width) = 5 + pixels.ndim // 3, pixels.shape[:2]
         content = b"P%d %d %d 255\n" % (kind, width, height) + pixels.tobytes()

@@ -1,4 +1,4 @@
-"""Images as :meth:`Source.submit` takes them."""
+"""Images that :meth:`Source.submit` accepts."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Image = PixelSource | str | Path
 
 
 def reader_of(spec: ImageSpec) -> tuple[Preprocessor, Callable[[Image, str], np.ndarray]]:
-    """Return the preprocessor of a model, and the function that reads an image for its stem."""
+    """Return the preprocessor of a model, and a function that reads an image for its stem."""
     preprocess = Preprocessor(spec)
     return preprocess, lambda image, name: read_image(image, name, preprocess)
 
 
 def read_image(image: Image, name: str, preprocess: Preprocessor) -> np.ndarray:
-    """Return an image as float32 ``[3, H, W]``, preprocessed if it is not yet.
+    """Return an image as float32 ``[3, H, W]``, preprocessed if needed.
 
-    Raise :class:`DataError` with ``name`` for an image that cannot be read or holds NaN or infinity, and
+    Raise :class:`DataError` with ``name`` for an image that cannot be read or contains NaN or infinity, and
     :class:`UsageError` for an array of another shape or any other object.
     """
     if isinstance(image, np.ndarray) and image.dtype == np.float32:
         shape = (3, *preprocess.spec.size)
         if image.shape != shape:
-            raise UsageError(f"image of shape {image.shape}, the model takes {shape}; use source.preprocess")
+            raise UsageError(f"image has shape {image.shape}, the model takes {shape}; use source.preprocess")
         array = image
     elif isinstance(image, (str, Path)):
         try:
@@ -43,8 +43,8 @@ def read_image(image: Image, name: str, preprocess: Preprocessor) -> np.ndarray:
         array = preprocess(image, name or "image")
     else:
         raise UsageError(
-            f"image is a {type(image).__name__}; give an array, a Pillow image, or the bytes or the path of a file"
+            f"image must be an array, a Pillow image, or the bytes or the path of a file, not {type(image).__name__}"
         )
     if not is_finite(array):
-        raise DataError(f"{name or 'image'} holds NaN or infinity; correct those values, or leave the image out")
+        raise DataError(f"{name or 'image'} contains NaN or infinity; correct these values, or omit the image")
     return array

@@ -1,7 +1,7 @@
-"""The peers as a source finds them: events as they happen, and an immutable snapshot for other threads.
+"""State of the peers as a source sees it: events as they happen, and an immutable snapshot for other threads.
 
-The thread that runs the source's links owns a :class:`PeerMonitor` and publishes what it sees when a peer, a problem or
-a count has changed. Every other thread reads that as a :class:`SourceSnapshot`.
+The source thread owns a :class:`PeerMonitor` and publishes a :class:`SourceSnapshot` whenever a peer, a problem or a
+count has changed. All other threads read that snapshot.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ls_edge.runtime.transport.node import Node
 log = logging.getLogger("ls_edge.runtime")
 
 MAX_EVENTS = 100_000
-"""Events that are kept; a peer that comes and goes all the time must not fill the memory."""
+"""Maximum number of events that are kept: a peer that comes and goes must not fill the memory."""
 
 
 @dataclass(frozen=True)
 class PeerView:
-    """A peer of ``peers.yaml`` as the source finds it."""
+    """State of a peer of ``peers.yaml`` as the source sees it."""
 
     name: str
     blocks: tuple[int, ...]
-    """The blocks that ``peers.yaml`` gives it."""
+    """Blocks that ``peers.yaml`` gives it."""
     state: PeerState = PeerState.LOST
     engine: str = ""
-    """Engine of its blocks as last announced; empty before its first greeting, as ``bundle_id`` is."""
+    """Engine of its blocks as last announced; empty before its first greeting, like ``bundle_id``."""
     bundle_id: str = ""
     warm: bool = False
     credits: int = 0
-    """Requests that it would accept now, as it last reported."""
+    """Number of requests that it would accept now, as last reported."""
     reaches: tuple[str, ...] = ()
-    """Names of the processes that it has a link to."""
+    """Processes that it has links to."""
     queue: int = 0
-    """Requests that wait for its engine, as it last reported."""
+    """Number of requests that wait for its engine, as last reported."""
 
 
 @dataclass(frozen=True)
@@ -52,42 +52,42 @@ class SourceSnapshot:
     """Peers and counts of a source at one moment."""
 
     peers: Mapping[str, PeerView]
-    """In the order of ``peers.yaml``."""
+    """Peers by name, in the order of ``peers.yaml``."""
     needed: frozenset[int]
-    """Blocks of the model, and stem and head where peers run them."""
+    """Blocks of the model; also stem and head if peers run them."""
     held: tuple[tuple[int, ...], ...]
     """Blocks that warm neighbors serve or reach."""
     problems: Mapping[str, str]
     """Reasons that peers cannot be used, by name."""
     mismatched: Mapping[str, str]
-    """Peers that serve another model, with the message that names both ids."""
+    """Peers that serve another model: name to the message with both ids."""
     rejected: Mapping[str, Rejection]
-    """Answers and returns that were dropped because they cannot be true, by sender."""
+    """Invalid answers and returns that were dropped, by sender."""
     duplicates: Mapping[int, int]
-    """Later answers to the same request, by request."""
+    """Number of later answers to the same request, by request."""
     reroutes: int
-    """Transfers that were sent again to another holder."""
+    """Number of transfers that were sent again to another holder."""
     dropped: Mapping[str, int]
-    """Messages that were dropped and connections that were refused, by reason."""
+    """Number of dropped messages and refused connections, by reason."""
 
     @cached_property
     def missing_blocks(self) -> tuple[int, ...]:
-        """Blocks, and needed stem and head, that no warm peer serves, directly or through another."""
+        """Needed parts that no warm peer serves, neither directly nor through another peer."""
         return tuple(sorted(self.needed.difference(*self.held)))
 
 
 class PeerEvents:
-    """The events of peers since a source was opened, and the callback that receives them."""
+    """Events of peers since the opening of a source, and the callback that receives them."""
 
     def __init__(self, peers: PeersFile, opened: float, on_event: Callable[[PeerEvent], None] | None) -> None:
-        """Count the times of events from ``opened``, in seconds of :func:`time.monotonic`."""
+        """Set the time origin of the events to ``opened``, on the clock of :func:`time.monotonic`."""
         self.all: list[PeerEvent] = []
         self._opened = opened
         self._on_event = on_event
         self._states = dict.fromkeys((peer.name for peer in peers.peers), PeerState.LOST)
 
     def update(self, views: Iterable[PeerView], reasons: Mapping[str, str]) -> None:
-        """Report the peers whose state is another one than in their last event."""
+        """Report each peer whose state differs from that of its last event."""
         for view in views:
             state = PeerState.LOST if view.state is PeerState.COLD else view.state
             if state is not self._states.get(view.name, PeerState.LOST):
@@ -95,7 +95,7 @@ class PeerEvents:
                 self._report(view.name, state, reasons.get(view.name, ""))
 
     def removed(self, names: Iterable[str]) -> None:
-        """Report peers that ``peers.yaml`` does not list any more as lost."""
+        """Report peers that are no longer in ``peers.yaml`` as lost."""
         for name in names:
             if self._states.pop(name, PeerState.LOST) is not PeerState.LOST:
                 self._report(name, PeerState.LOST, "removed from peers.yaml")
@@ -112,10 +112,9 @@ class PeerEvents:
 
 
 class PeerMonitor:
-    """Compares peers and counts with those before and publishes what has changed.
+    """Publishes snapshots and events when peers or counts have changed.
 
-    :meth:`on_note`, :meth:`update` and :meth:`close` belong to the thread of the source's links; everything else may be
-    used by any thread.
+    Only the source thread calls :meth:`on_note`, :meth:`update`, :meth:`change_peers` and :meth:`close`.
     """
 
     def __init__(
@@ -126,33 +125,33 @@ class PeerMonitor:
         self._changed = threading.Condition()
         self._closed = False
         self._neighbor_events = 0
-        """Those of the node at the last snapshot; -1 after a note, which needs another one."""
+        """Count of the node at the last snapshot; -1 after a note, which needs a new snapshot."""
         self._suspicion_ends = float("inf")
         self._needed = needed
         self.snapshot = self._look({})
-        """The latest one; the same object while nothing changes."""
+        """Latest snapshot; the same object while nothing changes."""
 
     def wait_for(self, predicate: Callable[[SourceSnapshot], bool], timeout: float) -> SourceSnapshot:
-        """Return the first snapshot that satisfies ``predicate``, or the latest after ``timeout`` seconds."""
+        """Return the first snapshot that satisfies ``predicate``, or the latest one after ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or predicate(self.snapshot), timeout)
             return self.snapshot
 
     def change_peers(self, peers: PeersFile) -> None:
-        """Show the peers of this file from now on."""
+        """Report the peers of this file from now on."""
         names = {peer.name for peer in peers.peers}
         self.events.removed(peer.name for peer in self._peers.peers if peer.name not in names)
         self._peers, self._neighbor_events = peers, -1
 
     def on_note(self, note: Note) -> None:
-        """Take in a note of the routing machine."""
+        """Handle a note of the routing machine."""
         self._neighbor_events = -1
         if note.what in (NoteKind.LOST, NoteKind.SUSPECT):
-            # Now, so that a peer that is back immediately is reported as lost too.
+            # Publish now: a peer that returns immediately must be reported as lost first.
             self._publish({note.peer: note.why})
 
     def update(self) -> None:
-        """Publish a snapshot if anything has changed since the last."""
+        """Publish a snapshot if anything has changed since the last one."""
         if (
             self._node.driver.neighbor_events != self._neighbor_events
             or self._node.problems is not self.snapshot.problems
@@ -161,7 +160,7 @@ class PeerMonitor:
             self._publish({})
 
     def close(self) -> None:
-        """Publish the last snapshot and release the threads that wait for another."""
+        """Publish the last snapshot and release all threads that wait for a newer one."""
         self._publish({})
         with self._changed:
             self._closed = True
@@ -177,7 +176,7 @@ class PeerMonitor:
         self.events.update(found.peers.values(), reasons)
 
     def _look(self, known: Mapping[str, PeerView]) -> SourceSnapshot:
-        """Return the present state; ``known`` has the peers as they were before."""
+        """Return the current state; ``known`` has the previous views of the peers."""
         now, neighbors = time.monotonic(), self._machine.neighbors
         suspicions = [n.suspected_until for n in neighbors if n.suspected_until > now]
         self._suspicion_ends = min(suspicions, default=float("inf"))

@@ -1,7 +1,7 @@
-"""Requests of a source, from their submission to their answer or error.
+"""Requests of a source, from submission to answer or error.
 
 A request waits for its turn, runs through the stem, is handed to the routing machine, runs through the head, and ends
-once. Threads that submit or cancel put it into queues; everything else happens on the source thread.
+exactly once. Threads that submit or cancel put it into queues; everything else happens on the source thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHORT_US = 2000
 
 
 class Requests:
-    """Requests that have not ended, in the stage that each has reached."""
+    """Requests that have not ended, and the steps that each of them takes."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Requests:
         max_inflight: int,
         classes: tuple[str, ...],
     ) -> None:
-        """Leave stem and head to the peers without ``engines``."""
+        """Without ``engines``, leave stem and head to the peers."""
         self.counts = RequestCounts()
-        """Requests so far, and how they ended; for any thread to read."""
+        """Counts of requests and of their ends; any thread may read them."""
         self.line = WaitingLine(max_inflight, self._start)
         self._engines, self._machine = engines, machine
         self._node, self._threads = node, threads
@@ -54,7 +54,7 @@ class Requests:
         self._cancelled: deque[int] = deque()
         self._open: dict[int, InFlightRequest] = {}
         self._deadlines: Timers[Timer] = Timers()
-        """Deadlines of the open requests except those that the routing machine has, which ends them itself."""
+        """Deadlines of open requests, except for those in the routing machine, which ends them itself."""
 
     def cancel(self, request: int) -> None:
         """Stop the work on a request; any thread may call it."""
@@ -64,11 +64,11 @@ class Requests:
     # On the source thread.
 
     def next_wait(self, at_most: float) -> float:
-        """Return the seconds until a request reaches its deadline in this process."""
+        """Return the seconds until the next deadline of a request in this process, at most ``at_most``."""
         return max(0.0, min(at_most, self._deadlines.next - time.monotonic()))
 
     def take_over(self) -> None:
-        """Act on what other threads have done since the last turn."""
+        """Handle the work of other threads since the last turn, and end overdue requests."""
         self.take_results()
         now = time.monotonic()
         for timer in self._deadlines.due(now):
@@ -76,10 +76,10 @@ class Requests:
             self._end(inflight, self._overdue(inflight), inflight.answered)
 
     def take_results(self) -> None:
-        """Act on submissions, cancellations, and the results of stem and head."""
+        """Handle submissions, cancellations, and the results of stem and head."""
         results = self._threads.results()
         cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
-        while self.line.submitted:  # among them those with a result, and those that were cancelled
+        while self.line.submitted:  # first, because results and cancellations may belong to these requests
             inflight = self.line.submitted.popleft()
             self.counts.submitted += 1
             self._open[inflight.request] = inflight
@@ -90,7 +90,7 @@ class Requests:
             self._on_result(result)
 
     def execute(self, instruction: Complete | Fail) -> None:
-        """Run the head on the last tokens of a request, or end it with its error."""
+        """Run the head on the returned tokens of a request, or end it with its error."""
         inflight = self._open.get(instruction.request)
         if inflight is None:
             return
@@ -108,12 +108,12 @@ class Requests:
             submit(partial(self._engines.run_head, inflight, instruction), urgent=True)
 
     def end_all(self) -> None:
-        """End every open request, because the source has closed."""
+        """End every open request, because the source is closed."""
         for inflight in [*self._open.values(), *self.line.submitted]:
             self._end(inflight, SourceClosed(f"request {inflight.request}: the source was closed before its answer"))
 
     def _start(self, inflight: InFlightRequest, alone: bool) -> None:
-        """Run the stem, or hand the image on as it is; on any thread."""
+        """Run the stem, or pass the image on unchanged; on any thread."""
         if self._engines is None:
             self._threads.add_result(PartResult(inflight, STEM, inflight.image))
             return
@@ -130,7 +130,7 @@ class Requests:
             self._node.feed(Abandon(inflight.request))
         self._forget(inflight)
         self.counts.cancelled += 1
-        inflight.future.set_running_or_notify_cancel()  # for those who wait with concurrent.futures.wait
+        inflight.future.set_running_or_notify_cancel()  # wakes callers of concurrent.futures.wait
 
     def _overdue(self, inflight: InFlightRequest) -> RequestError:
         if inflight.state is RequestState.WAITING:
@@ -156,7 +156,7 @@ class Requests:
         elif result.error is not None:
             self._end(inflight, result.error, inflight.answered)
         elif result.output is None:
-            pass  # its deadline is due
+            pass  # its deadline ends it
         elif self._engines is not None and result.part == HEAD and isinstance(result.output, np.ndarray):
             self._machine.custody.own_us = self._engines.usual_us[HEAD]
             self._answer(inflight, result.output[0], result.us)
@@ -196,26 +196,26 @@ class Requests:
         self._open.pop(inflight.request, None)
         self._deadlines.end(inflight.timer, len(self._open))
         self.line.leave(inflight)
-        inflight.image = inflight.sent = inflight.answered = None  # users may keep its future
+        inflight.image = inflight.sent = inflight.answered = None  # callers may keep its future
 
 
 class WaitingLine:
-    """Requests in the order of their submission, of which some are in flight; any thread may use it."""
+    """Requests in order of submission, the first of them in flight; any thread may use it."""
 
     def __init__(self, max_inflight: int, start: Callable[[InFlightRequest, bool], None]) -> None:
-        """``start`` begins the stem of a request; it is told whether no other request is in flight."""
+        """``start(request, is_alone)`` begins the stem of a request; ``is_alone`` if no other one is in flight."""
         self.max_inflight = max_inflight
         self.is_closed = False
         self.submitted: deque[InFlightRequest] = deque()
-        """Requests that the source thread has not seen yet."""
+        """Requests that the source thread has not yet seen."""
         self._start = start
         self._lock = threading.Lock()
         self._waiting: OrderedDict[int, InFlightRequest] = OrderedDict()
         self._inflight: set[int] = set()
-        """Requests that were started and have not ended, or whose job the engines still have."""
+        """Started requests that have not ended, or whose engine call has not."""
 
     def join(self, inflight: InFlightRequest) -> None:
-        """Take a request in; raise :class:`SourceClosed` after :meth:`close`."""
+        """Append a request; raise :class:`SourceClosed` after :meth:`close`."""
         with self._lock:
             if self.is_closed:
                 raise SourceClosed("the source was closed; open a new one")
@@ -232,7 +232,7 @@ class WaitingLine:
                 self._start(inflight, len(self._inflight) == 1)
 
     def leave(self, inflight: InFlightRequest) -> None:
-        """Mark a request as ended, and start the next; one whose job an engine of this process has stays in flight."""
+        """Mark a request as ended, and start the next one; it stays in flight as long as its engine call lasts."""
         with self._lock:  # it may be starting
             inflight.state = RequestState.ENDED
             self._waiting.pop(inflight.request, None)
@@ -241,6 +241,6 @@ class WaitingLine:
         self._advance()
 
     def close(self) -> None:
-        """Accept no further requests."""
+        """Accept no more requests."""
         with self._lock:
             self.is_closed = True

@@ -1,4 +1,4 @@
-"""Answers of a source, its requests in flight, and the record of a request."""
+"""Answers of a source, its requests in flight, their records, and their counts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Buckets for the latency of answers: milliseconds on one board, up to a budget of seconds."""
+"""Histogram buckets for the latency of answers: from milliseconds on one board to budgets of seconds."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer(Shown):
-    """Answer for an image."""
+    """Answer to an image."""
 
     request: int
     logits: np.ndarray
@@ -40,7 +40,7 @@ class Answer(Shown):
     prediction: int
     classes: tuple[str, ...] = field(repr=False)
     record: RequestRecord
-    """Way, times, holders; see :mod:`ls_edge.core.records`."""
+    """Path, times and holders; see :mod:`ls_edge.core.records`."""
 
     @property
     def class_name(self) -> str:
@@ -53,23 +53,23 @@ class Answer(Shown):
         return softmax(self.logits)
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
-        """Return the names and probabilities of the ``count`` most likely classes, the most likely first."""
+        """Return the names and probabilities of the ``count`` most likely classes, in descending order."""
         return [(self.classes[index], probability) for index, probability in likeliest(self.logits, count)]
 
     def show(self, console: Console) -> None:
-        """Print the most likely classes, and how the answer came about."""
+        """Print the most likely classes, the latency, and the skipped blocks."""
         named = ", ".join(f"{printable(name)} {probability:.1%}" for name, probability in self.top(3))
         remark = f", without {name_blocks(self.record.skipped)}: {self.record.why_skipped}" if self.degraded else ""
         console.print(f"{named}  ({self.latency_ms:.1f} ms{remark})")
 
     @property
     def degraded(self) -> bool:
-        """Whether some blocks were left out."""
+        """Whether some blocks were skipped."""
         return self.record.degraded
 
     @property
     def latency_ms(self) -> float:
-        """From the submission of the preprocessed image to the answer."""
+        """Time from the submission of the preprocessed image to the answer."""
         return self.record.latency_us / 1e3
 
     @property
@@ -79,7 +79,7 @@ class Answer(Shown):
 
 
 class RequestState(Enum):
-    """Stage of a request in its source, which ends it at its deadline unless it is ``ROUTED``."""
+    """Stage of a request in its source. Except in ``ROUTED``, the source itself ends it at its deadline."""
 
     WAITING = "waiting for its turn"
     STEM = "at the stem"
@@ -90,30 +90,30 @@ class RequestState(Enum):
 
 @dataclass(eq=False)
 class InFlightRequest:
-    """A request as its source keeps it, from its submission until it has ended and no engine works on it."""
+    """A request in its source, from its submission until it has ended and no engine works on it."""
 
     request: int
     image: np.ndarray | EncodedImage | None
     started: float
     deadline: float
     submitted_us: int
-    """Time of the submission, from the opening of the source."""
+    """Time of the submission, since the opening of the source."""
     name: str
     label: int | None
     future: Future[Answer] = field(default_factory=Future)
     state: RequestState = RequestState.WAITING
     at_worker: bool = False
-    """A job of it waits for the engines of this process or runs; it cannot be interrupted."""
+    """Whether one of its jobs waits for the engines of this process, or runs; it cannot be interrupted."""
     begun: bool = False
     stem_us: int = 0
     sent: np.ndarray | EncodedImage | None = None
-    """Stem tokens, or the image; kept where answers are audited."""
+    """Stem tokens, or the image; kept if answers are audited."""
     answered: Complete | None = None
     """Result of routing: the input of the head."""
     timer: Timer = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make its timer."""
+        """Create its timer."""
         self.timer = Timer(self.request)
 
     def record(
@@ -124,7 +124,7 @@ class InFlightRequest:
         head_us: int = 0,
         error: RequestError | None = None,
     ) -> RequestRecord:
-        """Return the record of a request that ends now."""
+        """Return the record of this request, which ends now."""
         itinerary = None if end is None else end.itinerary
         skipped = () if itinerary is None or logits is None else itinerary.skipped
         return RequestRecord(
@@ -154,13 +154,13 @@ class PartResult:
     inflight: InFlightRequest
     part: int
     output: np.ndarray | EncodedImage | None = None
-    """None if the part failed, or did not run because the request had ended."""
+    """Output of the part; None if it failed, or did not run because the request had ended."""
     us: int = 0
     error: RequestError | None = None
 
 
 class RequestCounts:
-    """Counts of the requests of a source, at their submission and at their end."""
+    """Counts of the requests of a source, by their submission and by their end."""
 
     def __init__(self) -> None:
         self.submitted = self.answered = self.degraded = self.cancelled = self.retries = 0
@@ -170,7 +170,7 @@ class RequestCounts:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that were submitted and have not ended."""
+        """Number of submitted requests that have not ended."""
         ended = self.answered + self.cancelled + sum(self.failed.values())
         return max(0, self.submitted - ended)
 
@@ -189,7 +189,7 @@ class RequestCounts:
 
 
 def _waves_of_blocks(itinerary: Itinerary) -> tuple[Wave, ...]:
-    """Return what ran without stem and head, which are in no arrangement."""
+    """Return the waves without stem and head, which belong to no arrangement."""
     if not itinerary.has_stem:
         return itinerary.waves
     waves = (tuple(tuple(step for step in track if step[0] not in ENDS) for track in w) for w in itinerary.waves)
@@ -197,7 +197,7 @@ def _waves_of_blocks(itinerary: Itinerary) -> tuple[Wave, ...]:
 
 
 def itinerary_holders(itinerary: Itinerary) -> list[str]:
-    """Return the processes that ran blocks or joined tracks of a request, in order."""
+    """Return the processes that ran blocks of a request or joined its tracks, in order."""
     ran = [holder for wave in itinerary.waves for track in wave for _, holder in track]
     return list(dict.fromkeys([*ran, *(visit.holder for visit in itinerary.visits)]))
 
@@ -210,7 +210,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
-    """Index and probability of the ``count`` largest logits, the largest first."""
+    """Return index and probability of the ``count`` largest logits, in descending order."""
     probabilities = softmax(logits)
     order = np.argsort(-probabilities, kind="stable")[:count]
     return [(int(index), float(probabilities[index])) for index in order]

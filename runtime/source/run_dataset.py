@@ -1,7 +1,7 @@
-"""Answer a data set: submit images, collect a record for each request, and describe the run.
+"""Answer a data set: submit its images, collect a record for each request, and describe the run.
 
 ``ls-edge run`` and the demo do this between opening a source and printing a summary. At most ``concurrency`` requests
-are in flight; images are decoded ahead, so no latency includes decoding.
+are in flight. Images are decoded ahead, so latencies do not include decoding.
 
 A run that is stopped or ended by an error still returns the records of its answers.
 """
@@ -29,25 +29,25 @@ from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 
 TICK_S = 0.1
-"""Seconds between two calls of ``on_tick``; also how late a request to stop may be noticed."""
+"""Seconds between two calls of ``on_tick``; a request to stop is noticed at most this late."""
 
 AUDITS_S = 30.0
-"""Limit on the wait for the audits of the last answers."""
+"""Longest wait for the audits of the last answers, in seconds."""
 
 
 @dataclass
 class DatasetRun:
-    """The result of :func:`run_dataset`."""
+    """Result of :func:`run_dataset`."""
 
     records: list[RequestRecord]
     events: list[PeerEvent]
     context: RunContext
     skipped_images: list[tuple[str, str]] = field(default_factory=list)
-    """Images that could not be used: name and reason."""
+    """Images that could not be used, each with its name and the reason."""
     given_up: int = 0
-    """Requests that were in flight when the run was stopped; they have no record."""
+    """Number of requests in flight when the run was stopped; they have no record."""
     error: Exception | None = None
-    """Error that ended the run before its last image: the source was closed, or an image cannot be read."""
+    """Error that ended the run before its last image: the source was closed, or an image could not be read."""
 
 
 def run_dataset(
@@ -63,13 +63,13 @@ def run_dataset(
 ) -> DatasetRun:
     """Submit each image of the set once and wait for all answers; errors of requests become records.
 
-    Without a ``rate``, ``concurrency`` images are in flight and the next is submitted when one ends. With a rate, in
-    images per second, they are submitted at random times (a Poisson process with the seed of the source).
+    Without ``rate``, ``concurrency`` images are in flight, and the next one is submitted when one of them ends. With
+    ``rate``, in images per second, images are submitted at random times (a Poisson process with the source's seed).
 
-    All callbacks are called by the calling thread: ``on_record`` with each record as it comes, ``on_tick`` about every
-    :data:`TICK_S` seconds. Events of peers come from the source, see ``on_event`` of :class:`Source`. Once ``stop``
-    returns true no further image is submitted and the requests in flight are given up. Raises :class:`DataError` where
-    not one image could be used.
+    All callbacks run on the calling thread: ``on_record`` for each record as it arrives, ``on_tick`` about every
+    :data:`TICK_S` seconds. For events of peers, see ``on_event`` of :class:`Source`. Once ``stop`` returns true, no
+    further image is submitted, and the requests in flight are given up. Raise :class:`DataError` if no image at all
+    could be used.
     """
     run = _Submissions(source, on_record, on_tick, stop)
     images = match_classes(images, source.bundle.manifest.classes)
@@ -97,7 +97,7 @@ def run_dataset(
 
 
 def _context_of(source: Source, more_settings: Mapping[str, Any]) -> RunContext:
-    manifest, settings, engines = source.bundle.manifest, source.settings, source.thread.engines
+    manifest, settings, engines = source.bundle.manifest, source.settings, source.engines
     return RunContext(
         bundle_id=manifest.bundle_id,
         model=manifest.model,
@@ -120,7 +120,7 @@ def _context_of(source: Source, more_settings: Mapping[str, Any]) -> RunContext:
 
 
 def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | None:
-    """Wait for the audits of the last answers, at most :data:`AUDITS_S` or until the run is stopped."""
+    """Wait for the audits of the last answers, at most :data:`AUDITS_S` seconds or until the run is stopped."""
     end = time.monotonic() + AUDITS_S
     audits = source.audits
     while audits is not None and audits.waiting and time.monotonic() < end and not stop():
@@ -129,11 +129,11 @@ def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | N
 
 
 class _Stopped(Exception):
-    """The run was stopped while it skipped images that cannot be used."""
+    """The run was stopped while it skipped unusable images."""
 
 
 class _Submissions:
-    """The requests of a run that are in flight, and the records of those that ended."""
+    """Requests of a run in flight, and the records of those that have ended."""
 
     def __init__(
         self,
@@ -150,20 +150,20 @@ class _Submissions:
         self._on_record = on_record
         self._on_tick = on_tick
         self._stop = stop
-        self._since = round((self.started - source.thread.opened) * 1e6)
+        self._since = round((self.started - source.opened) * 1e6)
         """Microseconds from the opening of the source to the start of the run."""
         self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         self._tick_at = time.monotonic() + TICK_S
 
     def submit_all(self, decoded: Iterable[tuple[int, ImageRef, Any]], concurrency: int, rate: float | None) -> None:
-        """Submit images, and wait for the answers until the run is stopped."""
+        """Submit the images and wait for their answers, until the run is stopped."""
         first: float | None = None
         arrivals = poisson_arrivals(rate or 1.0, random.Random(self._source.settings.seed))
         try:
             upcoming = iter(decoded)
             while True:
                 if rate is None:
-                    self._wait_for(concurrency - 1)  # first, so that a camera's frame is the newest one
+                    self._wait_for(concurrency - 1)  # before taking the next image: a camera's frame must be recent
                 if self._stop() or (item := next(upcoming, None)) is None:
                     break
                 _, image, array = item
@@ -178,14 +178,14 @@ class _Submissions:
         except _Stopped:
             pass
         except Exception as error:
-            # What was answered so far must not be lost with what ended the run.
+            # An error that ends the run must not lose the answers so far.
             if not self.records and not self.in_flight:
                 raise
             self.error = error
         self._wait_for(0)
 
     def _wait_for(self, most: int) -> None:
-        """Wait until at most ``most`` requests are in flight, or until the run is stopped."""
+        """Wait until at most ``most`` requests are in flight or the run is stopped."""
         self._take_ended(0.0)
         while len(self.in_flight) > most and not self._stop():
             self._take_ended(TICK_S)
@@ -197,21 +197,21 @@ class _Submissions:
         self._take_ended(0.0)
 
     def give_up(self) -> int:
-        """Cancel the requests in flight; return how many there were."""
+        """Cancel the requests in flight and return their number."""
         self._take_ended(0.0)
         given_up = sum(future.cancel() for future in self.in_flight)
-        while self.in_flight:  # a future that cannot be cancelled has just ended
+        while self.in_flight:  # a future that could not be canceled has just ended
             self._take_ended(TICK_S)
         return given_up
 
     def sorted_records(self) -> list[RequestRecord]:
-        """Return the records in order of submission, with the late answers that were dropped."""
+        """Return the records in order of submission, with their numbers of dropped late answers."""
         late = self._source.snapshot.duplicates
         records = [msgspec.structs.replace(record, duplicates=late.get(record.id, 0)) for record in self.records]
         return sorted(records, key=lambda record: record.id)
 
     def events(self) -> list[PeerEvent]:
-        """Return the events of peers since the start of the run, and of those that were alive then."""
+        """Return the events of peers since the start of the run, and earlier events of peers that became alive."""
         return [
             PeerEvent(max(0, event.at_us - self._since), event.peer, event.state, event.why)
             for event in self._source.events
@@ -219,7 +219,7 @@ class _Submissions:
         ]
 
     def _take_ended(self, wait_s: float) -> None:
-        """Collect requests that ended; wait for one at most ``wait_s`` seconds, and no longer than to the next tick."""
+        """Collect ended requests; wait for one at most ``wait_s`` seconds, and no longer than until the next tick."""
         try:
             self._take(self._ended.get(timeout=max(0.0, min(wait_s, self._tick_at - time.monotonic()))))
             while True:

@@ -5,9 +5,9 @@
         answer = source.submit("photo.jpg").result()
         print(answer.class_name, answer.latency_ms, answer.degraded)
 
-Every submitted image gets exactly one :class:`Answer` or one error of :class:`ls_edge.core.errors.RequestError` within
-its budget (guarantee R1). Any thread may call the methods of :class:`Source`. Callbacks of futures run on one of the
-two threads of :mod:`~.source_thread` and should be short.
+Every submitted image gets exactly one :class:`Answer` or one :class:`ls_edge.core.errors.RequestError` within its
+budget. Any thread may call the methods of :class:`Source`. Callbacks of futures run on a thread of the source and
+should be short.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.image_encoding import encode_image
+from ls_edge.runtime.source.loop import SourceLoop
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, checked
-from ls_edge.runtime.source.source_thread import SourceThread
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again
 
 if TYPE_CHECKING:
+    from ls_edge.runtime.peer.cores import EngineCores
     from ls_edge.runtime.source.images import Image
+    from ls_edge.runtime.source.stem_and_head import StemAndHead
+    from ls_edge.runtime.transport.outbox import LinkCounts
 
 
 class Source:
-    """Submits images and returns answers; open it with :meth:`open`, and close it or use it in ``with``."""
+    """Submits images and returns answers. Create it with :meth:`open`; close it, or use it in a ``with`` statement."""
 
     def __init__(
         self,
@@ -59,21 +62,22 @@ class Source:
     ) -> None:
         """Open stem and head and dial the peers; raise the errors of bundle, engines, keys and addresses.
 
-        Without a bundle, peers run stem and head, and send the manifest of their model: raise :class:`LinkError` if
-        none does, and :class:`ModelMismatch` if two do not agree.
+        Without a bundle, peers run stem and head and send the manifest of their model: raise :class:`LinkError` if no
+        peer sends it, and :class:`ModelMismatch` if two peers disagree.
+
         ``on_event`` is called on the source thread with each :class:`~ls_edge.core.records.PeerEvent` and should return
-        soon. An exception that it raises is logged and has no other effect.
+        quickly. An exception that it raises is logged and has no other effect.
         """
         self.settings = settings or Settings()
         if name is not None and not isinstance(name, str):
-            raise UsageError(f"name {name!r} is a {type(name).__name__}; give a text")
+            raise UsageError(f"name must be a string, not {type(name).__name__} {name!r}")
         self.name = _name_of(peers, keys) if name is None else name
         peers.check_codecs(CODECS)
         self.preprocess: Callable[..., Any]
         """Function that turns an image into an input of :meth:`submit`: an array for the stem, or an encoded image."""
         self._read: Callable[[Any, str], np.ndarray | EncodedImage]
         self.witnesses: tuple[str, ...] = ()
-        """Peers that sent the manifest, for a source without a bundle. Two have to agree; a single one is trusted."""
+        """Peers that sent the manifest to a source without a bundle. Two have to agree; a single one is trusted."""
         self.settings.check_audit(is_thin=bundle is None)
         if bundle is None:
             bundle, self.witnesses = fetch_model(peers, keys, self.name)
@@ -83,16 +87,16 @@ class Source:
 
             self.preprocess, self._read = reader_of(bundle.manifest.image)
         self.bundle = bundle
-        """Its manifest alone, if it comes from the peers."""
+        """The bundle; only its manifest if that comes from the peers."""
         self.peers = peers = peers.of_model(bundle.num_blocks)
         auditor = self.settings.auditor
         if auditor and len(peers.peer(auditor).blocks) < bundle.num_blocks + len(ENDS):
             raise UsageError(
-                f"auditor {auditor!r} does not hold everything in {peers.path}; name a peer with all blocks"
+                f"auditor {auditor!r} does not hold stem, head and all blocks in {peers.path}; name a peer that does"
             )
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._keys = keys
-        self.thread = SourceThread(
+        self._loop = SourceLoop(
             self.name,
             peers,
             bundle,
@@ -102,8 +106,8 @@ class Source:
             on_event=on_event,
             is_thin=bool(self.witnesses),
         )
-        """Links, engines and counts, for metrics and reports."""
-        self.counts = self.thread.requests.counts
+        self.counts = self._loop.requests.counts
+        """Counts of requests, for metrics; any thread may read them."""
         self._closed = threading.Lock()
         """Acquired by the first :meth:`close` and never released."""
 
@@ -119,13 +123,13 @@ class Source:
         on_event: Callable[[PeerEvent], None] | None = None,
         **settings: Any,
     ) -> Source:
-        """Read ``peers.yaml`` and the bundle and open a source; without a bundle, peers run stem and head.
+        """Read ``peers.yaml`` and the bundle, and open a source; without a bundle, peers run stem and head.
 
-        ``settings`` are fields of :class:`Settings`; ``on_event`` as in :class:`Source`.
+        ``settings`` are fields of :class:`Settings`; for ``on_event`` see :class:`Source`.
         """
         for what, value in (("peers", peers), ("bundle", bundle)):
             if not isinstance(value, (str, Path, PeersFile, Bundle)) and (what == "peers" or value is not None):
-                raise UsageError(f"{what} is a {type(value).__name__}; give its path")
+                raise UsageError(f"{what} must be a path, not {type(value).__name__}")
         return cls(
             peers if isinstance(peers, PeersFile) else load_peers(peers),
             bundle if bundle is None or isinstance(bundle, Bundle) else Bundle.open(bundle),
@@ -146,27 +150,26 @@ class Source:
     def submit(
         self, image: Image, *, name: str = "", label: int | None = None, budget_ms: float | None = None
     ) -> Future[Answer]:
-        """Submit an image and return the future of its answer. Cancelling the future stops the work on it.
+        """Submit an image and return the future of its answer. Canceling the future stops the work on it.
 
-        ``name`` (by default that of a file) and ``label`` (the true class) only go into the record. The image is
-        preprocessed in the caller's thread if it is not yet, before its time starts. Raise :class:`DataError` for an
-        image that cannot be read or holds NaN or infinity, :class:`UsageError` for an array of another shape or an
-        argument that cannot be used, and :class:`SourceClosed` after :meth:`close`; later errors are those of the
-        future.
+        ``name`` (by default the name of the file) and ``label`` (the true class) only go into the record. If needed,
+        the image is preprocessed in the caller's thread, before its budget starts. Raise :class:`DataError` for an
+        image that cannot be read or contains NaN or infinity, :class:`UsageError` for an array of another shape or an
+        invalid argument, and :class:`SourceClosed` after :meth:`close`; the future has all later errors.
         """
         if not isinstance(name, str):
-            raise UsageError(f"name {name!r} is a {type(name).__name__}; give a text")
+            raise UsageError(f"name must be a string, not {type(name).__name__} {name!r}")
         budget = self.settings.budget_ms if budget_ms is None else checked("budget_ms", budget_ms, BudgetMs)
         label = None if label is None else checked("label", label, Integer)
         name = name or (Path(image).name if isinstance(image, (str, Path)) else "")
-        return self.thread.submit(self._read(image, name), name, label, budget / 1e3)
+        return self._loop.submit(self._read(image, name), name, label, budget / 1e3)
 
     async def classify(
         self, image: Image, *, name: str = "", label: int | None = None, budget_ms: float | None = None
     ) -> Answer:
-        """Answer an image for asyncio: decode it on a thread, and wait without blocking the loop.
+        """Classify an image under asyncio: decode it on a thread, and wait without blocking the event loop.
 
-        Arguments and errors are those of :meth:`submit` and its future. Cancelling the task stops the work.
+        Arguments and errors are those of :meth:`submit` and its future. Canceling the task stops the work.
         """
         loop = asyncio.get_running_loop()
         submitting = loop.run_in_executor(None, lambda: self.submit(image, name=name, label=label, budget_ms=budget_ms))
@@ -179,62 +182,84 @@ class Source:
 
     @property
     def snapshot(self) -> SourceSnapshot:
-        """Peers and counts as the source thread last published them; immutable."""
-        return self.thread.monitor.snapshot
+        """Latest immutable snapshot of peers and counts, published by the source thread."""
+        return self._loop.monitor.snapshot
+
+    @property
+    def opened(self) -> float:
+        """Origin of the times of events and records, on the clock of :func:`time.monotonic`."""
+        return self._loop.opened
+
+    @property
+    def engines(self) -> StemAndHead | None:
+        """Engines of stem and head; None if peers run them."""
+        return self._loop.engines
+
+    @property
+    def cores(self) -> EngineCores:
+        """Cores of the engines and of the other threads."""
+        return self._loop.cores
+
+    @property
+    def link_counts(self) -> LinkCounts:
+        """Counts of messages by peer; they continue to count."""
+        return self._loop.node.link_counts
 
     @property
     def events(self) -> tuple[PeerEvent, ...]:
-        """Events of peers since the source was opened."""
-        return tuple(self.thread.monitor.events.all)
+        """Events of peers since the opening of the source."""
+        return tuple(self._loop.monitor.events.all)
 
     def may_skip(self, blocks: Sequence[int]) -> bool:
-        """Return whether answers may leave these blocks out."""
+        """Return whether answers may skip these blocks."""
         return len(blocks) <= self.max_skips and ENDS.keys().isdisjoint(blocks)
 
     def wait_ready(self, timeout: float = 5.0, *, may_miss: int = 0) -> tuple[int, ...]:
-        """Wait until each block, but ``may_miss`` of them, has a warm holder, at most ``timeout`` seconds.
+        """Wait at most ``timeout`` seconds until all blocks, except for ``may_miss`` of them, have warm holders.
 
-        Without a bundle, wait for stem and head as well. Return what has no holder.
+        Without a bundle, wait for stem and head as well. Return the parts without a holder.
         """
 
         def is_ready(found: SourceSnapshot) -> bool:
             missing = found.missing_blocks
             return len(missing) <= may_miss and ENDS.keys().isdisjoint(missing)
 
-        return self.thread.monitor.wait_for(is_ready, timeout).missing_blocks
+        return self._loop.monitor.wait_for(is_ready, timeout).missing_blocks
 
     @property
     def audits(self) -> AuditSummary | None:
-        """Result of the audits so far; None without audits."""
-        return None if self.thread.auditor is None else self.thread.auditor.summary
+        """Results of the audits so far; None without audits."""
+        return None if self._loop.auditor is None else self._loop.auditor.summary
 
     def finish_audits(self, timeout: float = 5.0) -> AuditSummary | None:
-        """Wait for the audits of the answers so far, at most ``timeout`` seconds, and return their result."""
-        if self.thread.auditor is not None:
-            self.thread.auditor.finish(timeout)
+        """Wait at most ``timeout`` seconds for the audits of the answers so far, and return their results."""
+        if self._loop.auditor is not None:
+            self._loop.auditor.finish(timeout)
         return self.audits
 
     def reload(self) -> None:
-        """Read ``peers.yaml`` and the secret key again: peers, addresses and keys count from now on.
+        """Read ``peers.yaml`` and the secret key again, and use its peers, addresses and keys from now on.
 
         Requests in flight continue; those at a peer that was removed or has another key run elsewhere. Raise the errors
-        of the file, and :class:`UsageError` for changes that need a new source; nothing changes then.
+        of the file, and :class:`UsageError` for changes that need a new source; then nothing changes.
         """
         peers, keys = read_again(self.peers, self._keys, self.name)
         if (peers.uses_keys, peers.heartbeat) != (self.peers.uses_keys, self.peers.heartbeat):
-            raise UsageError(f"{peers.path} has another heartbeat, or switched keys on or off; start {self.name} again")
+            raise UsageError(
+                f"{peers.path} changes the heartbeat, or switches keys on or off; restart {self.name} to apply that"
+            )
         self.peers, self._keys = peers.of_model(self.bundle.num_blocks), keys
-        self.thread.change_peers(self.peers, keys)
+        self._loop.change_peers(self.peers, keys)
 
     @property
     def is_open(self) -> bool:
-        """Whether images are accepted: not after :meth:`close`, nor after an internal error of the source thread."""
-        return not self.thread.requests.line.is_closed
+        """Whether images are accepted; false after :meth:`close` or an internal error of the source thread."""
+        return not self._loop.requests.line.is_closed
 
     def close(self) -> None:
         """Send BYE, end open requests with :class:`SourceClosed` and join the threads; a second call does nothing."""
         if self._closed.acquire(blocking=False):
-            self.thread.close()
+            self._loop.close()
 
 
 def _cancel_submitted(submitting: asyncio.Future[Future[Answer]]) -> None:

@@ -1,4 +1,4 @@
-"""Stem and head of a source: the two parts of the model that run in its own process."""
+"""Stem and head: the two parts of the model that run in the source's own process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ls_edge.runtime.source.settings import Settings
 
 
 class StemAndHead:
-    """Engines of stem and head; jobs run on the source thread or on the worker, one at a time."""
+    """Engines of stem and head; jobs run one at a time, on the source thread or on the worker."""
 
     def __init__(self, bundle: Bundle, settings: Settings, entry: SourceEntry) -> None:
-        """Open and warm up the engines that the settings choose, else ``peers.yaml`` (``entry``)."""
+        """Open and warm up the engines of the settings, or else of ``entry`` in ``peers.yaml``."""
         self.threads = settings.threads or entry.threads or 1
         provider = settings.provider or (entry.provider if settings.engine is None else None)
         self.engine = ""
-        """Engine and provider, and the ones that were passed over."""
+        """Engine and provider, and the alternatives that were rejected."""
         engines = open_parts(
             bundle,
             ("stem", "head"),
@@ -39,7 +39,7 @@ class StemAndHead:
         )
         self._executor = Executor({part: engines[name] for part, name in ENDS.items()})
         self.usual_us = {part: round(warm_up(engines[name]) * 2e3) for part, name in ENDS.items()}
-        """Usual times, rather too long than too short."""
+        """Usual times in microseconds, overestimated rather than underestimated."""
 
     def _on_choice(self, choice: EngineChoice) -> None:
         announce(choice)
@@ -60,7 +60,7 @@ class StemAndHead:
         return result
 
     def run_head(self, inflight: InFlightRequest, answered: Complete) -> PartResult:
-        """Run the head on the last tokens of a request."""
+        """Run the head on the returned tokens of a request."""
         if _is_over(inflight):
             return PartResult(inflight, HEAD)
         return self._run(inflight, HEAD, answered.tokens)
@@ -80,7 +80,7 @@ class StemAndHead:
 
 
 def _not_finite(inflight: InFlightRequest) -> NotFinite:
-    """Return the error of a request whose tokens or logits are not finite although the input of the part was."""
+    """Return the error of a request whose tokens or logits are not finite although the input was."""
     if inflight.answered is None:
         why = f"the stem returned NaN or infinity for {inflight.name or 'the image'}; check the values of the image"
     else:
@@ -93,6 +93,6 @@ def _not_finite(inflight: InFlightRequest) -> NotFinite:
 
 
 def _is_over(inflight: InFlightRequest) -> bool:
-    """Return whether a request needs no engine any more; called just before one would run."""
+    """Return whether a request no longer needs an engine; called just before one runs."""
     ended = inflight.state is RequestState.ENDED or inflight.future.cancelled()
     return ended or time.monotonic() >= inflight.deadline

@@ -179,7 +179,7 @@ def test_errors_of_a_client(client):
     other.set_data_from_numpy(np.array([b"x"], dtype=np.object_))
     for inputs, outputs, model, status, words in (
         ([small], None, "tiny", "400", "cannot decode image 0"),
-        ([wrong], None, "tiny", "400", "image of shape (3, 2, 2)"),
+        ([wrong], None, "tiny", "400", "image has shape (3, 2, 2)"),
         ([other], None, "tiny", "400", "input 'cat' is not known; use image, pixels or input"),
         ([small, wrong], None, "tiny", "400", "give one of image, pixels and input"),
         ([encoded()], [triton.InferRequestedOutput("x")], "tiny", "400", "output 'x' is not known"),

@@ -99,7 +99,7 @@ def test_what_a_source_cannot_take_over_changes_nothing(write_peers, tmp_path, t
     with Source.open(path, tiny_bundle) as source:
         before = source.peers
         edit(path, lambda _, document: document.update(heartbeat={"timeout_ms": 300}))
-        with pytest.raises(UsageError, match="another heartbeat"):
+        with pytest.raises(UsageError, match="changes the heartbeat"):
             source.reload()
         path.write_text("peers: 3\n")
         with pytest.raises(ConfigError):

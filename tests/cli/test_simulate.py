@@ -104,9 +104,9 @@ def test_no_answer_at_all_is_a_failure(command, bundle, profile):
     ("flags", "message"),
     [
         (("--churn", "often"), "--churn 'often': 'often' cannot be read; write up=10m,down=30s"),
-        (("--policy", "quality"), "has no order_costs, which the policy quality needs"),
+        (("--policy", "quality"), "has no order_costs, which policy quality needs"),
         (("--replicas", "9"), "a site of 2 devices: 4 blocks with 9 holders each"),
-        (("--max-skips", "5"), "max_skips 5 is more than the model has blocks"),
+        (("--max-skips", "5"), "max_skips 5 is larger than the number of blocks"),
         (("--budget-ms", "1e7"), "10000000.0 is not in the range 1<=x<=600000"),
         (("--report", "."), "cannot write .: it is a folder; name a file"),
         (("--rate", "0"), "0.0 is not in the range"),

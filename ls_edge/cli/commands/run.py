@@ -162,7 +162,7 @@ def command(
         if serve_metrics is not None:
             from ls_edge.runtime.serve.metrics import SourceCollector
 
-            url = serve_metrics(SourceCollector(lambda: source), source.thread.cores)
+            url = serve_metrics(SourceCollector(lambda: source), source.cores)
             click.echo(f"ls-edge: metrics at {url}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
         reload = stack.enter_context(interrupts.ReloadRequest())

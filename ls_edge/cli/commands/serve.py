@@ -122,7 +122,7 @@ def command(
         stop = stack.enter_context(interrupts.StopRequest())
         reload = stack.enter_context(interrupts.ReloadRequest())
         server = stack.enter_context(
-            HttpServer(listener, application, max_connections=connections, tls=tls, cores=service.source.thread.cores)
+            HttpServer(listener, application, max_connections=connections, tls=tls, cores=service.source.cores)
         )
         fields = {
             "url": server.url,

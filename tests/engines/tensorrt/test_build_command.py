@@ -208,7 +208,7 @@ def test_stem_and_head_have_an_engine_of_their_own(
     bundle, file = Bundle.open(tiny_bundle), load_peers(path)
     serve(Peer(file, "a", bundle))
     with caplog.at_level(logging.INFO, "ls_edge.engines"), Source(file, bundle) as source:
-        assert source.thread.engines.engine == "tensorrt TensorRT 10.3.0 on Double of a GPU"
+        assert source.engines.engine == "tensorrt TensorRT 10.3.0 on Double of a GPU"
         assert source.wait_ready(30) == ()
         assert_replays(tiny_bundle, images(2), [source.submit(image).result() for image in images(2)])
     assert gpu.counts["execute"] + gpu.counts["graph"] > 0
@@ -218,8 +218,8 @@ def test_stem_and_head_have_an_engine_of_their_own(
         (Settings(engine="onnx"), "onnx CPUExecutionProvider (not CUDAExecutionProvider: not in this build of"),
     ):
         with Source(file, bundle, settings) as source:
-            assert source.thread.engines.engine.startswith(words)
-            assert source.thread.engines.threads == (settings.threads or 1)
+            assert source.engines.engine.startswith(words)
+            assert source.engines.threads == (settings.threads or 1)
 
 
 def test_threads_of_the_file_apply_without_a_flag(tiny_bundle, write_peers):
@@ -232,4 +232,4 @@ def test_threads_of_the_file_apply_without_a_flag(tiny_bundle, write_peers):
         ("laptop", Settings(threads=1), 1),
     ):
         with Source(file, bundle, settings, name=name) as source:
-            assert source.thread.engines.threads == threads
+            assert source.engines.threads == threads

@@ -197,9 +197,9 @@ def test_an_image_that_is_not_finite_is_refused_by_name(faulty, images, bad):
     (image,) = images(1)
     spoilt = image.copy()
     spoilt[1, 2, 3] = bad
-    with pytest.raises(DataError, match=r"cam/7\.png holds NaN or infinity"):
+    with pytest.raises(DataError, match=r"cam/7\.png contains NaN or infinity"):
         source.submit(spoilt, name="cam/7.png")
-    with pytest.raises(DataError, match="image holds NaN or infinity"):
+    with pytest.raises(DataError, match="image contains NaN or infinity"):
         source.submit(spoilt)
     assert source.submit(image).result(20).prediction in range(10)
 

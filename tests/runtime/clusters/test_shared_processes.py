@@ -54,5 +54,5 @@ def test_any_two_of_three_may_die_and_nothing_is_lost(killed, tmp_path, shared_b
 
 
 def test_steps_of_one_block_do_not_run_side_by_side(tmp_path, shared_bundle, write_peers):
-    with pytest.raises(UsageError, match=r"steps of one block .* the policy parallel cannot run them side by side"):
+    with pytest.raises(UsageError, match=r"steps of one shared block .* policy parallel cannot run them in parallel"):
         Source.open(write_peers(EVERYTHING), shared_bundle, policy="parallel")

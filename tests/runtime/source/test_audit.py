@@ -1,4 +1,4 @@
-"""Audits name the peer that computes something else, and nobody in an honest run."""
+"""Audits name the peer that returns wrong results, and none in an honest run."""
 
 import json
 import shutil

@@ -329,7 +329,7 @@ def test_settings_that_make_no_sense_are_a_usage_error(tiny_bundle, write_peers,
 )
 def test_paths_that_are_none_are_a_usage_error(tiny_bundle, write_peers, what, value):
     given = {"peers": write_peers({"a": range(6)}), "bundle": tiny_bundle, what: value}
-    with pytest.raises(UsageError, match=f"{what} is a"):
+    with pytest.raises(UsageError, match=f"{what} must be a path"):
         Source.open(given["peers"], given["bundle"])
 
 

@@ -118,7 +118,7 @@ def test_a_peer_that_holds_everything_answers_in_one_hop(peers):
         for seed in range(5):
             answer = source.submit(photo(seed)).result(10)
             assert [visit.holder for visit in answer.record.visits] == ["a"]
-        sent, received = source.thread.node.link_counts.sent, source.thread.node.link_counts.received
+        sent, received = source.link_counts.sent, source.link_counts.received
         assert sent["image"] == sum(len(photo(seed)) for seed in range(5))
         assert received["logits"] == 5 * 4 * len(answer.logits)
         assert [sent["raw"], received["raw"], received["image"]] == [0, 0, 0]
@@ -217,9 +217,9 @@ def test_only_peers_that_have_stem_and_head_are_enough(peers, tiny_bundle):
 def test_what_a_source_without_a_bundle_cannot_do(peers, write_peers, tiny_bundle):
     path = peers({"a": "all"})
     for settings, why in (
-        ({"audit": 0.5}, "an audit computes answers again, which needs the bundle; give it, or name a trusted peer"),
+        ({"audit": 0.5}, "an audit recomputes answers, which needs the bundle; give it, or name a trusted peer"),
         ({"auditor": "a"}, "set audit"),
-        ({"audit": 0.5, "auditor": "a", "policy": "parallel"}, "another policy than parallel"),
+        ({"audit": 0.5, "auditor": "a", "policy": "parallel"}, "a policy other than parallel"),
         ({"audit": 0.5, "auditor": "nobody"}, "nobody"),
         ({"audit": 0.5, "auditor": "a", "bundle": tiny_bundle}, "this source has the bundle and audits itself"),
     ):
@@ -227,7 +227,7 @@ def test_what_a_source_without_a_bundle_cannot_do(peers, write_peers, tiny_bundl
             Source.open(path, **settings)
     with Source.open(path) as source:
         assert source.witnesses == ("a",)
-        with pytest.raises(UsageError, match="neither a file nor pixels uint8"):
+        with pytest.raises(UsageError, match="can only send files and pixels uint8"):
             source.submit(np.zeros((3, 16, 16), np.float32))
         with pytest.raises(DataError, match="cannot read"):
             source.submit("missing.jpg")
@@ -286,10 +286,10 @@ def test_a_holder_of_the_stem_that_hangs_is_gone_around(processes, expected):
 
 
 @pytest.mark.parametrize("liar", ["a", "c"])
-def test_a_stem_or_head_that_returns_nan_is_gone_around(processes, expected, liar):
+def test_a_stem_or_head_that_returns_nan_is_gone_around(processes, expected, liar, wait_until):
     processes.set_faults(liar, Faults(not_finite=1.0))
     with Source.open(processes.path, budget_ms=20_000) as source:
-        source.thread.monitor.wait_for(lambda found: all(peer.warm for peer in found.peers.values()), 20)
+        wait_until(lambda: all(peer.warm for peer in source.snapshot.peers.values()))
         for seed in range(6):
             answer = source.submit(photo(seed)).result(20)
             assert relative_error(answer.logits, expected(photo(seed), answer.arrangement)) < 1e-4

@@ -1,8 +1,8 @@
-"""The thread of a source: links, routing machine, requests, audits, and stem and head if they are short.
+"""The loop of a source: links, routing machine, requests and audits, on one thread (the *source thread*).
 
-A second thread, the worker, runs stem and head otherwise (:mod:`ls_edge.runtime.peer.threads`); a *thin*
-source leaves them to the peers. Other threads put work into queues of the source thread (:mod:`~.requests`) and read
-the snapshot that it publishes (:mod:`~.peer_monitor`).
+The source thread runs stem and head itself if they are short; otherwise a second thread, the worker, runs them
+(``runtime/peer/threads.py``). A *thin* source leaves them to the peers. Other threads put work into the queues of
+:mod:`~ls_edge.runtime.source.requests` and read the snapshot of :mod:`~ls_edge.runtime.source.peer_monitor`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
 log = logging.getLogger("ls_edge.runtime")
 
 _POLL_S = 0.1
-"""Limit on the wait for links, in seconds."""
+"""Longest wait for the links, in seconds."""
 
 
-class SourceThread:
-    """The work of a source until it is closed."""
+class SourceLoop:
+    """Loop of a source, from its opening until it is closed; :class:`~.source.Source` is its public side."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class SourceThread:
         on_event: Callable[[PeerEvent], None] | None,
         is_thin: bool,
     ) -> None:
-        """Open stem and head unless ``is_thin``, dial the peers and start the threads."""
+        """Open stem and head unless ``is_thin``, dial the peers, and start the threads."""
         self.opened = time.monotonic()
-        """Origin of the times of events and records."""
+        """Time origin of events and records."""
         self._ids = itertools.count()
         manifest, alias = bundle.manifest, new_alias(name)
         strict_id = manifest.bundle_id if settings.strict_bundle else ""
@@ -81,14 +81,14 @@ class SourceThread:
         self._tolerances = Tolerances(manifest, codecs, lambda peer: strict_id or self._bundle_of(peer))
         recomputation = Recomputation(bundle, self._tolerances) if settings.audit and not is_thin else None
         self.cores = EngineCores.of(peers, peers.source(name))
-        with self.cores.on_engine():  # where the threads of the engines stay
+        with self.cores.on_engine():  # the threads of the engine library stay on these cores
             entry = peers.source(name) or SourceEntry(name)
             self.engines = None if is_thin else StemAndHead(bundle, settings, entry)
         if self.engines is not None:
             machine.custody.own_us = self.engines.usual_us[HEAD]
         itineraries = Itineraries(alias, settings, bundle, is_thin=is_thin)
         hello = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
-        with self.cores.others():  # where the threads that are started here stay
+        with self.cores.others():  # threads started here stay on these cores
             self.node = Node(
                 NodeSettings(alias, "source", peers, manifest, keys, settings.strict_bundle),
                 machine,
@@ -103,7 +103,7 @@ class SourceThread:
             self._challenges = Challenges(self.node, itineraries, settings.budget_ms / 1e3)
             self.auditor = _auditor_of(settings, recomputation, self._challenges.request, self._tolerances)
             self._threads: LoopThreads[PartResult] = LoopThreads(
-                self._loop(), self.node.wake, names=("source", "stem and head"), cores=self.cores
+                self._run(), self.node.wake, names=("source", "stem and head"), cores=self.cores
             )
             max_inflight, classes = settings.max_inflight, manifest.classes
             self.requests = Requests(
@@ -114,14 +114,14 @@ class SourceThread:
     # On any thread.
 
     def submit(self, image: np.ndarray | EncodedImage, name: str, label: int | None, budget_s: float) -> Future[Answer]:
-        """Take an image in, preprocessed unless peers run the stem; raise :class:`SourceClosed` after the end."""
+        """Submit an image, preprocessed unless peers run the stem; raise :class:`SourceClosed` after the end."""
         now = time.monotonic()
         submitted_us = round((now - self.opened) * 1e6)
         inflight = InFlightRequest(next(self._ids), image, now, now + budget_s, submitted_us, name, label)
         self.requests.line.join(inflight)
-        # Without a reference to what refers to the future: answers are freed when their users drop them.
+        # The callback must not refer to the request: answers are freed when their users drop them.
         inflight.future.add_done_callback(partial(_cancel, self.requests, inflight.request))
-        if self._threads.is_wanted or budget_s < _POLL_S:  # else the thread has a turn in time
+        if self._threads.is_wanted or budget_s < _POLL_S:  # otherwise the next turn of the thread is soon enough
             self.node.wake()
         return inflight.future
 
@@ -149,8 +149,8 @@ class SourceThread:
 
     # On the source thread.
 
-    def _loop(self) -> Iterator[None]:
-        """Run the links turn by turn; yield where this thread may run short stems and heads."""
+    def _run(self) -> Iterator[None]:
+        """Run the links turn by turn; yield when this thread may run short stems and heads."""
         requests, threads = self.requests, self._threads
         try:
             while not requests.line.is_closed:
