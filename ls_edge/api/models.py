@@ -64,7 +64,6 @@ class OpenedModel:
     def settings(self, images: ImageSet, bands: Bands) -> dict[str, Any]:
         """Return the model, the data and the settings in force, for the JSON of the result."""
         return {
-            **msgspec.structs.asdict(self.asked),
             "of": printable(self.folder),
             "data": printable(images.source),
             "part": images.part,
@@ -72,6 +71,7 @@ class OpenedModel:
             "method": self.method,
             "engine": self.engine,
             "blocks": self.blocks.num_blocks,
+            **msgspec.structs.asdict(self.asked),
             "bands": bands.to_json(),
             "shared": shared_groups(self.owners),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -33,10 +32,11 @@ def board_demo(
 
     Without a ``bundle`` an untrained one is made. ``slowdown`` makes the boards this many times slower.
     """
+    from ls_edge.api.comparison import side_by_side
     from ls_edge.core.bundle import Bundle
     from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
-    from ls_edge.report.side_by_side import side_by_side
     from ls_edge.runtime.fleet.emulated_boards import BoardCluster, emulated_boards, emulated_profile
+    from ls_edge.runtime.fleet.planning.document import PlanDocument
 
     boards = emulated_boards(kinds, slowdown)
     folder = bundle or _untrained_bundle(out, console)
@@ -61,22 +61,22 @@ def board_demo(
         words = ["plan", "--bundle", folder, "--profiles", *profiles, "--links", links, "--objective", "throughput"]
         words += ["--peers", cluster.path, "--out", planned, "--overwrite", "--json"]
         plan.write_text(run_command(console, *words), encoding="utf-8")
-        document = json.loads(plan.read_text(encoding="utf-8"))
-        console.print(f"plan: {document['recommendation']}, {document['reason']}")
+        document = msgspec.json.decode(plan.read_bytes(), type=PlanDocument)
+        console.print(f"plan: {document.recommendation}, {document.reason}")
         console.print("restarting the boards with the peers.yaml of the plan")
         cluster.take(planned)
         cluster.wait_settled(timeout=START_S)
         run_command(console, "push", "--bundle", folder, *keys, "--peers", planned)
-        ends_on_boards = any("stem" in parts for parts in document["placement"].values())
+        ends_on_boards = any("stem" in parts for parts in document.placement.values())
         model = [] if ends_on_boards else ["--bundle", folder]
-        for name, concurrency in (("run-alone", 1), ("run-many", document["concurrency"])):
+        for name, concurrency in (("run-alone", 1), ("run-many", document.concurrency)):
             words = ["run", "--peers", planned, *model, "--data", "digits", "--limit", limit, "--json"]
-            words += ["--policy", document["policy"] or "nearest", "--concurrency", concurrency, *keys]
+            words += ["--policy", document.policy or "nearest", "--concurrency", concurrency, *keys]
             files.append(out / f"{name}.json")
             files[-1].write_text(run_command(console, *words), encoding="utf-8")
     return {
         "plan": document,
-        "compared": msgspec.to_builtins(side_by_side(files)),
+        "compared": side_by_side(files),
         "files": [str(path) for path in files],
     }
 

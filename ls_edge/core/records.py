@@ -256,24 +256,29 @@ class Rejection(msgspec.Struct, frozen=True):
     why: str
 
 
-class RunContext(msgspec.Struct, frozen=True):
-    """Facts about a run that its records do not contain."""
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a run that its records do not contain and its summary repeats."""
 
     bundle_id: str = ""
     model: str = ""
     method: str = ""
     policy: str = ""
     seed: int | None = None
-    classes: int | None = None
-    """Number of classes; its inverse is the accuracy of a guess."""
-    peers: Mapping[str, PeerContext] = {}
     settings: Mapping[str, Any] = {}
     """Defaults and flags in force, as plain JSON values."""
-    preprocess_ms: Sequence[float] = ()
     wall_s: float | None = None
     """Duration of the whole command, including waiting for peers and decoding."""
     audit: AuditSummary | None = None
     rejected: Mapping[str, Rejection] = {}
+
+
+class RunContext(RunFacts, frozen=True, kw_only=True):
+    """All facts about a run that its records do not contain."""
+
+    classes: int | None = None
+    """Number of classes; its inverse is the accuracy of a guess."""
+    peers: Mapping[str, PeerContext] = {}
+    preprocess_ms: Sequence[float] = ()
 
 
 def encode_record(record: RequestRecord) -> bytes:

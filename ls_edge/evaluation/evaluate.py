@@ -103,6 +103,12 @@ class Evaluation(msgspec.Struct, frozen=True):
     """Name among the evaluations of one command: the part of the path that differs."""
 
 
+class Evaluations(msgspec.Struct, frozen=True):
+    """Document of ``eval --json`` for several models."""
+
+    evaluations: Sequence[Evaluation]
+
+
 def evaluate(
     model: BlockModel,
     batches: Iterable[LabeledImages],

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,13 +19,12 @@ import numpy.typing as npt
 
 from ls_edge.core.parts import ShownPart, shown_parts
 from ls_edge.core.records import (
-    AuditSummary,
     PeerContext,
     PeerEvent,
     PeerState,
-    Rejection,
     RequestRecord,
     RunContext,
+    RunFacts,
     holder_times,
 )
 from ls_edge.evaluation.orders import kendall_tau
@@ -91,11 +89,9 @@ class SkipAccuracy(msgspec.Struct, frozen=True):
     high: float | None
 
 
-class RunSummary(msgspec.Struct, frozen=True):
+class RunSummary(RunFacts, frozen=True, kw_only=True):
     """Document of ``ls-edge run --json``."""
 
-    bundle_id: str
-    policy: str
     requests: int
     answered: int
     failed: int
@@ -112,19 +108,12 @@ class RunSummary(msgspec.Struct, frozen=True):
     preprocess_ms: Quantiles
     duration_s: float | None
     """Seconds from the first submission to the last answer or error."""
-    wall_s: float | None
     top1_interval: tuple[float, float] | None
     chance: float | None
     order_tau: float | None
     """Mean Kendall tau of the orders: 1 trained, about 0 random, -1 reversed."""
     accuracy_by_skips: tuple[SkipAccuracy, ...]
     errors: dict[str, int]
-    model: str
-    method: str
-    seed: int | None
-    settings: dict[str, Any]
-    audit: AuditSummary | None = None
-    rejected: dict[str, Rejection] = {}
 
     @property
     def distrust(self) -> str:
@@ -151,9 +140,9 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         tally.add(record.label, record.prediction)
     skipped = [len(record.skipped) for record in answers]
     reasons = Counter(record.why_skipped for record in answers if record.why_skipped)
+    facts = {name: getattr(context, name) for name in RunFacts.__struct_fields__}
     return RunSummary(
-        bundle_id=context.bundle_id,
-        policy=context.policy,
+        **{**facts, "rejected": dict(context.rejected)},
         requests=len(records),
         answered=len(answers),
         failed=len(records) - len(answers),
@@ -170,18 +159,11 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         peers=_peers(answers, events, context, last - first),
         preprocess_ms=quantiles(np.asarray(context.preprocess_ms, dtype=np.float64)),
         duration_s=(last - first) / 1e6 if records else None,
-        wall_s=context.wall_s,
         top1_interval=tally.interval,
         chance=1 / context.classes if context.classes else None,
         order_tau=_order_tau(answers),
         accuracy_by_skips=_by_skips(answers),
         errors=dict(Counter(error_type(record.error) for record in records if record.error is not None).most_common()),
-        model=context.model,
-        method=context.method,
-        seed=context.seed,
-        settings=dict(context.settings),
-        audit=context.audit,
-        rejected=dict(context.rejected),
     )
 
 

@@ -6,6 +6,7 @@ import shutil
 import msgspec
 import pytest
 
+from ls_edge.api.comparison import evaluations_with_freedom
 from ls_edge.api.evaluation import check_alike
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
@@ -14,7 +15,6 @@ from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Freedom, Sequenti
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.evaluation.settings import EvaluationSettings
 from ls_edge.report.charts import accuracy_figure, freedom_figure, spec_of
-from ls_edge.report.side_by_side import evaluations_with_freedom
 
 EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
 

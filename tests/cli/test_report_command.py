@@ -5,10 +5,13 @@ import json
 import msgspec
 import pytest
 
+from ls_edge.api.comparison import side_by_side
 from ls_edge.core.bundle import Bundle
+from ls_edge.device.profile import Times
 from ls_edge.device.sensors import Sensors
+from ls_edge.engines.benchmark import Bench
 from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
-from ls_edge.report.side_by_side import side_by_side
+from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, SequentialAccuracy
 from ls_edge.runtime.peer.peer import Peer
 
 
@@ -92,16 +95,19 @@ def test_a_plan_is_not_compared_with_a_run_of_another_placement(command, documen
     assert f"plan.json and alone.json are not compared: {reason}" in printed
 
 
-def test_an_evaluation_and_a_benchmark(tmp_path):
-    (tmp_path / "e.json").write_text(
-        json.dumps({"sequential": {"top1": 0.9}, "arbitrary": {"top1_mean": 0.8, "orders": 64}, "images": 10}),
-        encoding="utf-8",
+def test_an_evaluation_and_a_benchmark_have_rows(tmp_path):
+    found = Evaluation(
+        SequentialAccuracy(0.9), Arbitrary(0.8, 0.05, 0.7, 0.6, 64), kept={}, position_accuracy=None, images=10
     )
-    times = {"p50": 4.0, "p95": 5.0, "min": 3.0}
-    (tmp_path / "b.json").write_text(
-        json.dumps({"bundle_id": "x", "precision": "fp16", "threads": 2, "batch": 2, "chain_ms": times,
-                    "monolith_ms": None}), encoding="utf-8",
+    (tmp_path / "e.json").write_bytes(msgspec.json.encode(found))
+    times = Times(4.0, 5.0, 3.0)
+    timed = Bench(
+        stem_ms=times, head_ms=times, blocks_ms=[times], chain_ms=times, repeats=9, slowdown=1.0, power_watts=None,
+        energy_mj_per_image=None, bundle_id="x", model="vit", precision="fp16", engine="onnx", provider="cpu",
+        threads=2, batch=2, duration=1.0, memory_bytes=0, monolith_ms=None, chain_over_monolith=None,
+        monolith_default_ms=None, monolith=None, monolith_reason="not asked for",
     )  # fmt: skip
+    (tmp_path / "b.json").write_bytes(msgspec.json.encode(timed))
     rows = side_by_side([tmp_path / "e.json", tmp_path / "b.json"]).rows
     assert [(row.name, row.accuracy, row.throughput) for row in rows] == [
         ("e.json", 0.9, None), ("e.json: any order", 0.8, None), ("b.json", None, 500.0),

@@ -6,7 +6,6 @@ and one of them is really killed during the run. No process is left behind, not 
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from rich.console import Console
 
 from ls_edge.cli import options
@@ -23,6 +23,7 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.output import write_json
 from ls_edge.core.errors import UsageError
 from ls_edge.device.requirements import require
+from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.report.tables import comparison_table
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
@@ -92,8 +93,7 @@ SCENES = (
     1000,
     default=1.0,
 )
-@options.flag("--fresh", "Train again even if OUT has models from an earlier demo.")
-def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slowdown: float, fresh: bool) -> None:
+def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slowdown: float) -> None:
     """Train, export, serve, and measure on embedded data, with a peer killed on the way.
 
     Fine-tunes a small vision transformer with shuffled block order, exports one engine per block, and serves the blocks
@@ -118,7 +118,7 @@ def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slow
         raise UsageError("--bundle is for --boards; leave it out, or add --boards")
     require("the demo", "export", "report", "cpu")
     started = time.monotonic()
-    accuracy = _models(out, console, fresh=fresh)
+    accuracy = _models(out, console)
     runs = [_run_scene(scene, out, limit, console) for scene in SCENES]
     _write_charts(out / "pictures", runs)
     from ls_edge.report.html import write_comparison
@@ -127,8 +127,7 @@ def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slow
     write_comparison(report, runs, title=title, lede=_headline(accuracy))
     summaries = {name: summary for name, summary, _, _ in runs}
     seconds = round(time.monotonic() - started, 1)
-    documents = {name: json.loads(summary.to_json()) for name, summary in summaries.items()}
-    write_json(out / "demo.json", {"accuracy": accuracy, "runs": documents, "seconds": seconds})
+    write_json(out / "demo.json", {"accuracy": accuracy, "runs": summaries, "seconds": seconds})
     _print_accuracy(accuracy)
     print_table(comparison_table(list(summaries.items())))
     console.print(f"\nreport: {report}    numbers: {out / 'demo.json'}    {seconds:.0f} s")
@@ -155,7 +154,7 @@ def _write_charts(folder: Path, runs: list[Run]) -> None:
         charts.write_svg(folder / f"{name}.svg", chart)
 
 
-def _models(out: Path, console: Console, *, fresh: bool) -> dict[str, Any]:
+def _models(out: Path, console: Console) -> dict[str, Evaluation]:
     """Train, evaluate and export both models; return their ``eval`` documents."""
 
     def show(*words: object) -> None:
@@ -163,19 +162,21 @@ def _models(out: Path, console: Console, *, fresh: bool) -> dict[str, Any]:
 
     unshuffled, shuffled = out / "unshuffled", out / "shuffled"
     _heading(console, "1. Train: a vision transformer as usual, then fine-tune it with its block order shuffled")
-    if fresh or not (shuffled / "metrics.jsonl").exists():
+    if not (shuffled / "metrics.jsonl").exists():
         train = ["train", "--data", "digits", "--overwrite", "--epochs", EPOCHS]
         show(*train, "--method", "sequential", "--out", unshuffled)
         show(*train, "--method", "shuffle", "--init", unshuffled, "--out", shuffled)
     else:
-        console.print(f"using the models of an earlier demo: {unshuffled}, {shuffled}")
+        console.print(f"using the models of an earlier demo in {out}; to train again, remove it")
     _heading(console, "2. Evaluate: blocks in trained order, in 64 random orders, and with some missing")
     accuracy = {}
     for run in (unshuffled, shuffled):
-        accuracy[run.name] = a = json.loads(run_command(console, "eval", run, "--data", "digits", "--json"))
+        printed = run_command(console, "eval", run, "--data", "digits", "--json")
+        accuracy[run.name] = found = msgspec.json.decode(printed, type=Evaluation)
+        a = found.arbitrary
         console.print(
-            f"   {run.name}: trained order {a['sequential']['top1']:.1%}, random order "
-            f"{a['arbitrary']['top1_mean']:.1%} ± {a['arbitrary']['top1_std']:.1%}"
+            f"   {run.name}: trained order {found.sequential.top1:.1%}, random order {a.top1_mean:.1%} ± "
+            f"{a.top1_std:.1%}"
         )
     _heading(console, "3. Export: one ONNX engine for the stem, the head and each block, verified against PyTorch")
     for run in (unshuffled, shuffled):
@@ -238,19 +239,19 @@ def _fault_schedule(scene: Scene, peers: LocalCluster, limit: int, note: Callabl
     return step
 
 
-def _headline(accuracy: dict[str, Any]) -> str:
+def _headline(accuracy: dict[str, Evaluation]) -> str:
     shuffled, unshuffled = accuracy["shuffled"], accuracy["unshuffled"]
     return (
-        f"In random block order the model fine-tuned with shuffling keeps {shuffled['arbitrary']['top1_mean']:.1%} of "
-        f"{shuffled['sequential']['top1']:.1%}; the same model without it falls from "
-        f"{unshuffled['sequential']['top1']:.1%} to {unshuffled['arbitrary']['top1_mean']:.1%}."
+        f"In random block order the model fine-tuned with shuffling keeps {shuffled.arbitrary.top1_mean:.1%} of "
+        f"{shuffled.sequential.top1:.1%}; the same model without it falls from "
+        f"{unshuffled.sequential.top1:.1%} to {unshuffled.arbitrary.top1_mean:.1%}."
     )
 
 
-def _print_accuracy(accuracy: dict[str, Any]) -> None:
+def _print_accuracy(accuracy: dict[str, Evaluation]) -> None:
     table = PlainTable.of("model", ">trained order", ">random order", ">worst order", title="ls-edge eval", box=None)
-    for name, document in accuracy.items():
-        a = document["arbitrary"]
-        spread = f"{a['top1_mean']:.1%} ± {a['top1_std']:.1%}"
-        table.add_row(name, f"{document['sequential']['top1']:.1%}", spread, f"{a['top1_worst']:.1%}")
+    for name, found in accuracy.items():
+        a = found.arbitrary
+        spread = f"{a.top1_mean:.1%} ± {a.top1_std:.1%}"
+        table.add_row(name, f"{found.sequential.top1:.1%}", spread, f"{a.top1_worst:.1%}")
     print_table(table)

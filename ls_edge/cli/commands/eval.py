@@ -20,6 +20,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import printable
 from ls_edge.core.text import distinct_names
 from ls_edge.data.datasets import open_data, require_labels
+from ls_edge.evaluation.evaluate import Evaluations
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.evaluation.settings import EvaluationSettings
 from ls_edge.report.evaluation import evaluation_remarks, print_evaluation, print_evaluations
@@ -79,7 +80,7 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
             for remark in evaluation_remarks(found[-1]):
                 click.echo(remark, err=True)
     if as_json:
-        print_json(found[0] if len(found) == 1 else {"evaluations": found})
+        print_json(found[0] if len(found) == 1 else Evaluations(found))
     elif len(found) > 1:
         console.print()
         print_evaluations(found, console)

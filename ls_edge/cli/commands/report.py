@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
+from ls_edge.api.comparison import SideBySide, evaluations_with_freedom, side_by_side
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
 from ls_edge.core.text import show, show_ms, show_percent
-from ls_edge.report.side_by_side import SideBySide, evaluations_with_freedom, side_by_side
 from ls_edge.report.terminal import PlainTable, print_table
 
 _COLUMNS = ("", "what", ">accuracy", ">latency", ">images / s", ">energy", "of")

@@ -70,12 +70,6 @@ MAX_REMARKS = 10
 )
 @options.count("--waves", "Waves of the policy 'parallel'; fewer are faster.", most=10_000, default=2)
 @options.choice(
-    "--on-straggler",
-    ["later", "skip"],
-    "Whether blocks of a late track run later or are skipped, with the policy 'parallel'.",
-    default="later",
-)
-@options.choice(
     "--via", ["peers", "source"], "Route of a hop: directly from peer to peer, or through the source.", default="peers"
 )
 @options.number(

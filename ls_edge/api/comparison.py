@@ -1,0 +1,317 @@
+"""Comparison of runs, plans, simulations, profiles, benchmarks and evaluations, from the JSON of their commands.
+
+A plan is compared with runs of the same bundle and placement: its latency, which is that of a single request, with
+runs of one request at a time, and its throughput with runs of several.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.parts import ShownPart
+from ls_edge.core.text import distinct_names, format_ranges
+from ls_edge.device.profile import DeviceProfile, Times
+from ls_edge.engines.benchmark import Bench
+from ls_edge.evaluation.evaluate import Evaluation, Evaluations
+from ls_edge.evaluation.run_summary import RunSummary
+from ls_edge.evaluation.simulation_summary import SimulationSummary
+from ls_edge.runtime.fleet.planning.document import PlanDocument
+
+Document = RunSummary | SimulationSummary | PlanDocument | DeviceProfile | Bench | Evaluation | Evaluations
+
+
+class ComparedDocument(msgspec.Struct, frozen=True):
+    """Numbers of one document, a row of the comparison; None if a document has no such number."""
+
+    name: str
+    kind: str
+    """``run``, ``plan``, ``simulate``, ``profile``, ``bench`` or ``eval``."""
+    about: str
+    bundle_id: str | None = None
+    accuracy: float | None = None
+    latency_ms: float | None = None
+    """Median; for a plan, the expected latency of a single request."""
+    throughput: float | None = None
+    energy_mj: float | None = None
+    at_once: int | None = None
+    placement: dict[str, tuple[ShownPart, ...]] | None = None
+    """Blocks of each peer of a plan or run; None if unknown."""
+
+
+class PlannedAgainstMeasured(msgspec.Struct, frozen=True):
+    """One quantity of a plan and of a run of the same bundle."""
+
+    plan: str
+    run: str
+    figure: str
+    """``latency_ms`` or ``throughput``."""
+    planned: float
+    measured: float
+    ratio: float
+
+
+class NotCompared(msgspec.Struct, frozen=True):
+    """A plan and a run of the same bundle that cannot be compared."""
+
+    plan: str
+    run: str
+    reason: str
+
+
+class FleetAgainstAlone(msgspec.Struct, frozen=True):
+    """One quantity of a run through a fleet and of one device alone with the same bundle."""
+
+    run: str
+    alone: str
+    """Document with the measurement of one device: a run through one peer, a profile, or a benchmark."""
+    figure: str
+    """``latency_ms`` or ``throughput``."""
+    fleet: float
+    one: float
+    ratio: float
+    """Fleet over one device."""
+
+
+class SideBySide(msgspec.Struct, frozen=True):
+    """Document of ``ls-edge report --json``."""
+
+    rows: list[ComparedDocument]
+    planned_against_measured: list[PlannedAgainstMeasured]
+    not_compared: list[NotCompared] = []
+    fleet_against_alone: list[FleetAgainstAlone] = []
+
+
+def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
+    """Read documents and compare them; raise :class:`DataError` for any other file."""
+    documents = [read_document(Path(path)) for path in paths]
+    rows = [row for name, one in zip(distinct_names(paths), documents, strict=True) for row in _rows_of(one, name)]
+    runs = [row for row in rows if row.kind == "run"]
+    found = SideBySide(rows, [], [], [])
+    for plan, run in itertools.product((row for row in rows if row.kind == "plan"), runs):
+        if run.bundle_id == plan.bundle_id:
+            if reason := _difference(plan.placement or {}, run.placement or {}):
+                found.not_compared.append(NotCompared(plan.name, run.name, reason))
+            else:
+                found.planned_against_measured.extend(
+                    PlannedAgainstMeasured(plan.name, run.name, figure, planned, measured, round(measured / planned, 4))
+                    for figure, measured, planned in _quantities(run, plan)
+                )
+    by_one = [run for run in runs if len(run.placement or ()) == 1]
+    alone = [row for row in rows if row.kind in ("profile", "bench") or row in by_one]
+    for run, one in itertools.product((run for run in runs if run not in by_one), alone):
+        if one.bundle_id is not None and one.bundle_id == run.bundle_id:
+            found.fleet_against_alone.extend(
+                FleetAgainstAlone(run.name, one.name, figure, fleet, single, round(fleet / single, 4))
+                for figure, fleet, single in _quantities(run, one)
+            )
+    return found
+
+
+def _quantities(run: ComparedDocument, other: ComparedDocument) -> list[tuple[str, float, float]]:
+    """Return what a run and another document have in common: latency for one request at a time, else throughput."""
+    figure = "latency_ms" if run.at_once == 1 else "throughput"
+    measured, value = getattr(run, figure), getattr(other, figure)
+    return [(figure, measured, value)] if measured is not None and value else []
+
+
+def _difference(planned: Mapping[str, Sequence[ShownPart]], run: Mapping[str, Sequence[ShownPart]]) -> str:
+    """Return why a run was not one of the planned placement, or an empty string."""
+    for name in sorted({*planned, *run}):
+        if name not in run:
+            return f"the plan has peer {name}, which the run did not use"
+        if name not in planned:
+            return f"the run used peer {name}, which has no blocks in the plan"
+        if set(planned[name]) != set(run[name]):
+            return (
+                f"{name} has blocks {format_ranges(planned[name])} in the plan, {format_ranges(run[name])} in the run"
+            )
+    return ""
+
+
+def evaluations_with_freedom(paths: Sequence[str | Path]) -> list[Evaluation]:
+    """Return the evaluations of ``eval --freedom --json`` among the documents, named after their files.
+
+    Raises :class:`UsageError` if there are none, and :class:`DataError` for a file that is not a document.
+    """
+    found: list[Evaluation] = []
+    for name, path in zip(distinct_names([Path(path).with_suffix("") for path in paths]), paths, strict=True):
+        document = read_document(Path(path))
+        if isinstance(document, Evaluation):
+            found.append(msgspec.structs.replace(document, name=name))
+        elif isinstance(document, Evaluations):
+            found += document.evaluations
+    found = [evaluation for evaluation in found if evaluation.freedom]
+    if not found:
+        raise UsageError("no file is an evaluation within bands; make one with eval --freedom --json")
+    return found
+
+
+def read_document(path: Path) -> Document:
+    """Read a document that can be compared; raise :class:`DataError` for any other file."""
+    try:
+        raw = path.read_bytes()
+        keys = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).keys()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; give what a command printed with --json, or a profile") from None
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; check the path") from None
+    except msgspec.ValidationError:  # not an object
+        keys = {}.keys()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DataError(f"{path} is not JSON; give what a command printed with --json, or a profile") from None
+    for kind, known in _KEYS.items():
+        if known <= keys:
+            try:
+                return msgspec.json.decode(raw, type=kind)
+            except msgspec.ValidationError as error:
+                raise DataError(
+                    f"{path} has the keys of a known document, not its values ({error}); make it again"
+                ) from None
+    raise DataError(
+        f"{path} is not a document that can be compared; give JSON of run, plan, simulate, bench or eval, or a file of "
+        "profile"
+    )
+
+
+_KEYS: dict[type[Document], frozenset[str]] = {
+    SimulationSummary: frozenset({"policy", "requests", "answered", "devices"}),
+    RunSummary: frozenset({"policy", "requests", "answered", "latency_ms"}),
+    PlanDocument: frozenset({"objective", "recommendation", "expected", "baselines"}),
+    DeviceProfile: frozenset({"device", "batch", "throttled", "parts"}),
+    Bench: frozenset({"chain_ms", "monolith_ms"}),
+    Evaluation: frozenset({"sequential", "arbitrary"}),
+    Evaluations: frozenset({"evaluations"}),
+}
+"""Keys by which each kind of document is recognized; the first that fits counts."""
+
+
+@functools.singledispatch
+def _rows_of(document: Document, name: str) -> list[ComparedDocument]:
+    """Return the rows of a document."""
+    raise NotImplementedError(type(document))
+
+
+@_rows_of.register
+def _run(document: RunSummary, name: str) -> list[ComparedDocument]:
+    about, at_once = f"policy {document.policy}", document.settings.get("concurrency")
+    if at_once is not None:
+        about += f", {at_once} at a time"
+    row = ComparedDocument(
+        name,
+        "run",
+        about + _imperfect(document.degraded, document.failed),
+        bundle_id=document.bundle_id,
+        accuracy=document.top1,
+        latency_ms=document.latency_ms.p50,
+        throughput=document.throughput,
+        at_once=at_once,
+        placement={peer: one.blocks for peer, one in document.peers.items() if one.blocks},
+    )
+    return [row]
+
+
+@_rows_of.register
+def _simulation(document: SimulationSummary, name: str) -> list[ComparedDocument]:
+    about = f"simulated, {document.devices} devices, policy {document.policy}"
+    row = ComparedDocument(
+        name,
+        "simulate",
+        about + _imperfect(document.degraded, document.failed),
+        bundle_id=document.bundle_id,
+        latency_ms=document.latency_ms.p50,
+        throughput=document.throughput,
+    )
+    return [row]
+
+
+def _imperfect(degraded: int, failed: int) -> str:
+    return f", {degraded} degraded, {failed} failed" if degraded or failed else ""
+
+
+@_rows_of.register
+def _plan(document: PlanDocument, name: str) -> list[ComparedDocument]:
+    used = {device: blocks for device, blocks in document.placement.items() if blocks}
+    about = f"for {document.objective}, {len(used)} devices"
+    about += f", policy {document.policy}" if document.policy else ""
+    row = ComparedDocument(
+        name,
+        "plan",
+        about,
+        bundle_id=document.bundle_id,
+        latency_ms=document.expected.latency_ms,
+        throughput=document.expected.throughput,
+        energy_mj=document.expected.energy_mj,
+        placement=used,
+    )
+    single = document.baselines.get("single")
+    if single is None:
+        return [row]
+    alone = msgspec.structs.replace(
+        row,
+        name=f"{name}: alone",
+        kind="plan, alone",
+        about=f"{single.device} alone",
+        latency_ms=single.latency_ms,
+        throughput=single.throughput,
+        energy_mj=single.energy_mj,
+        placement=None,
+    )
+    return [row, alone]
+
+
+@_rows_of.register
+def _profile(document: DeviceProfile, name: str) -> list[ComparedDocument]:
+    return [
+        ComparedDocument(
+            f"{name}: {size}" if len(document.batch) > 1 else name,
+            "profile",
+            f"{document.device.name}, {document.precision}, batch {size}{', throttled' * document.throttled}",
+            bundle_id=document.bundle_id,
+            energy_mj=times.energy_mj_per_image,
+            latency_ms=None if times.chain_ms is None else times.chain_ms.p50,
+            throughput=_rate(times.chain_ms, int(size)),
+        )
+        for size, times in document.batch.items()
+    ]
+
+
+@_rows_of.register
+def _bench(document: Bench, name: str) -> list[ComparedDocument]:
+    about = f"chain, {document.precision}, batch {document.batch}, {document.threads} threads"
+    chain = document.chain_ms
+    row = ComparedDocument(
+        name,
+        "bench",
+        about,
+        bundle_id=document.bundle_id,
+        latency_ms=None if chain is None else chain.p50,
+        throughput=_rate(chain, document.batch),
+    )
+    return [row]
+
+
+def _rate(chain: Times | None, size: int) -> float | None:
+    """Return the images per second of a chain; None for a peer, which has neither stem nor head."""
+    return size * 1e3 / chain.p50 if chain is not None and chain.p50 else None
+
+
+@_rows_of.register
+def _evaluation(document: Evaluation, name: str) -> list[ComparedDocument]:
+    arbitrary = document.arbitrary
+    return [
+        ComparedDocument(name, "eval", "trained order", accuracy=document.sequential.top1),
+        ComparedDocument(
+            f"{name}: any order", "eval", f"any order, mean of {arbitrary.orders}", accuracy=arbitrary.top1_mean
+        ),
+    ]
+
+
+@_rows_of.register
+def _evaluations(document: Evaluations, name: str) -> list[ComparedDocument]:
+    return [row for one in document.evaluations for row in _evaluation(one, f"{name}: {one.name}")]
