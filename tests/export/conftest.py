@@ -89,3 +89,31 @@ def exported(loaded, made_once):
     from ls_edge.export.writer import ExportSettings, export_run
 
     return Bundle.open(made_once("exported", lambda folder: export_run(loaded, folder, ExportSettings(whole=True))))
+
+
+@pytest.fixture
+def copied(exported, tmp_path):
+    """Return a copy of the bundle that a test may change."""
+    import shutil
+
+    from ls_edge.core.bundle import Bundle
+
+    shutil.copytree(exported.folder, tmp_path / "bundle")
+    return Bundle.open(tmp_path / "bundle")
+
+
+@pytest.fixture(scope="session")
+def traced(loaded):
+    """Return the graphs of the run's blocks."""
+    from ls_edge.export.targets import prepare_for_export
+    from ls_edge.export.trace_onnx import trace_blocks
+
+    return list(trace_blocks(prepare_for_export(loaded.view)))
+
+
+@pytest.fixture(scope="session")
+def few_images(loaded):
+    """Return a calibration of 80 images."""
+    from ls_edge.export.calibration import read_calibration
+
+    return read_calibration("digits", loaded.record.image, loaded.record.classes, 80)

@@ -47,7 +47,7 @@ def loss_of(view, samples, order):
     return float(losses.clamp(max=2 * np.log(10)).mean())
 
 
-def test_the_model_minds_its_order(calibration, costs):
+def test_the_model_is_sensitive_to_its_order(calibration, costs):
     assert costs.trained.top1 > 0.85
     assert costs.random.top1 < costs.trained.top1 - 0.2
     assert costs.random.loss > costs.trained.loss + 0.5
@@ -64,7 +64,7 @@ def test_estimates_rank_orders_of_other_images(trained, calibration, costs):
     assert measured[best].mean() < measured.mean() - 0.1
 
 
-def test_costs_that_rank_no_better_than_chance_are_remarked(make_run, calibration, costs, tmp_path):
+def test_costs_that_rank_no_better_than_chance_give_a_warning(make_run, calibration, costs, tmp_path):
     assert ranking_warnings(costs) == []
 
     def nothing(view):  # blocks that add nothing, so that no order costs anything
@@ -86,7 +86,7 @@ def test_costs_that_rank_no_better_than_chance_are_remarked(make_run, calibratio
     assert export_run(run, tmp_path / "bundle", settings, calibration=calibration).warnings == tuple(few)
 
 
-def test_estimates_rank_what_runs_side_by_side(trained, calibration, costs):
+def test_estimates_rank_arrangements_with_tracks(trained, calibration, costs):
     generator = random.Random(5)
     dealt = [
         Bands(BLOCKS).random_waves(order, generator, TRACKS, interleaved=True)
@@ -100,7 +100,7 @@ def test_estimates_rank_what_runs_side_by_side(trained, calibration, costs):
     assert measured[estimated.argsort()[:10]].mean() < measured.mean() - 0.1
 
 
-def test_estimates_rank_what_is_skipped(trained, calibration, costs):
+def test_estimates_rank_skipped_blocks(trained, calibration, costs):
     ones = [tuple(b for b in range(BLOCKS) if b != gone) for gone in range(BLOCKS)]
     measured = np.array([loss_of(trained.view, calibration.held_out, order) for order in ones])
     estimated = np.array([costs.cost(order) for order in ones])
@@ -149,7 +149,7 @@ def test_without_labels_the_trained_answers_are_the_measure(trained, calibration
     assert found.random.loss > found.trained.loss
 
 
-def test_by_parts_of_several_blocks(trained, calibration):
+def test_costs_are_measured_by_parts_of_several_blocks(trained, calibration):
     told = []
     found = measure_order_costs(
         PartsView(trained.view, 2), calibration.fit, "digits", orders=24, images=40, on_batch=told.append
@@ -172,7 +172,7 @@ def test_orders_are_of_all_kinds_and_always_the_same():
 
 
 @pytest.mark.parametrize("bands", ["0/1-6/7", "0-1/2-7", "0/1/2/3/4/5/6/7"])
-def test_all_of_them_are_within_the_bands(bands):
+def test_all_orders_are_within_the_bands(bands):
     bands = Bands.from_json(bands)
     drawn = draw_orders(bands, 96)
     for item, _ in drawn:
@@ -193,7 +193,7 @@ def test_costs_in_bands_are_measured_in_bands(trained, calibration):
 
 
 @pytest.mark.parametrize("count", [1, 4, 9])
-def test_few_orders_are_no_error(trained, calibration, count):
+def test_few_orders_are_enough(trained, calibration, count):
     found = measure_order_costs(PartsView(trained.view), calibration.fit, "digits", orders=count, images=32)
     read = read_order_costs(msgspec.json.decode(msgspec.json.encode(found)), BLOCKS)
     assert read == found
@@ -211,7 +211,7 @@ def test_each_order_runs_on_a_part_of_the_images_and_all_parts_count(trained, ca
     assert found[2] == pytest.approx((found[0] + found[1]) / 2)
 
 
-def test_a_linear_truth_is_found():
+def test_a_linear_model_is_recovered():
     generator = np.random.default_rng(0)
     truth = generator.normal(size=3 * 36 + 6)
     features = np.stack([features_of(order, 6) for order, _ in draw_orders(Bands(6), 400)])
@@ -226,7 +226,7 @@ def test_a_linear_truth_is_found():
 
 
 @pytest.mark.parametrize("count", [100, 120, 140])
-def test_noise_is_not_fitted_where_there_are_as_many_values_as_coefficients(count):
+def test_noise_is_not_fitted_with_as_many_values_as_coefficients(count):
     """The shrinkage has to be strong; a poor estimate of the error would choose the weakest."""
     generator = np.random.default_rng(count)
     features = generator.normal(size=(count, 120))
@@ -250,7 +250,7 @@ def test_features_are_the_terms_of_the_estimate():
         assert features_of(item, 5) @ entries == pytest.approx(costs.cost(item))
 
 
-def test_the_manifest_has_them_and_int8_keeps_the_accuracy(trained, calibration, tmp_path):
+def test_the_manifest_has_the_costs_and_int8_keeps_the_accuracy(trained, calibration, tmp_path):
     settings = ExportSettings("int8", cost_orders=40)
     manifest = export_run(trained, tmp_path / "bundle", settings, calibration=calibration).bundle.manifest
     costs = read_order_costs(Bundle.open(tmp_path / "bundle").manifest.order_costs, 6)

@@ -24,7 +24,7 @@ from tests.arrangements import arrangement_of
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
 
 
-def test_a_bundle_says_what_it_is(exported, loaded):
+def test_a_manifest_describes_the_model(exported, loaded):
     manifest = Bundle.open(exported.folder).manifest
     assert (manifest.model, manifest.method, manifest.precision) == ("vit_17x32_depth3", "shuffle", "fp32")
     assert manifest.classes == tuple("0123456789")
@@ -39,7 +39,7 @@ def test_a_bundle_says_what_it_is(exported, loaded):
     assert manifest.order_costs == {}
 
 
-def test_files_say_what_they_are(exported):
+def test_files_have_metadata_that_identify_them(exported):
     manifest = exported.manifest
     for part, _ in manifest.part_names():
         model = onnx.load_model_from_string(exported.read(part))
@@ -50,7 +50,7 @@ def test_files_say_what_they_are(exported):
         assert classes in (None, list(manifest.classes))
 
 
-def test_the_orientation_of_photos_is_in_the_manifest_where_it_is_on(exported, loaded, tmp_path):
+def test_the_orientation_of_photos_is_in_the_manifest_if_it_is_on(exported, loaded, tmp_path):
     plain = msgspec.to_builtins(exported.manifest.image)
     off = msgspec.convert({**plain, "exif_orientation": False}, ImageSpec)
     assert off == exported.manifest.image
@@ -140,7 +140,7 @@ def _with_classes(record, classes):
 
 
 @pytest.mark.parametrize("per_block", [False, True])
-def test_blocks_that_take_a_slot(loaded, tmp_path, per_block):
+def test_blocks_with_a_slot_compute_the_same_as_pytorch(loaded, tmp_path, per_block):
     torch.manual_seed(0)
     view = BlockView(loaded.view.model)
     view.slots = SlotEmbedding(view.num_blocks, view.token_spec.dim, per_block=per_block)

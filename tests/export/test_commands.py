@@ -23,7 +23,7 @@ def call(capsys):
     return run
 
 
-def test_export_verify_bench(call, run_folder, tmp_path):
+def test_a_run_is_exported_verified_and_timed(call, run_folder, tmp_path):
     out = tmp_path / "bundle"
     few = ["--calibrate", "digits", "--calibrate-images", 64, "--cost-orders", 24]
     code, text, _ = call("export", run_folder, "--out", out, "--per-block", *few, "--json")
@@ -49,7 +49,7 @@ def test_export_verify_bench(call, run_folder, tmp_path):
     )
 
 
-def test_tables(call, exported):
+def test_verify_and_bench_print_tables(call, exported):
     code, text, _ = call("verify", exported.folder)
     assert code == 0
     assert "6 of 6 in order" in text
@@ -59,7 +59,7 @@ def test_tables(call, exported):
     assert "block 2" in text
 
 
-def test_the_output_says_which_precision_is_fast_on_this_machine(call, run_folder, tmp_path):
+def test_the_output_names_the_fast_precision_of_this_machine(call, run_folder, tmp_path):
     for precision, said in (("fp32", "none faster than fp32|runs int8 faster|GPU"), ("fp16", "fp32 on this|the GPU")):
         code, text, _ = call("export", run_folder, "--out", tmp_path / precision, "--precision", precision)
         assert code == 0
@@ -91,7 +91,7 @@ def test_readme_help_and_document_agree_about_precision(call):
     assert "fp16 for GPUs, int8 for CPUs" in " ".join(text.split())
 
 
-def test_verify_names_what_is_wrong_and_fails(call, exported, tmp_path):
+def test_verify_names_the_damaged_part_and_fails(call, exported, tmp_path):
     bundle = tmp_path / "bundle"
     shutil.copytree(exported.folder, bundle)
     (bundle / "blocks/01.onnx").unlink()
@@ -113,7 +113,7 @@ def test_verify_names_what_is_wrong_and_fails(call, exported, tmp_path):
         (["--calibrate", "/nowhere/at/all"], 1, "/nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(call, run_folder, tmp_path, flags, code, words):
+def test_exports_that_are_impossible_are_refused_in_one_line(call, run_folder, tmp_path, flags, code, words):
     found, text, err = call("export", run_folder, "--out", tmp_path / "bundle", *flags)
     assert (found, text) == (code, "")
     assert words in err
@@ -121,7 +121,7 @@ def test_what_cannot_be_exported_is_one_line(call, run_folder, tmp_path, flags, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_no_run_or_no_bundle(call, tmp_path):
+def test_folders_that_are_not_runs_or_bundles_are_refused_in_one_line(call, tmp_path):
     for words in (["export", tmp_path, "--out", tmp_path / "b"], ["verify", tmp_path], ["bench", tmp_path]):
         code, text, err = call(*words)
         assert (code, text) == (1, "")

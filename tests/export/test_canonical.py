@@ -1,32 +1,20 @@
-"""The files of a bundle: plain ONNX, the contract's names, one operator per norm and activation."""
+"""The canonical form of files: names and shapes of the contract, plain operators of old versions."""
 
 from collections import Counter
 from importlib.metadata import version
 
-import numpy as np
 import onnx
-import onnxruntime
 import pytest
-import torch
 
-from ls_edge.core.errors import VerificationError
+from ls_edge.core.errors import (
+    VerificationError,
+)
 from ls_edge.engines.engine import signature_of
 from ls_edge.export.canonical import check, to_bytes
-from ls_edge.export.targets import block_target, prepare_for_export
-from ls_edge.export.trace_onnx import trace, trace_blocks
-
-TOKENS = (17, 32)
+from tests.export.onnx_models import dims, model_of
 
 
-def model_of(bundle, name):
-    return onnx.load_model_from_string(bundle.read(name))
-
-
-def dims(value):
-    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
-
-
-def test_names_and_shapes_are_the_contracts(exported):
+def test_names_and_shapes_are_those_of_the_contract(exported):
     wanted = {
         "stem": ("images", ["batch", 3, 16, 16], "tokens", ["batch", 17, 32]),
         "block 1": ("tokens", ["batch", 17, 32], "tokens_out", ["batch", 17, 32]),
@@ -39,7 +27,7 @@ def test_names_and_shapes_are_the_contracts(exported):
         assert [(v.name, dims(v)) for v in graph.output] == [(target, target_dims)]
 
 
-def test_every_part_is_a_plain_file_of_old_enough_versions(exported):
+def test_every_part_is_a_plain_file_in_versions_that_engines_read(exported):
     for name, _ in exported.manifest.part_names():
         raw = exported.read(name)
         model = onnx.load_model_from_string(raw)
@@ -64,40 +52,6 @@ def test_norms_and_activations_are_single_operators(exported):
     assert Counter(n.op_type for n in model_of(exported, "head").graph.node)["LayerNormalization"] == 1
 
 
-def test_weights_are_named_after_the_parameters(exported):
-    names = {tensor.name for tensor in model_of(exported, "block 2").graph.initializer}
-    assert {"norm1.weight", "norm1.bias", "attn.qkv.weight.t", "attn.qkv.bias", "mlp.fc2.weight.t"} <= names
-
-
-def test_a_block_filled_into_the_template_is_the_block_traced_by_itself(loaded, exported):
-    view = prepare_for_export(loaded.view)
-    by_itself = onnxruntime.InferenceSession(trace(block_target(view, 2)).SerializeToString())
-    filled = onnxruntime.InferenceSession(exported.read("block 2"))
-    tokens = np.random.default_rng(0).standard_normal((3, *TOKENS), dtype=np.float32)
-    one, two = (session.run(None, {"tokens": tokens})[0] for session in (by_itself, filled))
-    np.testing.assert_array_equal(one, two)
-
-
-def test_blocks_that_are_not_alike_are_traced_one_by_one(loaded):
-    view = prepare_for_export(loaded.view)
-    view.blocks[1].norm1.eps = 0.1
-    tokens = torch.randn(2, *TOKENS, generator=torch.Generator().manual_seed(0))
-    for index, model in enumerate(trace_blocks(view)):
-        session = onnxruntime.InferenceSession(model.SerializeToString())
-        with torch.no_grad():
-            expected = view.block(index, tokens).numpy()
-        np.testing.assert_allclose(session.run(None, {"tokens": tokens.numpy()})[0], expected, rtol=0, atol=1e-5)
-
-
-def test_the_view_itself_is_not_changed_by_exporting(loaded):
-    before = {name: value.clone() for name, value in loaded.view.state_dict().items()}
-    view = prepare_for_export(loaded.view)
-    list(trace_blocks(view))
-    after = loaded.view.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(torch.equal(before[name], value) for name, value in view.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -108,7 +62,7 @@ def test_the_view_itself_is_not_changed_by_exporting(loaded):
         (lambda m: m.graph.node[0].__setattr__("op_type", "Sausage"), "not a valid ONNX"),
     ],
 )
-def test_a_file_that_is_not_as_it_should_be_is_named(exported, spoil, words):
+def test_a_file_in_another_form_is_refused(exported, spoil, words):
     model = model_of(exported, "block 1")
     spoil(model)
     with pytest.raises(VerificationError, match=r"^block 1 ") as caught:

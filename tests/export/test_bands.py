@@ -11,12 +11,11 @@ from ls_edge.cli.main import main
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import NOT_FOLDED, Bundle, Folded, digest_of, interface_of
-from ls_edge.core.errors import ModelError, UsageError, VerificationError
+from ls_edge.core.errors import UsageError, VerificationError
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.export import verify
 from ls_edge.export.calibration import Calibration, Samples
-from ls_edge.export.targets import PartsView, ends_of
-from ls_edge.export.verify import generated_images, verify_run
+from ls_edge.export.targets import PartsView
+from ls_edge.export.verify import SHUFFLED, generated_images, verify_numbers, verify_run
 from ls_edge.export.writer import ExportSettings, export_run, parts_of
 from ls_edge.report.bundle import print_export
 from ls_edge.report.terminal import open_console
@@ -55,19 +54,22 @@ def test_a_bundle_has_the_bands_of_its_run(run, banded):
     assert json.loads((banded.folder / "manifest.json").read_bytes())["bands"] == [[0], [1, 2, 3], [4]]
 
 
-def test_it_is_verified_in_orders_within_them(run, banded, monkeypatch):
+def test_a_bundle_is_verified_in_orders_within_its_bands(run, banded):
+    class Recorded(PartsView):
+        def forward(self, images, arrangement):
+            ran.append(tuple(arrangement))
+            return super().forward(images, arrangement)
+
     ran = []
-    forward = PartsView.forward
-    monkeypatch.setattr(
-        PartsView, "forward", lambda self, x, order: ran.append(tuple(order)) or forward(self, x, order)
-    )
-    verify_run(banded, run)
-    assert len(set(ran)) == verify.SHUFFLED
+    view = Recorded(run.view, bands=run.bands)
+    with Pipeline.open(banded, threads=1, provider="cpu") as chain:
+        verify_numbers(view, chain, generated_images(run.record.image), source="generated", precision="fp32")
+    assert len(set(ran)) == SHUFFLED
     for order in ran:
         run.bands.check(Arrangement.plain(order))
 
 
-def test_other_bands_can_be_given_and_wider_ones_are_warned_of(run, banded, tmp_path):
+def test_other_bands_can_be_given_and_wider_ones_give_a_warning(run, banded, tmp_path):
     assert str(parts_of(run, ExportSettings(bands="0/1/2-3/4")).bands) == "0/1/2-3/4"
     wider = export_run(run, tmp_path / "wider", ExportSettings(bands="0-4"))
     assert wider.bundle.bands.is_one
@@ -80,29 +82,6 @@ def test_other_bands_can_be_given_and_wider_ones_are_warned_of(run, banded, tmp_
     assert "(its bands are 0/1-3/4)" in warning
     with pytest.raises(UsageError, match="the model has 0 to 4"):
         parts_of(run, ExportSettings(bands="0/1-3"))
-
-
-def test_parts_of_several_blocks_stand_in_one_band_each(make_run, tmp_path):
-    run = load_run(make_run(tmp_path / "run", depth=6))
-    assert str(parts_of(run, ExportSettings(blocks_per_part=2, bands="0-1/2-5")).bands) == "0/1-2"
-    with pytest.raises(ModelError, match=r"parts of 2 blocks would span two bands \(0/1-5\)"):
-        parts_of(run, ExportSettings(blocks_per_part=2, bands="0/1-5"))
-    parts = parts_of(run, ExportSettings(blocks_per_part=2, bands="0/1-4/5", fold_ends=True))
-    assert (parts.num_blocks, parts.bands, parts.folded) == (2, Bands(2), Folded(1, 1))
-
-
-@pytest.mark.parametrize(
-    ("bands", "found"),
-    [("0/1-6/7", (1, 1)), ("0-1/2-7", (2, 0)), ("0-5/6", (0, 1)), ("0/1/2-6/7", (1, 1)), ("0-1/2-3/4", (0, 1))],
-)
-def test_ends_are_bands_that_are_smaller_than_the_largest(bands, found):
-    assert ends_of(Bands.from_json(bands)) == Folded(*found)
-
-
-@pytest.mark.parametrize("bands", ["0-7", "0/1/2", "0-3/4-7"])
-def test_without_ends_nothing_can_be_folded(bands):
-    with pytest.raises(UsageError, match=f"smaller than the largest, and the bands are {bands}"):
-        ends_of(Bands.from_json(bands))
 
 
 def test_folded_ends_are_run_by_stem_and_head(run, folded, banded):
@@ -140,7 +119,7 @@ def test_a_folded_bundle_is_verified_with_its_run(run, folded, banded, tmp_path)
         verify_run(folded, shortened)
 
 
-def test_slots_go_on_counting_behind_folded_blocks(run, tmp_path):
+def test_slots_continue_after_folded_blocks(run, tmp_path):
     torch.manual_seed(0)
     view = BlockView(run.view.model)
     view.slots = SlotEmbedding(view.num_blocks, view.token_spec.dim)
@@ -158,7 +137,7 @@ def test_slots_go_on_counting_behind_folded_blocks(run, tmp_path):
         torch.testing.assert_close(grouped.forward(torch.from_numpy(IMAGES), [0]), view(torch.from_numpy(IMAGES)))
 
 
-def test_ranges_and_costs_of_a_folded_bundle(run, tmp_path):
+def test_a_folded_bundle_has_ranges_and_costs_of_its_parts(run, tmp_path):
     images = generated_images(run.record.image, 24)
     samples = Samples(images[::2], None), Samples(images[1::2], None)
     settings = ExportSettings("int8", "tensorrt", fold_ends=True, cost_orders=6)
@@ -167,7 +146,7 @@ def test_ranges_and_costs_of_a_folded_bundle(run, tmp_path):
     assert found.manifest.verified["min_cosine"] >= 0.999
 
 
-def test_the_command_says_what_it_did(make_run, tmp_path, capsys):
+def test_the_commands_report_bands_and_folded_ends(make_run, tmp_path, capsys):
     make_run(tmp_path / "run", depth=3)
 
     def call(*words):

@@ -1,0 +1,103 @@
+"""Exports in every precision: verified, reproducible, read by another engine, refused beyond the tolerance."""
+
+import numpy as np
+import pytest
+import torch
+
+from ls_edge.core.errors import UsageError, VerificationError
+from ls_edge.core.parts import HEAD, STEM
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.export.verify import verify_run
+from ls_edge.export.writer import ExportSettings, export_run
+from ls_edge.training.runs.checkpoint import load_run
+from tests.export.onnx_models import session_of
+
+IMAGES = np.random.default_rng(1).standard_normal((4, 3, 16, 16), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def gentle(make_run, tmp_path_factory):
+    """Return a run with weights of realistic size; large ones amplify every rounding error."""
+
+    def soften(view):
+        for block in view.blocks:
+            for parameter in block.parameters():
+                if parameter.ndim > 1:
+                    parameter.mul_(0.6)
+
+    return load_run(make_run(tmp_path_factory.mktemp("gentle") / "run", change=soften))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_tract_runs_all_parts(make_run, tmp_path, precision):
+    """Another engine reads the files; it refuses a float16 ``Gemm`` with a bias."""
+    tract = pytest.importorskip("tract", reason="tract is not installed; run with 0.23.9")
+
+    def lean(view):
+        view.model.head.bias.normal_(generator=torch.Generator().manual_seed(0))
+
+    bundle = export_run(
+        load_run(make_run(tmp_path / "run", change=lean)), tmp_path / "bundle", ExportSettings(precision)
+    ).bundle
+    with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
+        now = IMAGES
+        for name, engine in (
+            ("stem", chain.executor.engines[STEM]),
+            ("block 0", chain.executor.engines[0]),
+            ("head", chain.executor.engines[HEAD]),
+        ):
+            wanted = engine.run({engine.signature.inputs[0].name: now})
+            file = str(bundle.folder / bundle.part(name).file)
+            found = tract.onnx().load(file).into_model().into_runnable().run([now])[0].to_numpy()
+            np.testing.assert_allclose(
+                found, wanted, rtol=0, atol=(1e-4 if precision == "fp32" else 2e-2) * wanted.max()
+            )
+            now = wanted if name == "stem" else now
+
+
+@pytest.mark.parametrize(
+    ("settings", "again"),
+    [
+        (ExportSettings("fp16", whole=True), False),
+        (ExportSettings("int8", whole=True, blocks_per_part=3), False),
+        (ExportSettings("int8", "tensorrt", max_batch=3), True),
+    ],
+    ids=lambda value: f"{value.precision} {value.engine}" if isinstance(value, ExportSettings) else "",
+)
+def test_an_export_is_verified_and_gives_the_same_bytes_again(gentle, few_images, tmp_path, settings, again):
+    given = few_images if settings.engine == "tensorrt" else None
+    bundle = export_run(gentle, tmp_path / "one", settings, calibration=given).bundle
+    manifest = bundle.manifest
+    found = manifest.verified
+    assert manifest.precision == settings.precision
+    assert bundle.num_blocks == 3 // settings.blocks_per_part
+    assert found["batches"] == [1, 2, settings.max_batch]
+    assert found["measure"] == ("cosine" if settings.precision == "int8" else "relative error")
+    assert (found["residual_1500"] is not None) == (settings.precision == "fp16")
+    assert (found["top1"] is not None) == (given is not None)
+    verify_run(bundle, gentle)
+    if again:
+        once_more = export_run(gentle, tmp_path / "two", settings, calibration=given).bundle
+        assert once_more.manifest.bundle_id == manifest.bundle_id
+        assert once_more.manifest.parts == manifest.parts
+    if settings.whole:
+        with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
+            logits = chain.forward(IMAGES)
+        whole = session_of(bundle.read("whole")).run(None, {"images": IMAGES})[0]
+        np.testing.assert_allclose(whole, logits, rtol=0, atol=1e-2)
+
+
+def test_int8_for_tensorrt_without_calibration_is_refused(loaded, tmp_path):
+    with pytest.raises(UsageError, match="--calibrate"):
+        export_run(loaded, tmp_path / "bundle", ExportSettings("int8", "tensorrt"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_precision_beyond_its_tolerance_is_refused_and_leaves_nothing(make_run, tmp_path):
+    def overflow(view):
+        view.blocks[2].mlp.fc2.weight.mul_(1e6)
+
+    run_ = load_run(make_run(tmp_path / "run", change=overflow))
+    with pytest.raises(VerificationError, match=r"^block 2 "):
+        export_run(run_, tmp_path / "bundle", ExportSettings("fp16"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
