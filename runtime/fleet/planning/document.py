@@ -15,6 +15,7 @@ import msgspec
 from ls_edge.core.parts import ENDS, ShownPart, shown_parts
 from ls_edge.core.text import show
 from ls_edge.runtime.fleet.planning import scoring
+from ls_edge.runtime.fleet.planning.estimates import Estimates
 from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement, side_by_side
 from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, Objective, Placement, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import best_policy, policies_for, simulate_placement
@@ -24,21 +25,9 @@ LEAST_GAIN = 1e-6
 """Relative difference up to which probabilities count as equal."""
 
 
-class Expected(msgspec.Struct, frozen=True):
-    """Estimates of a placement; null if unknown."""
+class Expected(Estimates, frozen=True):
+    """Estimates of a placement by simulation, or by formula without one."""
 
-    latency_ms: float | None
-    """Latency of one request alone."""
-    throughput: float | None
-    """Images per second."""
-    energy_mj: float | None
-    """Energy per image of all devices while they compute."""
-    battery_h: float | None
-    """Hours until the first battery is empty, at that throughput."""
-    whole_share: float | None
-    """Share of answers that all blocks ran on, with the given loss probabilities."""
-    policy: str | None = None
-    """Policy of the simulation; null without one."""
     placement: dict[str, tuple[ShownPart, ...]] | None = None
     device: str | None = None
     simulated_whole_share: float | None = None

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ls_edge.core.parts import HEAD, STEM
@@ -32,51 +32,61 @@ from ls_edge.runtime.fleet.planning.survival import whole_share
 
 ALL_ROUTES = 10
 """Number of devices up to which every subset is tried as a route; one more doubles the time."""
+_FIELDS: dict[Objective, str] = {
+    "latency": "latency_ms",
+    "throughput": "throughput",
+    "energy": "energy_mj",
+    "survival": "whole_share",
+}
+"""Estimate of each objective."""
 
 
-@dataclass(frozen=True)
-class Estimates:
-    """Estimates of a placement; None if a value that they need is unknown."""
+class Estimates(msgspec.Struct, frozen=True):
+    """Estimates of a placement; null if unknown."""
 
-    latency_ms: float
-    throughput: float
-    """Images a second."""
+    latency_ms: float | None
+    """Latency of one request alone."""
+    throughput: float | None
+    """Images per second."""
     energy_mj: float | None = None
+    """Energy per image of all devices while they compute."""
     battery_h: float | None = None
     """Hours until the first battery is empty, at that throughput."""
     whole_share: float | None = None
-    route: tuple[str, ...] = ()
-    """Devices that a request alone visits; empty for a simulation."""
+    """Share of answers that all blocks ran on, with the given loss probabilities."""
     policy: str | None = None
-    """Policy of the simulation; None for estimates by formula."""
+    """Policy of the simulation; null for estimates by formula."""
 
     def value(self, objective: Objective) -> float:
         """Return the estimate of an objective as a cost: negated if more is better, infinity if unknown."""
-        if objective == "throughput":
-            return -self.throughput
-        if objective == "latency":
-            return self.latency_ms
-        value = self.energy_mj if objective == "energy" else self.whole_share
+        value: float | None = getattr(self, _FIELDS[objective])
         if value is None:
             return float("inf")
-        return -value if objective == "survival" else value
+        return -value if objective in ("throughput", "survival") else value
 
 
-def estimate(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> Estimates:
+class FormulaEstimates(Estimates, frozen=True):
+    """Estimates by formula."""
+
+    route: tuple[str, ...] = ()
+    """Devices that a request alone visits."""
+
+
+def estimate(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> FormulaEstimates:
     """Estimate a placement; without a holder of some block it is infinitely slow and never whole.
 
     ``route`` names devices that hold the whole model together: a hint for placements with too many subsets to try.
     """
     holders = holders_of(problem, placement)
     if not all(holders.values()):
-        return Estimates(float("inf"), 0.0, whole_share=0.0)
+        return FormulaEstimates(float("inf"), 0.0, whole_share=0.0)
     load = _load(problem, placement)
     throughput = throughput_of(problem, placement)
     visited, latency = best_route(problem, placement, route)
     first, last = (max(problem.processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
     sent, got = problem.sizes(placement)
     latency -= first * (1 - sent) + last * (1 - got)
-    return Estimates(
+    return FormulaEstimates(
         latency_ms=problem.source_ms(placement) + problem.source.visit_ms + max(0.0, latency),
         throughput=throughput,
         energy_mj=_energy(problem, load),

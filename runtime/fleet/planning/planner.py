@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ls_edge.core.parts import STEM
-from ls_edge.runtime.fleet.planning.estimates import Estimates, estimate
+from ls_edge.runtime.fleet.planning.estimates import Estimates, FormulaEstimates, estimate
 from ls_edge.runtime.fleet.planning.placements import best_placement
 from ls_edge.runtime.fleet.planning.problem import (
     Objective,
@@ -35,8 +35,7 @@ class Candidate:
 
     name: str
     placement: Placement
-    formula: Estimates
-    """Estimates by the formulas."""
+    formula: FormulaEstimates
     replicas: int
     simulated: Estimates | None = None
 
@@ -95,7 +94,8 @@ def rank(candidate: Candidate, objective: Objective) -> tuple[float, float, floa
     """Return a key that is smaller for a better candidate: its objective, then latency, throughput and origin."""
     estimates = candidate.formula
     value = float(f"{estimates.value(objective):.6e}")  # more digits are rounding errors
-    return value, round(estimates.latency_ms, 6), -round(estimates.throughput, 6), ORIGINS.index(candidate.name)
+    latency, cost = (round(estimates.value(other), 6) for other in ("latency", "throughput"))
+    return value, latency, cost, ORIGINS.index(candidate.name)
 
 
 def _candidate(

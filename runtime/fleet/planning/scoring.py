@@ -195,4 +195,4 @@ def best_policy(estimates: Sequence[Estimates], objective: Objective) -> Estimat
     """
     best = min(one.value(objective) for one in estimates)
     equal = [one for one in estimates if one.value(objective) <= best + NO_WORSE * abs(best)]
-    return min(equal, key=lambda one: (one.latency_ms, -one.throughput))
+    return min(equal, key=lambda one: (one.value("latency"), one.value("throughput")))
