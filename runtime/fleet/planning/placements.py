@@ -19,6 +19,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ls_edge.runtime.fleet.planning.holder_search import HolderExchange, HolderSearch
 from ls_edge.runtime.fleet.planning.problem import (
     Count,
     Objective,
@@ -28,7 +29,7 @@ from ls_edge.runtime.fleet.planning.problem import (
     assign_route,
     zones_of,
 )
-from ls_edge.runtime.fleet.planning.survival import HolderExchange, HolderSearch, whole_share
+from ls_edge.runtime.fleet.planning.survival import whole_share
 
 SEARCHED_DEVICES = 6
 """Number of devices and zones that may fail up to which all sets of holders are searched; two more may take minutes."""

@@ -1,216 +1,88 @@
-"""Survival: the probability that every block keeps a holder when devices fail, and the placement that makes it highest.
+"""Survival: the probability that every block keeps a holder when devices fail.
 
-Devices fail independently, and so do zones, which take all of their devices with them. A placement is whole if no block
-has lost all of its holders. Blocks with the same holders are lost together, so only the different sets of holders
-count: a placement is a family of sets with a number of blocks each, and the fewer and safer its sets, the better. A
-local search finds it, and an exact search for few devices.
+Devices fail independently, and so do zones, which take all of their devices with them. A placement is whole unless all
+holders of a block are lost. Its probability is the sum over states of the devices: all of them if few devices matter,
+else random ones.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from ls_edge.runtime.fleet.planning.problem import (
-    Placement,
-    PlannedDevice,
-    PlanningProblem,
-    assign_sets,
-    holders_of,
-    zones_of,
-)
-
-LEAST_GAIN = 1e-9
-"""Least probability that a move has to save."""
-Holders = frozenset[int]
-"""Indices of the devices that hold the same blocks."""
-
-
-class HolderExchange:
-    """Local search from a placement: devices take the places of others in sets of holders while that helps.
-
-    A move is judged by the sum of the probabilities that all holders of a set are gone, which is cheap to update.
-    """
-
-    def __init__(self, problem: PlanningProblem, placement: Placement) -> None:
-        self._problem = problem
-        devices = problem.devices
-        self._zones = {index: zone for zone, members in zones_of(devices).items() for index in members}
-        zone_losses = [problem.zone_losses.get(device.zone or "", 0.0) for device in devices]
-        self._risks = [lost + (1 - lost) * device.loss for lost, device in zip(zone_losses, devices, strict=True)]
-        self._blocks: Counter[Holders] = Counter(
-            frozenset(index for index, device in enumerate(devices) if block in placement[device.name])
-            for block in range(problem.num_blocks)
-        )
-        self._free = [problem.room(device) - len(placement[device.name]) for device in devices]
-
-    def run(self) -> Placement:
-        """Make the best move as long as one helps, and return the placement."""
-        while moves := [(self._gain(move), move) for move in self._moves()]:
-            gain, move = max(moves, key=lambda one: one[0])
-            if gain <= LEAST_GAIN:
-                break
-            for holders, blocks in move.items():
-                for index in holders:
-                    self._free[index] -= blocks
-                self._blocks[holders] += blocks
-            self._blocks += Counter()  # drops sets without blocks
-        return assign_sets(self._problem, tuple(self._blocks.items()))
-
-    def _gain(self, move: Counter[Holders]) -> float:
-        gain = 0.0
-        for holders, blocks in move.items():
-            before = self._blocks[holders]
-            gain += ((before > 0) - (before + blocks > 0)) * math.prod(self._risks[index] for index in holders)
-        return gain
-
-    def _moves(self) -> Iterator[Counter[Holders]]:
-        """Yield changes of the number of blocks by set: one device replaces another, or two change places."""
-        for holders, blocks in self._blocks.items():
-            for out, into in itertools.product(holders, range(len(self._free))):
-                moved = holders - {out} | {into}
-                if into not in holders and self._free[into] and self._is_spread(moved):
-                    yield Counter({moved: min(blocks, self._free[into]), holders: -min(blocks, self._free[into])})
-        for (one, first), (two, second) in itertools.combinations(self._blocks.items(), 2):
-            for out, into in itertools.product(one - two, two - one):
-                moved, back = one - {out} | {into}, two - {into} | {out}
-                if self._is_spread(moved) and self._is_spread(back):
-                    change = Counter({moved: min(first, second)})
-                    change.update({back: min(first, second)})
-                    change.subtract({one: min(first, second), two: min(first, second)})
-                    yield change
-
-    def _is_spread(self, holders: Holders) -> bool:
-        return len({self._zones[index] for index in holders}) == len(holders)
-
-
-class HolderSearch:
-    """Branch and bound over all families of sets of holders, for few devices."""
-
-    def __init__(self, problem: PlanningProblem, replicas: int, share: float) -> None:
-        """Search for a placement that is whole with a higher probability than ``share``."""
-        devices = problem.devices
-        indices = range(len(devices))
-        self._problem, self._share = problem, share
-        self._rooms = [problem.room(device) for device in devices]
-        zones = {index: zone for zone, members in zones_of(devices).items() for index in members}
-        self._sets = [
-            frozenset(members)
-            for members in itertools.combinations((index for index in indices if self._rooms[index]), replicas)
-            if len({zones[index] for index in members}) == replicas
-        ]
-        self._widest = max(min(self._rooms[index] for index in members) for members in self._sets)
-        states = list(dead_sets(problem, indices))
-        self._chances = np.array([chance for _, chance in states])
-        self._lives = np.array([[not members <= dead for dead, _ in states] for members in self._sets])
-        subsets = [frozenset(s) for size in indices for s in itertools.combinations(indices, size + 1)]
-        self._subset_rooms = np.array([sum(self._rooms[index] for index in subset) for subset in subsets])
-        self._overlaps = np.array([[len(subset & members) for subset in subsets] for members in self._sets])
-        self._replicas = replicas
-        self._best: Placement | None = None
-
-    def run(self) -> Placement | None:
-        """Return the best placement, or None if none is better than the given share."""
-        overlap = np.full(len(self._subset_rooms), self._replicas)
-        self._search([], np.arange(len(self._sets)), self._chances, overlap)
-        return self._best
-
-    def _search(self, used: list[int], left: np.ndarray, alive: np.ndarray, overlap: np.ndarray) -> None:
-        """Try families of ``used`` sets with more sets of ``left``.
-
-        ``alive`` are the probabilities of the states that all used sets survive. Each used set has at least ``overlap``
-        members in each subset of the devices, so the room of the subset divided by that limits the blocks they hold.
-        """
-        covered = int((self._subset_rooms // np.maximum(overlap, 1))[overlap > 0].min()) if used else 0
-        if covered >= self._problem.num_blocks:
-            counts = self._divide([self._sets[number] for number in used], self._problem.num_blocks)
-            if counts is not None:  # more sets only make it worse
-                self._share = float(alive.sum())
-                self._best = assign_sets(
-                    self._problem, [(self._sets[number], count) for number, count in zip(used, counts, strict=True)]
-                )
-                return
-        shares = self._lives[left] @ alive
-        by_share = np.argsort(-shares)
-        left, shares = left[by_share], shares[by_share]
-        more = max(1, math.ceil((self._problem.num_blocks - covered) / self._widest))
-        for place, number in enumerate(left):
-            if place + more > len(left) or shares[place + more - 1] <= self._share * (1 + 1e-12):
-                return
-            after = np.minimum(overlap, self._overlaps[number])
-            self._search([*used, int(number)], left[place + 1 :], alive * self._lives[number], after)
-
-    def _divide(self, sets: Sequence[Holders], blocks: int) -> list[int] | None:
-        """Return how many of the blocks each set holds, or None if there is no room for all."""
-        if not sets or blocks == 0:
-            return [0] * len(sets) if blocks == 0 else None
-        rooms = self._rooms
-        union = frozenset().union(*sets)
-        if sum(rooms[index] for index in union) < blocks * self._replicas:
-            return None
-        for count in range(min(blocks, *(rooms[index] for index in sets[0])), -1, -1):
-            for index in sets[0]:
-                rooms[index] -= count
-            rest = self._divide(sets[1:], blocks - count)
-            for index in sets[0]:
-                rooms[index] += count
-            if rest is not None:
-                return [count, *rest]
-        return None
-
+from ls_edge.runtime.fleet.planning.problem import Placement, PlanningProblem, holders_of
 
 EXACT = 14
-"""Number of devices and zones that may fail up to which all combinations are examined; one more doubles the time."""
-RARE = 0.01
-"""Beyond that, a sum over sets of holders up to this probability replaces the exact loss. It counts coinciding losses
-twice: a smaller error, on the safe side."""
+"""Number of devices and zones that may fail up to which all states are examined; one more doubles the time."""
 SAMPLES = 40_000
-"""Number of draws otherwise: the standard error of a share of 0.9 is 0.0015."""
+"""Number of random states otherwise: the standard error of a share of 0.9 is 0.0015."""
+RARE = 0.01
+"""Probability of a loss up to which a sum over sets of holders replaces random states, which would resolve too little.
+The sum counts coinciding losses twice: a smaller error, on the safe side."""
 _SEED = 0
 
 
 def whole_share(problem: PlanningProblem, placement: Placement) -> float:
-    """Return the probability that every block keeps a holder; by a bound or by draws if there are many devices."""
+    """Return the probability that every block keeps a holder."""
     index = {device.name: number for number, device in enumerate(problem.devices)}
     sets = {frozenset(index[name] for name in held) for held in holders_of(problem, placement).values()}
     if frozenset() in sets:
         return 0.0
-    share = 1.0
-    for component in _components(problem, sets):
-        share *= _share(problem, component)
-    return share
+    return math.prod(_share(problem, members) for members in _components(problem, sets))
 
 
-def dead_sets(problem: PlanningProblem, members: Sequence[int]) -> Iterator[tuple[frozenset[int], float]]:
-    """Yield every set of ``members`` (indices of devices) that may be lost together, and its probability."""
-    zones = sorted(
-        {zone for m in members if (zone := problem.devices[m].zone) is not None} & problem.zone_losses.keys()
-    )
-    for gone in itertools.product((False, True), repeat=len(zones)):
-        likely = 1.0
-        for zone, lost in zip(zones, gone, strict=True):
-            likely *= problem.zone_losses[zone] if lost else 1 - problem.zone_losses[zone]
-        lost_zones = {zone for zone, lost in zip(zones, gone, strict=True) if lost}
-        taken = {m for m in members if problem.devices[m].zone in lost_zones}
-        left = [m for m in members if m not in taken]
+def loss_states(problem: PlanningProblem, members: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of some devices (indices) are lost, ``[members, states]``, and the probability of each state."""
+    if len(members) + len(_zones(problem, members)) > EXACT:
+        return _random_states(problem, members), np.full(SAMPLES, 1 / SAMPLES)
+    states = list(_all_states(problem, members))
+    return np.array([[m in lost for lost, _ in states] for m in members]), np.array([chance for _, chance in states])
+
+
+def _all_states(problem: PlanningProblem, members: Sequence[int]) -> Iterator[tuple[set[int], float]]:
+    zones = _zones(problem, members)
+    for zone_fails in itertools.product((False, True), repeat=len(zones)):
+        likely = math.prod(
+            _chance(problem.zone_losses[zone], fails) for zone, fails in zip(zones, zone_fails, strict=True)
+        )
+        lost_zones = set(itertools.compress(zones, zone_fails))
+        left = [m for m in members if problem.devices[m].zone not in lost_zones]
         for fails in itertools.product((False, True), repeat=len(left)):
             chance = likely
             for m, failed in zip(left, fails, strict=True):
-                chance *= problem.devices[m].loss if failed else 1 - problem.devices[m].loss
+                chance *= _chance(problem.devices[m].loss, failed)
             if chance > 0:
-                yield frozenset(taken | {m for m, failed in zip(left, fails, strict=True) if failed}), chance
+                yield {*members} - {m for m, failed in zip(left, fails, strict=True) if not failed}, chance
+
+
+def _chance(loss: float, fails: bool) -> float:
+    return loss if fails else 1 - loss
+
+
+def _random_states(problem: PlanningProblem, members: Sequence[int]) -> np.ndarray:
+    rng = np.random.default_rng(_SEED)
+    lost = {m: rng.random(SAMPLES) < problem.devices[m].loss for m in members}
+    for zone in _zones(problem, members):
+        fails = rng.random(SAMPLES) < problem.zone_losses[zone]
+        for m in members:
+            if problem.devices[m].zone == zone:
+                lost[m] |= fails
+    return np.array([lost[m] for m in members])
+
+
+def _zones(problem: PlanningProblem, members: Collection[int]) -> list[str]:
+    """Return the zones of devices that may fail as a whole."""
+    return sorted(problem.zone_losses.keys() & {problem.devices[m].zone for m in members})
 
 
 def _components(problem: PlanningProblem, sets: Collection[frozenset[int]]) -> list[list[frozenset[int]]]:
     """Group sets of holders so that groups share neither a device nor a zone that may fail."""
     groups: list[tuple[set[object], list[frozenset[int]]]] = []
     for held in sorted(sets, key=sorted):
-        touched: set[object] = set(held)
-        touched |= {zone for m in held if (zone := problem.devices[m].zone) in problem.zone_losses}
+        touched: set[object] = {*held, *_zones(problem, held)}
         joined = [held]
         apart = []
         for nodes, members in groups:
@@ -224,36 +96,24 @@ def _components(problem: PlanningProblem, sets: Collection[frozenset[int]]) -> l
 
 
 def _share(problem: PlanningProblem, sets: Sequence[frozenset[int]]) -> float:
+    """Return the probability that no set of holders is lost completely."""
     members = sorted(frozenset().union(*sets))
-    zones = {zone for m in members if (zone := problem.devices[m].zone) in problem.zone_losses}
-    if len(members) + len(zones) <= EXACT:
-        return sum(chance for dead, chance in dead_sets(problem, members) if not any(held <= dead for held in sets))
-    if len(sets) == 1:
-        return 1 - _all_gone(problem.devices, problem, members)
-    gone_at_most = sum(_all_gone(problem.devices, problem, sorted(held)) for held in sets)
-    if gone_at_most <= RARE:
-        return 1 - gone_at_most
-    rng = np.random.default_rng(_SEED)
-    gone = {m: rng.random(SAMPLES) < problem.devices[m].loss for m in members}
-    lost = {zone: rng.random(SAMPLES) < problem.zone_losses[zone] for zone in sorted(map(str, zones))}
-    for m in members:
-        zone = problem.devices[m].zone
-        if zone is not None and zone in lost:
-            gone[m] |= lost[zone]
-    whole = np.ones(SAMPLES, dtype=bool)
-    for held in sets:
-        whole &= ~np.logical_and.reduce([gone[m] for m in held])
-    return float(whole.mean())
+    if len(members) + len(_zones(problem, members)) > EXACT:
+        lost_at_most = sum(_all_lost(problem, held) for held in sets)
+        if len(sets) == 1 or lost_at_most <= RARE:
+            return 1 - lost_at_most
+    lost, chances = loss_states(problem, members)
+    row = {m: number for number, m in enumerate(members)}
+    broken = np.any([lost[[row[m] for m in held]].all(axis=0) for held in sets], axis=0)
+    return float(sum(chances[~broken].tolist()))
 
 
-def _all_gone(devices: Sequence[PlannedDevice], problem: PlanningProblem, members: Sequence[int]) -> float:
-    """Return the probability that all ``members`` are lost; zones fail independently."""
-    chance = 1.0
-    for zone in {devices[m].zone for m in members}:
-        alone = 1.0
-        for m in members:
-            if devices[m].zone == zone:
-                alone *= devices[m].loss
-        lost = problem.zone_losses.get(zone, 0.0) if zone is not None else 0.0
-        chance *= lost + (1 - lost) * alone
+def _all_lost(problem: PlanningProblem, members: Collection[int]) -> float:
+    """Return the probability that all devices are lost."""
+    zones = _zones(problem, members)
+    devices = [problem.devices[m] for m in sorted(members)]
+    chance = math.prod(device.loss for device in devices if device.zone not in zones)
+    for zone in zones:
+        lost = problem.zone_losses[zone]
+        chance *= lost + (1 - lost) * math.prod(device.loss for device in devices if device.zone == zone)
     return chance
