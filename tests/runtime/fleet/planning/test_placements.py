@@ -1,0 +1,58 @@
+"""The best placement with a given number of holders, by objective."""
+
+import pytest
+
+from ls_edge.runtime.fleet.planning.placements import best_placement, fill
+from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
+
+
+def test_devices_are_filled_in_order_within_their_room_their_zone_and_their_limit():
+    devices = tuple(PlannedDevice(name, 1.0, 3, zone=zone) for name, zone in (("a", "x"), ("b", "x"), ("c", None)))
+    problem = PlanningProblem(devices, 4)
+    assert fill(problem, 1, [2, 0, 1]) == (1, 0, 3)
+    assert fill(problem, 1, [0, 1, 2]) == (3, 1, 0)
+    assert fill(problem, 1, [0, 1, 2], [1, 1, 9]) == (1, 1, 2)
+    assert fill(problem, 2, [0, 1, 2]) is None
+
+
+def test_the_fastest_route_weighs_visits_against_the_time_of_blocks():
+    """The fast device has room for two blocks; the next visit is worth it only for more than one of them."""
+    fast, slow = PlannedDevice("fast", 1.0, 2, visit_ms=1.5), PlannedDevice("slow", 2.0, 9, visit_ms=1.5)
+    assert best_placement(PlanningProblem((fast, slow), 2), "latency", 1).route == ("fast",)
+    assert best_placement(PlanningProblem((fast, slow), 4), "latency", 1).route == ("fast", "slow")
+    dear = PlannedDevice("fast", 1.0, 2, visit_ms=3.5)
+    assert best_placement(PlanningProblem((dear, slow), 4), "latency", 1).route == ("slow",)
+
+
+def test_blocks_of_the_fastest_route_get_further_holders_in_other_zones():
+    devices = (
+        PlannedDevice("a", 1.0, 3),
+        PlannedDevice("b", 2.0, 2, zone="x", visit_ms=0.1),
+        PlannedDevice("c", 3.0, 1, zone="x"),
+    )
+    problem = PlanningProblem(devices, 3, 2)
+    found = best_placement(problem, "latency", 2)
+    assert found.route == ("a",)
+    assert problem.allows(found.placement)
+
+
+@pytest.mark.parametrize(("wire_ms", "counts"), [(0.0, (4, 2)), (9.0, (6, 0))])
+def test_throughput_balances_devices_unless_a_link_is_slower(wire_ms, counts):
+    fast, slow = PlannedDevice("fast", 1.0, 9), PlannedDevice("slow", 2.0, 9, wire_ms=wire_ms)
+    found = best_placement(PlanningProblem((fast, slow), 6), "throughput", 1).placement
+    assert tuple(len(found[name]) for name in ("fast", "slow")) == counts
+
+
+def test_energy_fills_the_most_economical_devices():
+    hungry, frugal = PlannedDevice("hungry", 1.0, 9, watts=9.0), PlannedDevice("frugal", 3.0, 4, watts=1.0)
+    found = best_placement(PlanningProblem((hungry, frugal), 6), "energy", 1)
+    assert (len(found.placement["hungry"]), len(found.placement["frugal"]), found.is_exact) == (2, 4, True)
+
+
+def test_survival_is_proven_for_few_devices_only():
+    def plan(count):
+        devices = tuple(PlannedDevice(f"d{number}", 1.0, 2, loss=0.1) for number in range(count))
+        return best_placement(PlanningProblem(devices, 4), "survival", 1)
+
+    assert plan(4).is_exact
+    assert not plan(8).is_exact
