@@ -1,11 +1,11 @@
-"""Measure the links between all processes of a ``peers.yaml``: what ``ls-edge profile --links`` does.
+"""Measurement of the links between all processes of a ``peers.yaml``, for ``ls-edge profile --links``.
 
-A prober greets every peer as a source. It sends requests of one block of the second peer to the first, with the order
-to hand them over (``Itinerary.hand_to``), whatever blocks the two hold. The first peer sends the tokens on and reports
-in RELEASE how long that took, from its decision until the second had them, decoded and checked. So peers measure
-themselves, each with its own clock. Links from and to the prober are measured by requests that are not handed over. One
-request is under way at a time. The requests that come home also tell how long an engine call takes a peer, apart from
-the engine.
+The prober greets every peer as a source. To measure the link between two peers, it sends the first one a request for a
+block of the second one that has to be handed over (``Itinerary.hand_to``), regardless of the blocks that the first one
+holds. The first peer sends the tokens on and reports in RELEASE how long that took, from its decision until the second
+one had decoded and checked them. So peers measure their links themselves, each with its own clock. Links from and to
+the prober are measured by requests that are not handed over. There is one request at a time. Returned requests also
+tell how long an engine call takes a peer, apart from the engine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 
 WARM_UP = 2
-"""Transfers of each link and codec that do not count: TCP begins slowly."""
+"""Transfers of each link and codec that are not counted: TCP starts slowly."""
 ANSWER_S = 5.0
-"""Seconds until the link of a request of two blocks is given up."""
+"""Seconds until a request without an answer fails."""
 MEETING_S = 1.0
-"""Seconds that warm peers have to link to each other, which they announce within 0.1 s."""
+"""Seconds that warm peers have to establish links among themselves, which they announce within 0.1 s."""
 _AGAIN_S = 0.05
 """Seconds of pause after a peer refused because it is busy."""
 _CREDITS = 16
@@ -55,7 +55,7 @@ class LinkProber(Client):
         )
         self._tokens = _real_tokens(bundle)
         self._calls: dict[str, list[int]] = {}
-        """Microseconds from the arrival of tokens to the decision after the engine call, without that, by peer."""
+        """Microseconds that peers took for an engine call, from tokens to decision, in addition to the call itself."""
 
     def measure(
         self,
@@ -65,7 +65,7 @@ class LinkProber(Client):
         wait: float = 5.0,
         on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
     ) -> LinksDocument:
-        """Measure ``transfers`` of each link in each codec; peers have ``wait`` seconds to become warm.
+        """Measure each link with ``transfers`` in each codec; peers have ``wait`` seconds to become warm.
 
         Raise :class:`LinkError` if no peer can be used.
         """
@@ -113,7 +113,7 @@ class LinkProber(Client):
     def _measure_codecs(
         self, origin: str, to: str, codec_names: Sequence[str], transfers: int, *, retry_until: float
     ) -> list[LinkTimes]:
-        """Time one link in all codecs, again if that fails before ``retry_until``: two peers may just be meeting."""
+        """Time one link in all codecs; retry until ``retry_until``, because two peers may just be linking."""
         while True:
             try:
                 return [self._measure(origin, to, codec, transfers) for codec in codec_names]
@@ -123,7 +123,7 @@ class LinkProber(Client):
             self.step(_AGAIN_S)
 
     def _measure(self, origin: str, to: str, codec: str, transfers: int) -> LinkTimes:
-        """Time one link in one codec; raise :class:`LinkError` if that is impossible."""
+        """Time one link in one codec; raise :class:`LinkError` if that fails."""
         route = self._route(origin, to)
         took = [self._probe(*route, codec, of_first=origin == self.source) for _ in range(WARM_UP + transfers)]
         ms = np.asarray(took[WARM_UP:]) * 1e3
@@ -139,7 +139,7 @@ class LinkProber(Client):
         )
 
     def _route(self, origin: str, to: str) -> tuple[int, str, str]:
-        """Return a block to ask for, the peer that gets the tokens first, and the one that runs the block."""
+        """Return a block to request, the first peer that gets the tokens, and the peer that runs the block."""
         first = to if origin == self.source else origin
         last = origin if to == self.source else to
         welcome = self.sessions[last].welcome
@@ -149,7 +149,7 @@ class LinkProber(Client):
         return blocks[0], first, last
 
     def _probe(self, block: int, first: str, last: str, codec: str, *, of_first: bool) -> float:
-        """Return the seconds of one transfer: with ``of_first`` from here, else as the first peer reports it."""
+        """Return the seconds of one transfer: with ``of_first`` to the first peer, else from the first to the last."""
         end = time.monotonic() + ANSWER_S
         while True:
             took = self._try_probe(block, first, last, codec, end, of_first=of_first)
@@ -158,7 +158,7 @@ class LinkProber(Client):
             self.step(_AGAIN_S)
 
     def _try_probe(self, block: int, first: str, last: str, codec: str, end: float, *, of_first: bool) -> float | None:
-        """Do the same once; return None if the peer was busy."""
+        """Try a transfer once; return None if the peer was busy."""
         transfer = TransferId(os.urandom(16), int.from_bytes(os.urandom(8), "big"), 1)
         skipped = tuple(other for other in range(self._bundle.num_blocks) if other != block)
         itinerary = Itinerary(
@@ -211,10 +211,10 @@ class LinkProber(Client):
         return release.link_us / 1e6
 
     def _come_home(self, sender: str, run: Run) -> None:
-        """Accept returned tokens and note how long the peers had them."""
+        """Accept returned tokens and record how long the peers had them."""
         self.send(sender, Accept(run.transfer, _CREDITS))
         if run.itinerary.remaining:
-            raise LinkError(f"{sender} gave the tokens back: {one_line(run.returning)}")
+            raise LinkError(f"{sender} returned the tokens: {one_line(run.returning)}")
         for visit in run.itinerary.visits:
             if visit.blocks and visit.holder in self.sessions:
                 self._calls.setdefault(visit.holder, []).append(visit.queue_us)
@@ -223,7 +223,7 @@ class LinkProber(Client):
 def fit_of(times: Sequence[LinkTimes]) -> LinkFit:
     """Return latency and bandwidth of a link: least squares of ``ms = latency + bytes / bandwidth`` over its codecs.
 
-    Null if a larger frame does not take longer: on a fast link, codecs take more time than bytes.
+    Both are None if a larger frame does not take longer: on a fast link, codecs take more time than bytes.
     """
     origin, to = times[0].origin, times[0].to
     sizes = np.array([one.bytes for one in times], dtype=float)
@@ -237,7 +237,7 @@ def fit_of(times: Sequence[LinkTimes]) -> LinkFit:
 
 
 def _real_tokens(bundle: Bundle) -> np.ndarray:
-    """Return the tokens of an image of noise, float32 ``[1, N, D]``."""
+    """Return the stem tokens of a noise image, float32 ``[1, N, D]``."""
     image = np.random.default_rng(0).standard_normal((1, 3, *bundle.manifest.image.size), dtype=np.float32)
     engine = open_engine(bundle, "stem", kind="onnx", threads=1)
     try:

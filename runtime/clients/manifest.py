@@ -1,7 +1,7 @@
-"""The manifest of the model that peers serve, for a source that has no bundle.
+"""The manifest of the model that peers serve, for a source without a bundle.
 
-Its own ids show that it is whole, but not that it is true: a peer that lies could exchange the names of classes. So two
-peers are asked where there are two, and have to agree.
+Its ids confirm that it is complete, but not that it is true: a dishonest peer could swap the names of classes. So two
+peers are asked if there are two, and have to agree.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ls_edge.runtime.protocol.messages import MAX_CHUNK, MAX_MANIFEST, Chunk, Wa
 from ls_edge.runtime.transport.keys import KeyPair
 
 WITHIN_S = 5.0
-"""Seconds for a manifest, besides those of its bytes on the slowest link: as long as a run waits for holders."""
+"""Seconds for a manifest, in addition to its transfer on the slowest link: as long as a run waits for holders."""
 _STEP_S = 0.05
 
 
 class _Fetch:
-    """The manifest of one peer, as far as it has come."""
+    """The manifest of one peer, as far as it has arrived."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -34,15 +34,15 @@ class _Fetch:
 
 
 def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> tuple[Bundle, tuple[str, ...]]:
-    """Ask the peers, as the source ``owner``, for a bundle that is its manifest alone; return it and who sent it.
+    """Ask the peers, as source ``owner``, for the manifest; return a bundle of it alone and the peers that sent it.
 
-    Raise :class:`LinkError` if no peer sends one, and :class:`ModelMismatch` if two do not agree.
+    Raise :class:`LinkError` if no peer sends one, and :class:`ModelMismatch` if two peers disagree.
     """
     fetches: dict[str, _Fetch] = {}
     with Client(peers, keys, owner, "observer") as client:
         began = time.monotonic()
         first_at = float("inf")
-        patience = peers.heartbeat.silence_ms(MAX_CHUNK) / 1e3  # a peer that is silent for longer counts as lost
+        patience = peers.heartbeat.silence_ms(MAX_CHUNK) / 1e3  # a peer that stays silent for longer counts as lost
         while True:
             for name, message in client.step(_STEP_S):
                 if isinstance(message, Chunk) and name in fetches:
@@ -65,7 +65,7 @@ def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> tuple[Bun
 
 
 def _ask(client: Client, name: str, session: Session, fetches: dict[str, _Fetch], before: float) -> None:
-    """Ask a peer for the next bytes of its manifest, unless it was asked after ``before``."""
+    """Ask a peer for the next bytes of its manifest, unless it was asked after the time ``before``."""
     welcome = session.welcome
     if not session.up or welcome is None or len(welcome.bundle_id) != 64:
         return
@@ -93,7 +93,7 @@ def _take(fetch: _Fetch, name: str, chunk: Chunk) -> None:
             return
         manifest = fetch.bundle.manifest
         if (manifest.bundle_id, manifest.model_id) != (welcome.bundle_id, welcome.model_id):
-            fetch.bundle, fetch.fault = None, "its manifest is of another bundle than it announces"
+            fetch.bundle, fetch.fault = None, "its manifest belongs to another bundle than it announces"
 
 
 def _agreed(found: dict[str, Bundle]) -> tuple[Bundle, tuple[str, ...]]:
@@ -105,7 +105,7 @@ def _agreed(found: dict[str, Bundle]) -> tuple[Bundle, tuple[str, ...]]:
 
 
 def _digest(bundle: Bundle) -> str:
-    """Return the digest of what peers with bundles of one model have in common."""
+    """Return a digest of the parts of a manifest that are equal in all bundles of a model."""
     manifest = bundle.manifest
     return digest_of({"model": manifest.model_id, "interface": bundle.interface, "classes": manifest.classes})
 

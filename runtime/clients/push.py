@@ -1,9 +1,9 @@
-"""Send a bundle to the peers of a ``peers.yaml`` over their own links: what ``ls-edge push`` does.
+"""Push of a bundle to the peers of a ``peers.yaml`` over their own links, for ``ls-edge push``.
 
-Each peer asks for the files that it lacks, in pieces; this side answers. Nothing is switched before every peer has its
-whole bundle, verified, and has built its engines. A peer may take as long as it makes progress. Then one peer after the
-other switches and warms up, and the next one follows only after the others have greeted it again. The first failure
-ends the push: peers that were not switched yet stay as they are.
+Each peer asks for the files that it lacks, in pieces; this side answers. No peer is switched before every peer has
+its complete, verified bundle and has built its engines. A peer may take any time as long as it makes progress. Then the
+peers switch and warm up one after the other; the next one follows only after the others have greeted the last one
+again. The first failure ends the push: peers that were not switched yet stay unchanged.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from ls_edge.runtime.transport.problems import one_line
 CONNECT_S = 5.0
 """Seconds in which all peers have to answer before anything is sent."""
 AGAIN_S = 1.0
-"""Seconds after which the bundle is offered again to a peer that does not answer."""
+"""Seconds after which the bundle is offered again to a peer that has not answered."""
 REACH_S = 5.0
-"""Seconds to wait until the others have greeted a peer that is warm again."""
+"""Seconds to wait until other peers have greeted a peer that is warm again."""
 SETTLE_S = 0.2
-"""Seconds until the others know that a peer is warm: two STATE."""
+"""Seconds until other peers know that a peer is warm: two STATE messages."""
 MAX_INSTALLS = 3
-"""INSTALLs to a peer that comes back without having switched."""
+"""Maximum number of INSTALL messages to a peer that restarts without having switched."""
 _COMPLETE = (StoreState.READY, StoreState.SWITCHING, StoreState.ACTIVE)
-"""States of a peer that has all of the bundle."""
+"""States of a peer that has the complete bundle."""
 
 
 class PushResult(msgspec.Struct, frozen=True):
     """Result for one peer: an entry of ``ls-edge push --json``."""
 
     parts: int
-    """Files of the bundle that it needs."""
+    """Number of files of the bundle that it needs."""
     bytes: int
     sent_bytes: int
-    """Bytes sent to it: less if it had some files already, more if it had to ask again."""
+    """Bytes sent to it: fewer if it already had some files, more if it had to ask again."""
     state: str
-    """``active``, ``ready`` (it has the bundle and was not switched), ``failed``, or the state that it reached."""
+    """``active``, ``ready`` (it has the bundle but was not switched), ``failed``, or the state that it reached."""
     reason: str | None
 
 
@@ -65,7 +65,7 @@ class _Target:
 
     peer: PeerConfig
     files: dict[str, tuple[Path, int]] = field(default_factory=dict)
-    """Files that it may ask for, with their bytes, by SHA-256."""
+    """Files that it may ask for, with their sizes, by SHA-256."""
     offered: bytes = b""
     offered_at: float = 0.0
     last: Stored | None = None
@@ -76,13 +76,13 @@ class _Target:
 
     @property
     def state(self) -> str:
-        """State of the offered bundle as it was reported last, empty if it was not."""
+        """Last reported state of the offered bundle; empty if there was no report."""
         last = self.last
         return last.state if last is not None and (last.manifest == self.offered or last.state == "busy") else ""
 
 
 class Pusher(Client):
-    """A pusher to the peers of a file; used by one thread. A context manager."""
+    """Pusher to the peers of a file; used by one thread. A context manager."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Pusher(Client):
         on_change: Callable[[str, str, int, int], None] = lambda _name, _state, _missing, _total: None,
         on_warning: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """Dial the peers; ``only`` are the names of those that get the bundle, all of them if it is empty.
+        """Dial the peers; ``only`` has the names of those that get the bundle (all if it is empty).
 
-        ``wait`` limits the seconds that a peer may be away or make no progress, ``connect`` those until all have
+        ``wait`` limits the seconds that a peer may be away or make no progress, ``connect`` the seconds until all have
         answered. ``on_change(name, state, missing, total)`` reports progress in bytes. Raise :class:`UsageError` and
-        :class:`LinkError` for keys or names that do not fit the file.
+        :class:`LinkError` for keys or names that do not match the file.
         """
         chosen = [peers.peer(one) for one in only] or peers.peers
         self._targets = {peer.name: _Target(peer) for peer in peers.peers if peer in chosen}
@@ -109,7 +109,7 @@ class Pusher(Client):
         self._warned: set[str] = set()
 
     def hello_to(self, name: str) -> Hello:
-        """Return the HELLO of a pusher for a peer that gets the bundle, and that of an observer for the others."""
+        """Return the HELLO of a pusher for a peer that gets the bundle, or that of an observer for other peers."""
         return self._hello if name in self._targets else msgspec.structs.replace(self._hello, role="observer")
 
     def results(self) -> Mapping[str, PushResult]:
@@ -119,8 +119,8 @@ class Pusher(Client):
     def push(self, bundle: Bundle, *, new_model: bool = False) -> None:
         """Send a bundle and switch to it; raise :class:`PushError` for the first failure, which ends the push.
 
-        Raise :class:`BundleError` if a file of the bundle differs from its manifest, and :class:`UsageError` if the
-        peers serve another model and ``new_model`` is false, before anything is sent.
+        Before anything is sent, raise :class:`BundleError` if a file of the bundle differs from its manifest, and
+        :class:`UsageError` if the peers serve another model and ``new_model`` is false.
         """
         self.peers.of_model(bundle.num_blocks)
         path = bundle.folder / MANIFEST
@@ -146,19 +146,19 @@ class Pusher(Client):
             theirs = ", ".join(sorted(map(short_id, others)))
             what = (
                 f"the peers serve another model ({theirs}) than this bundle "
-                f"({short_id(bundle.manifest.model_id)}): sources need the new bundle too, and until all have switched "
-                "some requests of either model find no holder"
+                f"({short_id(bundle.manifest.model_id)}): sources need the new bundle, too, and until all have "
+                "switched, some requests of either model find no holder"
             )
             if not new_model:
-                raise UsageError(f"{what}; to push it all the same, give --new-model")
+                raise UsageError(f"{what}; to push it nevertheless, give --new-model")
             self._on_warning(what)
         self._send_all({name: (digest, len(raw)) for name in self._targets})
         self._switch_all(cover=not others)
 
     def roll_back(self) -> None:
-        """Switch to the previous bundle the peers that the last push has switched; raise :class:`PushError`.
+        """Switch the peers that the last push has switched back to their previous bundle; raise :class:`PushError`.
 
-        Peers that serve the bundle that others would go back to were not reached by that push, and stay as they are.
+        Peers that already serve the previous bundle of other peers were not reached by that push and stay unchanged.
         """
         self._connect()
         stored = {name: stored for name in self._targets if (stored := self.sessions[name].stored) is not None}
@@ -174,7 +174,7 @@ class Pusher(Client):
             )
         for name, one in chosen.items():
             if not one.previous:
-                raise PushError(f"{name} has no bundle before its first one; push the bundle that you want")
+                raise PushError(f"{name} has no previous bundle; push the bundle that you want")
         self._targets = {name: self._targets[name] for name in chosen}
         self._send_all({name: (one.previous, 0) for name, one in chosen.items()})
         self._switch_all(cover=True)
@@ -182,7 +182,7 @@ class Pusher(Client):
     # The steps.
 
     def _connect(self) -> None:
-        """Wait until all peers have let this process in."""
+        """Wait until all peers have admitted this process."""
 
         def is_over() -> bool:
             sessions = [self.sessions[name] for name in self._targets]
@@ -198,7 +198,7 @@ class Pusher(Client):
             raise PushError(f"{failures[0]}; nothing was changed")
 
     def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
-        """Offer the bundle to all, in the order of the file, and answer their requests until all have it."""
+        """Offer the bundle to all peers in the order of the file, and answer their requests until all have it."""
         for name, (manifest, size) in offers.items():
             target = self._targets[name]
             target.offered = manifest
@@ -209,7 +209,7 @@ class Pusher(Client):
             self._until(target, lambda target: self._has_heard(target) and target.state in _COMPLETE)
 
     def _switch_all(self, *, cover: bool) -> None:
-        """Switch one peer after the other; with ``cover`` only while others hold its blocks."""
+        """Switch one peer after the other; with ``cover``, only while others hold its blocks."""
         for target in self._targets.values():
             if target.state == StoreState.ACTIVE:
                 continue
@@ -220,7 +220,7 @@ class Pusher(Client):
             self._wait_until_reached(target, set() if state is None else set(state.reaches))
 
     def _switch(self, target: _Target) -> None:
-        """Install the bundle and wait until the peer is warm and has recorded that."""
+        """Install the bundle, and wait until the peer is warm and has recorded that."""
         installs = 0
         target.moved_at = time.monotonic()
         while target.state != StoreState.ACTIVE:
@@ -230,7 +230,7 @@ class Pusher(Client):
                 if installs and stored.reason:
                     self._stop(target, stored.reason)
                 if installs == MAX_INSTALLS:
-                    self._stop(target, "it comes back without having switched; see its log")
+                    self._stop(target, "it restarts without having switched; see its log")
                 installs += 1
                 session.stored = None
                 self.send(target.peer.name, Install(target.offered))
@@ -240,14 +240,14 @@ class Pusher(Client):
             self.step(0.05)
 
     def _wait_for_cover(self, target: _Target) -> None:
-        """Wait until each block that a peer serves has another warm holder; warn of blocks that have no other."""
+        """Wait until each block of a peer has another warm holder; warn of blocks without another holder."""
         others = {name: session.peer for name, session in self.sessions.items() if name != target.peer.name}
         welcome = self.sessions[target.peer.name].welcome
         served = set(() if welcome is None else welcome.blocks)
         alone = served.difference(*(peer.blocks for peer in others.values()))
         if alone:
             self._warn(
-                f"{target.peer.name} alone holds {name_blocks(alone)}: requests wait for it, or skip, while it switches"
+                f"only {target.peer.name} holds {name_blocks(alone)}: while it switches, requests wait or skip blocks"
             )
 
         def bare() -> set[int]:
@@ -258,7 +258,7 @@ class Pusher(Client):
             self._stop(target, f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
 
     def _wait_until_reached(self, target: _Target, before: set[str]) -> None:
-        """Wait until a peer that is warm again has its links back, as far as their other ends are still there."""
+        """Wait until a peer that is warm again has its previous links to processes that are still there."""
 
         def is_reached() -> bool:
             up = {name: session for name, session in self.sessions.items() if session.up}
@@ -276,7 +276,7 @@ class Pusher(Client):
     # Waiting and failing.
 
     def _has_heard(self, target: _Target) -> bool:
-        """Return whether the peer has answered the offer on its present link."""
+        """Return whether the peer has answered the offer on its current link."""
         stored = self.sessions[target.peer.name].stored
         return stored is not None and stored.manifest == target.offered
 
@@ -287,7 +287,7 @@ class Pusher(Client):
             self.step(0.05)
 
     def _look_at(self, target: _Target) -> None:
-        """Raise if any peer has failed, or this one makes no progress."""
+        """Raise :class:`PushError` if any peer has failed, or this one makes no progress."""
         for one in self._targets.values():
             session = self.sessions[one.peer.name]
             if one.failure or session.complaint:
@@ -300,7 +300,7 @@ class Pusher(Client):
             self._stop(target, f"{why}; waited {self._wait:.0f} s")
 
     def _warn(self, text: str) -> None:
-        """Give each warning once."""
+        """Report each warning once."""
         if text not in self._warned:
             self._warned.add(text)
             self._on_warning(text)
@@ -314,7 +314,7 @@ class Pusher(Client):
     # Messages.
 
     def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
-        """Handle the events of at most ``seconds``: send the pieces that peers ask for, and repeat offers."""
+        """Handle events for at most ``seconds``: send the requested pieces, and repeat offers."""
         found = super().step(seconds)
         for name, message in found:
             target = self._targets.get(name)
@@ -349,7 +349,7 @@ class Pusher(Client):
         path, size = target.files.get(want.digest.hex(), (None, 0))
         if path is None or want.offset + want.size > size:
             target.failure = (
-                f"it asks for a file that {self.peers.path} does not give it; copy the same peers.yaml to both"
+                f"it asks for a file that {self.peers.path} does not give it; use the same peers.yaml on both sides"
             )
             return
         try:
@@ -367,7 +367,7 @@ class Pusher(Client):
 
 
 def _progress(stored: Stored) -> tuple[object, ...]:
-    """Return what changes while a peer makes progress."""
+    """Return the fields that change while a peer makes progress."""
     return stored.state, stored.manifest, stored.missing, stored.built, stored.step
 
 
@@ -384,20 +384,22 @@ def _result(target: _Target) -> PushResult:
 
 
 def _served(session: Session) -> Sequence[int]:
-    """Return the blocks that others can use at this peer now."""
+    """Return the blocks of this peer that others can use now."""
     if not session.is_warm or session.welcome is None or session.state is None:
         return ()
     return () if session.state.draining or session.state.stuck else session.welcome.blocks
 
 
 def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:
-    """Return the name of the source with this key if it may push."""
+    """Return the name of the source with this key; raise :class:`UsageError` if it may not push."""
     if not peers.uses_keys:
         raise UsageError(
-            f"{peers.path} has no keys, so anybody could push; make some with 'ls-edge keys new', and write "
+            f"{peers.path} has no keys, so anybody could push; create keys with 'ls-edge keys new', and write "
             "'may_push: true' below the source that pushes"
         )
     name = source_name(peers, keys, "")
     if not any(source.name == name and source.may_push for source in peers.sources):
-        raise UsageError(f"source {name!r} may not push; write 'may_push: true' below it in {peers.path}, everywhere")
+        raise UsageError(
+            f"source {name!r} may not push; write 'may_push: true' below it in {peers.path} on all machines"
+        )
     return name

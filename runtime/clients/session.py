@@ -1,4 +1,4 @@
-"""Links of a process that only asks peers, and a session with each peer: the base of status, push and link probe."""
+"""Client of the peers of a file, with a session for each peer: the base of status, push and link measurements."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from ls_edge.runtime.transport.node import new_incarnation
 from ls_edge.runtime.transport.problems import one_line
 
 GREET_AGAIN_S = 0.5
-"""Seconds after which a HELLO that was not answered is sent again."""
+"""Seconds after which an unanswered HELLO is repeated."""
 GIVE_UP_S = 0.7
-"""Seconds after which a peer that does not answer is reported; it might be just starting."""
+"""Seconds after which a peer that does not answer is reported; before that, it may be just starting."""
 _LOOK_EVERY_S = 0.05
 _FLUSH_S = 0.02
-"""Seconds that closing waits for libzmq's thread to write the last messages."""
+"""Seconds that :meth:`Client.close` gives libzmq's thread to write the last messages."""
 
 Self = TypeVar("Self", bound="Client")
 
 
 @dataclass(eq=False)
 class Session:
-    """State of one link to a peer; every link has a new session."""
+    """State of a link to a peer; each new link has a new session."""
 
     peer: PeerConfig
     up: bool = False
     up_at: float = 0.0
     refused: bool = False
-    """Whether a process answers, and the handshake failed."""
+    """Whether a process answers, but the handshake failed."""
     final: bool = False
-    """Whether another handshake would fail too."""
+    """Whether another handshake would fail, too."""
     why: str = ""
-    """Reason why there is no link."""
+    """Reason for the missing link."""
     complaint: str = ""
-    """Reason why the peer and this process do not understand each other."""
+    """Complaint of the peer, or reason why its messages cannot be read."""
     greeted_at: float = 0.0
     waiting: bool = True
-    """Whether a HELLO has to be answered."""
+    """Whether the answer to a HELLO is outstanding."""
     greetings: list[float] = field(default_factory=list)
-    """Seconds that the answers to HELLO took."""
+    """Seconds between each HELLO and its answer."""
     welcome: Welcome | None = None
     state: State | None = None
     stored: Stored | None = None
@@ -63,12 +63,12 @@ class Session:
         return self.up and self.welcome is not None and self.state is not None and self.state.warm
 
     def is_hopeless(self, began: float) -> bool:
-        """Return whether waiting does not help, for a client that began to wait at ``began``."""
+        """Return whether further waiting is useless, for a client that began to wait at ``began``."""
         late = time.monotonic() > began + GIVE_UP_S and bool(self.why) and not self.refused
         return bool(self.complaint) or (not self.up and (self.final or late))
 
     def receive(self, message: wire.Message) -> None:
-        """Take in a message."""
+        """Handle a message of the peer."""
         if isinstance(message, Welcome):
             if self.waiting:
                 self.greetings.append(time.monotonic() - self.greeted_at)
@@ -81,11 +81,11 @@ class Session:
             self.findings = message
         elif isinstance(message, Complaint):
             self.complaint = one_line(message.what)
-        elif isinstance(message, Bye):  # its links end next
+        elif isinstance(message, Bye):  # the link ends next
             self.up, self.why = False, f"it left ({one_line(message.reason)})" if message.reason else "it left"
 
     def judge(self) -> tuple[PeerState, str | None]:
-        """Return the state of the peer and why it cannot be used."""
+        """Return the state of the peer, and a note or the reason why it cannot be used."""
         peer, welcome, state = self.peer, self.welcome, self.state
         if not self.up:
             lost = PeerState.REFUSED if self.refused else PeerState.LOST
@@ -108,12 +108,12 @@ class Session:
         if state.stuck:
             return PeerState.STUCK, "its engine has not answered for longer than it should"
         if state.draining:
-            return PeerState.DRAINING, "it is leaving and accepts nothing new"
+            return PeerState.DRAINING, "it is leaving and accepts no new requests"
         return PeerState.ALIVE, note
 
 
 class Client:
-    """Sessions with every peer of a file; used by one thread. A context manager."""
+    """Context manager with a session for each peer of a file; used by one thread."""
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class Client:
         *,
         tokens_frame: int = 0,
     ) -> None:
-        """Dial the peers as ``owner``; ``model`` is the id of the model and of the bundle.
+        """Dial the peers as ``owner``; ``model`` has the ids of model and bundle.
 
-        ``tokens_frame`` is the size in bytes of the tokens that may arrive. Raise :class:`LinkError` for keys that do
-        not fit the file.
+        ``tokens_frame`` is the maximum size of tokens in bytes. Raise :class:`LinkError` for keys that do not match the
+        file.
         """
         self.peers = peers
         self.sessions = {peer.name: Session(peer) for peer in peers.peers}
@@ -149,7 +149,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Send BYE to every peer that has answered, which ends the work of this process there, and close the links."""
+        """Send BYE to every peer that has answered, so that it drops the work of this process, and close the links."""
         for name, session in self.sessions.items():
             if session.welcome is not None:
                 self.send(name, Bye())
@@ -161,7 +161,7 @@ class Client:
         return self._links.send(Link(dialled=name), [framing.encode(message), *frames])
 
     def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
-        """Handle the events of at most ``seconds``, repeat greetings, and return the messages with their senders."""
+        """Handle events for at most ``seconds``, repeat greetings, and return the messages with their senders."""
         found = []
         for event in self._links.poll(max(0.0, seconds)):
             name = event.name if isinstance(event, NoLink) else event.link.dialled
@@ -175,7 +175,7 @@ class Client:
         return found
 
     def wait_until(self, is_true: Callable[[], bool], seconds: float) -> bool:
-        """Handle events until ``is_true()``; return False after ``seconds``."""
+        """Handle events until ``is_true()`` returns true; return False after ``seconds``."""
         end = time.monotonic() + seconds
         while not is_true():
             left = end - time.monotonic()
@@ -185,7 +185,7 @@ class Client:
         return True
 
     def listen(self, seconds: float) -> None:
-        """Handle events for a while."""
+        """Handle events for ``seconds``."""
         self.wait_until(lambda: False, seconds)
 
     def greet(self, name: str) -> None:

@@ -1,7 +1,7 @@
-"""The state of the peers of a ``peers.yaml``, seen from outside: what ``ls-edge status`` shows.
+"""Status of the peers of a ``peers.yaml``, seen from outside, for ``ls-edge status``.
 
-An observer dials every peer, greets it in the role ``observer`` and listens to its STATE. It needs no bundle; if the
-file has keys, it needs the secret key of a source. It takes no part in routing and costs a peer one link.
+An observer dials every peer, greets it in the role ``observer`` and listens to its STATE. It does not need a bundle; if
+the file has keys, it needs the secret key of a source. It takes no part in routing and costs a peer one link.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 
 GREET_EVERY_S = 0.1
-"""Seconds between two HELLO to a peer."""
+"""Seconds between two HELLO messages to a peer."""
 LINKS_S = 1.0
-"""Seconds after which a link between two peers that is still missing is reported."""
+"""Seconds after which a missing link between two peers is reported."""
 SAMPLES = 3
-"""Greetings per peer; its latency is that of the fastest."""
+"""Greetings per peer; its latency is that of the fastest one."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
@@ -34,40 +34,40 @@ class PeerStatus(msgspec.Struct, frozen=True):
     reachable: bool
     """Whether a process answers at its address and the handshake succeeded."""
     key: str
-    """``accepted``, ``refused``, ``none`` (the file has no keys) or ``unknown`` (nobody answers)."""
+    """``accepted``, ``refused``, ``none`` (the file has no keys) or ``unknown`` (no answer)."""
     state: PeerState
     bundle_id: str | None
     model_id: str | None
     blocks: tuple[ShownPart, ...]
-    """Blocks that it announces; those of the file if it announced none yet."""
+    """Announced blocks; before the first greeting, those of the file."""
     warm: bool
     queue: int | None
-    """Requests that wait for its engine."""
+    """Number of requests that wait for its engine."""
     credits: int | None
-    """Requests that it would accept now."""
+    """Number of requests that it would accept now."""
     calls: int | None
-    """Engine calls since its start."""
+    """Number of engine calls since its start."""
     block_ms: float | None
-    """Typical time of one block."""
+    """Typical time of a block, in milliseconds."""
     latency_ms: float | None
-    """Time from a greeting to its answer: the link there and back, and the peer's loop."""
+    """Time from a greeting to its answer: the link in both directions, and the peer's loop."""
     engine: str
     reaches: tuple[str, ...]
-    """Processes that it has a link to."""
+    """Processes that it has links to."""
     address: str
     reason: str | None
-    """Reason why it cannot be used, or serves another bundle than it should; null otherwise."""
+    """Reason why it cannot be used, or does not serve the bundle that it should; null otherwise."""
 
 
 class Observer(Client):
-    """An observer of all peers of a file; used by one thread. A context manager."""
+    """Observer of all peers of a file; used by one thread. A context manager."""
 
     def __init__(self, peers: PeersFile, *, keys: KeyPair | None = None) -> None:
-        """Dial the peers; raise :class:`UsageError` and :class:`LinkError` for keys that do not fit the file."""
+        """Dial the peers; raise :class:`UsageError` and :class:`LinkError` for keys that do not match the file."""
         super().__init__(peers, keys, source_name(peers, keys, "observer"), "observer")
 
     def look(self, seconds: float) -> Mapping[str, PeerStatus]:
-        """Greet all peers and return their status, once all have answered and after ``seconds`` at the latest."""
+        """Greet all peers; return their status when all have answered, or after ``seconds``."""
         began = time.monotonic()
         for session in self.sessions.values():
             session.greetings.clear()
@@ -75,7 +75,7 @@ class Observer(Client):
         return self.view()
 
     def step(self, seconds: float) -> Sequence[tuple[str, Message]]:
-        """Handle the events of at most ``seconds``, and measure the latency of peers by further greetings."""
+        """Handle events for at most ``seconds``, and measure the latency of peers by further greetings."""
         found = super().step(seconds)
         now = time.monotonic()
         for name, session in self.sessions.items():
@@ -85,7 +85,7 @@ class Observer(Client):
         return found
 
     def _has_seen_all(self, began: float) -> bool:
-        """Return whether looking longer would show nothing new; peers that have just started get time for links."""
+        """Return whether looking longer would show nothing new; peers that just started get time for their links."""
         seen = all(
             one.is_hopeless(began) or (len(one.greetings) >= SAMPLES and one.state is not None)
             for one in self.sessions.values()
@@ -93,14 +93,17 @@ class Observer(Client):
         return seen and (time.monotonic() > began + LINKS_S or not unreached(self.view()))
 
     def inspect(self, seconds: float) -> Mapping[str, tuple[FindingRow, ...] | str]:
-        """Make all peers check their machines; return their findings, or why there are none after ``seconds``."""
+        """Make all peers check their machines; return their findings, or the reason why there are none.
+
+        Wait at most ``seconds``.
+        """
         found = self._ask(list(self.sessions), Inspect(), seconds)
         return {name: one if isinstance(one, str) else one.rows for name, one in found.items()}
 
     def profile(self, name: str, duration: float, seconds: float) -> bytes:
         """Make a peer time its engines for ``duration`` seconds at each batch size; return its JSON document.
 
-        Raise :class:`LinkError` with the reason if there is none after ``seconds``.
+        Raise :class:`LinkError` with the reason if it has not arrived after ``seconds``.
         """
         found = self._ask([name], Inspect(round(duration * 1e3)), seconds)[name]
         if isinstance(found, str) or not found.profile:
@@ -109,7 +112,7 @@ class Observer(Client):
         return found.profile
 
     def _ask(self, names: Sequence[str], message: Inspect, seconds: float) -> dict[str, Findings | str]:
-        """Send a message to peers, on each new link; return the answers, or why there are none."""
+        """Send a message to peers, on each new link; return the answers, or the reasons why there are none."""
         began = time.monotonic()
         asked: set[Session] = set()
 
@@ -153,7 +156,7 @@ class Observer(Client):
 
 
 def unreached(found: Mapping[str, PeerStatus]) -> dict[str, list[str]]:
-    """Return the peers that a peer has no link to although both can be used, for each peer that lacks one."""
+    """Return, for each peer that lacks links to usable peers, the names of those peers."""
     alive = {name: status for name, status in found.items() if status.state == PeerState.ALIVE}
     lacking = {
         name: [other for other in alive if other not in (name, *status.reaches)] for name, status in alive.items()
@@ -162,16 +165,16 @@ def unreached(found: Mapping[str, PeerStatus]) -> dict[str, list[str]]:
 
 
 def unreached_text(lacking: Mapping[str, Sequence[str]]) -> str:
-    """Say in one line which peers have no link, and the cure."""
+    """Return a line about the missing links, with advice."""
     pairs = "; ".join(f"{name} has no link to {', '.join(others)}" for name, others in lacking.items())
     return (
         f"{pairs}. Give these machines the same peers.yaml, with the key that each peer uses and an address that the "
-        "others reach, and restart their peers; the log of a peer says why a link failed"
+        "others can reach, and restart their peers; the log of a peer says why a link failed"
     )
 
 
 def _silence(session: Session) -> str:
-    """Return why a peer has not reported findings."""
+    """Return the reason why a peer has not reported findings."""
     if session.complaint or not session.up:
         return session.complaint or session.why or f"nobody has answered at {session.peer.address} yet"
     return "it has not answered; is its check still running, or is it an older version of ls-edge?"

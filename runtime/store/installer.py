@@ -1,9 +1,9 @@
-"""The peer's side of ``ls-edge push``: take an offered bundle into the store and switch to it.
+"""The peer's side of ``ls-edge push``: receive an offered bundle into the store and switch to it.
 
-The peer asks for each piece of a file (WANT), so it controls how much is under way: a few pieces, a single one while it
-has requests. A low-priority thread writes, verifies, and builds engines while the peer still serves the bundle before.
-One process pushes at a time; the first that offers keeps its turn until its link ends, and through a switch, in which
-all links end. ``PROTOCOL.md`` describes the messages.
+The peer asks for each piece of a file (WANT), so it controls how much is in flight: a few pieces, or one piece while it
+has requests. A low-priority thread writes, verifies, and builds engines while the peer still serves the previous
+bundle. One process pushes at a time: the first one that offers keeps its turn until its link ends, and through a
+switch, in which all links end. ``PROTOCOL.md`` describes the messages.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from ls_edge.runtime.transport.problems import one_line
 log = logging.getLogger("ls_edge.runtime")
 
 WINDOW, BUSY_WINDOW = 8, 1
-"""Pieces under way or being written; the second while the peer has requests, which so wait for one piece at most."""
+"""Pieces in flight or being written: usually, and while the peer has requests, so that they wait for at most one."""
 ASK_AGAIN_S = 2.0
-"""Seconds after which a piece that did not arrive is asked for again, and a failed write of the record is repeated."""
+"""Seconds after which a missing piece is requested again, and a failed write of the record is repeated."""
 MOST_ASKED = 5
-"""Times that a piece is asked for before the push fails."""
+"""Number of requests for a piece after which the push fails."""
 KEEP_TURN_S = 60.0
-"""Seconds for which the pusher that asked for a switch keeps its turn without a link."""
+"""Seconds for which the pusher that requested a switch keeps its turn without a link."""
 _NICENESS = 5
 
 _NO_PROGRESS = (0, 0, "")
@@ -55,15 +55,15 @@ Build = Callable[[Bundle, Callable[[int, int, str], None]], Iterator[object]]
 
 
 class _StoreThread:
-    """The thread that writes, verifies and builds; :meth:`handle_results` runs what follows, in the peer."""
+    """Thread that writes, verifies and builds; :meth:`handle_results` runs the callbacks on the thread of the links."""
 
     def __init__(self, name: str) -> None:
         self.node: Node | None = None
-        """The links whose thread handles the results."""
+        """Node whose thread handles the results."""
         self._worker: Worker[Callable[[], None]] = Worker(f"store of {name}", self.wake, niceness=_NICENESS)
 
     def do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[str], None]) -> None:
-        """Run a job; :meth:`handle_results` calls ``then`` or ``failed``."""
+        """Run a job; :meth:`handle_results` then calls ``then`` or ``failed``."""
 
         def run() -> Callable[[], None]:
             try:
@@ -79,12 +79,12 @@ class _StoreThread:
         self._worker.submit(run)
 
     def handle_results(self) -> None:
-        """Handle the results of the jobs that have ended."""
+        """Handle the results of completed jobs."""
         for handle in self._worker.results():
             handle()
 
     def wake(self) -> None:
-        """Wake the thread of the links; any thread may call."""
+        """Wake the thread of the links; any thread may call it."""
         if self.node is not None:
             self.node.wake()
 
@@ -94,7 +94,7 @@ class _StoreThread:
 
 
 class _EngineBuild:
-    """The engines of the bundle that is to be served next, built while the peer serves the one before."""
+    """Build of the engines of the next bundle, while the peer serves the previous one."""
 
     def __init__(self, build: Build, wake: Callable[[], None]) -> None:
         self.manifest = ""
@@ -104,17 +104,17 @@ class _EngineBuild:
         self._build, self._wake = build, wake
 
     def begin(self, manifest: str) -> None:
-        """Begin with another bundle."""
+        """Begin with a bundle."""
         self.manifest, self.progress = manifest, _NO_PROGRESS
 
     def run(self, bundle: Bundle, is_wanted: Callable[[], bool]) -> None:
-        """Build one engine after the other; raise :class:`BundleError` once the bundle is not wanted any more."""
+        """Build one engine after the other; raise :class:`BundleError` if the bundle is no longer wanted."""
         for _ in self._build(bundle, self.report):
             if not is_wanted():
                 raise BundleError("another bundle was offered")
 
     def report(self, done: int, total: int, text: str) -> None:
-        """Note how many engines are built or open, of how many, and the next step; any thread may call."""
+        """Record the number of engines that are built or open, their total, and the next step; for any thread."""
         self.progress = done, total, one_line(text, MAX_TEXT)
         self._wake()
 
@@ -125,14 +125,14 @@ class _EngineBuild:
 
 
 class _Trial:
-    """The served bundle until ``store.json`` says that it was warm; a failed write of that is repeated."""
+    """The served bundle until ``store.json`` records that it was warm; a failed write is repeated."""
 
     def __init__(self, store: Store, thread: _StoreThread, report: Callable[[StoreState, str], None]) -> None:
-        """Call ``report`` with ACTIVE once that is written, and with SWITCHING and the reason where it fails."""
+        """Call ``report`` with ACTIVE when that is written, or with SWITCHING and the reason if writing fails."""
         self.serving: str | None = None
         """Manifest of the served bundle."""
         self.due: float | None = None
-        """Time of the next attempt; None once it is written, or if nothing is served."""
+        """Time of the next attempt; None if it is written or nothing is served."""
         self._store, self._thread, self._report = store, thread, report
         self._trouble = ""
 
@@ -141,7 +141,7 @@ class _Trial:
         self.serving, self.due = serving, None if serving is None else 0.0
 
     def settle(self) -> None:
-        """Write that the bundle is warm."""
+        """Record that the bundle is warm."""
         serving = self.serving
         is_due = self.due is not None and time.monotonic() >= self.due
         if self._store.is_confirmed:
@@ -161,7 +161,7 @@ class _Trial:
 
 @dataclass(eq=False)
 class _Push:
-    """One offer of one pusher, and the file that arrives."""
+    """One offer of one pusher, and the incoming file."""
 
     pusher: str
     manifest: str
@@ -170,9 +170,9 @@ class _Push:
     reason: str = ""
     wanted: Wanted = field(default_factory=Wanted)
     file: tuple[str, int] | None = None
-    """Digest and bytes of the incoming file."""
+    """Digest and size of the incoming file."""
     began_at: int = 0
-    """Bytes of it that were there before this push."""
+    """Bytes of that file that existed before this push."""
     written: int = 0
     received: int = 0
     asked: int = 0
@@ -180,7 +180,7 @@ class _Push:
     last: float = field(default_factory=time.monotonic)
 
     def begin(self, received: Callable[[str], int]) -> None:
-        """Begin with the first missing file; ``received`` returns how much of it is there."""
+        """Begin with the first missing file; ``received`` returns how many of its bytes exist."""
         digest, size = self.file = self.wanted.missing[0]
         there = received(digest)
         if there >= size:
@@ -189,19 +189,19 @@ class _Push:
         self.last, self.tries = time.monotonic(), 0
 
     def expects(self, chunk: Chunk) -> bool:
-        """Return whether this piece was asked for and is the next one."""
+        """Return whether this piece was requested and is the next one."""
         if self.file is None or self.state is not StoreState.RECEIVING:
             return False
         return (chunk.digest.hex(), chunk.offset) == (self.file[0], self.received) and self.asked > self.received
 
     def repeat(self, now: float) -> None:
-        """Ask again for pieces that did not arrive in time."""
+        """Request missing pieces again if they did not arrive in time."""
         if self.asked > self.received and now - self.last > ASK_AGAIN_S:
             self.asked, self.last = self.received, now
             self.tries += 1
 
     def wants(self, window: int, now: float) -> Iterator[Want]:
-        """Ask for further pieces of the file, with ``window`` bytes under way or being written."""
+        """Yield requests for further pieces of the file, with ``window`` bytes in flight or being written."""
         assert self.file is not None
         digest, size = self.file
         while self.asked < size and self.asked - self.written < window:
@@ -212,7 +212,7 @@ class _Push:
             self.asked += length
 
     def stored(self, active: bytes, previous: bytes, progress: tuple[int, int, str]) -> Stored:
-        """Return the report of this push."""
+        """Return the report on this push."""
         missing = sum(size for _, size in self.wanted.missing) - (self.written if self.file is not None else 0)
         return Stored(
             self.state,
@@ -228,12 +228,12 @@ class _Push:
 
 
 class Installer:
-    """Receiver of the bundles for the store of a peer; used by the thread of the peer's links."""
+    """Receiver of bundles for the store of a peer; used by the thread of the peer's links."""
 
     def __init__(self, store: Store, name: str, check: Callable[[Bundle], None], build: Build) -> None:
         """``check`` raises if a bundle does not fit the peer; ``build`` builds its engines, one at a time."""
         self.is_switching = False
-        """Whether the peer has to leave and serve the bundle that is active in the store now."""
+        """Whether the peer has to leave and serve the bundle that is now active in the store."""
         self._store, self._check = store, check
         self._thread = _StoreThread(name)
         self._engines = _EngineBuild(build, self._thread.wake)
@@ -245,17 +245,17 @@ class Installer:
 
     @property
     def note(self) -> str | UnsetType:
-        """The note of a HELLO: the reason why the peer does not serve the bundle that it should."""
+        """Note for HELLO: the reason why the peer does not serve the bundle that it should."""
         reason = self._store.record.reason
         return one_line(reason, MAX_TEXT) if reason else UNSET
 
     @property
     def is_timed(self) -> bool:
-        """Whether :meth:`step` has work that no event announces."""
+        """Whether :meth:`step` has work that depends on the clock."""
         return self._push is not None or self._trial.due is not None
 
     def attach(self, node: Node, machine: PeerMachine, *, serves: bool) -> None:
-        """Use the links of a peer that begins to serve the active bundle, or waits for one."""
+        """Use the links of a peer that begins to serve the active bundle or waits for one."""
         self._thread.node, self._machine = node, machine
         self._trial.begin(self._store.record.active if serves else None)
         self._pushers.clear()
@@ -263,23 +263,23 @@ class Installer:
         self._engines.progress = _NO_PROGRESS
 
     def close(self) -> None:
-        """Stop after the current job and close the store."""
+        """Stop after the current job, and close the store."""
         self._thread.close()
         self._store.close()
 
     def greeted(self, pusher: str) -> None:
-        """Report the store to a pusher that was let in."""
+        """Report on the store to a pusher that was admitted."""
         self._pushers.add(pusher)
         self._report(pusher)
 
     def lost(self, name: str) -> None:
-        """Forget a process that is gone; the files of its push stay on the disk."""
+        """Forget a process that has gone; received files stay on the disk."""
         self._pushers.discard(name)
         if self._push is not None and self._push.pusher == name:
             self._push = None
 
     def receive(self, pusher: str, message: PushMessage) -> None:
-        """Handle a message of a pusher if it is that pusher's turn."""
+        """Handle a message of a pusher, if it has the turn."""
         if isinstance(message, Offer):
             self._on_offer(pusher, message)
         elif self._push is None or self._push.pusher != pusher:
@@ -290,7 +290,7 @@ class Installer:
             self._on_install(self._push, message)
 
     def step(self) -> None:
-        """Handle the results of the store's thread, ask for missing pieces, and confirm a bundle that is warm."""
+        """Handle the results of the store's thread, request missing pieces, and confirm a bundle that is warm."""
         self._thread.handle_results()
         if self._trial.due is not None and self._machine is not None and self._machine.rules.warm:
             self._trial.settle()
@@ -301,7 +301,7 @@ class Installer:
             self._report(push.pusher)
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """Report how many engines are built or open, of how many, and the next step; any thread may call."""
+        """Report the number of engines that are built or open, their total, and the next step; for any thread."""
         self._engines.report(done, total, text)
 
     # Messages of pushers.
@@ -321,11 +321,11 @@ class Installer:
 
     def _on_chunk(self, push: _Push, chunk: Chunk) -> None:
         if push.file is None or not push.expects(chunk):
-            return  # not asked for, or no longer
+            return  # not requested, or no longer
         digest, size = push.file
         offset, end = push.received, min(push.received + MAX_CHUNK, size)
         if len(chunk.data) != end - offset:
-            self._fail(push, f"received {len(chunk.data)} bytes, asked for {end - offset}; push again")
+            self._fail(push, f"received {len(chunk.data)} bytes, requested {end - offset}; push again")
             return
         push.received = end
         push.last, push.tries = time.monotonic(), 0
@@ -350,14 +350,14 @@ class Installer:
                 self._turn = ("", 0.0)
                 self._failed(push, why)
 
-            # The record is written before the peer drains, so a full disk costs no answers.
+            # The record is written before the peer drains, so that a full disk costs no answers.
             self._thread.do(lambda: self._store.switch(push.manifest), switched, failed)
         self._report(push.pusher)
 
     # Jobs of the store's thread.
 
     def _do_for(self, push: _Push, job: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Run a job of a push; its result counts while the push lasts."""
+        """Run a job of a push; ignore its result after the end of the push."""
 
         def done(value: T) -> None:
             if push is self._push and push.state is StoreState.RECEIVING:
@@ -368,7 +368,7 @@ class Installer:
     def _failed(self, push: _Push, why: str) -> None:
         if push is not self._push or push.state is StoreState.FAILED:
             log.warning("the store failed", extra={"why": why})
-        elif push.began_at:  # the bytes from before this push may be the damaged ones
+        elif push.began_at:  # the bytes from before this push may be damaged
             push.began_at = 0
             self._look(push)
         else:
@@ -406,7 +406,7 @@ class Installer:
                 self._build_for(push.manifest)
 
     def _build_for(self, manifest: str) -> None:
-        """Build the engines of a complete bundle; for any pusher that offers it, and until another one is offered."""
+        """Build the engines of a complete bundle for all pushers that offer it, until another one is offered."""
         self._engines.begin(manifest)
 
         def is_wanted() -> bool:
@@ -428,7 +428,7 @@ class Installer:
         self._thread.do(lambda: self._engines.run(self._store.open(manifest), is_wanted), lambda _: ended(), ended)
 
     def _go_on(self, push: _Push) -> None:
-        """Begin with the next file, or check all of them after the last."""
+        """Begin with the next file, or check all files after the last one."""
         push.began_at, push.file = 0, None
         push.wanted = msgspec.structs.replace(push.wanted, missing=push.wanted.missing[1:])
         if push.wanted.missing:
@@ -443,7 +443,7 @@ class Installer:
         now = time.monotonic()
         push.repeat(now)
         if push.tries >= MOST_ASKED:
-            self._fail(push, f"{push.pusher} does not send the pieces that it was asked for; push again")
+            self._fail(push, f"{push.pusher} does not send the requested pieces; push again")
             return
         is_busy = self._machine is not None and bool(self._machine.held)
         for want in push.wants(MAX_CHUNK * (BUSY_WINDOW if is_busy else WINDOW), now):
@@ -470,7 +470,7 @@ class Installer:
         if push is not None and push.pusher == pusher:
             said = push.stored(active, previous, self._engines.progress)
         elif other := self._other_holder(pusher):
-            reason = f"{other} pushes a bundle at the moment; try again when it is done"
+            reason = f"{other} is pushing a bundle; try again when it has finished"
             said = Stored(StoreState.BUSY, b"", active, previous, reason=one_line(reason, MAX_TEXT))
         else:
             said = Stored(StoreState.IDLE, b"", active, previous)

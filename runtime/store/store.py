@@ -2,18 +2,18 @@
 
 ::
 
-    DIR/store.json             which bundle is served, and which one was served before
+    DIR/store.json             the served bundle, and the previous one
     DIR/files/<sha256>         a complete, verified file, named by the SHA-256 of its content
-    DIR/files/<sha256>.part    the part of a file that has arrived so far
+    DIR/files/<sha256>.part    an incomplete file, as far as it has arrived
 
-A bundle is the file of its manifest and those of the parts that this peer needs. A file loses ``.part`` once its digest
-is right, and ``store.json`` is replaced atomically. So the process or the machine may stop at any moment: the served
-bundle is complete, and what has arrived is kept.
+A bundle consists of its manifest and the parts that this peer needs. A file loses ``.part`` once its digest is
+verified, and ``store.json`` is replaced atomically. So the process or the machine may stop at any moment: the served
+bundle is complete, and received data is kept.
 
 A failed write never stops the peer: it serves the bundle that it has, and the write is repeated later. A bundle that
-cannot be served is given up only for a previous one that is complete.
+cannot be served is given up only for a complete previous one.
 
-This module does not know sockets; :mod:`~ls_edge.runtime.store.installer` brings the files.
+This module does not use sockets; :mod:`~ls_edge.runtime.store.installer` receives the files.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ log = logging.getLogger("ls_edge.runtime")
 SPARE_BYTES = 4 * 1024 * 1024
 """Bytes that stay free on the disk of a store."""
 TRIAL_STARTS = 3
-"""Starts of the process with a bundle that never became warm, after which the peer goes back to the previous one."""
+"""Starts of the process after which a peer gives up a bundle that never became warm."""
 _PIECE = 1 << 20
-"""Bytes that are hashed at a time."""
+"""Number of bytes that are hashed at a time."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -53,25 +53,25 @@ class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema: Literal[1] = 1
     active: Digest | None = None
-    """The bundle that is served."""
+    """The served bundle."""
     previous: Digest | None = None
-    """The bundle before it, which is kept."""
+    """The previous bundle, which is kept."""
     trial_starts: int | None = None
-    """Starts of the process with the active bundle before it was ever warm; null once it was."""
+    """Starts of the process with the active bundle, counted until it is warm for the first time; null after that."""
     failed: Digest | None = None
-    """The bundle that could not be served last."""
+    """The last bundle that could not be served."""
     reason: str = ""
     """Reason why the peer does not serve the bundle that it should."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Files that a peer needs of an offered bundle."""
+    """Files of an offered bundle that a peer needs."""
 
     missing: tuple[tuple[str, int], ...] = ()
-    """SHA-256 and bytes of each missing file; the manifest alone while that is missing."""
+    """SHA-256 and size of each missing file; only the manifest while that is missing."""
     parts: int = 0
     size: int = 0
-    """Bytes of all parts."""
+    """Size of all parts in bytes."""
 
 
 class _Identified(msgspec.Struct, frozen=True):
@@ -81,12 +81,12 @@ class _Identified(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """The bundles of one peer. One process has it open."""
+    """The bundles of one peer; only one process can open it."""
 
     def __init__(self, folder: str | Path, blocks: Collection[int]) -> None:
         """Open or create the store of a peer that serves ``blocks``.
 
-        Raise :class:`UsageError` if the folder cannot be used. A full disk is not an error: the peer waits for room.
+        Raise :class:`UsageError` if the folder cannot be used. A full disk is not an error: the peer waits for space.
         """
         self.folder = Path(folder)
         self._blocks = HeldParts(sorted(blocks))
@@ -101,7 +101,7 @@ class Store:
         except OSError as error:
             if error.errno not in _FULL:
                 raise UsageError(
-                    f"cannot use {self.folder} as a store: {error.strerror}; give --store a folder that can be written"
+                    f"cannot use {self.folder} as a store: {error.strerror}; give --store a writable folder"
                 ) from None
             log.warning("the store is not complete", extra={"why": f"disk full at {self.folder}; make room"})
         self._record = self._read()
@@ -112,12 +112,12 @@ class Store:
 
     @property
     def record(self) -> StoreRecord:
-        """The served bundle and the result of the last switch."""
+        """Record of the served bundle and of the last switch."""
         return self._record
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether ``store.json`` says that the active bundle was warm."""
+        """Whether ``store.json`` records that the active bundle was warm."""
         record = self._record
         return self._saved and record.trial_starts is None and record.failed != record.active
 
@@ -142,7 +142,7 @@ class Store:
         return None if self._record.active is None else self.open(self._record.active)
 
     def open(self, manifest: str) -> Bundle:
-        """Open a bundle whose parts are files of the store; they are verified when they are read."""
+        """Open a bundle of the store; its parts are verified when they are read."""
         if not _is_file(self._files / manifest, manifest):
             raise BundleError(f"the manifest {self._files / manifest} is missing or damaged; push the bundle again")
         opened = Bundle.open(self._files, manifest).manifest
@@ -154,21 +154,21 @@ class Store:
         return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
 
     def shown_id(self, manifest: str) -> str:
-        """Return the short id of a bundle as people see it elsewhere, or a question mark if it is not here."""
+        """Return the short id of a bundle as shown elsewhere, or a question mark if it is not in the store."""
         try:
             return short_id(msgspec.json.decode((self._files / manifest).read_bytes(), type=_Identified).bundle_id)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return "?"
 
     def switch(self, manifest: str) -> None:
-        """Make a complete bundle the active one and keep the one before; raise :class:`BundleError` on failure."""
+        """Make a complete bundle active and keep the previous one; raise :class:`BundleError` on failure."""
         self.open(manifest)
         with self._change:
             if self._record.active != manifest:
                 self._write(StoreRecord(active=manifest, previous=self._record.active, trial_starts=1))
 
     def confirm(self, manifest: str) -> None:
-        """Record that a bundle is warm, if it is the active one; raise :class:`BundleError` if that fails."""
+        """Record that a bundle is warm if it is the active one; raise :class:`BundleError` if that fails."""
         with self._change:
             if self._record.active == manifest and not self.is_confirmed:
                 record = msgspec.structs.replace(self._record, trial_starts=None)
@@ -177,7 +177,7 @@ class Store:
                 self._write(record)
 
     def give_up(self, why: str) -> bool:
-        """Go back to the previous bundle if that is complete; return whether the peer did."""
+        """Go back to the previous bundle if that is complete; return whether it is."""
         with self._change:
             record = self._record
             fault = self._fault_of_previous()
@@ -188,17 +188,17 @@ class Store:
             else:
                 self._record = StoreRecord(active=record.previous, failed=record.active, reason=reason)
                 self._saved = False
-                with contextlib.suppress(BundleError):  # confirm() tries again
+                with contextlib.suppress(BundleError):  # confirm() repeats it
                     self._write(self._record)
             return not fault
 
     # Offered bundles. One thread at a time.
 
     def want(self, manifest: str, size: int, check: Callable[[Bundle], None]) -> Wanted:
-        """Return the files that are missing of a bundle.
+        """Return the missing files of a bundle, after verifying the existing ones.
 
-        Every file that is there is verified. ``check`` raises if the bundle does not fit this peer. Raise
-        :class:`BundleError` if the bundle cannot be used or does not fit on the disk.
+        ``check`` raises if the bundle does not fit this peer. Raise :class:`BundleError` if the bundle cannot be used
+        or does not fit on the disk.
         """
         try:
             self._make_folder()
@@ -207,7 +207,7 @@ class Store:
                     self._write(self._record)
             if not self._holds(manifest):
                 if not size:
-                    raise BundleError("that bundle is not in this store any more; push it again")
+                    raise BundleError("that bundle is no longer in this store; push it again")
                 self._require_space([(manifest, size)])
                 return Wanted(((manifest, size),))
             bundle = self.open(manifest)
@@ -222,17 +222,17 @@ class Store:
         return Wanted(tuple(missing), len(sizes), sum(sizes.values()))
 
     def received(self, digest: str) -> int:
-        """Return the number of bytes of a file that have arrived."""
+        """Return the number of received bytes of a file."""
         try:
             return self._part(digest).stat().st_size
         except OSError:
             return 0
 
     def write(self, digest: str, size: int, offset: int, data: bytes) -> None:
-        """Append to an incoming file of ``size`` bytes, and verify it once it is whole.
+        """Append to an incoming file of ``size`` bytes, and verify it once it is complete.
 
-        Raise :class:`BundleError` if the disk does not take the data, and :class:`DigestMismatch`, dropping the file,
-        if it is another one.
+        Raise :class:`BundleError` if the disk refuses the data. If the content differs from the digest, drop the file
+        and raise :class:`DigestMismatch`.
         """
         path = self._part(digest)
         try:
@@ -244,7 +244,7 @@ class Store:
                 self._finish(path, digest)
         except OSError as error:
             with contextlib.suppress(OSError):
-                path.unlink()  # half of a file that does not fit is useless, and others need the room
+                path.unlink()  # half of a file is useless, and others need the space
             raise self._disk_error(error) from None
 
     def fill(self, bundle: Bundle) -> str:
@@ -263,7 +263,7 @@ class Store:
     # Inside.
 
     def _make_folder(self) -> None:
-        """Create the folder and lock it, at the start and after somebody removed it."""
+        """Create and lock the folder, initially and after someone has removed it."""
         self._files.mkdir(parents=True, exist_ok=True)
         folder = self.folder.stat().st_ino
         if folder != self._locked:
@@ -294,7 +294,7 @@ class Store:
         if found != digest:
             path.unlink()
             raise DigestMismatch(
-                f"the file that arrived is not the file that the manifest names: sha256 {found[:16]}…, expected "
+                f"the received file is not the file that the manifest names: sha256 {found[:16]}…, expected "
                 f"{digest[:16]}…; nothing was changed, push again"
             )
         sync(path)
@@ -321,7 +321,7 @@ class Store:
         return ""
 
     def _holds(self, digest: str) -> bool:
-        """Return whether a file is there and is the one that its name says; remove a damaged one."""
+        """Return whether the store has an intact file with this digest; remove a damaged one."""
         path = self._files / digest
         if _is_file(path, digest):
             return True
@@ -337,7 +337,7 @@ class Store:
             )
 
     def _collect(self, offered: set[str]) -> None:
-        """Remove the files that neither the offered bundle needs, nor the active one, nor the previous one."""
+        """Remove all files that none of the offered, the active and the previous bundle needs."""
         keep = {*offered, *(f"{digest}.part" for digest in offered)}
         for manifest in (self._record.active, self._record.previous):
             if manifest is not None:

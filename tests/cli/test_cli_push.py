@@ -31,7 +31,7 @@ def test_json_of_a_push_and_of_one_that_fails(tmp_path, make_bundle, ls_edge, co
         assert logged == {shown}
         done = ls_edge.run("push", "--rollback", *to, timeout=90)
         assert done.returncode == 1
-        assert "has no bundle before its first one" in complaints(done)[0]
+        assert "has no previous bundle" in complaints(done)[0]
         peers.kill("b")
         done = ls_edge.run("push", "--bundle", tmp_path / "bundle", *to, timeout=90)
         assert (done.returncode, len(complaints(done))) == (1, 1)

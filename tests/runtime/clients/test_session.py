@@ -13,7 +13,7 @@ from ls_edge.runtime.protocol.messages import State, Welcome
         ({}, "alive", None),
         ({"warm": False}, "cold", "it is loading its engines"),
         ({"stuck": True}, "stuck", "its engine has not answered for longer than it should"),
-        ({"draining": True}, "draining", "it is leaving and accepts nothing new"),
+        ({"draining": True}, "draining", "it is leaving and accepts no new requests"),
     ],
     ids=["alive", "cold", "stuck", "draining"],
 )

@@ -173,7 +173,7 @@ def test_a_piece_of_another_length_ends_the_push(peer, file, keys, tiny_bundle, 
         wait_until(greeted(hand))
         step = serve_files(hand, tiny_bundle, lambda want, right: [Chunk(want.digest, want.offset, right + b"x")])
         wait_until(step, what="the end of the push")
-        assert (hand.last(Stored).state, "asked for" in hand.last(Stored).reason) == ("failed", True)
+        assert (hand.last(Stored).state, "requested" in hand.last(Stored).reason) == ("failed", True)
 
 
 def test_a_manifest_that_is_none_is_refused(peer, file, keys, tmp_path, wait_until):

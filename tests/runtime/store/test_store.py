@@ -367,5 +367,5 @@ def test_a_record_that_cannot_be_read_leaves_an_empty_store(tmp_path, tiny_bundl
 
 def test_a_folder_that_cannot_be_a_store_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="give --store a folder"):
+    with pytest.raises(UsageError, match="give --store a writable folder"):
         Store(tmp_path / "file", BLOCKS)
