@@ -12,6 +12,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.device.profile import LinkFit, LinksDocument, LinkTimes, load_profile
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
+from ls_edge.runtime.protocol.codecs import wire_bytes
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +239,41 @@ def test_zones_links_and_devices_alike(command, bundle, profile, tmp_path):
     assert sorted(blocks) == [0, 1, 2, 3]
     assert "o3" not in found["route"]
     assert not any("Mbit/s" in line for line in found["assumptions"])
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8"])
+def test_a_plan_counts_tokens_in_the_codec_and_writes_it(command, bundle, profile, tmp_path, codec):
+    """Two boards have room for half of the blocks each, so tokens are transferred three times."""
+    out, mbit = tmp_path / "peers.yaml", 10.0
+    tokens = Bundle.open(bundle).manifest.tokens
+    words = (
+        "--bundle", bundle, "--profiles", profile("a", tenths=2), profile("b", tenths=2), "--objective", "latency",
+        "--mbit", mbit, "--no-simulation",
+    )  # fmt: skip
+    raw, small = planned(command, *words), planned(command, *words, "--codec", codec, "--out", out)
+    saved = wire_bytes("raw", tokens.count, tokens.dim) - wire_bytes(codec, tokens.count, tokens.dim)
+    difference = raw["formula"]["latency_ms"] - small["formula"]["latency_ms"]
+    assert difference == pytest.approx(3 * saved * 8e-3 / mbit, abs=1e-3)
+    assert {entry["codec"] for entry in yaml.safe_load(out.read_text(encoding="utf-8"))["peers"]} == {codec}
+
+
+def test_a_plan_takes_the_links_as_measured_in_the_codec(command, bundle, profile, tmp_path):
+    names, links = ("laptop", "a", "b"), tmp_path / "links.json"
+    times = {"raw": 5.0, "fp16": 3.0}
+    transfers = [
+        LinkTimes(one, two, codec, 2048, 9, ms, ms)
+        for one in names for two in names if one != two for codec, ms in times.items()
+    ]  # fmt: skip
+    model = Bundle.open(bundle).manifest.model_id
+    links.write_bytes(msgspec.json.encode(LinksDocument(1, model, "laptop", transfers, [], [])))
+    words = (
+        "--bundle", bundle, "--profiles", profile("a", tenths=2), profile("b", tenths=2), "--objective", "latency",
+        "--links", links, "--no-simulation", "--codec",
+    )  # fmt: skip
+    raw, half, missing = (planned(command, *words, codec) for codec in ("raw", "fp16", "int8"))
+    assert raw["formula"]["latency_ms"] - half["formula"]["latency_ms"] == pytest.approx(3 * (5.0 - 3.0))
+    assert any("none was measured as int8: some of a, b" in line for line in missing["assumptions"])
+    assert not any("none was measured as" in line for line in half["assumptions"])
 
 
 def test_bad_input(command, bundle, profile, tmp_path, make_bundle):

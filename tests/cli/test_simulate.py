@@ -14,6 +14,7 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
+from ls_edge.runtime.protocol.codecs import wire_bytes
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,28 @@ def test_losses_are_in_the_exit_code_and_in_the_report(command, bundle, profile,
     assert code == 0, errors
     (row,) = json.loads(printed)["rows"]
     assert (row["kind"], row["throughput"]) == ("simulate", found["throughput"])
+
+
+def test_links_codec_and_batches_count_as_in_a_plan(command, bundle, profile):
+    """Two boards with room for half of the model each: tokens take three transfers."""
+
+    def simulate(*flags):
+        words = ("--devices", 2, "--requests", 20, "--replicas", 1, "--max-replicas", 1, "--concurrency", 1)
+        code, printed, errors = command(
+            "simulate", "--bundle", bundle, "--profiles", profile, *words, *flags, "--jobs", 1, "--json"
+        )
+        assert code == 0, errors
+        return json.loads(printed)
+
+    tokens = Bundle.open(bundle).manifest.tokens
+    slow = ("--mbit", 1, "--link-ms", 0)
+    raw, half = (simulate(*slow, "--codec", codec) for codec in ("raw", "fp16"))
+    transfers = raw["hops"]
+    saved = wire_bytes("raw", tokens.count, tokens.dim) - wire_bytes("fp16", tokens.count, tokens.dim)
+    difference = raw["latency_ms"]["p50"] - half["latency_ms"]["p50"]
+    assert difference == pytest.approx(transfers * saved * 8e-3, rel=0.01)
+    assert any("links of 1 Mbit/s and 0 ms" in line for line in raw["assumptions"])
+    assert any("batches of up to 4" in line for line in simulate("--batch", 4)["assumptions"])
 
 
 def test_no_answer_at_all_is_a_failure(command, bundle, profile):

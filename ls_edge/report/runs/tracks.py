@@ -13,7 +13,7 @@ from ls_edge.core.records import NO_GAIN, RequestRecord, TrackSpan, Visit
 from ls_edge.core.text import NOTHING, shorten, show_ms
 
 
-class PlannedTrack(NamedTuple):
+class TrackInWave(NamedTuple):
     """A track, or a holder that was assigned none, with its wave."""
 
     track: TrackSpan
@@ -44,18 +44,18 @@ def track_table(
 
     Tracks of failed requests and of a peer's own waves count. ``waves`` is the planned number of waves per request.
     """
-    found: dict[str, list[PlannedTrack]] = defaultdict(list)
+    found: dict[str, list[TrackInWave]] = defaultdict(list)
     for record in records:
         size = math.ceil((len(record.steps) + len(record.skipped)) / max(1, waves))
         for visit in record.visits:
             for track in visit.tracks:
-                found[track.holder].append(PlannedTrack(track, visit, size))
+                found[track.holder].append(TrackInWave(track, visit, size))
     head = ("Peer", "Tracks", "Own", "Blocks", "Expected", "Took", "Not summed", "Given none")
     order = [name for name in peers if name in found] + sorted(found.keys() - set(peers))
     return head, [_row(name, found[name]) for name in order]
 
 
-def _row(name: str, planned: Sequence[PlannedTrack]) -> tuple[str, ...]:
+def _row(name: str, planned: Sequence[TrackInWave]) -> tuple[str, ...]:
     given = [one for one in planned if one.track.why != NO_GAIN]
     joined = [one.track for one in given if one.track.blocks]
     lost = Counter(one.track.why or "lost" for one in given if not one.track.blocks)
