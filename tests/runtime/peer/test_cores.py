@@ -1,8 +1,10 @@
-"""Cores of their own for engines: real processes and threads, as the system reports them."""
+"""Cores and scheduling policy of real threads, as the system reports them."""
 
+import contextlib
 import logging
 import os
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from ls_edge.core.errors import ConfigError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.text import format_ranges
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
-from ls_edge.runtime.peer.cores import EngineCores
+from ls_edge.runtime.peer.cores import EngineCores, batch_scheduling
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
 
@@ -22,15 +24,20 @@ needs_two_cores = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
 )
 
+needs_default_policy = pytest.mark.skipif(
+    sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER,
+    reason="needs Linux and its usual scheduling policy",
+)
+
 
 def last_core():
-    """The last core that this process may use, and the others, as the system writes them."""
+    """The last core that this process may use, and the other cores, as the system writes them."""
     own = frozenset(os.sched_getaffinity(0))
     return format_ranges(frozenset([max(own)])), format_ranges(own - {max(own)})
 
 
 def threads_of(pid):
-    """Each thread of a process: its number, its name, and the cores that it may use."""
+    """Number, name and allowed cores of each thread of a process."""
     found = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name)):
         cores = re.search(r"^Cpus_allowed_list:\s*(\S+)$", (task / "status").read_text(), re.M)
@@ -39,7 +46,7 @@ def threads_of(pid):
 
 
 @needs_two_cores
-def test_a_peer_runs_its_engine_on_its_cores_and_all_else_on_the_others(tiny_bundle, tmp_path, images):
+def test_a_peer_runs_its_engine_on_cpus_and_all_other_threads_elsewhere(tiny_bundle, tmp_path, images):
     engine, rest = last_core()
     each = {"cpus": engine, "threads": 2}
     with LocalCluster(tmp_path, tiny_bundle, {"a": range(6)}, each=each) as cluster:
@@ -50,7 +57,7 @@ def test_a_peer_runs_its_engine_on_its_cores_and_all_else_on_the_others(tiny_bun
             found = threads_of(cluster.processes["a"].pid)
     pid = cluster.processes["a"].pid
     engines = [cores for _, name, cores in found if name == "engine of a"]
-    assert len(engines) >= 2  # the thread itself, and what ONNX Runtime started for two threads
+    assert len(engines) >= 2  # the thread itself, and the one that ONNX Runtime started
     assert set(engines) == {engine}
     assert [cores for thread, _, cores in found if thread == pid] == [rest]
     of_libzmq = [(name, cores) for _, name, cores in found if name.startswith("ZMQ")]
@@ -59,7 +66,7 @@ def test_a_peer_runs_its_engine_on_its_cores_and_all_else_on_the_others(tiny_bun
 
 
 @needs_two_cores
-def test_a_source_does_so_with_its_own_threads_and_leaves_its_caller_alone(tiny_bundle, write_peers, serve, images):
+def test_a_source_moves_its_own_threads_but_not_its_caller(tiny_bundle, write_peers, serve, images):
     engine, rest = last_core()
     path = write_peers({"a": range(6)}, sources=["s"])
     document = yaml.safe_load(path.read_text())
@@ -85,7 +92,7 @@ def peer_with(write_peers, tiny_bundle, cpus):
 
 
 @needs_two_cores
-def test_cores_that_are_not_given_and_none_left_are_errors_of_one_line(write_peers, tiny_bundle):
+def test_unavailable_cores_and_a_reservation_of_all_cores_are_errors_of_one_line(write_peers, tiny_bundle):
     mine = frozenset(os.sched_getaffinity(0))
     every = format_ranges(mine)
     for cpus, words in (
@@ -100,7 +107,7 @@ def test_cores_that_are_not_given_and_none_left_are_errors_of_one_line(write_pee
         assert os.sched_getaffinity(0) == mine
 
 
-def test_where_threads_have_no_cores_of_their_own_the_key_is_logged(write_peers, monkeypatch, caplog):
+def test_a_system_that_cannot_reserve_cores_is_logged(write_peers, monkeypatch, caplog):
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     file = load_peers(write_peers({"a": range(6)}, cpus="0"))
     with caplog.at_level(logging.WARNING, logger="ls_edge.runtime"):
@@ -109,3 +116,95 @@ def test_where_threads_have_no_cores_of_their_own_the_key_is_logged(write_peers,
     assert [record.message for record in caplog.records] == ["cpus have no effect"]
     with cores.on_engine(), cores.others():
         pass
+
+
+def policies_of(pid):
+    """Name and policy of each thread of a process, by number."""
+    found = {}
+    for path in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            found[int(path.name)] = (path / "comm").read_text().strip(), os.sched_getscheduler(int(path.name))
+    return found
+
+
+@needs_default_policy
+def test_message_and_engine_threads_of_a_peer_use_batch_scheduling(tiny_bundle, tmp_path, images):
+    with LocalCluster(tmp_path, tiny_bundle, {"a": range(6)}, each={"threads": 2}) as cluster:
+        cluster.wait_warm(timeout=120)
+        with Source.open(cluster.file, tiny_bundle) as source:
+            assert source.wait_ready(30) == ()
+            assert source.submit(images(1)[0]).result(30)
+            pid = cluster.processes["a"].pid
+            found = policies_of(pid)
+    assert found[pid][1] == os.SCHED_BATCH
+    assert {name for name, _ in found.values()} >= {"engine of a", "ZMQbg/IO/0"}
+    threads = [policy for name, policy in found.values() if name in ("engine of a", "ZMQbg/IO/0")]
+    assert len(threads) >= 3  # ONNX Runtime has started one, too
+    assert set(threads) == {os.SCHED_BATCH}
+
+
+@needs_default_policy
+def test_a_source_changes_the_policy_of_its_own_threads_only(tiny_bundle, write_peers, serve, images):
+    file = load_peers(write_peers({"a": range(6)}))
+    serve(Peer(file, "a", Bundle.open(tiny_bundle)))
+    before = set(policies_of(os.getpid()))
+    with Source.open(file, tiny_bundle) as source:
+        assert source.wait_ready(30) == ()
+        assert source.submit(images(1)[0]).result(30)
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+        found = policies_of(os.getpid())
+        loops = {thread.native_id for thread in threading.enumerate() if thread.name == "source"}
+    ours = {name for task, (name, policy) in found.items() if task not in before and policy == os.SCHED_BATCH}
+    assert ours >= {"stem and head", "ZMQbg/IO/0"}
+    assert [found[loop][1] for loop in loops] == [os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def on_a_thread(call):
+    """Result of a call on a new thread, whose policy ends with it."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join(10.0)
+    return found[0]
+
+
+@needs_default_policy
+def test_a_policy_other_than_the_default_is_kept():
+    def seen():
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with batch_scheduling():
+            within = os.sched_getscheduler(0)
+        return within, os.sched_getscheduler(0)
+
+    assert on_a_thread(seen) == (os.SCHED_IDLE, os.SCHED_IDLE)
+
+
+@needs_default_policy
+def test_the_default_policy_returns_after_an_error_and_after_nesting():
+    found = []
+
+    def fail():
+        with batch_scheduling():
+            with batch_scheduling():
+                found.append(os.sched_getscheduler(0))
+            found.append(os.sched_getscheduler(0))
+            raise ValueError("within")
+
+    def seen():
+        with pytest.raises(ValueError, match="within"):
+            fail()
+        return os.sched_getscheduler(0)
+
+    assert on_a_thread(seen) == os.SCHED_OTHER
+    assert found == [os.SCHED_BATCH, os.SCHED_BATCH]
+
+
+@needs_default_policy
+def test_batch_scheduling_does_nothing_if_the_system_forbids_it(monkeypatch):
+    def forbidden(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    with batch_scheduling():
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER

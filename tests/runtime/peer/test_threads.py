@@ -1,10 +1,9 @@
-"""A loop and a worker on two threads that change places: who runs what, also where a job or the process hangs."""
+"""Two threads run a loop and jobs; they swap roles when a job hangs, in peers and sources, too."""
 
 import os
 import re
 import sys
 import threading
-import time
 from collections import Counter
 from concurrent.futures import wait
 from pathlib import Path
@@ -17,13 +16,16 @@ from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.runtime.peer import incarnation, threads
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.peer.threads import TAKE_OVER_S, LoopThreads
+from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.source import requests
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
 
 NO_CORES = EngineCores()
+needs_two_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
+)
 
 
 def me():
@@ -31,7 +33,7 @@ def me():
 
 
 class Loop:
-    """A loop that yields the jobs of a list and notes what they returned, until it is stopped."""
+    """A loop that yields the jobs of a list and records their results, until it is stopped."""
 
     def __init__(self, cores=NO_CORES):
         self.short, self.found, self.turns, self.stopped = [], [], [], threading.Event()
@@ -59,7 +61,7 @@ def loop():
     assert loop.end()
 
 
-def test_the_loops_thread_runs_what_is_yielded_and_the_worker_what_is_submitted(loop, wait_until):
+def test_short_jobs_run_on_the_loop_thread_and_others_on_the_worker(loop, wait_until):
     loop.threads.submit(me)
     wait_until(lambda: loop.found == ["worker"], what="a result of the worker")
     loop.short.append(me)
@@ -67,7 +69,7 @@ def test_the_loops_thread_runs_what_is_yielded_and_the_worker_what_is_submitted(
     assert loop.threads.results() == []
 
 
-def test_urgent_jobs_go_first_and_equals_in_turn(loop, wait_until):
+def test_urgent_jobs_run_first_and_equal_jobs_in_order(loop, wait_until):
     running, go = threading.Event(), threading.Event()
     loop.threads.submit(lambda: running.set() or go.wait(10))
     assert running.wait(10)
@@ -78,7 +80,7 @@ def test_urgent_jobs_go_first_and_equals_in_turn(loop, wait_until):
     assert loop.found[1:] == ["head 0", "head 1", "stem 0", "stem 1", "stem 2"]
 
 
-def test_where_a_job_hangs_the_worker_goes_on_with_the_loop_and_both_change_places(loop, wait_until):
+def test_the_worker_continues_the_loop_while_a_short_job_hangs_and_the_threads_swap_roles(loop, wait_until):
     for leads, follows in (("loop", "worker"), ("worker", "loop")):
         go, began = threading.Event(), threading.Event()
         loop.found.clear()
@@ -87,9 +89,10 @@ def test_where_a_job_hangs_the_worker_goes_on_with_the_loop_and_both_change_plac
         loop.turns.clear()
         wait_until(lambda: len(loop.turns) > 5, what="turns of the loop")
         assert set(loop.turns) == {follows}
-        assert not loop.threads.may_run_here  # nobody could take the loop over once more
+        assert not loop.threads.may_run_here  # no thread could take the loop over once more
         loop.threads.submit(me)
-        time.sleep(0.05)
+        loop.turns.clear()
+        wait_until(lambda: len(loop.turns) > 20, what="more turns of the loop")
         assert loop.found == []
         go.set()
         wait_until(lambda: len(loop.found) == 2, what="what hung, and the job behind it")
@@ -97,7 +100,7 @@ def test_where_a_job_hangs_the_worker_goes_on_with_the_loop_and_both_change_plac
         wait_until(lambda: loop.threads.may_run_here, what="a worker that waits")
 
 
-def test_a_job_that_is_submitted_while_one_hangs_waits_and_does_not_hang_the_other_thread(loop, wait_until):
+def test_a_job_submitted_while_another_hangs_waits(loop, wait_until):
     go, began = threading.Event(), threading.Event()
     loop.short.append(lambda: (began.set(), go.wait(20), "first")[-1])
     assert began.wait(10)
@@ -110,46 +113,52 @@ def test_a_job_that_is_submitted_while_one_hangs_waits_and_does_not_hang_the_oth
     wait_until(lambda: loop.found == ["first", "second"], what="both jobs")
 
 
-def test_a_job_that_is_submitted_meanwhile_runs_after_the_short_one(loop, wait_until, monkeypatch):
-    monkeypatch.setattr(threads, "TAKE_OVER_S", 20.0)
-    began = threading.Event()
-    loop.short.append(lambda: (began.set(), time.sleep(0.15), time.monotonic())[-1])
+def test_a_job_submitted_during_a_short_job_runs_after_it(loop, wait_until):
+    began, go = threading.Event(), threading.Event()
+    loop.short.append(lambda: (began.set(), go.wait(20), "short")[-1])
     assert began.wait(10)
-    loop.threads.submit(lambda: (me(), time.monotonic()))
+    loop.threads.submit(lambda: "submitted")
+    go.set()
     wait_until(lambda: len(loop.found) == 2, what="both jobs")
-    first, (name, second) = loop.found
-    assert name == "worker"
-    assert first <= second
+    assert loop.found == ["short", "submitted"]
 
 
-def test_a_job_that_is_in_time_keeps_the_loop_where_it_is(loop, wait_until, monkeypatch):
-    monkeypatch.setattr(threads, "TAKE_OVER_S", 20.0)
-    for _ in range(5):
-        loop.short.append(lambda: time.sleep(0.15) or me())
-    wait_until(lambda: len(loop.found) == 5, what="five jobs")
-    assert set(loop.found) == {"loop"}
-    assert set(loop.turns) == {"loop"}
+def test_a_short_job_in_time_leaves_the_loop_on_its_thread(loop, wait_until, monkeypatch):
+    monkeypatch.setattr(threads, "TAKE_OVER_S", 20.0)  # a busy machine may delay any job
+    began, go = threading.Event(), threading.Event()
+    loop.short.append(lambda: (began.set(), go.wait(20), me())[-1])
+    assert began.wait(10)
+    go.set()
+    wait_until(lambda: loop.found, what="the short job")
+    loop.turns.clear()
+    wait_until(lambda: loop.turns, what="a turn of the loop")
+    assert (loop.found, set(loop.turns)) == (["loop"], {"loop"})
 
 
-def test_nothing_is_run_here_while_the_worker_has_a_job_or_cores_of_its_own(loop, wait_until):
+def test_no_short_job_runs_on_the_loop_thread_while_the_worker_is_busy(loop, wait_until):
     go = threading.Event()
     loop.threads.submit(lambda: go.wait(20))
     wait_until(lambda: not loop.threads.may_run_here, what="a busy worker")
     loop.short.append(me)
-    time.sleep(0.05)
+    loop.turns.clear()
+    wait_until(lambda: len(loop.turns) > 20, what="turns of the loop")
     assert loop.found == []
     go.set()
     wait_until(lambda: len(loop.found) == 2, what="both")
-    if hasattr(os, "sched_getaffinity") and len(cores := os.sched_getaffinity(0)) > 1:
-        own = Loop(EngineCores(frozenset([max(cores)]), frozenset(cores - {max(cores)})))
-        own.threads.submit(lambda: os.sched_getaffinity(0))
-        wait_until(lambda: own.found == [{max(cores)}], what="a job on the core of the engine")
-        assert not own.threads.may_run_here
-        assert own.end()
+
+
+@needs_two_cores
+def test_no_short_job_runs_on_the_loop_thread_if_the_engine_has_its_own_cores(wait_until):
+    cores = os.sched_getaffinity(0)
+    own = Loop(EngineCores(frozenset([max(cores)]), frozenset(cores - {max(cores)})))
+    own.threads.submit(lambda: os.sched_getaffinity(0))
+    wait_until(lambda: own.found == [{max(cores)}], what="a job on the core of the engine")
+    assert not own.threads.may_run_here
+    assert own.end()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_worker_looks_at_the_loop_only_while_there_are_short_jobs(loop, wait_until):
+def test_the_worker_watches_the_loop_only_while_there_are_short_jobs(loop, wait_until):
     def switches():
         (worker,) = [thread for thread in threading.enumerate() if thread.name == "worker"]
         status = Path(f"/proc/self/task/{worker.native_id}/status").read_text()
@@ -157,7 +166,8 @@ def test_the_worker_looks_at_the_loop_only_while_there_are_short_jobs(loop, wait
 
     def is_quiet():
         before = switches()
-        time.sleep(0.3)
+        loop.turns.clear()
+        wait_until(lambda: len(loop.turns) > 300, what="turns, each of at least a millisecond")
         return switches() == before
 
     wait_until(is_quiet, what="a worker that sleeps")
@@ -168,7 +178,7 @@ def test_the_worker_looks_at_the_loop_only_while_there_are_short_jobs(loop, wait
     wait_until(is_quiet, what="a worker that sleeps again")
 
 
-def test_what_the_loop_raises_is_kept_and_both_threads_end():
+def test_an_error_of_the_loop_is_kept_and_both_threads_end():
     def broken():
         yield
         raise ValueError("in the loop")
@@ -180,7 +190,7 @@ def test_what_the_loop_raises_is_kept_and_both_threads_end():
     assert threads.close(10)
 
 
-def test_closing_does_not_wait_for_ever_for_a_job_that_hangs():
+def test_close_does_not_wait_for_a_hanging_job():
     go, began = threading.Event(), threading.Event()
     loop = Loop()
     loop.short.append(lambda: (began.set(), go.wait(20)))
@@ -197,7 +207,7 @@ def test_closing_does_not_wait_for_ever_for_a_job_that_hangs():
 
 @pytest.fixture
 def engine_threads(monkeypatch):
-    """How often which thread ran a block, stem or head, with real engines."""
+    """Count which thread ran blocks, stem and head of real engines."""
     seen = Counter()
     bind = OnnxEngine.bind
 
@@ -222,7 +232,7 @@ def engine_threads(monkeypatch):
 
 @pytest.fixture
 def served(tiny_bundle, write_peers, serve, engine_threads):
-    """A source with one peer of this process; what warming up ran is not counted."""
+    """A source with one peer in this process; runs of the warm-up are not counted."""
     opened = []
 
     def start(**each):
@@ -242,7 +252,7 @@ def blocks_on(seen, *threads):
     return sum(seen["block", thread] for thread in threads)
 
 
-def test_a_peer_runs_the_calls_of_one_request_at_a_time_on_the_thread_of_its_links(
+def test_a_peer_with_one_request_at_a_time_runs_it_on_the_thread_of_its_links(
     served, images, engine_threads, tiny_bundle, assert_replays, monkeypatch
 ):
     monkeypatch.setattr(incarnation, "SHORT_CALL_S", 20.0)  # as on a machine that is not busy
@@ -256,9 +266,7 @@ def test_a_peer_runs_the_calls_of_one_request_at_a_time_on_the_thread_of_its_lin
         assert engine_threads[part, "source"] > engine_threads[part, "stem and head"]
 
 
-def test_what_waits_for_the_engine_is_given_to_its_own_thread(
-    served, images, engine_threads, tiny_bundle, assert_replays
-):
+def test_queued_calls_run_on_the_thread_of_the_engine(served, images, engine_threads, tiny_bundle, assert_replays):
     source, batch = served(), images(200)
     answers = [future.result(20) for future in [source.submit(image) for image in batch]]
     assert_replays(tiny_bundle, batch, answers)
@@ -267,17 +275,15 @@ def test_what_waits_for_the_engine_is_given_to_its_own_thread(
     assert engine_threads["stem", "stem and head"] > engine_threads["stem", "source"]
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
-)
-def test_cores_of_its_own_keep_the_engine_on_its_thread(served, images, engine_threads):
+@needs_two_cores
+def test_cpus_keep_the_engine_on_its_thread(served, images, engine_threads):
     source = served(cpus=[max(os.sched_getaffinity(0))])
     for image in images(5):
         source.submit(image).result(10)
     assert blocks_on(engine_threads, "engine of a") == 5 * 6
 
 
-def test_a_long_call_is_never_run_on_the_thread_of_the_links(served, images, engine_threads, monkeypatch):
+def test_a_long_call_never_runs_on_the_thread_of_the_links(served, images, engine_threads, monkeypatch):
     monkeypatch.setattr(incarnation, "SHORT_CALL_S", 1e-9)
     source = served()
     for image in images(5):
@@ -285,7 +291,7 @@ def test_a_long_call_is_never_run_on_the_thread_of_the_links(served, images, eng
     assert blocks_on(engine_threads, "engine of a") == 5 * 6
 
 
-def test_a_peer_whose_engine_hangs_leaves_when_it_is_told_to(tiny_bundle, tmp_path, images, wait_until):
+def test_a_peer_with_a_hanging_engine_leaves_on_sigterm(tiny_bundle, tmp_path, images, wait_until):
     with FaultyCluster(tmp_path, tiny_bundle, {"a": range(6)}) as cluster:
         cluster.wait_warm(timeout=60)
         with Source.open(cluster.file, tiny_bundle) as source:
@@ -294,6 +300,6 @@ def test_a_peer_whose_engine_hangs_leaves_when_it_is_told_to(tiny_bundle, tmp_pa
             source.submit(image).result(10)
             cluster.set_faults("a", Faults(hang=True))
             future = source.submit(image, budget_ms=60_000)
-            time.sleep(2 * TAKE_OVER_S)
+            wait_until(lambda: source.snapshot.peers["a"].queue, what="a call that hangs")
             assert cluster.terminate("a") == 0
             future.cancel()
