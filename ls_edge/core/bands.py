@@ -29,6 +29,8 @@ from ls_edge.core.parts import ENDS, STEM, has_ends, part_name
 from ls_edge.core.text import format_bands, format_ranges, parse_ranges
 
 _Groups = Annotated[list[Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
+WINDOWS = (2, 3, 4, 6)
+"""Widths of the windows that an evaluation compares."""
 _HOW = "write [[0], [1, 2, 3], [4]] in a file, 0/1-3/4 on a command line"
 
 
@@ -242,3 +244,12 @@ class Bands:
 
     def _parts(self, order: Sequence[int]) -> list[list[int]]:
         return [list(part) for _, part in itertools.groupby(self.sort(order), key=self.band_of)]
+
+
+def windows(num_blocks: int) -> list[Bands]:
+    """Return bands with the first and the last block in place and windows of 2, 3, 4 and 6 blocks between them.
+
+    A block then moves by less than the width of its window.
+    """
+    last = num_blocks - 1
+    return [Bands(num_blocks, (*range(1, last, width), last)) for width in WINDOWS if width < last - 1]

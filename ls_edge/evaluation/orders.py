@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from ls_edge.core.arrangement import Arrangement
-from ls_edge.core.bands import Bands
+from ls_edge.core.bands import Bands, windows
 from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.settings import EvaluationSettings
 
@@ -56,9 +56,10 @@ class EvaluationOrders:
 
     @cached_property
     def freedom(self) -> tuple[Bands, ...]:
-        """Bands whose random orders are evaluated: the model's own and those of :meth:`Bands.ladder`."""
-        ladder = {*Bands.ladder(self.num_blocks), self.own} if self.settings.freedom else ()
-        return tuple(sorted(ladder, key=lambda step: (step.num_orders, step.cuts)))
+        """Bands whose random orders are evaluated: the model's own, :meth:`Bands.ladder` and :func:`windows`."""
+        blocks = self.num_blocks
+        steps = {*Bands.ladder(blocks), *windows(blocks), self.own} if self.settings.freedom else ()
+        return tuple(sorted(steps, key=lambda step: (step.num_orders, step.cuts)))
 
     def uniform(self) -> list[tuple[int, ...]]:
         """Return the random orders of all blocks."""

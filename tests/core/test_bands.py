@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ls_edge.core.arrangement import Arrangement, random_order
-from ls_edge.core.bands import Bands
+from ls_edge.core.bands import Bands, windows
 from ls_edge.core.errors import UsageError
 
 
@@ -203,6 +203,19 @@ def test_the_ladder_goes_from_a_fixed_order_to_full_freedom(blocks, steps):
     for one, more in itertools.pairwise(ladder):
         assert more.contains(one)
         assert more.num_orders > one.num_orders
+
+
+@pytest.mark.parametrize(
+    ("blocks", "steps"),
+    [
+        (4, []), (5, ["0/1-2/3/4"]), (8, ["0/1-2/3-4/5-6/7", "0/1-3/4-6/7", "0/1-4/5-6/7"]),
+        (12, ["0/1-2/3-4/5-6/7-8/9-10/11", "0/1-3/4-6/7-9/10/11", "0/1-4/5-8/9-10/11", "0/1-6/7-10/11"]),
+    ],
+)  # fmt: skip
+def test_windows_lie_between_a_fixed_order_and_the_ends_in_place(blocks, steps):
+    between = windows(blocks)
+    assert list(map(str, between)) == steps
+    assert all(Bands(blocks, (1, blocks - 1)).contains(bands) for bands in between)
 
 
 def test_few_orders_are_listed_and_many_are_drawn():

@@ -224,7 +224,7 @@ def test_accuracy_by_freedom():
     assert [step.own for step in found] == [False, False, True, False, False]
     assert found[3].top1_std == pytest.approx(0.5)
     assert evaluate(model, images(), plan_of(Bands(4), keep=[])).freedom is None
-    assert len(plan_of(Bands(24), freedom=True).freedom) == 6
+    assert len(plan_of(Bands(24), freedom=True).freedom) == 10
     msgspec.json.encode(
         evaluate(Digits(24, lambda order: True), images(), plan_of(Bands(24), orders=1, keep=[], freedom=True))
     )

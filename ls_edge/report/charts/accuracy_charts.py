@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import altair as alt
 import numpy as np
 
-from ls_edge.core.bands import Bands
+from ls_edge.core.bands import Bands, windows
 from ls_edge.core.errors import UsageError
 from ls_edge.core.text import counted, shorten, show_percent
 from ls_edge.evaluation.evaluate import Evaluation
@@ -196,8 +196,8 @@ def _accuracy_rows(names: Sequence[str], evaluations: Sequence[Evaluation]) -> t
 def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
     """Draw the mean accuracy in random order by the number of allowed orders, with one standard deviation.
 
-    A filled point is within the model's own bands, a hollow one beyond them. Raises :class:`UsageError` as
-    :func:`check_figure`, and for evaluations without ``freedom``.
+    A filled point is within the model's own bands, a hollow one beyond them; a dashed line joins the windows. Raises
+    :class:`UsageError` as :func:`check_figure`, and for evaluations without ``freedom``.
     """
     check_figure(len(evaluations))
     for item in evaluations:
@@ -207,11 +207,17 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
             )
     names = distinct_labels([item.name for item in evaluations], 24)
     rows: list[Row] = []
+    joined: list[Row] = []
     places: dict[float, str] = {}
     for name, item in zip(names, evaluations, strict=True):
         steps = [(step, Bands.from_json(step.bands)) for step in item.freedom or ()]
         own = next((bands for step, bands in steps if step.own), None)
+        between = windows(steps[0][1].num_blocks)
         for step, bands in steps:
+            joined += (
+                row_of(name=name, allowed=step.allowed, top1=step.top1_mean, ladder=ladder)
+                for ladder in _ladders(bands, between)
+            )
             places.setdefault(step.allowed, "full" if bands.is_one else "fixed" if step.allowed == 1 else str(bands))
             rows.append(
                 row_of(
@@ -232,7 +238,9 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
     )
     x = alt.X("allowed:Q", title="orders allowed", scale=scale, axis=axis)
     y = alt.Y("top1:Q", title=None, axis=PERCENT, scale=_SHARES)
-    base = chart_of(rows).encode(x=x, y=y, color=category_color("name:N", names))
+    names_color = category_color("name:N", names)
+    dash = alt.StrokeDash("ladder:N", scale=alt.Scale(domain=["ends", "windows"], range=[[1, 0], [5, 4]]), legend=None)
+    base = chart_of(rows).encode(x=x, y=y, color=names_color)
     point = {"size": 46, "opacity": 1}
     described = "; ".join(
         f"{row['name']}: {show_percent(row['top1'])} in {_count(row['allowed'])} orders"
@@ -240,7 +248,7 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
     )
     return alt.layer(
         base.mark_rule(strokeWidth=1.2, opacity=0.45).encode(y=alt.Y("low:Q", title=None), y2=alt.Y2("high:Q")),
-        base.mark_line(strokeWidth=1.8),
+        chart_of(joined).mark_line(strokeWidth=1.8).encode(x=x, y=y, color=names_color, strokeDash=dash),
         base.mark_point(fill=color("bg"), strokeWidth=1.6, **point),
         base.mark_point(filled=True, **point).transform_filter("datum.within == 'own'"),
         _end_labels(rows, "allowed", x, _TALL),
@@ -249,10 +257,19 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
         height=_TALL,
         title=title_with_text(
             "Accuracy in random order, by number of allowed orders",
-            "line: one standard deviation over orders; filled: within the model's own bands; hollow: beyond them",
+            "vertical: one standard deviation over orders; filled: within the model's own bands; "
+            "dashed: windows between the ends",
         ),
         description=f"{described}.",
     )
+
+
+def _ladders(bands: Bands, between: Collection[Bands]) -> list[str]:
+    """Return the lines that a step belongs to; both begin at a fixed order, and the windows end with the ends alone."""
+    last = bands.num_blocks - 1
+    if bands in between:
+        return ["windows"]
+    return ["ends", "windows"] if between and (bands.num_orders == 1 or bands.cuts == (1, last)) else ["ends"]
 
 
 def labels_apart(shares: Sequence[float], height: float) -> list[float]:
