@@ -41,7 +41,7 @@ from benchmarks.common import (
 from ls_edge.core.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.run_summary import summarise
+from ls_edge.evaluation.run_summary import summarize
 from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
@@ -157,7 +157,7 @@ def _digits(path: Path, rounds: int) -> dict[str, Any]:
 
 def _accuracy(source: Source, images: ImageSet) -> tuple[float, float]:
     measured = run_dataset(source, images, concurrency=8)
-    summary = summarise(measured.records, measured.events, measured.context)
+    summary = summarize(measured.records, measured.events, measured.context)
     if summary.failed or summary.top1 is None or summary.throughput is None:
         raise BenchmarkError(f"{summary.failed} of {summary.requests} requests failed")
     return summary.top1, summary.throughput

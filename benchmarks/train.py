@@ -49,16 +49,16 @@ class Contender:
 
     def __init__(self, name: str, forward: Callable[[Tensor], Tensor], module: nn.Module, dtype: torch.dtype) -> None:
         self.name, self.forward, self.dtype = name, forward, dtype
-        self.optimiser = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
         self.seconds: list[float] = []
 
     def step(self, images: Tensor, targets: Tensor) -> None:
         """Run forward, backward and update."""
         with autocast(images.device, self.dtype):
             loss = nn.functional.cross_entropy(self.forward(images).float(), targets)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self.optimiser.step()
+        self.optimizer.step()
 
     def round(self, images: Tensor, targets: Tensor, steps: int) -> None:
         """Time some steps."""

@@ -75,7 +75,7 @@ _MODULES = {
     "publish": "ls_edge.api.publishing",
     "train": "ls_edge.api.training",
 }
-"""Where a public name is defined; the others are in ``ls_edge.core.errors``."""
+"""Modules of the public names; all other names are in ``ls_edge.core.errors``."""
 
 
 def __getattr__(name: str) -> Any:
@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'ls_edge' has no attribute {name!r}")
     if name == "export":
-        return importlib.import_module("ls_edge.export")  # a package that can be called
+        return importlib.import_module("ls_edge.export")  # a callable package
     value = getattr(importlib.import_module(_MODULES.get(name, "ls_edge.core.errors")), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""``python -m ls_edge`` and ``ls-edge``: signals first, then everything else."""
+"""Entry point of ``ls-edge`` and ``python -m ls_edge``: handles signals before all imports."""
 
 from __future__ import annotations
 

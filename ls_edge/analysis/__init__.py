@@ -1,4 +1,4 @@
-"""What the blocks of a model do, and how much that depends on their slot.
+"""Analysis of the blocks of a model: their function, and how much it depends on their slot.
 
 Each kind of analysis is a file of :mod:`ls_edge.analysis.blocks` or, if it needs the weights of a run, of
 :mod:`ls_edge.analysis.inside`. To add one, write its file and give it a field of :class:`Analysis`. All kinds stay
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 FIRST_IMAGES = 256
-"""Images, the first of the sample, on which a run is inspected; kinds that follow gradients take fewer of them."""
+"""Number of first images on which a run is inspected; the kinds that follow gradients take fewer."""
 NOT_ASKED = "not asked for"
 TOO_FEW = "there are too few images, or no band of several blocks"
 
 
 class Analysis(msgspec.Struct, frozen=True):
-    """Document of ``analyze --json``; a field for each kind, whose result is None for one of ``reasons``."""
+    """Document of ``analyze --json``: a field for each kind; if it is None, ``reasons`` says why."""
 
     schema: int
     images: int
@@ -79,7 +79,7 @@ class Analysis(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
 
     def finding(self, name: str) -> str:
-        """Return the sentence about a kind, or the reason why there is no result."""
+        """Return the sentence about a kind, or the reason for its absence."""
         result = getattr(self, name)
         if result is None:
             return f"None: {printable(self.reasons.get(name, 'a value is not finite'))}."

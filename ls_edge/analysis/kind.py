@@ -1,4 +1,4 @@
-"""A kind of analysis: how it is measured, described and shown.
+"""Description of a kind of analysis: measurement, words and charts.
 
 Each kind has a file of its own with the document of its result, its measurement, its sentence and its charts. torch and
 Altair are imported in functions, so that results can be read and printed without either.
@@ -15,9 +15,9 @@ import msgspec
 from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.core.text import NOTHING
 from ls_edge.evaluation.measure import LabeledImages, Measure, TokenModel
+from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
     from ls_edge.training.inspection.inspected import Inspected
 
 NO_RUN = "an engine shows neither attention nor gradients; analyze the run"
@@ -33,19 +33,19 @@ class Score(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Description of a kind of analysis; functions take its result."""
+    """Kind of analysis; its functions take a result."""
 
     summary: str
     """Line in the help of the command."""
     text: str
-    """What the section of the report shows."""
+    """Description of the section of a page."""
     finding: Callable[[Any], str]
     """Sentence about the result of one model."""
     charts: Callable[[Any], list[Chart]] = lambda _: []
     columns: Callable[[Any], dict[str, list[str]]] = lambda _: {}
     """Columns of the table of blocks: headings, and a cell for each block."""
     empty_cells: Callable[[Any, Sequence[Sequence[int]]], str] = lambda _found, _bands: ""
-    """Reason for empty cells of the table or the charts, given the bands; empty if there are none."""
+    """Reason for empty cells of the table or the charts, given the bands; an empty string without such cells."""
     layout: Literal["large", "pairs", "triples"] = "large"
     """Arrangement of the pictures of the result."""
     needs_run: bool = False
@@ -59,14 +59,14 @@ class MeasuredKind(Kind):
     """Kind that is measured while the blocks run on all images."""
 
     measure: Callable[[TokenModel, AnalysisPlan], Measure]
-    """Constructor of the measure, which may raise :class:`NotMeasurable`; kinds with the same one share it."""
+    """Constructor of the measure, which may raise :class:`NotMeasurable`; kinds with the same constructor share it."""
     result: Callable[[Any], Any]
-    """Function from the measure to the result; None or an empty list if there are too few images."""
+    """Function from the measure to the result, which is None or empty with too few images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedKind(Kind):
-    """Kind that inspects the weights, the attention or the gradients of a run, on the first images."""
+    """Kind that inspects weights, attention or gradients of a run, on the first images."""
 
     needs_run: bool = True
     inspect: Callable[[Inspected, Sequence[LabeledImages]], Any]
@@ -89,5 +89,5 @@ def sentence(text: str) -> str:
 
 
 def pixels_compared(correlation: float) -> str:
-    """Return how similar two maps over an image are, in words."""
+    """Describe the similarity of two maps over an image, as in "the same pixels"."""
     return "the same" if correlation > 0.8 else "similar" if correlation > 0.4 else "other"

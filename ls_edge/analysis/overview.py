@@ -15,7 +15,7 @@ from ls_edge.report.terminal import PlainTable, print_table
 
 
 def about_analysis(found: Analysis) -> str:
-    """Return the model and data of an analysis, in one line."""
+    """Describe the model and the data of an analysis in one line."""
     s = found.settings
     return (
         f"{printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
@@ -24,7 +24,7 @@ def about_analysis(found: Analysis) -> str:
 
 
 def verdict(found: Analysis) -> str:
-    """Return the result of an analysis in one sentence; empty if neither agreement nor importance was measured."""
+    """Return the verdict in one sentence; empty if neither agreement nor importance was measured."""
     said = []
     fixed = len(found.settings["bands"]) == found.settings["blocks"]
     if found.agreement is not None and not fixed:

@@ -1,4 +1,4 @@
-"""Pages with the analysis of models, and of the orders of a run. Needs the extra ``report``."""
+"""HTML pages of an analysis, of models or of the orders of a run; need the extra ``report``."""
 
 from __future__ import annotations
 

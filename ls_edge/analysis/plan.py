@@ -1,4 +1,4 @@
-"""Settings of an analysis, and its orders, all drawn from one seed."""
+"""Settings and orders of an analysis; one seed draws all orders."""
 
 from __future__ import annotations
 

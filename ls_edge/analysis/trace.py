@@ -1,6 +1,6 @@
-"""Orders and skipped blocks of the answers in a trace of ``run --trace``, and what depended on them.
+"""Orders and skipped blocks of the answers in a trace of ``run --trace``, and their effect on the answers.
 
-Lines are read one after the other; memory grows with the number of images and of orders, not of requests. Charts need
+Lines are read one by one; memory grows with the number of images and of orders, not of requests. Charts need
 Altair, which is imported in functions.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -18,21 +18,19 @@ from ls_edge.analysis.overview import print_rows
 from ls_edge.core.errors import DataError, printable
 from ls_edge.core.text import counted, shorten, show_percent
 from ls_edge.evaluation.run_summary import Tally
-
-if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 START = b'{"id":'
 MOST_ROWS = 24
-"""Orders, mistakes and images in a result."""
+"""Largest number of orders, mistakes or images in a result."""
 SHOWN_ORDERS = 8
-"""Orders on a terminal."""
+"""Largest number of orders on a terminal."""
 FEWEST_ANSWERS = 30
-"""Answers of an order whose accuracy is compared with that of another: its 95 % interval is up to 35 points wide."""
+"""Fewest answers in an order to compare its accuracy: the 95 % interval is then up to 35 points wide."""
 
 
 class TraceLine(msgspec.Struct, frozen=True):
-    """The part of a line that is read here."""
+    """Fields of a line that the analysis needs."""
 
     image: str
     label: int | None
@@ -44,13 +42,13 @@ class TraceLine(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """The blocks in order, ``0 2 1``; of waves ``0+2 1+3 / 4``."""
+        """The blocks in order, such as ``0 2 1``, or in waves of tracks, such as ``0+2 1+3 / 4``."""
         waves = [[self.order or []]] if self.waves is None else self.waves
         return " / ".join("+".join(" ".join(str(block) for block, _ in track) for track in wave) for wave in waves)
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """Answers of a kind, and the accuracy of those with labels."""
+    """Number of some answers, and the accuracy of those with labels."""
 
     of: str
     answers: int
@@ -59,7 +57,7 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class SkippedBlock(msgspec.Struct, frozen=True):
-    """Answers without a block, and those with it."""
+    """Answers without a block and with it."""
 
     block: int
     without: Answers
@@ -74,7 +72,7 @@ class SkipMistake(msgspec.Struct, frozen=True):
     prediction: int
     skipped: tuple[int, ...]
     right_otherwise: bool
-    """Whether the image was answered right when no block was skipped."""
+    """Whether the image was answered correctly when no block was skipped."""
 
 
 class DependentImage(msgspec.Struct, frozen=True):
@@ -86,7 +84,7 @@ class DependentImage(msgspec.Struct, frozen=True):
     predictions: dict[str, int]
     """Answers by predicted class, the most frequent one first."""
     same: float
-    """Fraction of the answers that are the most frequent one."""
+    """Fraction of the answers with the most frequent class."""
 
 
 class TraceAnalysis(msgspec.Struct, frozen=True):
@@ -97,20 +95,20 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     failed: int
     all: Answers
     orders: int
-    """Different orders and subsets."""
+    """Number of different orders and subsets."""
     by_order: list[Answers]
-    """The most frequent ones."""
+    """Answers in the most frequent orders and subsets."""
     by_skips: list[Answers]
     by_block: list[SkippedBlock]
     mistakes_after_skips: int
     mistakes: list[SkipMistake]
-    """Those of images that were answered right without a skip first."""
+    """Mistakes, first those on images that were answered correctly with all blocks."""
     repeated: int
-    """Images that were answered more than once."""
+    """Number of images that were answered more than once."""
     dependent: int
-    """Those with different answers."""
+    """Number of images with different answers."""
     images: list[DependentImage]
-    """Those with the least agreement first."""
+    """Images with different answers, those with the least agreement first."""
     settings: dict[str, Any]
 
 
@@ -126,7 +124,7 @@ class TraceCounts:
         self._predictions: dict[str, Counter[int]] = {}
         self._labels: dict[str, int | None] = {}
         self._right_whole: set[str] = set()
-        """Images that were answered right when no block was skipped."""
+        """Images that were answered correctly when no block was skipped."""
         self._mistakes: dict[tuple[str, tuple[int, ...]], TraceLine] = {}
         self._after_skips = 0
 
@@ -203,7 +201,7 @@ def is_trace(path: Path) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[tuple[TraceLine, int]]:
-    """Yield the lines of a trace and the bytes read so far; raise :class:`DataError` for one that is not of a trace."""
+    """Yield the lines of a trace and the bytes read so far; raise :class:`DataError` for any other line."""
     decoder = msgspec.json.Decoder(TraceLine)
     with path.open("rb") as stream:
         done = 0
@@ -225,7 +223,7 @@ def print_trace_analysis(found: TraceAnalysis, console: Console) -> None:
 
 
 def trace_findings(found: TraceAnalysis) -> dict[str, str]:
-    """Return what to see in each section of an analysis of a trace."""
+    """Return the finding of each section, by its heading."""
     return {
         "Orders": _orders_seen(found),
         "Skipped blocks": _skips_seen(found),

@@ -92,7 +92,7 @@ def analyze_trace(
 
 
 def _with_order_costs(found: Analysis, opened: OpenedModel) -> Pairs | None:
-    """Return the pairs with the order costs of a bundle, if it has some."""
+    """Return the pairs, with the order costs if a bundle has them."""
     if found.pairs is None or not isinstance(opened.blocks, Pipeline):
         return found.pairs
     costs = read_order_costs(opened.blocks.bundle.manifest.order_costs, opened.blocks.num_blocks)

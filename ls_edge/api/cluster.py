@@ -19,7 +19,7 @@ START_S = 60.0
 
 
 class Cluster:
-    """Peers that serve a bundle on free ports of this machine, each a process of its own.
+    """Peers that serve a bundle on free ports of this machine, each in its own process.
 
         with Cluster("bundle", peers=3) as cluster, cluster.source() as source:
             answer = source.submit("photo.jpg").result()
@@ -30,7 +30,7 @@ class Cluster:
     def __init__(
         self, bundle: str | Path | Bundle, peers: int | Mapping[str, Sequence[int]] = 3, *, start_s: float = START_S
     ) -> None:
-        """Plan the peers: ``peers`` is their number, or the blocks of each by name.
+        """Plan the peers; ``peers`` is their number, or the blocks of each by name.
 
         With a number of peers, each holds two neighboring parts of the blocks, so that any one of them may fail.
         """
@@ -69,7 +69,7 @@ class Cluster:
         return Source.open(self.peers, self.bundle, **settings)
 
     def kill(self, name: str) -> None:
-        """Kill a peer, as a power failure would."""
+        """Kill a peer, like a power failure."""
         self._named(LocalCluster.kill, name)
 
     def start(self, name: str) -> None:
@@ -78,7 +78,7 @@ class Cluster:
         self._running.wait_warm(name, timeout=self._start_s)
 
     def close(self) -> None:
-        """End the peers; a second call does nothing."""
+        """Stop the peers; a second call does nothing."""
         if self._local is not None:
             self._local.close()
             self._local = None

@@ -27,7 +27,7 @@ Document = RunSummary | SimulationSummary | PlanDocument | DeviceProfile | Bench
 
 
 class ComparedDocument(msgspec.Struct, frozen=True):
-    """Numbers of one document, a row of the comparison; None if a document has no such number."""
+    """Numbers of one document, as a row of the comparison; None if a document lacks a number."""
 
     name: str
     kind: str
@@ -114,14 +114,14 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
 
 
 def _quantities(run: ComparedDocument, other: ComparedDocument) -> list[tuple[str, float, float]]:
-    """Return what a run and another document have in common: latency for one request at a time, else throughput."""
+    """Return the quantity to compare a run by, with both values: latency for one request at a time, else throughput."""
     figure = "latency_ms" if run.at_once == 1 else "throughput"
     measured, value = getattr(run, figure), getattr(other, figure)
     return [(figure, measured, value)] if measured is not None and value else []
 
 
 def _difference(planned: Mapping[str, Sequence[ShownPart]], run: Mapping[str, Sequence[ShownPart]]) -> str:
-    """Return why a run was not one of the planned placement, or an empty string."""
+    """Return the difference between the placements of a plan and a run, or an empty string."""
     for name in sorted({*planned, *run}):
         if name not in run:
             return f"the plan has peer {name}, which the run did not use"

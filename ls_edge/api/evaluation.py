@@ -23,7 +23,7 @@ from ls_edge.report.shown import Shown
 
 
 class EvaluationResult(Shown, Evaluation, frozen=True):
-    """Accuracy of a model, or means over several trained with different seeds; see :class:`Evaluation`."""
+    """Accuracy of a model, or means over models trained with several seeds; see :class:`Evaluation`."""
 
     def show(self, console: Console) -> None:
         """Print a row for each group of orders."""

@@ -29,7 +29,7 @@ from ls_edge.evaluation.settings import ModelSettings
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model that is open for evaluation."""
+    """Model that is open for evaluation."""
 
     folder: Path
     blocks: TokenModel

@@ -36,10 +36,10 @@ class Published(Shown, msgspec.Struct, frozen=True):
     timm: bool
     """Whether timm alone loads the plain model with the same logits."""
     why_not: str
-    """Reason if it does not."""
+    """Reason if timm alone does not load it."""
 
     def show(self, console: Console) -> None:
-        """Print where it is, and whether timm loads it."""
+        """Print the location, and whether timm loads the model."""
         console.print(f"{self.to}: {counted(len(self.files), 'file')}, {byte_size(self.bytes)}")
         if self.timm:
             console.print("timm alone loads the plain model, with the same logits in trained order")
@@ -94,7 +94,7 @@ def _evaluation(path: Path) -> Evaluation | None:
 
 
 def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
-    """Write a run; return what the card says of it, and the reason why timm cannot load the plain model, if any."""
+    """Write a run; return its description for the card, and the reason if timm cannot load the plain model."""
     require_import("publishing a run", ("torch", "timm", "safetensors"), "train")
     from ls_edge.training.runs.checkpoint import load_run, shown_model
     from ls_edge.training.runs.published import write_published
@@ -113,7 +113,7 @@ def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
 
 
 def _write_bundle(folder: Path, target: Path) -> tuple[dict[str, Any], None]:
-    """Write a bundle; return what the card says of it."""
+    """Write a bundle; return its description for the card."""
     bundle = Bundle.open(folder)
     manifest = bundle.manifest
     for part_name, part in manifest.part_names():

@@ -96,7 +96,7 @@ def train_run(
 
 
 def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
-    """Return the first of the settings ``named`` that differs in the run, in words; empty if none does."""
+    """Describe the first of the settings ``named`` that differs in the run; empty if none does."""
     own = _own_settings(out)
     for name in sorted(named - {"data.workers"}):
         value, was = asked, own

@@ -28,9 +28,9 @@ START_S = 60.0
 def board_demo(
     out: Path, kinds: Sequence[str], bundle: Path | None, limit: int, console: Console, *, slowdown: float = 1.0
 ) -> dict[str, Any]:
-    """Plan for emulated boards on the loopback, push to them, run the plan, and return what was planned and measured.
+    """Plan for emulated boards on the loopback, push to them, run the plan, and return plan and measurements.
 
-    Without a ``bundle`` an untrained one is made. ``slowdown`` makes the boards this many times slower.
+    Without a ``bundle``, export an untrained one. ``slowdown`` makes the boards this many times slower.
     """
     from ls_edge.api.comparison import side_by_side
     from ls_edge.core.bundle import Bundle

@@ -1,4 +1,4 @@
-"""Base class of the commands, and descriptions of errors."""
+"""Base classes of commands, and descriptions of errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEGRADED = 3
 
 
 class Group(click.Group):
-    """A group of commands, with the same names of its option for help in every context."""
+    """Group of commands with both names of its help option in every context."""
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return both names; see :meth:`Command.get_help_option_names`."""
@@ -22,7 +22,7 @@ class Group(click.Group):
 
 
 class Command(click.Command):
-    """A command with ``--debug``, which shows the traceback behind an error, and examples at the end of its help."""
+    """Command with ``--debug``, which shows the traceback of an error, and examples at the end of its help."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         """Make a command; ``examples`` are command lines as a user types them."""
@@ -34,7 +34,7 @@ class Command(click.Command):
         )
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Return both names: click keeps the option that it makes first, whichever context that was for."""
+        """Return both names, since click caches the option that it creates first for all contexts."""
         return HELP_OPTIONS
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -45,7 +45,7 @@ class Command(click.Command):
         return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, a line each, never wrapped, so that they can be copied."""
+        """Write the examples, one per line and never wrapped, so that they can be copied."""
         super().format_epilog(ctx, formatter)
         if self.examples:
             formatter.write("\nExamples:\n")

@@ -1,4 +1,4 @@
-"""Wait for a warm holder of every block before the first image, and report blocks without one."""
+"""Wait for warm holders of all blocks before the first image, and report blocks without one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _judge(source: Source, missing: Sequence[int], waited: float) -> str:
 
 
 def _reasons(source: Source, missing: Sequence[int]) -> list[str]:
-    """Return why blocks have no holder: one text per peer that should hold some, and one for unassigned blocks."""
+    """Return why blocks have no holder: a reason per peer that should hold some, and one for unassigned blocks."""
     states, problems = source.snapshot.peers, source.snapshot.problems
     texts = []
     for peer in source.peers.peers:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ls_edge.runtime.source.source import Source
 
 DESCRIPTORS_PER_PEER = 5
-"""File descriptors per peer: connection, socket, two of its monitor, and the link of that peer to us."""
+"""File descriptors per peer: connection, socket, two for its monitor, and the link from that peer."""
 DESCRIPTORS_PER_CONNECTION = 3
 """File descriptors per HTTP connection: its socket, and files for a long body and a long answer."""
 OTHER_DESCRIPTORS = 24
@@ -36,19 +36,19 @@ def open_peers(path: Path, connections: int = 0) -> PeersFile:
 
 
 def peers_to_ask(path: Path, secret_key: Path | None) -> tuple[PeersFile, KeyPair | None]:
-    """Read peers.yaml and the key of a command whose result shows what peers report, so that nothing is logged."""
+    """Read peers.yaml and the key of a command that reports problems of peers itself, and turn off the log."""
     set_up(as_json=False, level=logging.CRITICAL)
     return open_peers(path), None if secret_key is None else load_secret(secret_key)
 
 
 def reload_source(source: Source, say: Callable[[str], None]) -> None:
-    """Make a source use ``peers.yaml`` as it is now, and say whether that worked."""
+    """Make a source read ``peers.yaml`` again, and report the result."""
     try:
         require_descriptors(load_peers(source.peers.path))
         source.reload()
         say(f"read {os.fspath(source.peers.path)} again: {counted(len(source.peers.peers), 'peer')}")
     except LsEdgeError as error:
-        say(f"the peers are those of before: {error}")
+        say(f"the peers are unchanged: {error}")
 
 
 def require_descriptors(peers: PeersFile, connections: int = 0) -> None:

@@ -3,7 +3,7 @@
 :func:`install` is the first thing that ``ls-edge`` does, before the modules of the command are imported. A signal
 then raises ``KeyboardInterrupt`` in the main thread, so that ``with`` and ``finally`` clean up; SIGTERM does the same.
 While modules are being imported it ends the process directly: there is nothing to clean up, and extension modules that
-are just being initialised swallow exceptions. A second signal always ends the process directly.
+are just being initialized swallow exceptions. A second signal always ends the process directly.
 
 Only a few modules of the standard library are imported here.
 """
@@ -44,7 +44,7 @@ def leave(number: int) -> NoReturn:
 
 
 class StopRequest:
-    """Context in which the first signal only sets :attr:`number`, and the second ends the process.
+    """Context in which the first signal sets :attr:`number`, and the second ends the process.
 
     Commands use it to stop in order and print results. Without :func:`install` (in a program that imports this
     package) signals are left alone.
@@ -94,7 +94,7 @@ class ReloadRequest:
         signal.signal(signal.SIGHUP, self._before)  # type: ignore[arg-type]
 
     def take(self) -> bool:
-        """Return whether there was a signal since the last call."""
+        """Return whether a signal came since the last call."""
         asked, self._asked = self._asked, False
         return asked
 
@@ -106,7 +106,7 @@ class ReloadRequest:
 
 
 def _terminals() -> list[int]:
-    """Return the standard streams that are on a terminal which has not ended."""
+    """Return the standard streams that are connected to an open terminal."""
     return [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
 

@@ -1,7 +1,7 @@
-"""The command line: one module a command, loaded when it is called.
+"""The command line: one module per command, imported when the command is called.
 
 ``ls-edge --help`` and every ``ls-edge COMMAND --help`` work without torch, timm, onnx and an engine library, so
-a command module imports those inside its function.
+command modules import these in functions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COMMANDS = {
 
 
 class _Interrupted(BaseException):
-    """Ctrl-C or SIGTERM on its way past click, which would print an empty line for it."""
+    """Ctrl-C or SIGTERM, hidden from click, which would print an empty line."""
 
 
 class _LazyGroup(Group):
@@ -140,7 +140,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _drop_unwritable_output() -> None:
-    """Discard what standard output did not take; otherwise the interpreter reports it again when it exits."""
+    """Discard unwritten output; otherwise the interpreter reports the same error when it exits."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""``--metrics HOST:PORT``, whose port is bound before the peer or source is opened."""
+"""Metrics endpoint for ``--metrics HOST:PORT``, bound before the peer or source is opened."""
 
 from __future__ import annotations
 

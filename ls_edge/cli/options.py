@@ -28,9 +28,9 @@ FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 MAX_IMAGES, MAX_BATCH, MAX_THREADS = 10_000_000, 65_536, 1024
 HTML, SVG, JSON_FILE = "<!doctype html.*ls-edge", "<svg", r"\s*\{"
-"""Beginnings of files that commands write; see :func:`output`."""
+"""Patterns of the first characters of files that commands write; see :func:`output`."""
 _START = 16_384
-"""Bytes of an existing file that are compared."""
+"""Number of bytes of an existing file that are compared."""
 ENGINES = ("auto", "onnx", "tensorrt")
 
 Option = Callable[[Any], Any]
@@ -41,7 +41,7 @@ class Number(click.FloatRange):
     """A number that is neither NaN nor infinite."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number; fail if it is not finite or out of range."""
+        """Return the number; fail unless it is finite and within the range."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -57,7 +57,7 @@ def counts(most: int) -> Callable[[str], tuple[int, ...]]:
         except ValueError:
             raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,4") from None
         if not all(1 <= number <= most for number in numbers):
-            raise click.BadParameter(f"{value!r}: each number has to be from 1 to {most}")
+            raise click.BadParameter(f"{value!r}: use numbers from 1 to {most}")
         return numbers
 
     return convert
@@ -104,8 +104,8 @@ def path(flag: str, help_text: str, **settings: Any) -> Option:
 def output(flag: str, help_text: str, *, draws: bool = False, ours: str = "", **settings: Any) -> Option:
     """Return an option that takes a file to write, checked before any work; with ``draws``, the extra report is too.
 
-    An existing file is only replaced if its beginning matches the regular expression ``ours``, as files of this command
-    do; an empty file and anything that is not a regular file may be written.
+    An existing file is only replaced if it is empty, is not a regular file, or matches the regular expression ``ours``,
+    as files of this command do.
     """
 
     def check(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
@@ -177,7 +177,7 @@ def secret_key(help_text: str = "NAME.key_secret, if peers.yaml has keys.") -> O
 
 
 def is_typed(name: str) -> bool:
-    """Return whether a parameter of this call is from the command line, and not from the environment or a default."""
+    """Return whether a parameter was given on the command line, not by the environment or a default."""
     return click.get_current_context().get_parameter_source(name) == ParameterSource.COMMANDLINE
 
 
@@ -216,7 +216,7 @@ SOURCE = apply_options(
     SECRET_KEY,
     STRICT_BUNDLE,
 )
-"""Arguments of ``Source.open``, under their names there."""
+"""Options that are arguments of ``Source.open``, with the same names."""
 
 
 SET = names("--set", "Any setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")

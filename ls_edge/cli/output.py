@@ -14,7 +14,7 @@ from ls_edge.core.files import write_output
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:
-    """Print a document, in UTF-8 whatever the locale is."""
+    """Print a document in UTF-8, independent of the locale."""
     encoded = msgspec.json.encode(document)
     click.echo(encoded if one_line else msgspec.json.format(encoded, indent=1))
 
@@ -36,7 +36,7 @@ def warn(text: str) -> None:
 
 
 def note_model(witnesses: Sequence[str]) -> None:
-    """Say whose model a source without a bundle uses; nothing where it has its own."""
+    """Name the peers whose model a source without a bundle uses; print nothing if it has a bundle."""
     if len(witnesses) > 1:
         click.echo(f"ls-edge: the model is that of {' and '.join(witnesses)}, which agree on it", err=True)
     elif witnesses:

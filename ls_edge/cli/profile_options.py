@@ -1,4 +1,4 @@
-"""Options of commands that plan from profiles: the devices and the links between them."""
+"""Options of commands that plan from profiles of devices and links."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Arbitrary(msgspec.Struct, frozen=True):
 
     top1_mean: float
     top1_std: float
-    """Deviation of the evaluated orders, not an estimate for all orders."""
+    """Standard deviation over the evaluated orders, not an estimate for all orders."""
     top1_p5: float
     top1_worst: float
     orders: int
@@ -65,7 +65,7 @@ class Freedom(msgspec.Struct, frozen=True):
 
     bands: list[list[int]]
     allowed: float
-    """Number of orders that the bands allow; for many blocks more than 64 bits can hold."""
+    """Number of orders that the bands allow; a float, since it can exceed 64 bits."""
     orders: int
     top1_mean: float
     top1_std: float
@@ -89,7 +89,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     arbitrary: Arbitrary
     kept: dict[str, Kept]
     position_accuracy: float | None
-    """Fraction of blocks that name their own slot; None if the method does not predict it."""
+    """Accuracy of the slots that blocks predict for themselves; None if the method does not predict them."""
     images: int
     arrangements: list[TrackAccuracy] | None = None
     """Accuracies by shape of the waves, if requested."""
@@ -161,7 +161,7 @@ def evaluate(
 
 
 class _Tracks(Measure):
-    """Right answers of arrangements with several tracks."""
+    """Correct answers of arrangements with several tracks."""
 
     def __init__(self, model: BlockModel, arrangements: Iterable[Arrangement]) -> None:
         self._model = model
@@ -183,7 +183,7 @@ class _Slots(Measure):
         self._right = self._asked = 0
 
     def look(self, path: Sequence[int], tokens: Any) -> None:
-        """Compare the slot that the last block of ``path`` names."""
+        """Compare the slot that the last block of ``path`` predicts with its own."""
         times = self._times.get(tuple(path), 0)
         named = self._guess(path[-1], tokens) if times else None
         if named is not None:
@@ -196,7 +196,7 @@ class _Slots(Measure):
 
 
 def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Combine runs of one plan: means over the models, and deviations over models and orders."""
+    """Combine evaluations of one plan: means over the models, standard deviations over models and orders."""
     first = evaluations[0]
     tops = np.array([item.sequential.top1 for item in evaluations])
     means = np.array([item.arbitrary.top1_mean for item in evaluations])
@@ -258,7 +258,7 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 def _pooled(pairs: Iterable[tuple[float, float]]) -> float:
-    """Return the deviation over several groups, from the deviation and mean of each."""
+    """Return the standard deviation over several groups, from that and the mean of each."""
     deviations, centers = np.array(list(pairs)).T
     return float(np.sqrt(np.mean(deviations**2) + np.var(centers)))
 

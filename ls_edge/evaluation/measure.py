@@ -1,7 +1,7 @@
 """Run a model in many orders of its blocks and measure the outputs; numpy only.
 
 All orders of a batch of images are walked as one tree: the stem runs once, and the common start of several orders is
-computed once. Memory: one set of tokens for each block on the way.
+computed once. Memory holds the tokens after each block of the current path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NotMeasurable(Exception):
 
 
 class BlockModel(Protocol):
-    """Stem, blocks and head of a torch model or of a bundle's engines; tokens only pass from one to the next."""
+    """Stem, blocks and head of a torch model or of a bundle's engines; the type of the tokens is theirs."""
 
     @property
     def num_blocks(self) -> int:
@@ -58,10 +58,10 @@ class Measure:
         """Begin a batch, given the tokens of the stem."""
 
     def look(self, path: Sequence[int], tokens: Any) -> None:
-        """Take the tokens after the last block of ``path``, the blocks that ran so far."""
+        """Receive the tokens after the last block of ``path``, the blocks that have run."""
 
     def add(self, order: Order, logits: np.ndarray) -> None:
-        """Take the logits ``[B, C]`` of one of :attr:`orders`."""
+        """Receive the logits ``[B, C]`` of one of :attr:`orders`."""
 
     def end(self) -> None:
         """End a batch."""
@@ -80,7 +80,7 @@ class Mean:
 
     @property
     def mean(self) -> float | None:
-        """The mean, or None without values or if it is not finite."""
+        """The mean; None if it is not finite or there are no values."""
         value = self.total / self.count if self.count else math.nan
         return value if math.isfinite(value) else None
 
@@ -98,7 +98,7 @@ class Scores(Measure):
         self._labels = labels
 
     def add(self, order: Order, logits: np.ndarray) -> None:
-        """Count right answers."""
+        """Count correct answers."""
         self._right[order] += int((logits.argmax(axis=1) == self._labels).sum())
         losses = -log_softmax(logits)[np.arange(len(self._labels)), self._labels]
         self._loss[order].add(float(losses.sum()), len(self._labels))
@@ -122,8 +122,8 @@ def measure_orders(
 ) -> int:
     """Run the orders of all measures on every batch; return the number of images.
 
-    ``on_batch`` receives the number of images so far. Orders that differ only in blocks with the same of ``owners`` run
-    once. Raises :class:`DataError` without images.
+    ``on_batch`` receives the number of images so far. ``owners`` has an index for each block: orders that differ only
+    in blocks with the same index run once. Raises :class:`DataError` without images.
     """
     alike: dict[Order, list[Order]] = {}
     for order in sorted({order for measure in measures for order in measure.orders}):
@@ -149,14 +149,14 @@ def measure_orders(
 
 
 def logits_of(model: BlockModel, images: np.ndarray, orders: Sequence[Order]) -> Iterable[tuple[Order, np.ndarray]]:
-    """Yield each order with its logits ``[B, C]``, in ascending sequence."""
+    """Yield each order with its logits ``[B, C]``, sorted by order."""
     yield from walk(model, model.stem(images), orders)
 
 
 def walk(
     model: BlockModel, start: Any, orders: Sequence[Order], measures: Sequence[Measure] = ()
 ) -> Iterable[tuple[Order, np.ndarray]]:
-    """Yield each order with its logits, given the tokens of the stem; ``measures`` look at each step once."""
+    """Yield each order with its logits, given the tokens of the stem; ``measures`` see each step once."""
     path: list[int] = []
     tokens: list[Any] = [start]
     for order in sorted(orders):

@@ -16,12 +16,12 @@ from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.settings import EvaluationSettings
 
 DRAWS = 8
-"""Random subsets for the accuracy of a pruned model."""
+"""Number of random subsets for the accuracy with fewer blocks."""
 
 
 @dataclass(frozen=True)
 class EvaluationOrders:
-    """Orders of an evaluation with some settings, of a model whose own bands are ``own``."""
+    """Orders to evaluate, by the settings of an evaluation and the model's ``own`` bands."""
 
     settings: EvaluationSettings
     own: Bands
@@ -85,7 +85,7 @@ class EvaluationOrders:
         return [self.bands.sort(order) for order in graded_orders(self.num_blocks, count, self.settings.seed)]
 
     def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
-        """Return a shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
+        """Return the arrangement of a shape in trained order, and those in :data:`DRAWS` random orders."""
         orders = self.bands.random_orders(DRAWS, self.settings.seed)
         return self.bands.equal_waves(range(self.num_blocks), tracks, length), [
             self.bands.equal_waves(order, tracks, length) for order in orders
@@ -97,12 +97,12 @@ class EvaluationOrders:
 
 
 def default_keep(blocks: int) -> list[int]:
-    """Return quarters of the depth."""
+    """Return a quarter, half and three quarters of the depth."""
     return sorted({round(blocks * part / 4) for part in (1, 2, 3)} - {0, blocks})
 
 
 def default_shapes(blocks: int) -> list[tuple[int, int]]:
-    """Return shapes for a band: two, four and all blocks at a time, and two tracks of two blocks or of half of all."""
+    """Return shapes for a band: 2, 4 or all blocks in parallel, and two tracks of two blocks or of half of them."""
     found = [(2, 1), (4, 1), (blocks, 1), (2, 2), (2, blocks // 2)]
     return sorted({(tracks, length) for tracks, length in found if length >= 1 and 2 <= tracks <= blocks // length})
 

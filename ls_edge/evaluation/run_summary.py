@@ -1,6 +1,6 @@
 """Summary of a run: the document of ``ls-edge run --json`` and the input of every table and report.
 
-:func:`summarise` needs only :mod:`ls_edge.core.records`, so it can summarize a trace. Unknown values (a latency without
+:func:`summarize` needs only :mod:`ls_edge.core.records`, so it can summarize a trace. Unknown values (a latency without
 answers, an accuracy without labels) are None, null in the JSON, and never NaN.
 
 Work that was lost with a peer is not included. A record holds only the branch that answered, so ``busy`` counts the
@@ -44,7 +44,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Skips(msgspec.Struct, frozen=True):
-    """Blocks that answers left out."""
+    """Blocks that answers skipped."""
 
     mean: float | None = None
     max: int | None = None
@@ -52,10 +52,10 @@ class Skips(msgspec.Struct, frozen=True):
 
 
 class Hops(msgspec.Struct, frozen=True):
-    """Transfers of tokens between two processes, including the last one, back to the source.
+    """Transfers of tokens between two processes, including the return to the source; a track of a helper takes two.
 
-    A track of another holder took two. ``mean`` is per answer. The others are medians: ``wire`` over hops, the rest
-    over visits to a holder, including its tracks for others.
+    ``mean`` is per answer. The others are medians: ``wire`` over hops, the rest over visits to a holder, including its
+    tracks for others.
     """
 
     mean: float | None = None
@@ -66,12 +66,12 @@ class Hops(msgspec.Struct, frozen=True):
 
 
 class PeerSummary(msgspec.Struct, frozen=True):
-    """Part of one peer in a run."""
+    """Work of one peer in a run."""
 
     blocks: tuple[ShownPart, ...]
     requests: int
     busy: float
-    """Fraction of the time from the first submission to the last answer or error that its engine worked for answers."""
+    """Fraction of the time from the first submission to the last answer or error that its engine computed answers."""
     state: PeerState
     blocks_run: int = 0
     lost: int = 0
@@ -83,7 +83,7 @@ class SkipAccuracy(msgspec.Struct, frozen=True):
 
     skipped: int
     answers: int
-    labelled: int
+    labeled: int
     top1: float | None
     low: float | None
     high: float | None
@@ -117,7 +117,7 @@ class RunSummary(RunFacts, frozen=True, kw_only=True):
 
     @property
     def distrust(self) -> str:
-        """One line about peers that sent impossible messages, or an empty text."""
+        """One line about peers that sent impossible messages, or an empty string."""
         if not self.rejected:
             return ""
         each = "; ".join(f"{name} ({one.count:,}, such as {one.why})" for name, one in self.rejected.items())
@@ -128,7 +128,7 @@ class RunSummary(RunFacts, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
-def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], context: RunContext) -> RunSummary:
+def summarize(records: Sequence[RequestRecord], events: Sequence[PeerEvent], context: RunContext) -> RunSummary:
     """Summarize a run, even an empty one or one without answers."""
     answers = [record for record in records if record.error is None]
     latency = np.array([record.latency_us / 1e3 for record in answers], dtype=np.float64)
@@ -184,9 +184,9 @@ def wilson(successes: int, trials: int) -> tuple[float, float] | None:
         return None
     share, z = successes / trials, 1.959964
     spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    centre = share + z * z / (2 * trials)
+    center = share + z * z / (2 * trials)
     scale = 1 + z * z / trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)
 
 
 class Tally:

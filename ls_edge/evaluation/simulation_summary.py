@@ -20,7 +20,7 @@ WHOLE, DEGRADED, FAILED = 0, 1, 2
 
 
 class DeviceLosses(msgspec.Struct, frozen=True):
-    """Losses of devices."""
+    """Devices lost during the simulation."""
 
     count: int
     """Devices that were lost while requests were in flight."""
@@ -45,16 +45,16 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_skips: int = 0
     budget_ms: float = 10_000.0
     replicas: int | None = None
-    """Least number of holders of a block; None for two if memory allows it. Known in a document."""
+    """Minimum holders of a block; None for two if memory allows it. Always set in a document."""
     concurrency: int | None = None
-    """Concurrent requests per site; None for as many as keep its devices busy. Known in a document."""
+    """Concurrent requests per site; None for as many as keep its devices busy. Always set in a document."""
     rate: float | None = None
     """Images per second of the whole fleet; null for a closed loop."""
     seed: int = 0
 
 
 class SimulationContext(FleetSettings, frozen=True, kw_only=True):
-    """Settings of a simulation, and what was made of them."""
+    """Settings of a simulation, and the sites that were planned from them."""
 
     bundle_id: str
     sites: int
@@ -126,7 +126,7 @@ class SiteOutcome:
         return sum(count * (end - at) for (at, count), end in zip(self.up, ends, strict=True))
 
 
-def summarise_simulation(outcomes: Sequence[SiteOutcome], context: SimulationContext) -> SimulationSummary:
+def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationContext) -> SimulationSummary:
     """Combine the outcomes of all sites."""
     states = np.concatenate([outcome.states for outcome in outcomes])
     latency = np.concatenate([outcome.latency_s for outcome in outcomes])[states != FAILED] * 1e3

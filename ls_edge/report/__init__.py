@@ -1,1 +1,1 @@
-"""Tables, pictures and the HTML report made from a run's records; no plotting library needed."""
+"""Tables, charts and HTML pages of results; only charts and pages need the extra ``report``."""

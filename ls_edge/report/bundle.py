@@ -1,4 +1,4 @@
-"""A bundle in words, for terminals."""
+"""Description of a bundle, for terminals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ls_edge.device.hardware import cpu_features, has_nvidia
 from ls_edge.report.terminal import PlainTable, print_table
 
 _FAST_INT8 = ("amx_int8", "avx512_vnni", "avx_vnni", "i8mm", "asimddp")
-"""Instructions of CPUs that multiply int8 faster than float32."""
+"""CPU instructions that multiply int8 faster than float32."""
 
 
 def print_export(summary: dict[str, Any], console: Console) -> None:
@@ -36,13 +36,13 @@ def print_export(summary: dict[str, Any], console: Console) -> None:
 
 
 def speed_here(precision: str, *, has_gpu: bool, features: Collection[str]) -> str:
-    """Say whether this machine runs a precision fast, and which one it runs faster."""
+    """Describe how well a precision suits this machine, and which one is faster."""
     fast_int8 = next((name for name in _FAST_INT8 if name in features), "")
-    for_cpu = f"its CPU runs int8 faster ({fast_int8})" if fast_int8 else "its CPU runs none faster than fp32"
+    for_cpu = f"its CPU runs int8 faster ({fast_int8})" if fast_int8 else "its CPU runs no precision faster than fp32"
     if precision == "fp16":
         return "fast on the GPU of this machine" if has_gpu else f"not faster than fp32 on this machine: {for_cpu}"
     if precision == "int8":
-        slow = "its CPU has neither VNNI nor AMX, so compare with fp32 by ls-edge bench"
+        slow = "its CPU has neither VNNI nor AMX, so compare with fp32 using ls-edge bench"
         return f"on this machine {f'fast on the CPU ({fast_int8})' if fast_int8 else slow}"
     return f"on this machine {'the GPU runs fp16 faster, and ' if has_gpu else ''}{for_cpu}"
 
@@ -54,7 +54,7 @@ def _blocks(summary: dict[str, Any], count: int) -> str:
 
 def _bands(summary: dict[str, Any]) -> str:
     bands, folded = summary["bands"], summary["folded"]
-    found = [f"{format_bands(bands)} (blocks change places within each)"] if len(bands) > 1 else []
+    found = [f"{format_bands(bands)} (blocks may be reordered within each)"] if len(bands) > 1 else []
     found += [f"{counted(folded[part], 'block')} folded into the {part}" for part in ("stem", "head") if folded[part]]
     return ", ".join(found)
 
@@ -64,12 +64,13 @@ def _costs(costs: dict[str, Any] | None) -> str:
         return ""
     return (
         f"{costs['orders']} on {costs['images']} images: loss {costs['trained']['loss']:.3f} as trained, "
-        f"{costs['random']['loss']:.3f} in random order; estimates rank others by {costs['fit']['spearman']:.2f}"
+        f"{costs['random']['loss']:.3f} in random order; the rank correlation of the estimates is "
+        f"{costs['fit']['spearman']:.2f}"
     )
 
 
 def shown(verified: dict[str, Any]) -> str:
-    """Return the numbers of a manifest's ``verified`` in words."""
+    """Describe the results in ``verified`` of a manifest."""
     if verified["measure"] == "cosine":
         text = f"cosine {verified['min_cosine']:.5f} with {verified['reference']} (tolerance {verified['tolerance']:g})"
     else:

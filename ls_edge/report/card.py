@@ -1,4 +1,4 @@
-"""The model card of a run or a bundle on the Hub."""
+"""Model card of a run or a bundle on the Hub."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model_card(
     license_name: str | None,
     timm_problem: str | None,
 ) -> str:
-    """Return the card as Markdown: ``about`` has model and method, ``cost`` what an image takes, in words.
+    """Return the card as Markdown; ``about`` has model and method, ``cost`` the cost of an image in words.
 
     ``timm_problem`` is the reason why timm cannot load the plain model, empty if it can, and None for a bundle.
     """
@@ -67,7 +67,7 @@ def _accuracy(evaluation: Evaluation | None, num_blocks: int) -> str:
 def _orders(bands: Bands) -> str:
     if bands.is_one:
         return f"All {bands.num_blocks} blocks may run in any order."
-    return f"Blocks may change places within these bands: `{bands}`, {bands.num_orders:,} orders."
+    return f"Blocks may be reordered within these bands: `{bands}`, {bands.num_orders:,} orders."
 
 
 def _use(name: str, timm_problem: str | None) -> str:

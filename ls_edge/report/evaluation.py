@@ -41,12 +41,12 @@ def print_evaluation(result: Evaluation, console: Console) -> None:
     for group in s["shared"]:
         console.print(
             f"blocks {', '.join(map(str, group))} are steps of one block: their order makes no difference, and a "
-            "step is skipped only where no peer has that block"
+            "step is skipped only if no peer has that block"
         )
 
 
 def evaluation_remarks(result: Evaluation) -> list[str]:
-    """Return remarks about the models and images of an evaluation."""
+    """Return remarks on the models and images of an evaluation."""
     remarks = []
     if (m := result.models) is not None:
         remarks.append(
@@ -59,7 +59,7 @@ def evaluation_remarks(result: Evaluation) -> list[str]:
 
 
 def print_evaluations(found: Sequence[Evaluation], console: Console) -> None:
-    """Print a row for each evaluation, and a column for each number of blocks that any of them kept."""
+    """Print a row for each evaluation, and a column for each number of kept blocks."""
     keeps = sorted({int(keep) for item in found for keep in item.kept})
     table = PlainTable.of("", ">trained order", ">random order", *(f">{keep} kept" for keep in keeps))
     for item in found:

@@ -42,7 +42,7 @@ from ls_edge.report import charts
 from ls_edge.report.runs.mistakes import confusions, wrong_images
 from ls_edge.report.runs.statistics import RunData
 from ls_edge.report.runs.tracks import track_table
-from ls_edge.report.theme import STAGES, STYLE
+from ls_edge.report.theme import STAGES, STYLE, Chart
 from ls_edge.version import __version__
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def write_report(
 ) -> None:
     """Write the report of one run; raise :class:`UsageError` if ``path`` cannot be written.
 
-    With the ``images`` of the run, it shows some of those that were answered wrong.
+    With the ``images`` of the run, it shows some that were answered wrong.
     """
     data, wrong = RunData(summary, records, events, classes), wrong_images(records, images)
     write_output(path, render("report.html.j2", title=title, lede="", runs=[("", data)], wrong_images=wrong))
 
 
 def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Runs compared", lede: str = "") -> None:
-    """Write one file with a comparison of ``runs`` before the report of each."""
+    """Write a page that compares ``runs``, followed by the report of each."""
     data = [(name, RunData(summary, records, events)) for name, summary, records, events in runs]
     summaries = [(name, summary) for name, summary, _, _ in runs]
     text = render("comparison.html.j2", title=title, lede=lede, runs=data, summaries=summaries, wrong_images=())
@@ -113,7 +113,7 @@ class Figure(NamedTuple):
 
 
 def _settings(summary: RunSummary) -> dict[str, Any]:
-    """Return the settings of a run that have a value."""
+    """Return the settings of a run that are set."""
     settings = {
         "model": summary.model,
         "training method": summary.method,
@@ -128,10 +128,10 @@ def _settings(summary: RunSummary) -> dict[str, Any]:
 
 
 def render(template: str, *, scripts: Sequence[str] | None = None, **values: Any) -> str:
-    """Return the page of a template with these values, and with our scripts unless others are given."""
+    """Return the page of a template, by default with the scripts that draw charts."""
     count = 0
 
-    def figure(chart: charts.Chart, columns: int = 0) -> Figure:
+    def figure(chart: Chart, columns: int = 0) -> Figure:
         nonlocal count
         count += 1
         return Figure(f"chart-{count}", charts.with_parameters(charts.spec_of(chart), narrow=False), columns)

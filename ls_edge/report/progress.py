@@ -1,4 +1,4 @@
-"""Progress on standard error: of a run through the peers, and of work in steps.
+"""Progress of a run, and of work in steps, on standard error.
 
 On a terminal, a few lines are redrawn several times per second; elsewhere a plain line is printed every few seconds and
 for each change of a peer. Methods may be called from any thread.
@@ -29,7 +29,7 @@ RECENT = 512
 LINE_EVERY_S = 5.0
 MOST_NAMES = 12
 NARROW = 60
-"""Width in columns below which there is neither a bar nor a list of peers."""
+"""Width in columns below which neither a bar nor a list of peers is shown."""
 
 
 class RunProgress:
@@ -94,17 +94,17 @@ class RunProgress:
         greeting = state == PeerState.ALIVE and before == PeerState.UNKNOWN
         if before != state and not greeting:
             why = f" ({event.why})" if event.why else ""
-            # Counted from the start of the run, as on its report, and not from the opening of the source.
+            # Since the start of the run, like the times in its report, not since the source was opened.
             at = time.monotonic() - self._begun
             self.note(f"{at:.2f} s: {name} {'is back' if state == PeerState.ALIVE else state}{why}")
 
     def note(self, text: str) -> None:
-        """Show a remark, such as the reason for waiting, until the next one; an empty text removes it."""
+        """Show a remark, such as the reason for waiting, until the next one; an empty string removes it."""
         self._note = printable(text)
         self._print_line(self._note)
 
     def warn(self, text: str) -> None:
-        """Show a warning until the next one; an empty text removes it."""
+        """Show a warning until the next one; an empty string removes it."""
         before, self._warning = self._warning, printable(text)
         if self._warning != before:
             self._print_line(self._warning)
@@ -151,7 +151,7 @@ class RunProgress:
         return text
 
     def _print_line(self, text: str) -> None:
-        """Print a line, if there is no terminal whose lines are redrawn."""
+        """Print a line when the output is not an interactive terminal."""
         if text and self._live is None:
             self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""Results that print as the commands print them, and draw themselves in notebooks."""
+"""Results that print like the commands, and draw themselves in notebooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import html
 import io
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # results are made where rich is not needed, such as on a camera
+if TYPE_CHECKING:  # a board without terminal output does not need rich
     from rich.console import Console
 
 

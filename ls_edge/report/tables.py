@@ -36,7 +36,7 @@ def print_summary(
     records: Sequence[RequestRecord] = (),
     classes: Sequence[str] = (),
 ) -> None:
-    """Print the tables of a run, by default on standard output, and a few of its ``records`` with class names."""
+    """Print the tables of a run, by default to standard output, and a few of its ``records`` with class names."""
     console = console or open_console()
     tables = [summary_table(summary, title=title), peers_table(summary)]
     for place, table in enumerate([*tables, answers_table(records, classes)] if records else tables):
@@ -89,7 +89,7 @@ def summary_table(summary: RunSummary, *, title: str = "") -> Table:
 
 
 def peers_table(summary: RunSummary) -> Table:
-    """Return a table of the part of each peer."""
+    """Return a table of the work of each peer."""
     table = PlainTable.of("peer", "blocks", ">answers", ">blocks run", ">busy", "state")
     for name, peer in summary.peers.items():
         state = Text(peer.state, style=STATE_STYLES[peer.state])

@@ -41,7 +41,7 @@ class PlainTable(Table):
     def of(
         cls, *headings: str, rows: Iterable[Sequence[RenderableType]] = (), title: str = "", **options: Any
     ) -> PlainTable:
-        """Return a table; ``>`` before a heading makes a column of numbers, aligned to the right and never folded."""
+        """Return a table; a leading ``>`` in a heading makes a right-aligned column of numbers, never folded."""
         table = cls(title, **options)
         for heading in headings:
             name = heading.removeprefix(">")
@@ -82,7 +82,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def fits(table: Table, console: Console) -> bool:
-    """Return whether a table is not wider than the terminal."""
+    """Return whether a table fits into the width of the terminal."""
     return Measurement.get(console, console.options.update(width=FILE_WIDTH), table).minimum <= console.width
 
 
@@ -106,7 +106,7 @@ def _text(cell: RenderableType) -> Text:
 
 
 def print_times(title: str, found: BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
-    """Print the times of stem, blocks, and head, and below them those of ``wholes`` that were measured."""
+    """Print the times of stem, blocks, and head, then the measured ones of ``wholes``."""
     table = PlainTable.of("", ">median ms", ">95 % ms", ">min ms", title=title, box=None)
     parts = {"stem": found.stem_ms, **{f"block {index}": one for index, one in enumerate(found.blocks_ms)}}
     for group in ({**parts, "head": found.head_ms}, wholes):

@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+Chart = Any
+"""Altair chart; its methods have no more exact type, and most of the package does not need Altair."""
+
 BLOCK_SCHEME: Final = "viridis"
 CATEGORY_SCHEME: Final = "tableau10"
 MOST_CATEGORIES = 10
@@ -24,7 +27,7 @@ STAGES = {
     "head": "classifier, on the source",
     "other": "not explained by any duration",
 }
-"""Kinds of work that take the time of a request."""
+"""Stages of a request, with their meaning."""
 
 _COLORS = {
     "bg": ("#fcfcfa", "#14161a"),
@@ -60,7 +63,7 @@ STYLE = (
 
 
 def with_plain_colors(drawing: str) -> str:
-    """Replace the CSS variables of an SVG document, which not every program knows, by the colors on light paper.
+    """Replace the CSS variables of an SVG document, which not every program supports, by the colors on light paper.
 
     A style sheet makes them dark on a dark screen.
     """

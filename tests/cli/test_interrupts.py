@@ -7,7 +7,7 @@ import sys
 import pytest
 
 # Sends a signal to this very process while MODULE is being imported, and swallows what it raises, as an extension
-# module does that is just being initialised.
+# module does that is just being initialized.
 AT_IMPORT = """
 import os, signal, sys
 class AtImport:

@@ -165,12 +165,12 @@ class VideoCapture:
 def test_the_frames_of_a_camera(ls_edge, complaints, command, photos, tmp_path):
     picture = Image.open(photos / "03.png").convert("RGB")
     red, green, blue = picture.split()
-    Image.merge("RGB", (red.point(lambda v: v // 2), green, blue.point(lambda v: 255 - v))).save(photos / "colour.png")
+    Image.merge("RGB", (red.point(lambda v: v // 2), green, blue.point(lambda v: 255 - v))).save(photos / "color.png")
     (tmp_path / "modules").mkdir()
-    double, path = tmp_path / "modules" / "cv2.py", str(photos / "colour.png")
+    double, path = tmp_path / "modules" / "cv2.py", str(photos / "color.png")
     double.write_text(CV2.format(frames=1000, path=path))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "modules")}
-    file = json.loads(ls_edge.run(*command, photos / "colour.png", "--json").stdout)
+    file = json.loads(ls_edge.run(*command, photos / "color.png", "--json").stdout)
 
     done = ls_edge.run(*command, "camera:1", "--limit", "2", "--json", env=environment)
     assert done.returncode == 0

@@ -16,7 +16,7 @@ from rich.console import Console
 from ls_edge.cli.main import COMMANDS
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, Visit
 from ls_edge.core.text import counted
-from ls_edge.evaluation.run_summary import summarise
+from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, print_summary
 from ls_edge.report.terminal import PlainTable, print_table
@@ -146,7 +146,7 @@ def record(number, latency):
 
 @pytest.mark.parametrize("width", [1, 7, 20, 39])
 def test_tables_of_a_run_at_any_width(width):
-    summary = summarise(
+    summary = summarize(
         [record(n, 7.25) for n in range(3)], [PeerEvent(0, "a", PeerState.ALIVE)], RunContext(classes=10)
     )
     for terminal in (True, False):

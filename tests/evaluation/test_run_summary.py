@@ -12,7 +12,7 @@ from ls_edge.evaluation.run_summary import (
     RunContext,
     error_type,
     quantiles,
-    summarise,
+    summarize,
     wilson,
 )
 
@@ -47,7 +47,7 @@ def failed(number, error="BudgetExceeded: 10 ms are over"):
 
 
 def test_the_documents_keys_are_those_of_the_contract():
-    document = json.loads(summarise([record(0)], [], RunContext()).to_json())
+    document = json.loads(summarize([record(0)], [], RunContext()).to_json())
     assert {
         "bundle_id", "policy", "requests", "answered", "failed", "degraded", "top1", "throughput", "latency_ms",
         "skips", "retries", "duplicates_dropped", "hops", "peers",
@@ -74,7 +74,7 @@ def test_figures_of_a_small_run():
         preprocess_ms=[1.0, 3.0],
         settings={"max_skips": 1},
     )
-    summary = summarise(records, [PeerEvent(5000, "b", PeerState.LOST), PeerEvent(0, "a", PeerState.ALIVE)], context)
+    summary = summarize(records, [PeerEvent(5000, "b", PeerState.LOST), PeerEvent(0, "a", PeerState.ALIVE)], context)
     assert (summary.requests, summary.answered, summary.failed, summary.degraded) == (4, 3, 1, 1)
     assert summary.top1 == pytest.approx(2 / 3)
     assert summary.latency_ms.mean == 20.0
@@ -106,19 +106,19 @@ def test_figures_of_a_small_run():
 
 
 def test_a_peer_that_only_the_records_know_gets_its_blocks_from_them():
-    summary = summarise([record(0)], [], RunContext())
+    summary = summarize([record(0)], [], RunContext())
     assert summary.peers["b"].blocks == (1,)
     assert summary.peers["b"].state == "unknown"
 
 
 def test_failed_requests_with_labels_do_not_lower_top1():
-    summary = summarise([record(0), failed(1)], [], RunContext())
+    summary = summarize([record(0), failed(1)], [], RunContext())
     assert summary.top1 == 1.0
 
 
 @pytest.mark.parametrize("records", [[], [failed(0)], [failed(0), failed(1, "weird")]])
 def test_nothing_answered_gives_nulls_and_no_nan(records):
-    text = summarise(records, [], RunContext()).to_json()
+    text = summarize(records, [], RunContext()).to_json()
     assert "NaN" not in text
     document = json.loads(text)
     assert document["answered"] == 0
@@ -130,7 +130,7 @@ def test_nothing_answered_gives_nulls_and_no_nan(records):
 
 
 def test_no_labels_gives_no_accuracy():
-    summary = summarise([record(0, label=None)], [], RunContext())
+    summary = summarize([record(0, label=None)], [], RunContext())
     assert summary.top1 is None
     assert summary.top1_interval is None
     assert summary.accuracy_by_skips[0].answers == 1
@@ -138,7 +138,7 @@ def test_no_labels_gives_no_accuracy():
 
 
 def test_an_answer_that_took_no_time_has_no_throughput():
-    assert summarise([record(0, latency_us=0)], [], RunContext()).throughput is None
+    assert summarize([record(0, latency_us=0)], [], RunContext()).throughput is None
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_answer_that_took_no_time_has_no_throughput():
 )
 def test_order_tau_is_the_mean_over_answers(orders, expected):
     records = [record(n, waves=plain(*((block, "a") for block in order))) for n, order in enumerate(orders)]
-    assert summarise(records, [], RunContext()).order_tau == expected
+    assert summarize(records, [], RunContext()).order_tau == expected
 
 
 def test_wilson_interval_against_published_values():
@@ -177,7 +177,7 @@ def test_hops_from_the_order_where_there_are_no_visits():
 
 def test_blocks_side_by_side_count_for_all_their_holders():
     waves = ((((0, "a"), (1, "a")), ((2, "b"),)), (((3, "c"),),))
-    summary = summarise([record(0, waves=waves, visits=())], [], RunContext())
+    summary = summarize([record(0, waves=waves, visits=())], [], RunContext())
     assert {name: peer.requests for name, peer in summary.peers.items()} == {"a": 1, "b": 1, "c": 1}
     assert summary.order_tau is None
 
@@ -196,7 +196,7 @@ def wave_record():
 
 
 def test_work_of_a_wave_counts_once_and_for_whoever_did_it():
-    summary = summarise([wave_record()], [], RunContext(peers={"d": PeerContext((0,))}))
+    summary = summarize([wave_record()], [], RunContext(peers={"d": PeerContext((0,))}))
     assert {name: (p.requests, p.blocks_run, p.blocks) for name, p in summary.peers.items()} == {
         "d": (0, 0, (0,)),
         "a": (1, 3, (0, 1, 4)),

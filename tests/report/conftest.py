@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
-from ls_edge.evaluation.run_summary import summarise
+from ls_edge.evaluation.run_summary import summarize
 
 HOLDINGS = {"board-a": (0, 1, 2, 3), "board-b": (3, 4, 5), "laptop": (5, 6, 7, 0)}
 SPEED = {"board-a": 0.62, "board-b": 0.75, "laptop": 0.4}
@@ -20,7 +20,7 @@ class Run:
 
     @property
     def summary(self):
-        return summarise(self.records, self.events, self.context)
+        return summarize(self.records, self.events, self.context)
 
 
 def us(ms):

@@ -15,7 +15,7 @@ from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.simulation_summary import SimulationContext, SiteOutcome, summarise_simulation
+from ls_edge.evaluation.simulation_summary import SimulationContext, SiteOutcome, summarize_simulation
 from ls_edge.report.html import write_comparison, write_report, write_simulation
 from tests.browser import Browser, needs_browser
 
@@ -48,7 +48,7 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
         bundle_id="f" * 64, devices=2, requests=30, sites=1, devices_per_site=2, replicas=2, concurrency=4, rate=1.0,
         placement={"<b>": (0, 1)}, churn="up=1m,down=1s", max_skips=2, assumptions=[],
     )  # fmt: skip
-    write_simulation(folder / "fleet.html", summarise_simulation([site], context), [site])
+    write_simulation(folder / "fleet.html", summarize_simulation([site], context), [site])
     return folder
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
 from ls_edge.core.text import shorten, show, show_ms
-from ls_edge.evaluation.run_summary import summarise
+from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report import charts
 from ls_edge.report.charts.specification import svg_of
 from ls_edge.report.html import environment
@@ -54,7 +54,7 @@ def narrative(data):
 
 
 def data_of(records, events=()):
-    return RunData(summarise(records, events, RunContext()), records, events)
+    return RunData(summarize(records, events, RunContext()), records, events)
 
 
 def test_spans_follow_each_other():

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
-from ls_edge.evaluation.run_summary import summarise
+from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report import charts
 from ls_edge.report.html import write_comparison, write_report
 from ls_edge.report.runs.statistics import RunData
@@ -199,7 +199,7 @@ def hostile_run():
         peers={HOSTILE: PeerContext((0, 1), engine=HOSTILE)},
         settings={HOSTILE: HOSTILE},
     )
-    return summarise(records, events, context), records, events
+    return summarize(records, events, context), records, events
 
 
 def test_whatever_comes_from_outside_is_escaped(tmp_path):
@@ -230,8 +230,8 @@ def test_small_and_empty_runs(tmp_path, simulated, count):
     run = simulated(count, lost=None) if count else None
     records = run.records if run else []
     path = tmp_path / "r.html"
-    write_report(path, summarise(records, [], RunContext()), records, [])
-    write_comparison(tmp_path / "c.html", [("only", summarise(records, [], RunContext()), records, [])])
+    write_report(path, summarize(records, [], RunContext()), records, [])
+    write_comparison(tmp_path / "c.html", [("only", summarize(records, [], RunContext()), records, [])])
     assert "NaN" not in read(path)[0]
     read(tmp_path / "c.html")
 
@@ -242,7 +242,7 @@ def test_a_run_in_which_everything_failed(tmp_path, simulated):
         for r in simulated(20).records
     ]
     path = tmp_path / "r.html"
-    write_report(path, summarise(records, [], RunContext()), records, [])
+    write_report(path, summarize(records, [], RunContext()), records, [])
     _, page = read(path)
     assert "None of 20 images were answered." in page.text
     assert "20 Overloaded" in page.text
@@ -261,7 +261,7 @@ def test_long_runs_make_no_larger_files(tmp_path, simulated):
         ]
         events = [msgspec.structs.replace(e, at_us=e.at_us + n * length) for n in range(times) for e in run.events]
         path = tmp_path / f"{times}.html"
-        write_report(path, summarise(records, events, run.context), records, events)
+        write_report(path, summarize(records, events, run.context), records, events)
         sizes.append(path.stat().st_size)
     assert sizes[1] < 1.2 * sizes[0]
     assert sizes[1] < 2_000_000
@@ -275,7 +275,7 @@ def test_many_peers_blocks_and_events_stay_bounded(tmp_path, simulated):
         for n in range(5000)
     ]
     path = tmp_path / "r.html"
-    write_report(path, summarise(run.records, events, run.context), run.records, events)
+    write_report(path, summarize(run.records, events, run.context), run.records, events)
     assert len(read(path)[0]) < 1_500_000
 
 
@@ -294,14 +294,14 @@ def test_pictures_have_light_paper_where_style_sheets_are_not_read(tmp_path, run
     data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
     charts.write_svg(path, charts.latency_over_time(data))
     drawn = Image.open(io.BytesIO(vl_convert.svg_to_png(path.read_text()))).convert("RGB")
-    colours = {colour for _, colour in drawn.getcolors(1 << 24)}
+    colors = {color for _, color in drawn.getcolors(1 << 24)}
     assert drawn.getpixel((3, 3)) == (0xFC, 0xFC, 0xFA)
-    assert (0x1F, 0x7F, 0x60) in colours  # a peer comes back
-    assert (0, 0, 0) not in colours
+    assert (0x1F, 0x7F, 0x60) in colors  # a peer comes back
+    assert (0, 0, 0) not in colors
 
 
 def test_a_picture_of_nothing_is_an_error(tmp_path):
-    nothing = summarise([], [], RunContext())
+    nothing = summarize([], [], RunContext())
     for chart in (charts.slot_heatmap(RunData(nothing, [], [])), charts.accuracy_comparison([("x", nothing)])):
         with pytest.raises(UsageError, match="nothing to draw"):
             charts.write_svg(tmp_path / "p.svg", chart)

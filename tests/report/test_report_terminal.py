@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from ls_edge.core.records import PeerEvent, PeerState, RunContext
-from ls_edge.evaluation.run_summary import summarise
+from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report.html import write_report
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, peers_table, print_summary
@@ -16,8 +16,8 @@ from ls_edge.report.terminal import print_table
 
 
 def console(terminal, width=100):
-    colours = "standard" if terminal else None
-    return Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=colours, legacy_windows=False)
+    colors = "standard" if terminal else None
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=colors, legacy_windows=False)
 
 
 def written(console):
@@ -45,7 +45,7 @@ def test_tables_go_to_standard_output(run_with_loss, capsys):
     assert captured.err == ""
 
 
-def test_tables_on_a_terminal_have_colour(run_with_loss):
+def test_tables_on_a_terminal_have_color(run_with_loss):
     out = console(terminal=True)
     print_summary(run_with_loss.summary, out, title="A run")
     assert "\x1b[" in written(out)
@@ -85,9 +85,9 @@ def test_comparison(run_with_loss, simulated):
 
 def test_an_empty_run_has_tables_too():
     out = console(terminal=False)
-    print_summary(summarise([], [], RunContext()), out)
+    print_summary(summarize([], [], RunContext()), out)
     assert "0 of 0" in written(out)
-    assert peers_table(summarise([], [], RunContext())).row_count == 0
+    assert peers_table(summarize([], [], RunContext())).row_count == 0
 
 
 def test_progress_into_a_file_says_events_and_the_end(run_with_loss):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ls_edge.core.records import RequestRecord, RunContext, TrackSpan, Visit
 from ls_edge.core.text import NOTHING
-from ls_edge.evaluation.run_summary import summarise
+from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report import charts
 from ls_edge.report.html import write_report
 from ls_edge.report.runs.intervals import Span, intervals_of
@@ -31,7 +31,7 @@ def record(*tracks, visit=None, waves=None, latency_us=13_000, **changes):
 
 
 def data_of(*records):
-    return RunData(summarise(records, [], RunContext()), records, [])
+    return RunData(summarize(records, [], RunContext()), records, [])
 
 
 def critical(way):

@@ -9,7 +9,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.data.datasets import open_data
-from ls_edge.evaluation.run_summary import summarise
+from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report.runs.trace_events import trace_events, write_trace_events
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.run_dataset import run_dataset
@@ -76,7 +76,7 @@ def test_the_events_of_a_real_run(cluster, tiny_bundle, tmp_path, policy):
     with Source.open(load_peers(cluster.path), tiny_bundle, policy=policy, max_inflight=4) as source:
         run = run_dataset(source, open_data("digits", "eval").take(24), concurrency=4)
     assert len(run.records) == 24
-    summary = summarise(run.records, run.events, run.context)
+    summary = summarize(run.records, run.events, run.context)
     write_trace_events(path, summary, run.records, run.events)
     document = json.loads(path.read_bytes())
     assert document["otherData"]["bundle_id"] == summary.bundle_id
@@ -137,21 +137,21 @@ def test_waves_of_tracks(run_in_waves):
 
 def test_nothing_and_what_comes_from_outside(tmp_path):
     path = tmp_path / "e.json"
-    write_trace_events(path, summarise([], [], RunContext()), [], [])
+    write_trace_events(path, summarize([], [], RunContext()), [], [])
     assert [e["name"] for e in json.loads(path.read_text())["traceEvents"]] == ["process_name", "process_sort_index"]
     failed = RequestRecord(
         id=0, image="a\udcff.png", label=None, prediction=None, latency_us=5, degraded=False,
         error="EngineError: \x1b[2J", skipped=(), attempts=1, logits=None,
     )  # fmt: skip
     write_trace_events(
-        path, summarise([failed], [], RunContext()), [failed], [PeerEvent(1, "x", PeerState.LOST, "\x07")]
+        path, summarize([failed], [], RunContext()), [failed], [PeerEvent(1, "x", PeerState.LOST, "\x07")]
     )
     text = path.read_text()
     assert "\x1b" not in text
     (begun,) = [event for event in json.loads(text)["traceEvents"] if event["ph"] == "b"]
     assert (begun["args"]["image"], begun["args"]["error"]) == ("a\\xff.png", "EngineError: \\x1b[2J")
     with pytest.raises(UsageError, match="cannot write"):
-        write_trace_events(tmp_path / "e.json" / "x", summarise([], [], RunContext()), [], [])
+        write_trace_events(tmp_path / "e.json" / "x", summarize([], [], RunContext()), [], [])
 
 
 def test_a_peer_may_be_called_source():

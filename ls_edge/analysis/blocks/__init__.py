@@ -1,1 +1,1 @@
-"""Kinds of analysis that exist for every model, runs and bundles."""
+"""Kinds of analysis that exist for both runs and bundles."""

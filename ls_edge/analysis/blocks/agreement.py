@@ -1,8 +1,6 @@
-"""Agreement of answers in random order, and with blocks left out, with those of the trained order."""
+"""Agreement with the trained order of answers in random order and with blocks left out."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -11,9 +9,7 @@ from ls_edge.analysis.kind import MeasuredKind, number_text
 from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.core.text import counted, show_percent
 from ls_edge.evaluation.measure import Mean, Measure, Order, TokenModel, log_softmax
-
-if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 HEADINGS = ("blocks left out", "same class", "in all orders", "total variation", "orders")
 
@@ -84,7 +80,7 @@ class AgreementMeasure(Measure):
         self._logits.clear()
 
     def result(self) -> Agreement:
-        """Return the agreement of random orders, and by the number of blocks left out."""
+        """Return the agreement in random order, and by the number of blocks left out."""
         compared = []
         for count, orders in self._groups.items():
             distances = [self._distance[order].mean for order in orders]
@@ -111,7 +107,6 @@ def _finding(found: Agreement) -> str:
 
 
 def _charts(found: Agreement) -> list[Chart]:
-    """Draw the agreement of random orders with the trained order, by the number of blocks left out."""
     import altair as alt
 
     from ls_edge.report.charts.specification import lines_chart

@@ -1,11 +1,11 @@
-"""Norm of what a block adds relative to that of its input, ``|f(x) - x| / |x|`` of each token, by block and slot.
+"""Norm of a block's addition to a token relative to the norm of the token, ``|f(x) - x| / |x|``, by block and slot.
 
 arXiv 2407.04513 compares blocks by their position.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -13,11 +13,7 @@ import numpy as np
 from ls_edge.analysis.blocks.token_additions import TokenAdditions
 from ls_edge.analysis.kind import MeasuredKind, block_names, number_text
 from ls_edge.core.text import NOTHING, counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 
 class Contribution(msgspec.Struct, frozen=True):
@@ -48,7 +44,6 @@ def _finding(found: Contribution) -> str:
 
 
 def _charts(found: Contribution) -> list[Chart]:
-    """Draw the addition of each block by slot, relative to its input, in random orders."""
     from ls_edge.report.charts.specification import square_of
 
     return [square_of(found.random, block_names(found.random), ("block", "slot"), "added over input", exponent=0.5)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,11 +10,7 @@ from ls_edge.analysis.kind import MeasuredKind, Score, number_text, sentence
 from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.core.text import NOTHING
 from ls_edge.evaluation.measure import Order, Scores, TokenModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 
 class BlockImportance(msgspec.Struct, frozen=True):
@@ -37,7 +33,7 @@ class Importance(msgspec.Struct, frozen=True):
 
     @property
     def costs(self) -> str:
-        """Which blocks cost most and least if they are left out; empty if no loss is finite."""
+        """The most and the least important block, in words; empty if no loss is finite."""
         known = [(one.importance, one.block) for one in self.blocks if one.importance is not None]
         if not known:
             return ""
@@ -54,7 +50,7 @@ class ImportanceMeasure(Scores):
         for block in self._trained:
             band = plan.bands.groups[plan.bands.band_of(block)]
             first, last = band.start, band.stop - 1
-            # The farther end of the band, the last one from the middle.
+            # The farther end of the band; from the middle, the last slot.
             slot = None if first == last else last if block - first <= last - block else first
             without = tuple(one for one in self._trained if one != block)
             moved = self._trained if slot is None else (*without[:slot], block, *without[slot:])
@@ -91,7 +87,6 @@ def _finding(found: Importance) -> str:
 
 
 def _charts(found: Importance) -> list[Chart]:
-    """Draw the increase of the loss without each block, and with it at the other end of its band."""
     import altair as alt
 
     from ls_edge.report.charts.specification import bars_chart, row_of, tooltip_of

@@ -1,8 +1,6 @@
-"""Norm of what a block adds, by slot."""
+"""Norm of a block's addition to the tokens, by slot."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -10,9 +8,7 @@ import numpy as np
 from ls_edge.analysis.blocks.slot_outputs import SlotOutputs
 from ls_edge.analysis.kind import MeasuredKind
 from ls_edge.core.text import counted
-
-if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 BINS = 24
 _RIDGE = 54
@@ -22,11 +18,11 @@ _OVERLAP = 1.6
 
 
 class AddedNorms(msgspec.Struct, frozen=True):
-    """Norm of what a block adds to the pooled token, relative to the largest norm of the block, by block and slot."""
+    """Norm of a block's addition to the pooled token, relative to the block's largest norm, by block and slot."""
 
     mean: list[list[float | None]]
     shares: list[list[list[float]]]
-    """Fraction of the images in each of equal bins from 0 to 1; empty for a slot without images."""
+    """Histogram from 0 to 1, as fractions of the images; empty for a slot without images."""
     pool: str
     images: int
 
@@ -64,7 +60,6 @@ def _finding(found: AddedNorms) -> str:
 
 
 def _charts(found: AddedNorms) -> list[Chart]:
-    """Draw a ridge of the norms that each block adds for each of its slots, the first block on top."""
     import altair as alt
 
     from ls_edge.report.charts.specification import block_color, chart_of, row_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,12 +12,10 @@ from ls_edge.analysis.kind import MeasuredKind, block_names
 from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Mean, Measure, TokenModel
 from ls_edge.evaluation.orders import spearman
-
-if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 MOST_IMAGES = 256
-"""Images to measure, the first of the sample: more of them hardly change a mean over tokens."""
+"""Number of first images to measure: more of them hardly change a mean over tokens."""
 
 
 class Pairs(msgspec.Struct, frozen=True):
@@ -53,7 +51,7 @@ class PairsMeasure(Measure):
         self._means = {pair: Mean() for pair in pairs}
 
     def begin(self, start: Any, labels: np.ndarray) -> None:
-        """Run the pairs on a batch."""
+        """Run all pairs on a batch."""
         count = min(len(labels), MOST_IMAGES - self._images)
         if count <= 0:
             return
@@ -100,7 +98,6 @@ def _finding(found: Pairs) -> str:
 
 
 def _charts(found: Pairs) -> list[Chart]:
-    """Draw the difference that exchanging two blocks makes, and the order costs of the bundle."""
     from ls_edge.report.charts.specification import square_of
 
     blocks, titles = block_names(found.difference), ("earlier block", "later block")

@@ -1,9 +1,8 @@
-"""Accuracy of reading the slot of a block from its output; scikit-learn (extra ``analyze``) fits the probe."""
+"""Accuracy of a linear probe that reads a block's slot from its output; needs scikit-learn (extra ``analyze``)."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -11,12 +10,10 @@ import numpy as np
 from ls_edge.analysis.blocks.slot_outputs import SlotOutputs
 from ls_edge.analysis.kind import MeasuredKind, number_text
 from ls_edge.core.text import show_percent
-
-if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 FOLDS = 5
-"""Parts of the images, each left out of one fit, and the fewest images of a slot."""
+"""Number of folds of the images, and the fewest images of a slot."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -25,7 +22,7 @@ class Probe(msgspec.Struct, frozen=True):
     accuracy: list[float | None]
     """None for a block with a single slot, or with too few images."""
     shuffled: list[float | None]
-    """The same after the slots were exchanged at random among the images."""
+    """The same with the slots shuffled among the images."""
     chance: list[float]
     images: int
 
@@ -70,7 +67,6 @@ def _finding(found: Probe) -> str:
 
 
 def _charts(found: Probe) -> list[Chart]:
-    """Draw the accuracy of the probe of each block, with and without exchanged slots, and that of a guess."""
     import altair as alt
 
     from ls_edge.report.charts.specification import bars_chart, chart_of, row_of, tooltip_of

@@ -1,4 +1,4 @@
-"""Similarity of the tokens after each step in trained order, and of what a block adds in trained and in random order.
+"""Similarity of the tokens after each step in trained order, and of a block's additions in trained and random order.
 
 Tokens are compared by linear centered kernel alignment (arXiv 1905.00414), additions by their cosine.
 """
@@ -6,7 +6,7 @@ Tokens are compared by linear centered kernel alignment (arXiv 1905.00414), addi
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -14,19 +14,15 @@ import numpy as np
 from ls_edge.analysis.blocks.token_additions import TokenAdditions
 from ls_edge.analysis.kind import MeasuredKind, block_names, number_text
 from ls_edge.evaluation.measure import Floats
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 
 class Similarity(msgspec.Struct, frozen=True):
-    """Similarity of the tokens after each step, and of what a block adds in trained and in random orders."""
+    """Similarity of the tokens after each step, and of a block's additions in trained and in random orders."""
 
     steps: list[str]
     cka: list[list[float | None]]
-    """Linear centered kernel alignment of pooled tokens, for each two steps; None if all are equal."""
+    """Linear centered kernel alignment of pooled tokens, for each pair of steps; None if all images are equal."""
     pool: str
     cka_images: int
     cosine: list[float | None]
@@ -35,7 +31,7 @@ class Similarity(msgspec.Struct, frozen=True):
 
 
 def cka_matrix(steps: Sequence[Floats]) -> list[list[float | None]]:
-    """Return the linear centered kernel alignment (arXiv 1905.00414) of each two representations ``[images, D]``.
+    """Return the linear centered kernel alignment (arXiv 1905.00414) of each pair of representations ``[images, D]``.
 
     With centered kernels ``K = X X'`` and ``L = Y Y'``: ``<K, L> / (|K| |L|)``. None if a kernel is all zeros.
     """
@@ -80,7 +76,6 @@ def _finding(found: Similarity) -> str:
 
 
 def _charts(found: Similarity) -> list[Chart]:
-    """Draw the similarity of the tokens after each two steps in trained order."""
     from ls_edge.report.charts.specification import square_of
 
     return [square_of(found.cka, found.steps, ("after step", "after step"), "linear CKA")]

@@ -14,9 +14,9 @@ from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Mean, Measure, TokenModel
 
 MOST_IMAGES = 1000
-"""Images whose outputs are kept, as in the paper."""
+"""Number of images whose outputs are kept, as in the paper."""
 MOST_VALUES = 2**26
-"""Values of the outputs that are kept for a map: 256 MiB. A map has fewer images of a large model."""
+"""Number of values kept for a map: 256 MiB. Maps of large models have fewer images."""
 
 
 class SlotOutputs(Measure):
@@ -27,7 +27,7 @@ class SlotOutputs(Measure):
         self.images = 0
         depth = plan.bands.num_blocks
         self.right = [[Mean() for _ in range(depth)] for _ in range(depth)]
-        """Fraction of right answers, by block and slot."""
+        """Fraction of correct answers, by block and slot."""
         self.steps: list[list[tuple[int, np.ndarray, np.ndarray]]] = [[] for _ in range(depth)]
         """Slot, pooled output and pooled addition, by block and image."""
         self.mapped: dict[str, list[tuple[int, int, np.ndarray]]] = {
@@ -80,6 +80,6 @@ class SlotOutputs(Measure):
 
     @property
     def chances(self) -> list[float]:
-        """Probability of guessing the slot of each block, whose slots are those of its band."""
+        """Probability of guessing the slot of each block among those of its band."""
         bands = self.plan.bands
         return [1 / len(bands.groups[bands.band_of(block)]) for block in range(bands.num_blocks)]

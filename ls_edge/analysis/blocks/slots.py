@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import numpy as np
 
 from ls_edge.analysis.blocks.slot_outputs import SlotOutputs
 from ls_edge.analysis.kind import MeasuredKind, block_names
 from ls_edge.core.text import name_blocks, show_percent
-
-if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 BEYOND_CHANCE = 5.0
-"""Standard errors between the best and the worst slot of a block that depends on its slot."""
+"""Number of standard errors between the best and worst slot above which a block depends on its slot."""
 
 
 class SlotAccuracy(msgspec.Struct, frozen=True):
@@ -54,7 +50,6 @@ def _finding(found: SlotAccuracy) -> str:
 
 
 def _charts(found: SlotAccuracy) -> list[Chart]:
-    """Draw the accuracy by block and slot."""
     from ls_edge.report.charts.specification import square_of
 
     table = [[None if value is None else 100 * value for value in row] for row in found.accuracy]

@@ -1,4 +1,4 @@
-"""What blocks add to the tokens: means of one pass, for the kinds ``contribution`` and ``similarity``."""
+"""Means over the additions of blocks to tokens, for the kinds ``contribution`` and ``similarity``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Floats, Mean, Measure, TokenModel, starts_of
 
 MOST_CKA_IMAGES = 1000
-"""Images over which similarity is computed, the first of the sample: memory holds a kernel matrix of each step."""
+"""Number of first images to compare: memory holds a kernel matrix for each step."""
 
 
 class TokenAdditions(Measure):
-    """Means over what blocks add to tokens, in trained and in random orders."""
+    """Means over the additions of blocks to tokens, in trained and in random orders."""
 
     def __init__(self, model: TokenModel, plan: AnalysisPlan) -> None:
         self._array_of, self._trained = model.array_of, plan.trained
@@ -54,7 +54,7 @@ class TokenAdditions(Measure):
         usable = inputs > 0
         ratio = float((norms[usable] / inputs[usable]).sum())
         count = int(usable.sum())
-        if in_place:  # walked ahead of every path that leaves the trained order
+        if in_place:  # walked before all paths that leave the trained order
             self.trained_ratios[block].add(ratio, count)
             self._added[block] = added, norms
             self._keep(slot + 1, after)

@@ -1,9 +1,9 @@
-"""Maps of outputs by slot and block; umap-learn and scikit-learn (extra ``analyze``) fit them."""
+"""Maps of outputs by slot and block; need umap-learn and scikit-learn (extra ``analyze``)."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,9 +11,7 @@ import numpy as np
 from ls_edge.analysis.blocks.slot_outputs import SlotOutputs
 from ls_edge.analysis.kind import MeasuredKind, sentence
 from ls_edge.core.text import show_percent
-
-if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
+from ls_edge.report.theme import Chart
 
 NEIGHBORS = 10
 
@@ -31,7 +29,7 @@ class Map(msgspec.Struct, frozen=True):
 
 
 def _result(measure: SlotOutputs) -> list[Map]:
-    """Fit the maps, if there are enough images for neighbors."""
+    """Fit the maps that have enough images for neighbors."""
     found = []
     for of, steps in measure.mapped.items():
         if len(steps) > 2 * NEIGHBORS:
@@ -46,7 +44,7 @@ def _result(measure: SlotOutputs) -> list[Map]:
 def _embedded(vectors: np.ndarray, seed: int) -> np.ndarray:
     """Return points ``[images, 2]``."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it has no tensorflow, which nothing here needs, and runs on one thread
+        warnings.simplefilter("ignore")  # warnings that it runs on one thread, and without tensorflow
         from umap import UMAP
 
         points: np.ndarray = UMAP(n_components=2, random_state=seed, n_jobs=1).fit_transform(vectors)
@@ -54,7 +52,7 @@ def _embedded(vectors: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _neighbors(points: np.ndarray, slots: np.ndarray) -> float:
-    """Return the fraction of points whose slot is that of most of their nearest points."""
+    """Return the fraction of points whose slot is the most frequent one of their nearest points."""
     from sklearn.neighbors import NearestNeighbors
 
     nearest = slots[NearestNeighbors(n_neighbors=NEIGHBORS).fit(points).kneighbors(return_distance=False)]
@@ -74,7 +72,6 @@ def _finding(found: list[Map]) -> str:
 
 
 def _charts(found: list[Map]) -> list[Chart]:
-    """Draw each map with the color of the slots, and the one of all blocks also with that of the blocks."""
     depth = 1 + max(max(one.blocks + one.slots) for one in found)
     drawn = [_map_chart(one, "slot", depth) for one in found]
     return drawn + [_map_chart(one, "block", depth) for one in found if len(set(one.blocks)) > 1]

@@ -14,11 +14,10 @@ import numpy as np
 from ls_edge.analysis.kind import NO_RUN, MeasuredKind, number_text
 from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Measure, NotMeasurable, TokenModel
+from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ls_edge.report.charts.specification import Chart
 
 
 class AttentionStatistics(msgspec.Struct, frozen=True):
@@ -86,7 +85,6 @@ def _finding(found: AttentionStatistics) -> str:
 
 
 def _charts(found: AttentionStatistics) -> list[Chart]:
-    """Draw the mean attention distance of each head, by block."""
     import altair as alt
 
     from ls_edge.report.charts.specification import chart_of, row_of, tooltip_of

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_IMAGES = 64
-"""Images whose class attention is compared."""
+"""Number of images whose maps are compared."""
 
 
 class ClassAttention(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class ClassAttention(msgspec.Struct, frozen=True):
     own: list[list[float]]
     """Attention of the class token to itself in trained order."""
     correlation: float
-    """Mean of the correlation of a map with that of the same image in a random order of the patch blocks."""
+    """Correlation of the two maps of an image, in trained and in random order, averaged over the images."""
     images: int
     grid: tuple[int, int]
     pictures: list[Picture]

@@ -1,4 +1,4 @@
-"""Images that gradient ascent makes for a channel of what a block adds."""
+"""Images from gradient ascent on a channel of a block's addition to the tokens."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 STEPS = 200
 MOST_IMAGES = 64
-"""Images whose largest value is compared with the one reached."""
+"""Number of images whose largest value is compared with the one reached."""
 
 
 class Excitation(msgspec.Struct, frozen=True):
-    """Images that gradient ascent makes for a channel of what a block adds, averaged over the tokens."""
+    """Images from gradient ascent on a channel of a block's addition, averaged over the tokens."""
 
     blocks: list[int]
     channels: list[int]
     noise: list[float]
-    """Value for the noise from which ascent starts."""
+    """Value of the noise at the start."""
     most: list[float]
-    """Largest value of an image of the data."""
+    """Largest value among images of the data."""
     reached: list[float]
     images: int
     steps: int

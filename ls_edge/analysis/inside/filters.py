@@ -12,9 +12,9 @@ from ls_edge.analysis.kind import InspectedKind
 from ls_edge.core.text import counted
 from ls_edge.data.pictures import Picture, around_gray, picture, tiles
 from ls_edge.evaluation.measure import LabeledImages, NotMeasurable
+from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_COMPONENTS = 28
@@ -79,7 +79,6 @@ def _finding(found: PatchFilters) -> str:
 
 
 def _charts(found: PatchFilters) -> list[Chart]:
-    """Draw the share of the variance of the first components."""
     from ls_edge.report.charts.specification import lines_chart
 
     shares = dict(enumerate(found.explained[:MOST_COMPONENTS], 1))

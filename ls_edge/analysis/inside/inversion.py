@@ -11,11 +11,11 @@ from ls_edge.analysis.kind import InspectedKind
 from ls_edge.core.text import counted
 from ls_edge.data.pictures import Picture, picture
 from ls_edge.evaluation.measure import LabeledImages
+from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ls_edge.report.charts.specification import Chart
     from ls_edge.training.inspection.inspected import Inspected
 
 STEPS = 300
@@ -23,14 +23,14 @@ IMAGES = 2
 
 
 class Inversion(msgspec.Struct, frozen=True):
-    """Images made from the tokens after a block by gradient descent on their squared distance, by block.
+    """Images reconstructed from the tokens after a block by gradient descent on their squared distance, by block.
 
-    Distances are over the squared norm of the tokens, means over images.
+    Distances are relative to the squared norm of the tokens, and averaged over the images.
     """
 
     blocks: list[int]
     noise: list[float]
-    """Distance of the noise from which descent starts."""
+    """Distance of the noise at the start."""
     reached: list[float]
     shifted: list[float]
     """Distance of the image with Gaussian noise of 1/20 of the range of a pixel."""
@@ -86,7 +86,6 @@ def _finding(found: Inversion) -> str:
 
 
 def _charts(found: Inversion) -> list[Chart]:
-    """Draw the distances of noise, of the inversion and of a shifted image, by block."""
     import altair as alt
 
     from ls_edge.report.charts.specification import lines_chart

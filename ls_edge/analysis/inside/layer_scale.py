@@ -10,11 +10,11 @@ import numpy as np
 
 from ls_edge.analysis.kind import InspectedKind, sentence
 from ls_edge.evaluation.measure import LabeledImages, NotMeasurable
+from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ls_edge.report.charts.specification import Chart
     from ls_edge.training.inspection.inspected import Inspected
 
 
@@ -68,7 +68,6 @@ def _finding(found: LayerScale) -> str:
 
 
 def _charts(found: LayerScale) -> list[Chart]:
-    """Draw the magnitude of LayerScale by layer."""
     from ls_edge.report.charts.specification import lines_chart
 
     series = {name: dict(zip(found.layers, values, strict=True)) for name, values in found.branches.items()}

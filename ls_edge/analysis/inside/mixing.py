@@ -11,11 +11,11 @@ import numpy as np
 from ls_edge.analysis.kind import InspectedKind
 from ls_edge.data.pictures import Picture, around_gray, picture, tiles
 from ls_edge.evaluation.measure import LabeledImages, NotMeasurable
+from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ls_edge.report.charts.specification import Chart
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_MAPS = 16
@@ -26,7 +26,7 @@ class TokenMixing(msgspec.Struct, frozen=True):
     """Weights by which a block mixes tokens, as maps over the patches (MLP-Mixer, ResMLP, gMLP)."""
 
     spread: list[float]
-    """Standard distance, in patches, of the squared weights of a map from their center; mean by block."""
+    """Standard distance, in patches, of the squared weights of a map from their center; mean over maps."""
     uniform: float
     """Spread of weights that are equal everywhere."""
     grid: tuple[int, int]
@@ -83,7 +83,6 @@ def _finding(found: TokenMixing) -> str:
 
 
 def _charts(found: TokenMixing) -> list[Chart]:
-    """Draw the spread of the mixing weights by block."""
     from ls_edge.report.charts.specification import lines_chart
 
     spread = dict(enumerate(found.spread))

@@ -12,11 +12,11 @@ import numpy as np
 from ls_edge.analysis.kind import InspectedKind, Score, block_names
 from ls_edge.core.errors import ModelError
 from ls_edge.evaluation.measure import LabeledImages, Mean, NotMeasurable, log_softmax
+from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ls_edge.report.charts.specification import Chart
     from ls_edge.training.inspection.inspected import Inspected
 
 NAMES = {
@@ -26,7 +26,7 @@ NAMES = {
     "mlp": "MLP",
     "mlp_channels": "MLP",
 }
-"""Layers of branches, by timm's names."""
+"""Names of the layers of branches, by timm's names."""
 
 
 class WithoutPart(msgspec.Struct, frozen=True):
@@ -39,12 +39,12 @@ class WithoutPart(msgspec.Struct, frozen=True):
     """Without it in all blocks."""
 
     def costs(self, trained: Score) -> list[float]:
-        """Return the points of accuracy that are lost without the part, by block."""
+        """Return the loss of accuracy without the part, in points, by block."""
         return [100 * (trained.top1 - one.top1) for one in self.blocks]
 
 
 class PartsWorth(msgspec.Struct, frozen=True):
-    """Accuracy and loss in trained order, and without each part of a block."""
+    """Accuracy and loss in trained order, with all parts of a block and without each."""
 
     trained: Score
     parts: list[WithoutPart]
@@ -83,7 +83,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> PartsWort
 
 
 def _changes(inspected: Inspected) -> dict[str, Callable[[int, Tensor], Tensor]]:
-    """Return, by part, a function that runs a block without it, given its index and tokens."""
+    """Return a function for each part that runs a block without it, given its index and tokens."""
     import torch
 
     from ls_edge.training.inspection.inspected import class_of
@@ -133,7 +133,6 @@ def _finding(found: PartsWorth) -> str:
 
 
 def _charts(found: PartsWorth) -> list[Chart]:
-    """Draw the accuracy without each part of each block, and in trained order."""
     import altair as alt
 
     from ls_edge.report.charts.specification import chart_of, lines_chart, row_of, tooltip_of

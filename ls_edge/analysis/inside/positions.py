@@ -11,9 +11,9 @@ import numpy as np
 from ls_edge.analysis.kind import InspectedKind
 from ls_edge.data.pictures import Picture, picture, shades, tiles
 from ls_edge.evaluation.measure import LabeledImages, NotMeasurable
+from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
-    from ls_edge.report.charts.specification import Chart
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_QUERIES = 8
@@ -69,7 +69,6 @@ def _finding(found: PositionEmbeddings) -> str:
 
 
 def _charts(found: PositionEmbeddings) -> list[Chart]:
-    """Draw the mean cosine of position embeddings by distance."""
     from ls_edge.report.charts.specification import lines_chart
 
     cosines = {round(apart): cosine for apart, cosine in found.by_distance}

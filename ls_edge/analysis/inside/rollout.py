@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_IMAGES = 256
-"""Images whose rollouts in trained and in random order are compared."""
+"""Number of images whose rollouts in trained and in random order are compared."""
 
 
 class Rollout(msgspec.Struct, frozen=True):
@@ -30,9 +30,9 @@ class Rollout(msgspec.Struct, frozen=True):
 
     trained: list[list[float]]
     random: list[list[float]]
-    """The same images, each in a random order of its own."""
+    """The same images, each in its own random order."""
     correlation: float
-    """Mean of the correlation of both maps of an image."""
+    """Correlation of the two maps of an image, averaged over the images."""
     peak: float
     """Mean of the largest value of a map in trained order over its mean: 1 for a map that is equal everywhere."""
     images: int

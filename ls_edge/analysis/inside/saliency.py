@@ -1,4 +1,4 @@
-"""Pixels on which the answer depends: the gradient of its logit."""
+"""Pixels on which the answer depends, by the gradient of its logit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_IMAGES = 64
-"""Images whose maps are compared."""
+"""Number of images whose maps are compared."""
 
 
 class Saliency(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Saliency(msgspec.Struct, frozen=True):
     top_share: float
     """Share of a map in the tenth of the pixels with the largest gradients: 0.1 for a map that is equal everywhere."""
     correlation: float
-    """Mean of the correlation of the maps of an image in trained and in random order."""
+    """Correlation of the two maps of an image, averaged over the images."""
     images: int
     pictures: list[Picture]
 

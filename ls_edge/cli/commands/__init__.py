@@ -1,1 +1,1 @@
-"""One module per command; each imports what it needs when the command is called."""
+"""The commands, one module each."""

@@ -1,4 +1,4 @@
-"""``ls-edge bench``: the times of a bundle's engines on this machine."""
+"""``ls-edge bench``: time the engines of a bundle on this machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def command(
 
 
 def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
-    """Return the model in one file and its origin, or None and the reason why there is none."""
+    """Return the model as one file and its origin, or None and the reason."""
     if bundle.manifest.parts.whole is not None:
         return bundle.read("whole"), "whole.onnx"
     try:

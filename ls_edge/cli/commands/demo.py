@@ -1,7 +1,7 @@
 """``ls-edge demo``: train, export, serve and measure on the embedded digits, with the commands that a user would type.
 
-Training, evaluation and export run as the real commands, which are shown; the peers are real processes on the loopback,
-and one of them is really killed during the run. No process is left behind, not even after Ctrl-C.
+Training, evaluation and export run as commands, which are shown. The peers are processes on the loopback, and one of
+them is killed during the run. No process is left behind, not even after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 PLACEMENT = {"anna": [0, 1, 2, 3, 4], "ben": [3, 4, 5, 6, 7], "cleo": [0, 1, 2, 5, 6, 7]}
-"""Three peers; every block is held by two of them, none holds all."""
+"""Blocks of three peers: each block has two holders, and no peer holds all blocks."""
 
 EPOCHS = 20
 """Epochs of each of the two trainings."""
@@ -40,7 +40,7 @@ EPOCHS = 20
 
 @dataclass(frozen=True)
 class Scene:
-    """One run of images through the peers."""
+    """A run of images through the peers."""
 
     name: str
     model: str
@@ -188,7 +188,7 @@ def _models(out: Path, console: Console) -> dict[str, Evaluation]:
 def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
     """Serve the scene's model and answer ``limit`` images."""
     from ls_edge.data.datasets import open_data
-    from ls_edge.evaluation.run_summary import summarise
+    from ls_edge.evaluation.run_summary import summarize
     from ls_edge.report.progress import RunProgress
     from ls_edge.runtime.fleet.local_cluster import LocalCluster
     from ls_edge.runtime.source.run_dataset import run_dataset
@@ -217,7 +217,7 @@ def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
                 measured = run_dataset(source, images, concurrency=2, on_record=on_record)
     if measured.error is not None:
         raise measured.error
-    summary = summarise(measured.records, measured.events, measured.context)
+    summary = summarize(measured.records, measured.events, measured.context)
     return scene.name, summary, measured.records, measured.events
 
 

@@ -138,7 +138,7 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
 
 
 def _write_report(path: Path, bundle: Path, data: str | None) -> int:
-    """Run the commands that a board needs, and write what they print; return 1 if one failed."""
+    """Run the commands that a board needs, and write their output; return 1 if one failed."""
     sections: list[str] = []
     failed = []
     console = open_console(stderr=True)

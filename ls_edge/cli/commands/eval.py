@@ -64,7 +64,7 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
     names = [printable(name) for name in distinct_names(run_or_bundle)]
     images = open_data(data, "eval")
     for path in (path for paths in members for path in paths if is_bundle(path)):
-        bundle = Bundle.open(path)  # so that a fault of the last one is not found after an hour
+        bundle = Bundle.open(path)  # finds faults of the last one before the first one has run for an hour
         EvaluationOrders(EvaluationSettings.of(settings), bundle.bands)
         require_labels(images, bundle.manifest.classes)
     console = open_console()

@@ -71,7 +71,7 @@ def command(
     """
     if per_block and asked["blocks_per_part"] != 1:
         raise UsageError(f"--per-block contradicts --blocks-per-part {asked['blocks_per_part']}; leave one out")
-    # The function finds these, too, but only after it has imported torch.
+    # The function checks these, too, but only after importing torch.
     if asked["precision"] == "int8" and asked["engine"] == "tensorrt" and asked["calibrate"] is None:
         raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
     if out.is_symlink() or (out.exists() and not out.is_dir()):

@@ -28,7 +28,7 @@ from ls_edge.runtime.protocol.messages import FindingRow
 from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS
 
 _GC_AFTER = 10_000
-"""New objects after which Python looks for garbage (its default: 700); requests leave none."""
+"""Number of new objects that starts a garbage collection (default 700); requests leave no garbage."""
 
 
 @click.command(
@@ -82,7 +82,7 @@ def command(
             "give the model as --bundle FOLDER, or --store FOLDER for what 'ls-edge push' sends; one of them"
         )
     with contextlib.ExitStack() as stack:
-        # The port is bound before anything that takes long is opened.
+        # Bind the port before anything that takes long.
         serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None
         peer = Peer.open(file, name, bundle, store=store, examine=_examine, **settings)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,7 +96,7 @@ def command(
             logging.getLogger("ls_edge.runtime").info("metrics", extra={"peer": name, "url": url})
         if not log_json and open_console(stderr=True).is_terminal:
             peer.on_step = _bar(name)
-        gc.freeze()  # what was imported stays
+        gc.freeze()  # imported modules are never freed
         gc.set_threshold(_GC_AFTER)
         peer.serve(stack.enter_context(ReloadRequest()).take)
 
@@ -107,11 +107,11 @@ def _examine() -> list[FindingRow]:
 
 
 def _bar(name: str) -> Callable[[int, int, str], None]:
-    """Return a progress bar for opening engines, which takes minutes where TensorRT builds them."""
+    """Return a progress bar for opening engines, which takes minutes if TensorRT builds them."""
     bar = StepProgress(name)
 
     def step(done: int, total: int, text: str) -> None:
-        bar.__enter__()  # does nothing while the bar is shown
+        bar.__enter__()  # no effect while the bar is shown
         bar(done, total, text or "engines")
         if done >= total:
             bar.__exit__(None, None, None)

@@ -21,7 +21,7 @@ from ls_edge.runtime.transport.keys import new_keys
 
 _PORT = 5555
 _BLOCKS = 12
-"""Blocks of ViT-Ti, ViT-S and ViT-B."""
+"""Number of blocks of ViT-Ti, ViT-S and ViT-B."""
 
 
 @click.group(cls=Group)

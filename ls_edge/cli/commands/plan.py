@@ -84,7 +84,7 @@ def command(
     if out is not None and out.is_file() and not overwrite:
         raise UsageError(f"{out} exists; name another file with --out, or replace it with --overwrite")
     opened = Bundle.open(bundle)
-    known = None if peers is None else load_peers(peers)  # finds mistakes, with line and column
+    known = None if peers is None else load_peers(peers)  # reports mistakes with line and column
     found = planning_inputs(
         **inputs,
         losses=_losses(loss_probability),

@@ -87,7 +87,7 @@ def command(
     file = None if peers is None else open_peers(peers)
     opened = None if bundle is None else Bundle.open(bundle)
     inputs = [item for given in images for item in expand_argument(given)]
-    if all(item.error is not None for item in inputs):  # no reason to look for peers
+    if all(item.error is not None for item in inputs):  # no need for peers
         for item in inputs:
             Prediction(item.name, error=str(item.error)).show(as_json=as_json)
         return exit_code(0, len(inputs))
@@ -106,7 +106,7 @@ def command(
             note_model(source.witnesses)
             reload = stack.enter_context(ReloadRequest())
             wait_for_holders(source, wait)
-            at_once = 1 if any(is_live(given) for given in images) else concurrency  # each answer while it is new
+            at_once = 1 if any(is_live(given) for given in images) else concurrency  # flush each answer immediately
             answers = answers_in_order(source, itertools.islice(frames, limit), top, at_once, reload.take)
         for found in answers:
             found.show(as_json=as_json)
@@ -162,7 +162,7 @@ def prediction(
 
 
 def answers_here(pipeline: Pipeline, frames: Iterable[tuple[str, Frame]], top: int) -> Iterator[Prediction]:
-    """Yield the prediction of each image, computed by this process."""
+    """Yield the prediction of each image, computed in this process."""
     manifest = pipeline.bundle.manifest
     preprocess = Preprocessor(manifest.image)
     for name, content in frames:
@@ -184,7 +184,7 @@ def answers_in_order(
     concurrency: int,
     wants_reload: Callable[[], bool],
 ) -> Iterator[Prediction]:
-    """Yield the prediction of each image, in order, with ``concurrency`` requests at the same time.
+    """Yield the predictions in the order of the images, with ``concurrency`` requests at the same time.
 
     Between images, peers.yaml is read again when ``wants_reload`` returns true.
     """

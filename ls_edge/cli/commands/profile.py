@@ -1,4 +1,4 @@
-"""``ls-edge profile``: the times of a bundle on this device, and of the links between peers."""
+"""``ls-edge profile``: measure a bundle on this device, or the links between peers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ls_edge.runtime.protocol.messages import MAX_MEASURE_MS
 _Document = TypeVar("_Document", DeviceProfile, LinksDocument)
 
 _ANSWER_S = 60.0
-"""Seconds for the answer of a peer besides the measurement, which waits for calls of its engine."""
+"""Seconds for the answer of a peer in addition to the measurement, which waits for running engine calls."""
 SLOWER = 1.15
-"""Slowdown during a measurement above which it is reported; caches cause less."""
+"""Slowdown during a measurement above which it is reported; caching effects are smaller."""
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""``ls-edge push``: send a bundle to the peers, and switch them to it one after the other."""
+"""``ls-edge push``: send a bundle to the peers, and switch them to it one by one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def command(
     if rollback and not options.is_typed("bundle"):
         bundle = None
     if (bundle is None) != rollback:
-        raise UsageError("give --bundle FOLDER, or --rollback to go back to the bundle before")
+        raise UsageError("give --bundle FOLDER, or --rollback to return to the previous bundle")
     file, keys = peers_to_ask(peers, secret_key)
     opened = None if bundle is None else Bundle.open(bundle)
     failure: PushError | None = None

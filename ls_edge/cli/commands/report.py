@@ -1,4 +1,4 @@
-"""``ls-edge report``: runs, plans, simulations, profiles, benchmarks and evaluations side by side."""
+"""``ls-edge report``: compare runs, plans, simulations, profiles, benchmarks and evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ls-edge reproduce``: the trainings and evaluations of a whole comparison, with a table and a figure."""
+"""``ls-edge reproduce``: train and evaluate a whole comparison, with a table and a figure."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _named(data: tuple[str, ...], plan: Plan) -> dict[str, str]:
 
 
 def _check(plan: Plan) -> None:
-    """Refuse what would end the command after hours."""
+    """Raise errors now that would otherwise end the command after hours."""
     from ls_edge.report.charts import check_figure
 
     require("reproduce", "report")
@@ -161,7 +161,7 @@ def _check(plan: Plan) -> None:
 
 
 def _trainings(plan: Plan, out: Path, seeds: int) -> Iterator[Training]:
-    """Yield the trainings of a plan, those that others start from first."""
+    """Yield the trainings of a plan, first those that provide the start of others."""
     from ls_edge.training.reproduction import START
 
     starts = {data: f"{START}-{data}" for data in plan.start}
@@ -200,7 +200,7 @@ def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluati
 
 
 def _train(job: Training, source: str, options: Options, console: Console) -> None:
-    """Train one run, or continue it, or leave it if it is finished; its settings have to be those of the plan."""
+    """Train or continue one run, unless it is finished; its settings have to be those of the plan."""
     from ls_edge.training.config import read_config
 
     flags = {**options.flags, "data": source, "seed": job.seed, "init": str(job.start) if job.start else None}
@@ -285,8 +285,8 @@ def _average(name: str, found: list[Evaluation]) -> Evaluation:
 def _table(plan: Plan, rows: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
     """Return headings and cells: a row per training.
 
-    Accuracy in trained and random order, with only some blocks in random and in trained order, and that of the slots
-    that ``predict`` names.
+    The cells have the accuracy in trained and random order, with fewer blocks in both orders, and of the slots that
+    ``predict`` names.
     """
     keeps = sorted({int(keep) for found in rows.values() for keep in found.kept})
     lines = []
@@ -335,7 +335,7 @@ def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bo
 
 
 def _sizes(plan: Plan, name: str) -> tuple[int, int, int]:
-    """Return images to train on, images to evaluate on, and classes: of the data if it is here, else of the plan."""
+    """Return the numbers of training images, test images and classes: of the data if it is here, else of the plan."""
     item = plan.data[name]
     known = (item.images, item.test_images, item.classes)
     if item.source and not (is_timm_name(item.source) and None not in known):

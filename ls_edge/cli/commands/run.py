@@ -26,7 +26,7 @@ from ls_edge.core.logs import set_up
 from ls_edge.core.records import RequestRecord, TraceWriter
 from ls_edge.core.text import counted, name_blocks
 from ls_edge.data.datasets import ImageSet, image_warnings, open_data
-from ls_edge.evaluation.run_summary import RunSummary, summarise
+from ls_edge.evaluation.run_summary import RunSummary, summarize
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.runs.trace_events import write_trace_events
 from ls_edge.report.tables import print_summary
@@ -35,9 +35,9 @@ from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
 
 LOST_FOR_S, UNUSABLE_FOR_S = 0.5, 1.0
-"""Seconds without a holder, or with an unusable peer, until that is displayed; a restart takes less."""
+"""Seconds until a block without a holder, or an unusable peer, is displayed; a restart takes less."""
 MAX_REMARKS = 10
-"""Idle peers named at the end of a run."""
+"""Largest number of idle peers named at the end of a run."""
 
 
 @click.command(
@@ -128,7 +128,7 @@ def command(
 
     Exit code 3 if an answer skipped blocks or a request failed, 1 if none was answered.
     """
-    # What matters to a person is in the progress display; the log is for machines.
+    # People read the progress display; the log is for machines.
     set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
     if local is not None and not options.is_typed("peers"):
         peers = None
@@ -189,7 +189,7 @@ def command(
             writer.correct(measured.records)
             writer.close()
             problems += [writer.problem] if writer.problem else []
-        summary = summarise(measured.records, measured.events, measured.context)
+        summary = summarize(measured.records, measured.events, measured.context)
         problems += _print(summary, measured, source.bundle.manifest.classes, as_json=as_json)
         warn_each(_unused_peers(source.snapshot.problems, summary, warning)[:MAX_REMARKS])
         warn_each(_remarks(measured, summary))
@@ -216,7 +216,7 @@ def _checked(images: ImageSet, limit: int | None, bundle: Bundle | None) -> Imag
 
 
 def _print(summary: RunSummary, measured: DatasetRun, classes: Sequence[str], *, as_json: bool) -> list[str]:
-    """Print the summary; return what failed."""
+    """Print the summary; return the problems."""
     try:
         if as_json:
             click.echo(summary.to_json())
@@ -230,7 +230,7 @@ def _print(summary: RunSummary, measured: DatasetRun, classes: Sequence[str], *,
 def _write_files(
     summary: RunSummary, measured: DatasetRun, report: Path | None, trace_events: Path | None, page: dict[str, Any]
 ) -> list[str]:
-    """Write report and trace events; return what failed, which does not prevent the rest.
+    """Write report and trace events; return the problems, none of which stops the rest.
 
     ``page`` are arguments of the report besides the run.
     """

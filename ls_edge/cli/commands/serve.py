@@ -30,9 +30,9 @@ log = logging.getLogger("ls_edge.runtime")
 _LOOK_EVERY_S = 0.25
 """Interval of checks for a signal, in seconds."""
 _SEND_WITHIN_S = 2.0
-"""Time to send answers after the budget of the last request when the server stops, in seconds."""
+"""Time to send answers after the budget of the last request, when the server stops, in seconds."""
 _READY_WITHIN_S = 5.0
-"""Time for the links of a new source before it replaces the one before, in seconds."""
+"""Time for the links of a new source before it replaces the previous one, in seconds."""
 
 
 @click.command(
@@ -143,7 +143,7 @@ def command(
 
 
 def _reload(service: Service, open_source: Callable[[], Source], timeout: float) -> None:
-    """Use a new source with the peers file and bundle of now; keep the one before if that fails."""
+    """Switch to a new source with the current peers.yaml and bundle; keep the old source if that fails."""
     try:
         source = open_source()
     except LsEdgeError as error:

@@ -1,4 +1,4 @@
-"""``ls-edge simulate``: a fleet of measured devices that fail and return, in simulated time."""
+"""``ls-edge simulate``: simulate a fleet of measured devices that fail and return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ls_edge.cli.profile_options import PROFILES, planning_inputs
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.text import counted, show, show_ms, show_percent
-from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationSummary, summarise_simulation
+from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationSummary, summarize_simulation
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of
@@ -111,7 +111,7 @@ def command(
         outcomes = simulate_sites(sites, cores, lambda done, total: progress(done, total, "requests"))
     assumptions = [*assumptions, *assumed]
     context = simulation_context(sites, bundle_id=opened.manifest.bundle_id, churn=churn, assumptions=assumptions)
-    summary = summarise_simulation(outcomes, context)
+    summary = summarize_simulation(outcomes, context)
     if report is not None:
         from ls_edge.report.html import write_simulation
 

@@ -1,4 +1,4 @@
-"""``ls-edge status``: the state of every peer, and the reason if it cannot be used."""
+"""``ls-edge status``: show the state of every peer, and why a peer cannot be used."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def command(
 
 
 def look(observer: Observer, bundle: Bundle | None, wait: float) -> dict[str, PeerStatus]:
-    """Return the status of each peer, with a reason for one that serves another model or bundle than ``bundle``."""
+    """Return the status of each peer, with a reason if it serves another model or bundle than ``bundle``."""
     found = dict(observer.look(wait))
     for name, status in found.items():
         if bundle is None or status.model_id is None or status.reason is not None:
@@ -103,7 +103,7 @@ def document_of(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
 
 
 def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
-    """Say what is wrong with the peers as a whole: other models, missing links, and blocks with few holders."""
+    """Describe problems of the fleet: different models, missing links, and blocks with few holders."""
     models = {status.model_id for status in found.values() if status.model_id}
     if len(models) > 1:
         yield f"peers serve {len(models)} different models, which do not work together"
@@ -114,7 +114,7 @@ def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
 
 
 def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
-    """Make the table; ``why`` is there if a peer cannot be used, and the address with ``verbose``."""
+    """Return the table, with the column ``why`` if a peer cannot be used, and addresses if ``verbose``."""
     explained = any(status.reason for status in found.values())
     headings = ["peer", "state", "key", "blocks", ">queue", ">latency", "bundle", "engine"]
     table = PlainTable.of(*headings, *["address"] * verbose, *["why"] * explained)
@@ -144,7 +144,7 @@ def _holders(blocks_of: Mapping[str, Collection[ShownPart]], count: int) -> dict
 
 
 def _gaps(holders: Mapping[int, list[str]]) -> Iterator[str]:
-    """Say which blocks have no holder, and which have only one."""
+    """Name blocks without a holder, and blocks with only one."""
     if unheld := [block for block, names in holders.items() if not names]:
         yield f"{name_blocks(unheld)}: no holder"
     if one := [block for block, names in holders.items() if len(names) == 1]:

@@ -1,4 +1,4 @@
-"""``ls-edge top``: the peers as they change, in the terminal."""
+"""``ls-edge top``: watch the peers in the terminal."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def command(peers: Path, secret_key: Path | None, bundle: Path | None, as_json: 
 
 @dataclass
 class History:
-    """Engine calls per second, and changes of states, between the looks so far."""
+    """Engine calls per second and changes of state, from all looks so far."""
 
     rates: dict[str, deque[float]] = field(default_factory=dict)
     changes: deque[Text] = field(default_factory=lambda: deque(maxlen=_SHOWN_CHANGES))
@@ -89,14 +89,14 @@ class History:
     _at: float = 0.0
 
     def add(self, found: Mapping[str, PeerStatus], now: float) -> None:
-        """Compare a look with the one before."""
+        """Compare a look with the previous one."""
         for name, status in found.items():
             before = self._before.get(name)
             rates = self.rates.setdefault(name, deque(maxlen=_SHOWN_RATES))
             if before is None:
                 continue
             calls, known = status.calls or 0, before.calls or 0
-            done = calls - known if calls >= known else calls  # fewer: it was restarted
+            done = calls - known if calls >= known else calls  # fewer calls: the peer was restarted
             rates.append(done / (now - self._at) if before.calls is not None else 0.0)
             if status.state is not before.state:
                 why = f": {status.reason}" if status.reason else ""
@@ -107,7 +107,7 @@ class History:
 
 
 def view(found: Mapping[str, PeerStatus], history: History, file: PeersFile, console: Console) -> Group:
-    """Return what is shown of a look."""
+    """Return the screen of a look."""
     table = _table(found, history, with_bars=console.encoding.startswith("utf"))
     alive = sum(status.state is PeerState.ALIVE for status in found.values())
     title = f"{alive} of {len(found)} peers alive, {time.strftime('%H:%M:%S')}"

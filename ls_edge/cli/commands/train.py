@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) -> None:
-    """Print the name of each recipe and its first line, and end."""
+    """Print the name and the first line of each recipe, and end the command."""
     from ls_edge.training.config import find_recipe, recipe_names
 
     if is_given:
@@ -38,7 +38,7 @@ def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) ->
 
 
 def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -> None:
-    """Print a recipe, a file for --config, and end."""
+    """Print a recipe, a file for --config, and end the command."""
     from ls_edge.training.config import find_recipe
 
     if name is not None:
@@ -148,7 +148,7 @@ def train_with_bars(
         with StepProgress("train", console=console) as progress:
             reporter = Reporter(
                 lambda metrics, epochs: console.print(metrics.line(epochs)),
-                progress if console.is_terminal else ignore_progress,  # elsewhere, epochs have lines
+                progress if console.is_terminal else ignore_progress,  # in files, each epoch prints a line
                 warn,
                 lambda text: console.print(printable(text)),
             )

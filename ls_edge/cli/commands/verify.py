@@ -1,4 +1,4 @@
-"""``ls-edge verify``: digests and files of a bundle and, with its run, its numbers."""
+"""``ls-edge verify``: check the files of a bundle and, with its run, its outputs."""
 
 from __future__ import annotations
 

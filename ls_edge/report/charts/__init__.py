@@ -1,6 +1,6 @@
 """Charts of a report as Vega-Lite specifications (Altair), and as SVG files.
 
-Every chart is a function of the data that returns None, or no charts, if it has nothing to show. Specifications are
+Each function returns None if there is nothing to draw. Specifications are
 bounded: long runs are binned or sampled. Colors are Vega's schemes and CSS variables (:mod:`ls_edge.report.theme`).
 Needs the extra ``report``.
 
@@ -27,7 +27,6 @@ from ls_edge.report.charts.served_chart import FIRST_LOOK, MOST_CELLS, MOST_SPAN
 from ls_edge.report.charts.specification import (
     MOST_POINTS,
     VEGA_LITE,
-    Chart,
     spec_of,
     svg_of,
     with_parameters,
@@ -40,7 +39,6 @@ __all__ = [
     "MOST_POINTS",
     "MOST_SPANS",
     "VEGA_LITE",
-    "Chart",
     "accuracy_by_class",
     "accuracy_by_skips",
     "accuracy_comparison",

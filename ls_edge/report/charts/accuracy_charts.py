@@ -1,4 +1,4 @@
-"""Charts of accuracy: of runs and traces with 95 % intervals, of blocks by slot, and of evaluations by order."""
+"""Charts of accuracy: of runs with 95 % intervals, of blocks by slot, and of evaluations by order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.charts.specification import (
     PERCENT,
-    Chart,
     Row,
     accuracy_chart,
     category_color,
@@ -28,7 +27,7 @@ from ls_edge.report.charts.specification import (
 )
 from ls_edge.report.runs.mistakes import by_class
 from ls_edge.report.runs.statistics import RunData
-from ls_edge.report.theme import MOST_CATEGORIES, color
+from ls_edge.report.theme import MOST_CATEGORIES, Chart, color
 
 MOST_CLASSES = 24
 
@@ -55,12 +54,12 @@ def accuracy_by_skips(data: RunData) -> Chart | None:
     rows = []
     for one in data.summary.accuracy_by_skips:
         name, paint = ("none", "accent") if one.skipped == 0 else (counted(one.skipped, "block"), "warn")
-        rows.append(accuracy_row(name, one.top1, (one.low, one.high), one.answers, labeled=one.labelled, paint=paint))
+        rows.append(accuracy_row(name, one.top1, (one.low, one.high), one.answers, labeled=one.labeled, paint=paint))
     return accuracy_chart(rows, 34, chance=data.summary.chance)
 
 
 def accuracy_by_class(data: RunData) -> Chart | None:
-    """Draw the accuracy of each class, the worst ones first; None for less than two classes with labels."""
+    """Draw the accuracy of each class, the worst ones first; None for fewer than two classes with labels."""
     found = by_class(data.records)
     names = distinct_labels([data.class_name(label) for label, _ in found], 42)[:MOST_CLASSES]
     rows = [
@@ -84,7 +83,7 @@ def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
 
 
 def slot_heatmap(data: RunData) -> Chart | None:
-    """Draw how often each block ran in each slot, and how often it was skipped; None if nothing ran."""
+    """Draw the number of times that each block ran in each slot or was skipped; None if nothing ran."""
     counts, skipped = data.slots
     if not counts.any():
         return None

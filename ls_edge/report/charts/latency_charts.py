@@ -17,7 +17,6 @@ from ls_edge.report.charts.specification import (
     MOST_MARKS,
     MOST_POINTS,
     ZOOM,
-    Chart,
     chart_of,
     distinct_labels,
     expression,
@@ -28,7 +27,7 @@ from ls_edge.report.charts.specification import (
     wide_legend,
 )
 from ls_edge.report.runs.statistics import RunData
-from ls_edge.report.theme import color
+from ls_edge.report.theme import Chart, color
 
 _HEIGHT = 260
 MOST_LABELS = 8
@@ -62,7 +61,7 @@ def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
     return alt.layer(*layers).properties(width="container", height=44 * len(rows), description=f"{described}.")
 
 
-def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
+def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
     """Draw a histogram of latencies in ms, their cumulative fraction, and the median, 95th and 99th percentile."""
     if not values.size:
         return None
@@ -83,16 +82,16 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
             tooltip=[tooltip_of("at", "from, ms"), tooltip_of("to", "to, ms"), alt.Tooltip("answers:Q")],
         )
     )
-    layers = [bars, _cumulative(values, scale, x), *_quantile_marks(figures, x)]
+    layers = [bars, _cumulative(values, scale, x), *_quantile_marks(quantiles, x)]
     return (
         alt.layer(*layers)
         .resolve_scale(y="independent")
         .properties(
             width="container",
             height=_HEIGHT,
-            description=f"Histogram of {counted(len(values), 'answer')}. Median {show_ms(figures.p50)}, "
-            f"95th percentile {show_ms(figures.p95)}, 99th percentile {show_ms(figures.p99)}, "
-            f"largest {show_ms(figures.max)}.",
+            description=f"Histogram of {counted(len(values), 'answer')}. Median {show_ms(quantiles.p50)}, "
+            f"95th percentile {show_ms(quantiles.p95)}, 99th percentile {show_ms(quantiles.p99)}, "
+            f"largest {show_ms(quantiles.max)}.",
         )
     )
 
@@ -109,9 +108,9 @@ def _cumulative(values: Floats, scale: alt.Scale, x: alt.X) -> Chart:
     return chart_of(steps).mark_line(color=color("bad"), strokeWidth=1.6).encode(x=x, y=y)
 
 
-def _quantile_marks(figures: Quantiles, x: alt.X) -> list[Chart]:
+def _quantile_marks(quantiles: Quantiles, x: alt.X) -> list[Chart]:
     """Draw the median, 95th and 99th percentile, with each label in its own row, so that labels do not touch."""
-    found = {"p50": figures.p50 or 0.0, "p95": figures.p95 or 0.0, "p99": figures.p99 or 0.0}
+    found = {"p50": quantiles.p50 or 0.0, "p95": quantiles.p95 or 0.0, "p99": quantiles.p99 or 0.0}
     rows = [
         row_of(at=value, level=level, text=f"{name} {show_ms(value)}")
         for level, (name, value) in enumerate(found.items())
@@ -151,7 +150,7 @@ def latency_over_time(data: RunData) -> Chart | None:
     layers = away_layer(away, x=x, x2=alt.X2("to:Q"))
 
     def mark(records: Sequence[RequestRecord], **look: Any) -> None:
-        """Draw each request as a point; a layer of none would have scales without an extent."""
+        """Draw each request as a point; an empty layer would have scales without an extent."""
         if records:
             rows = [
                 row_of(t=r.submitted_us / 1e6, ms=r.latency_us / 1e3, request=r.id, image=shorten(r.image, 40))
@@ -245,16 +244,13 @@ def _bands(data: RunData, x: alt.X, scale: alt.Scale) -> list[alt.Chart]:
 
 
 def _latency_scale(values: Floats, *, from_zero: bool = True, room: float = 1.05) -> alt.Scale:
-    """Return a scale that is logarithmic if the largest value is far above the median, as after a retry.
-
-    It reaches ``room`` times the largest value.
-    """
+    """Return a scale up to ``room`` times the largest value; logarithmic if that is far above the median."""
     low, high, middle = float(values.min()), float(values.max()), float(np.median(values))
     if low > 0 and high > 5 * middle:
         return alt.Scale(type="log", domain=[low / 1.12, high * max(room, 1.12)], nice=False)
     if not from_zero and low > 0.4 * high > 0:
-        beside = max(high - low, 0.05 * high) * 0.12
-        return alt.Scale(type="linear", domain=[low - beside, high + beside], nice=False)
+        margin = max(high - low, 0.05 * high) * 0.12
+        return alt.Scale(type="linear", domain=[low - margin, high + margin], nice=False)
     return alt.Scale(type="linear", domain=[0.0, high * room if high > 0 else 1.0], nice=False)
 
 

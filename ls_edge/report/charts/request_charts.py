@@ -1,4 +1,4 @@
-"""Charts of the time of answers, hops and visits by stage, and of single requests."""
+"""Charts of the time that answers, hops and visits spend in each stage, and of single requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ls_edge.core.parts import part_name
 from ls_edge.core.records import RequestRecord
 from ls_edge.core.text import counted, shorten, show_ms, show_percent
 from ls_edge.report.charts.specification import (
-    Chart,
     Row,
     block_color,
     block_ink,
@@ -26,7 +25,7 @@ from ls_edge.report.charts.specification import (
 )
 from ls_edge.report.runs.intervals import RequestIntervals, Span, intervals_of
 from ls_edge.report.runs.statistics import RunData, StageMeans
-from ls_edge.report.theme import STAGES, color
+from ls_edge.report.theme import STAGES, Chart, color
 
 MOST_ROWS = 24
 
@@ -124,7 +123,7 @@ def _stage_rows(groups: Sequence[StageMeans]) -> tuple[list[str], list[bool], li
 
 
 def request_timelines(data: RunData) -> list[tuple[str, str, Chart]]:
-    """Return a few requests worth a look: the reason, a few words, and a chart of who ran which block when.
+    """Return a few requests worth a look: the reason, a short description, and a chart of holders and blocks over time.
 
     A request whose blocks ran in sequence is one bar. If holders worked in parallel, each has a row; a dark line
     follows what the answer waited for, and everything else is paler.
@@ -141,7 +140,7 @@ def request_timelines(data: RunData) -> list[tuple[str, str, Chart]]:
 
 
 def about(record: RequestRecord) -> str:
-    """Return latency, image, waves, skips and attempts of a request in a few words."""
+    """Describe a request by latency, image, waves, skips and attempts."""
     parts = [show_ms(record.latency_us / 1e3), shorten(record.image, 26)]
     if not record.is_plain:
         parts.append(counted(len(record.waves), "wave"))
@@ -202,7 +201,7 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
 def _span_layers(
     rows: list[Row], num_blocks: int, bar: dict[str, Any], place: dict[str, Any], *, legend: bool
 ) -> list[alt.Chart]:
-    """Draw stages, blocks, and tracks that did not come back; ``place`` is the middle of a ``bar``."""
+    """Draw stages, blocks, and tracks that did not return; ``place`` is the middle of a ``bar``."""
     tips = [
         alt.Tooltip("what:N"),
         alt.Tooltip("holder:N"),
@@ -270,7 +269,7 @@ def _first_blocks(blocks: Sequence[Row], limit_ms: float) -> list[Row]:
 
 
 def _critical_path(spans: Sequence[Span], record: RequestRecord) -> list[Row]:
-    """Return a line below the bars that the answer waited for, from row to row."""
+    """Return a line from row to row below the bars that the answer waited for."""
     points: list[Row] = []
     for span in sorted((span for span in spans if span.critical), key=lambda span: span.start):
         for at in (span.start, span.end):

@@ -11,7 +11,6 @@ import numpy as np
 from ls_edge.core.text import counted, format_ranges, shorten, show_percent
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
-    Chart,
     Row,
     at,
     block_color,
@@ -23,16 +22,16 @@ from ls_edge.report.charts.specification import (
     tooltip_of,
 )
 from ls_edge.report.runs.statistics import RunData, Window, coverage, pack, pick_window, shown_lanes
-from ls_edge.report.theme import color
+from ls_edge.report.theme import Chart, color
 
 MOST_SPANS = 2000
-"""Runs of a block in the detail, about 150 KB of a page."""
+"""Maximum block executions in the detail: about 150 KB of a page."""
 
 MOST_CELLS = 2000
-"""Bins by peer and block in the overview, about 130 KB of a page."""
+"""Maximum bins by peer and block in the overview: about 130 KB of a page."""
 
 FIRST_LOOK = 140
-"""Runs of a block that the detail shows first; more would be too thin to read."""
+"""Block executions that the detail shows at first; more would be too thin to read."""
 
 
 def served(data: RunData, *, most: int = MOST_SPANS) -> Chart | None:
@@ -101,7 +100,7 @@ def _overview(data: RunData, lanes: Sequence[int], y: alt.Y, domain: Sequence[fl
 
 
 def _detail(data: RunData, lanes: Sequence[int], kept: Window, y: alt.Y, scale: alt.Scale) -> list[alt.Chart]:
-    """Draw every block that ran in a part of the run, with its number if there is room."""
+    """Draw every block execution in a part of the run, with its number if there is room."""
     runs = chart_of(_span_rows(data, lanes, kept))
     wide = "scale('detail_x', datum.to) - scale('detail_x', datum.t)"
     tips = [
@@ -143,7 +142,7 @@ _GAP = 0.2
 
 
 def away_layer(away: list[Row], **encoding: Any) -> list[alt.Chart]:
-    """Return a layer that shades the times of lost peers; none without such times, since its scales need an extent."""
+    """Return a layer that shades the times of lost peers; no layer without such times, since scales need an extent."""
     tips = [alt.Tooltip("peer:N", title="lost"), tooltip_of("t", "from, s"), tooltip_of("to", "to, s")]
     return [chart_of(away).mark_rect(color=color("shade"), clip=True).encode(tooltip=tips, **encoding)] if away else []
 

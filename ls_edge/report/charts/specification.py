@@ -1,4 +1,4 @@
-"""Parts that charts share: specifications of Vega-Lite and their SVG, rows of data, scales and labels.
+"""Parts shared by charts: Vega-Lite specifications and their SVG, rows of data, scales and labels.
 
 Encodings are objects such as ``alt.Text`` and ``alt.OpacityValue``: Altair takes 16 ms to convert each string, and each
 dictionary of ``alt.value`` or ``alt.condition``.
@@ -17,10 +17,7 @@ import numpy as np
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
 from ls_edge.core.text import distinct_names, shorten, show_percent
-from ls_edge.report.theme import BLOCK_SCHEME, CATEGORY_SCHEME, CHART_CONFIG, color, with_plain_colors
-
-Chart = Any
-"""Altair chart; its methods have no more exact type."""
+from ls_edge.report.theme import BLOCK_SCHEME, CATEGORY_SCHEME, CHART_CONFIG, Chart, color, with_plain_colors
 
 Row = dict[str, Any]
 
@@ -28,13 +25,13 @@ VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
 """Version of Vega-Lite that Altair writes."""
 
 MOST_POINTS = 1200
-"""Answers that are drawn as points; longer runs are drawn as quantiles over time, to keep pages small and fast."""
+"""Maximum answers drawn as points; longer runs are drawn as quantiles over time, to keep pages small and fast."""
 
 MOST_MARKS = 200
-"""Degraded or failed requests, or events, that are drawn."""
+"""Maximum degraded requests, failed requests or events that are drawn."""
 
 MOST_TEXTS = 12
-"""Rows of a square whose cells have texts."""
+"""Maximum rows of a grid whose cells have text."""
 
 PERCENT = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1], grid=True)
 
@@ -146,7 +143,7 @@ def row_of(*, digits: int = 4, **values: Any) -> Row:
     }
 
 
-expression: Any = alt.ExprRef  # its class is not accepted for every value
+expression: Any = alt.ExprRef  # typed Any: Altair does not accept the class everywhere
 
 
 def tooltip_of(field: str, title: str) -> alt.Tooltip:

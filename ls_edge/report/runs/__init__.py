@@ -1,1 +1,1 @@
-"""A recorded run: its statistics, its intervals on a time axis, its tracks, its mistakes, and its trace events."""
+"""Statistics, intervals, tracks, mistakes and trace events of a recorded run."""

@@ -20,7 +20,7 @@ from ls_edge.core.parts import ENDS, STEM
 from ls_edge.core.records import NO_GAIN, RequestRecord, TrackSpan, Visit
 
 _Part = tuple[str, int | None, float]
-"""A stage, a block if it is ``engine``, and a duration."""
+"""Stage, block (for ``engine``), and duration."""
 
 
 class Span(NamedTuple):
@@ -47,7 +47,7 @@ class _Gap(NamedTuple):
     begin: float
     end: float
     blocks: Sequence[int]
-    """Blocks that the joiner ran in it, outside of all tracks."""
+    """Blocks that the joiner ran during the gap, outside of all tracks."""
 
 
 class RequestIntervals(NamedTuple):
@@ -173,9 +173,9 @@ def _joined(record: RequestRecord, visit: Visit, start: float, rows: _Rows, home
 
 
 def _critical(wave: Sequence[TrackSpan], cursor: float, joiner: str) -> dict[int, tuple[float, float]]:
-    """Return begin and end of the critical tracks by ``id``: the last one to end, the last one to end before it, ...
+    """Return begin and end of the critical tracks after ``cursor``, by ``id``.
 
-    Nothing before ``cursor`` counts.
+    They are the track that ended last, the one that ended last before its begin, and so on.
     """
     path: dict[int, tuple[float, float]] = {}
     limit = max(cursor, *(track.end_us for track in wave))

@@ -19,7 +19,7 @@ MOST_IMAGES = 24
 
 
 class Confusion(NamedTuple):
-    """Images of one class that were taken for another."""
+    """Images of one class that were classified as another."""
 
     label: int
     prediction: int
@@ -56,7 +56,7 @@ def confusions(records: Sequence[RequestRecord]) -> list[Confusion]:
 
 
 def wrong_answers(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Return the answers that named another class than their label."""
+    """Return the answers whose class differs from the label."""
     return [
         record
         for record in records

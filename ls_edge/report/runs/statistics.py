@@ -64,7 +64,7 @@ class StageMeans(NamedTuple):
 
 @dataclass(frozen=True)
 class Engines:
-    """Every block that ran, as arrays ``[n]``: lane of its peer, block, start and end in ms, and answer."""
+    """Executions of blocks, as arrays ``[n]``: lane of the peer, block, start and end in ms, index of the answer."""
 
     lane: npt.NDArray[np.int64]
     block: npt.NDArray[np.int64]
@@ -142,22 +142,22 @@ class RunData:
 
     @property
     def engines(self) -> Engines:
-        """Every block that ran for an answer."""
+        """Executions of blocks for answers."""
         return self._work[0]
 
     @property
     def stage_means(self) -> list[StageMeans]:
         """Means of the request, of each hop, and of each holder.
 
-        The first row is the mean over answers and adds up to the mean latency: of what ran at the same time it holds
-        the critical part, as the row of a hop does. The mean of a hop is over the answers that had it; that of a holder
-        over the visits to it in its own times, then over the tracks that it ran for others.
+        The first row is the mean over answers and adds up to the mean latency; like the rows of hops, it counts only
+        the critical part of concurrent work. The mean of a hop is over the answers that had it, and the means of a
+        holder are over its visits and over the tracks that it ran for others, by its own clock.
         """
         return self._work[1]
 
     @cached_property
     def _work(self) -> tuple[Engines, list[StageMeans]]:
-        """Engine use and stage means, in one pass: the intervals of a long run are too many to keep."""
+        """Engine use and stage means, in one pass: the intervals of a long run do not fit in memory."""
         lane = {name: index for index, name in enumerate(self.lanes)}
         ran: list[tuple[float, ...]] = []
         whole, back = _Sums(), _Sums()
@@ -233,7 +233,7 @@ class RunData:
 
     @cached_property
     def chosen(self) -> list[tuple[str, RequestRecord]]:
-        """A few requests worth a look, each once, with the reason."""
+        """A few requests worth a look, each listed once, with the reason."""
         drawable = sorted((record for record in self.answers if record.visits), key=lambda record: record.latency_us)
         if not drawable:
             return []

@@ -1,4 +1,4 @@
-"""A run as Chrome trace events, which https://ui.perfetto.dev and chrome://tracing open.
+"""Chrome trace events of a run, for https://ui.perfetto.dev and chrome://tracing.
 
 Format: JSON Object Format of the "Trace Event Format" of Chromium's trace viewer. The source and each peer have a
 process row. The work on a request in a process is in one lane (a "thread") at a time; a process with two requests at
@@ -37,10 +37,10 @@ _NOTES = {
     "clock": "the source's, microseconds since the start of the run; clocks of devices are not compared",
     "measured": "submission and latency of each request, stem and head, by the source; queue, engine, codec and wait "
     "of each visit and track, by its holder, as durations; begin and end of the tracks of a wave, by its joiner",
-    "inferred": "wire: what remains of a latency, in equal parts over its hops, and what a track's holder does not "
-    "account for, in equal parts there and back; so also when a visit begins. Within a visit: queue, codec, engine, "
-    "wait, one after the other; blocks of one visit or track share its engine time in equal parts. other: not "
-    "explained by any duration",
+    "inferred": "wire: the rest of a latency, in equal parts over its hops, and the time of a track that its holder "
+    "does not account for, in equal parts there and back; the start of a visit follows from it. Within a visit: "
+    "queue, codec, engine, wait, one after the other; blocks of one visit or track share its engine time in equal "
+    "parts. other: not explained by any duration",
     "not_recorded": "the size of the batch in which an engine ran a block",
 }
 
@@ -88,7 +88,7 @@ def trace_events(
         mark = {"name": event.state.value, "cat": "peer", "ph": "i", "s": "p", "ts": event.at_us, "tid": 0}
         yield {**mark, "pid": rows.pids[event.peer], "args": {"why": printable(event.why)}}
     yield from _in_flight(records)
-    # Chains of later requests begin later, so all that begin before the next submission can be given their lanes.
+    # Chains of later requests begin later, so chains that begin before the next submission can be assigned lanes.
     waiting: list[tuple[int, int, RequestRecord, _Chain]] = []
     count = itertools.count()
     for record in sorted(records, key=lambda one: one.submitted_us):
@@ -107,7 +107,7 @@ class _ProcessRows:
     def __init__(self) -> None:
         self.pids: dict[str, int] = {}
         self._free: dict[str, list[int]] = {}
-        """Time in ns from which on each lane is free, by process."""
+        """Time in ns from which each lane is free, by process."""
 
     def process(self, name: str) -> Iterator[_Event]:
         """Yield the metadata of a new process."""
@@ -118,7 +118,7 @@ class _ProcessRows:
             yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
     def slices(self, record: RequestRecord, chain: _Chain) -> Iterator[_Event]:
-        """Yield the slices of a chain, in a lane that is free, and the metadata of what is new."""
+        """Yield the slices of a chain in a free lane, and the metadata of a new process or lane."""
         yield from self.process(chain.process)
         pid, free, spans = self.pids[chain.process], self._free[chain.process], chain.spans
         start, end = _ns(spans[0].start), _ns(spans[-1].end)
@@ -157,7 +157,7 @@ def _slice(name: str, category: str, start: int, end: int, place: Mapping[str, i
 
 
 def _in_flight(records: Sequence[RequestRecord]) -> Iterator[_Event]:
-    """Yield the number of requests in flight at each of its changes; of those at the same time, ends come first."""
+    """Yield the number of requests in flight at each change; at the same time, ends come first."""
     begins = ((ts, 1) for ts in sorted(record.submitted_us for record in records))
     ends = ((ts, -1) for ts in sorted(record.submitted_us + record.latency_us for record in records))
     number = 0

@@ -1,4 +1,4 @@
-"""Table of the tracks of each peer: how many were summed, how long they took, and why a peer was assigned none."""
+"""Table of the tracks of each peer: number, durations, and reasons for tracks that were not summed or assigned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ls_edge.core.text import NOTHING, shorten, show_ms
 
 
 class TrackInWave(NamedTuple):
-    """A track, or a holder that was assigned none, with its wave."""
+    """A track, or a holder that was assigned none, with the visit and the size of its wave."""
 
     track: TrackSpan
     visit: Visit

@@ -15,7 +15,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded, ModelMismatch
 from ls_edge.data.datasets import open_data
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.run_summary import summarise
+from ls_edge.evaluation.run_summary import summarize
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
 from ls_edge.runtime.source.run_dataset import run_dataset
@@ -64,7 +64,7 @@ class Run:
         assert self.result is not None
         records = self.result.records
         assert len({r.id for r in records}) == len(records)
-        return records, summarise(records, self.result.events, self.result.context)
+        return records, summarize(records, self.result.events, self.result.context)
 
 
 def assert_replays(bundle, records, codec="raw"):

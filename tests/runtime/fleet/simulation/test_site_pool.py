@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ls_edge.evaluation.simulation_summary import FleetSettings, summarise_simulation
+from ls_edge.evaluation.simulation_summary import FleetSettings, summarize_simulation
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.simulator.churn import LOSSES, Churn
@@ -16,7 +16,7 @@ def test_the_same_seed_gives_the_same_document_in_any_number_of_processes(make_p
         churn = Churn(1.0, 0.2, dict.fromkeys(LOSSES, 1.0))
         sites, assumptions = sites_of(make_problem(2.0, 3.0), settings, site_size=4, churn=churn)
         context = simulation_context(sites, bundle_id="bundle", churn=None, assumptions=assumptions)
-        return msgspec.json.encode(summarise_simulation(simulate_sites(sites, jobs), context))
+        return msgspec.json.encode(summarize_simulation(simulate_sites(sites, jobs), context))
 
     assert document(1, 5) == document(2, 5) != document(1, 6)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, FleetSettings, summarise_simulation
+from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, FleetSettings, summarize_simulation
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.simulator.churn import LOSSES, Churn
@@ -16,7 +16,7 @@ def summarize():
     def run(problem, **settings):
         sites, assumptions = sites_of(problem, FleetSettings(**settings))
         context = simulation_context(sites, bundle_id="bundle", churn=None, assumptions=assumptions)
-        return summarise_simulation(simulate_sites(sites), context)
+        return summarize_simulation(simulate_sites(sites), context)
 
     return run
 
