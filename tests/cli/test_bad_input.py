@@ -171,13 +171,13 @@ CASES = r"""
 2 | EVAL --orders 2**70 | '--orders': 2**70 is not in the range 1<=x<=100000
 2 | EVAL --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
 2 | EVAL --limit 2**70 | '--limit': 2**70 is not in the range 1<=x<=10000000
-2 | EVAL --limit 10 --keep 0 | '--keep': '0': each number has to be from 1 to 10000
+2 | EVAL --limit 10 --keep 0 | '--keep': '0': use numbers from 1 to 10000
 2 | EVAL --limit 10 --keep 9 | keep 9 is not possible: the model has 4 blocks; give 1 to 4
 2 | EVAL --limit 10 --keep a,b | '--keep': 'a,b' is not a list of numbers such as 1,4
 2 | EVAL --limit 10 --keep , | '--keep': ',' is not a list of numbers such as 1,4
 2 | EVAL --limit 10 --keep 1,,2 | '--keep': '1,,2' is not a list of numbers such as 1,4
 2 | EVAL --limit 10 --keep 1.5 | '--keep': '1.5' is not a list of numbers such as 1,4
-2 | EVAL --limit 10 --keep -1 | '--keep': '-1': each number has to be from 1 to 10000
+2 | EVAL --limit 10 --keep -1 | '--keep': '-1': use numbers from 1 to 10000
 2 | EVAL --limit 10 --keep 5 | keep 5 is not possible: the model has 4 blocks; give 1 to 4
 2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range x>=0
 2 | EVAL --limit 10 --batch-size 0 | '--batch-size': 0 is not in the range 1<=x<=65536
@@ -343,11 +343,11 @@ CASES = r"""
 2 | RUN --budget-ms inf | '--budget-ms': inf is not in the range 1<=x<=600000
 2 | RUN --budget-ms 1e999 | '--budget-ms': inf is not in the range 1<=x<=600000
 2 | RUN --max-skips -1 | '--max-skips': -1 is not in the range 0<=x<=65536
-2 | RUN --max-skips 99 | max_skips 99 is more than the model has blocks; use 0 to 4
+2 | RUN --max-skips 99 | max_skips 99 is larger than the number of blocks; use 0 to 4
 2 | RUN --latency-weight nan | '--latency-weight': nan is not a finite number
 2 | RUN --latency-weight -1 | '--latency-weight': -1.0 is not in the range 0<=x<=1000000
 2 | RUN --waves 0 | '--waves': 0 is not in the range 1<=x<=10000
-2 | RUN --policy quality | bundle has no order_costs, which the policy quality needs; export it again
+2 | RUN --policy quality | bundle has no order_costs, which policy quality needs; export it again
 2 | RUN --audit 2 | '--audit': 2.0 is not in the range 0<=x<=1
 2 | RUN --audit nan | '--audit': nan is not a finite number
 2 | RUN --wait -1 | '--wait': -1.0 is not in the range 0<=x<=86400
