@@ -241,10 +241,7 @@ def shared_runs(made_once):
 def _train_shared(folder):
     from ls_edge.training.config import read_config
     from ls_edge.training.loop import train
-
-    class Silent:
-        def __getattr__(self, name):
-            return lambda *args: None
+    from tests.training.trainings import Silent
 
     folder.mkdir()
     fixed = {"data": "digits", "threads": 1, "device": "cpu", "precision": "fp32", "lr": 4e-3, "batch_size": 64}

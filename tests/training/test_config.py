@@ -32,7 +32,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
         ("epochs: 1\nepochs: 2\n", "2:1", "is there twice"),
     ],
 )
-def test_errors_have_their_place(tmp_path, text, place, words):
+def test_errors_have_a_place(tmp_path, text, place, words):
     with pytest.raises(ConfigError) as caught:
         read_config(write(tmp_path, text), {})
     assert f"train.yaml:{place}: " in str(caught.value)
@@ -58,13 +58,13 @@ def test_any_setting_can_be_changed(tmp_path):
         ("model.args={a: [}", "not YAML; put the value in quotes"),
     ],
 )
-def test_changes_are_checked_too(tmp_path, change, words):
+def test_changes_are_checked(tmp_path, change, words):
     with pytest.raises(UsageError, match=words):
         read_config(write(tmp_path, "epochs: 3\n"), {}, [change])
 
 
 @pytest.mark.parametrize("text", ["bands: 0/1-2\n", "bands: [[0], [1, 2]]\n"])
-def test_bands_are_written_in_two_ways(tmp_path, text):
+def test_bands_may_be_lists_or_text(tmp_path, text):
     assert read_config(write(tmp_path, text), {})[0].bands == [[0], [1, 2]]
     assert read_config(write(tmp_path, text), {"bands": "0-1/2"})[0].bands == [[0, 1], [2]]
 
@@ -78,6 +78,6 @@ def test_bands_are_written_in_two_ways(tmp_path, text):
         ({"seed": 2**40}, "seed is 1099511627776"),
     ],
 )
-def test_flags_are_checked_too(flags, words):
+def test_flags_are_checked(flags, words):
     with pytest.raises(UsageError, match=words):
         read_config(None, flags)

@@ -34,7 +34,7 @@ def test_split_is_seeded_stratified_and_whole():
         assert sum(digits.images[row].label == label for row in held) == round(whole / 10)
 
 
-def test_split_of_little(tmp_path):
+def test_a_split_of_few_images_has_at_least_one_for_validation(tmp_path):
     train, held = split(open_data(str(write_images(tmp_path / "two", 2)), "train"), 0.1, 0)
     assert (len(train), len(held)) == (3, 1)
     with pytest.raises(DataError, match=r"one class only \(cat\)"):
@@ -102,7 +102,7 @@ def test_epochs_depend_on_seed_and_number_alone(tmp_path, cache_mb, kind):
     assert len(first[1]) == 12
 
 
-def test_workers_decode_the_same(tmp_path):
+def test_workers_decode_the_same_pixels(tmp_path):
     images = open_data(str(write_images(tmp_path)), "train").images
     alone = list(batches(images, config=DataConfig(cache_mb=0)).epoch(1))
     helped = list(batches(images, config=DataConfig(cache_mb=0, workers=1)).epoch(1))
@@ -110,7 +110,7 @@ def test_workers_decode_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("cache_mb", [512, 0])
-def test_an_image_that_is_none_is_named_and_left_out(tmp_path, cache_mb):
+def test_an_image_that_cannot_be_decoded_is_named_and_left_out(tmp_path, cache_mb):
     root = write_images(tmp_path)
     (root / "cat" / "2.png").write_bytes(b"no image")
     told = set()
@@ -139,7 +139,7 @@ def test_shift_moves_and_crop_mirrors():
     assert augment(pixels, "none", generator) is pixels
 
 
-def test_timms_augmentation_gives_images_of_the_size(tmp_path):
+def test_timms_augmentation_returns_images_of_the_size(tmp_path):
     found = batches(open_data(str(write_images(tmp_path)), "train").images, kind="timm")
     assert not found.cached
     pixels, _ = next(found.epoch(1))
@@ -147,7 +147,7 @@ def test_timms_augmentation_gives_images_of_the_size(tmp_path):
     assert pixels.dtype == torch.uint8
 
 
-def test_auto_augmentation():
+def test_auto_augmentation_depends_on_source_and_size():
     large = ImageSpec(size=(224, 224), mean=SPEC.mean, std=SPEC.std)
     assert choose_augment("auto", "digits", SPEC) == "shift"
     assert choose_augment("auto", "a folder", SPEC) == "crop"
@@ -156,7 +156,7 @@ def test_auto_augmentation():
 
 
 @pytest.mark.parametrize("cache_mb", [0, 512])
-def test_what_goes_to_a_gpu_is_pinned_after_augmentation(tmp_path, monkeypatch, cache_mb):
+def test_batches_for_a_gpu_are_pinned_after_augmentation(tmp_path, monkeypatch, cache_mb):
     pinned = set()
 
     def pin(tensor):
@@ -179,7 +179,7 @@ def test_what_goes_to_a_gpu_is_pinned_after_augmentation(tmp_path, monkeypatch, 
             assert {pixels.data_ptr(), labels.data_ptr()} <= pinned
 
 
-def test_a_default_number_of_workers_feeds_a_gpu(monkeypatch):
+def test_the_default_number_of_workers_is_for_a_gpu_only(monkeypatch):
     monkeypatch.setattr(hardware, "cores", lambda: 16)
     assert (default_workers(on_gpu=False), default_workers(on_gpu=True)) == (0, 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

@@ -1,5 +1,6 @@
 """Training with several processes, parts of a batch, checkpointed blocks and averaged weights."""
 
+import functools
 import json
 import os
 import subprocess
@@ -13,43 +14,16 @@ from PIL import Image
 
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.fleet.local_cluster import free_ports
-from ls_edge.training.config import DataConfig, OptimConfig, TeacherConfig, read_config, to_yaml
+from ls_edge.training.config import DataConfig, to_yaml
 from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.loop import train
-from ls_edge.training.methods.registry import expected_cost, make_method
-from ls_edge.training.models.small_models import build
-from ls_edge.training.optim import averages_step, make_averaged_model
 from ls_edge.training.runs.checkpoint import load_run
+from tests.training import trainings
+from tests.training.trainings import Silent, logits
+
+settings = functools.partial(trainings.settings, epochs=1, lr=1e-3)
 
 torch.set_num_threads(1)
-SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0}
-
-
-class Silent:
-    def __getattr__(self, name):
-        return lambda *args: None
-
-
-def settings(**changes):
-    flags = {
-        "data": "digits",
-        "batch_size": 128,
-        "epochs": 1,
-        "threads": 1,
-        "device": "cpu",
-        "lr": 1e-3,
-        "method": "shuffle",
-    }
-    config, _ = read_config(None, {**flags, **{k: v for k, v in changes.items() if k not in ("optim", "args")}})
-    model = msgspec.structs.replace(config.model, args={**SMALL, **changes.get("args", {})})
-    optim = msgspec.structs.replace(config.optim, **changes.get("optim", {}))
-    return msgspec.structs.replace(config, model=model, optim=optim, precision="fp32")
-
-
-def logits(folder):
-    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        return load_run(folder).view(images, [2, 0, 1])
 
 
 RANK = """
@@ -114,7 +88,7 @@ def trained_by_two(tmp_path_factory):
     return folder, [output for output, _ in outputs]
 
 
-def test_one_of_two_processes_reports(trained_by_two):
+def test_only_the_first_process_reports(trained_by_two):
     _, (first, second) = trained_by_two
     assert first.count('"seconds"') == len(RUNS)
     assert second == ""
@@ -127,7 +101,7 @@ def test_a_process_without_images_in_a_step_does_not_leave_the_other_alone(train
 
 
 @pytest.mark.slow
-def test_torchrun_as_it_is_documented(tmp_path):
+def test_training_with_torchrun_works_as_documented(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"]
     command += [
         "--rdzv-backend",
@@ -203,98 +177,7 @@ def test_two_processes_match_one(trained_by_two, tmp_path, method):
             torch.testing.assert_close(two.view.weights()[name], value, rtol=1e-5, atol=1e-5)
 
 
-def test_a_batch_has_to_divide():
+def test_a_batch_that_does_not_divide_is_refused():
     assert DistributedContext(1, 4).local_batch_size(128) == 32
     with pytest.raises(UsageError, match="batch size 10 does not divide among 4 processes"):
         DistributedContext(0, 4).local_batch_size(10)
-
-
-@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
-def test_less_memory_is_the_same_training(tmp_path, method):
-    plain = settings(batch_size=120, method=method)
-    train(plain, tmp_path / "plain", reporter=Silent())
-    for name, changes in (("parts", {"accumulate": 3}), ("again", {"checkpointing": True})):
-        train(msgspec.structs.replace(plain, **changes), tmp_path / name, reporter=Silent())
-        torch.testing.assert_close(logits(tmp_path / name), logits(tmp_path / "plain"), rtol=1e-4, atol=1e-4)
-
-
-def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
-    torch.manual_seed(0)
-    view = build("vit_digits", {**SMALL, "drop_rate": 0.1, "proj_drop_rate": 0.1}).train()
-    make_method("position", {}).attach(view)
-    images, runs = torch.randn(2, 3, 16, 16), []
-    view.blocks[1].register_forward_pre_hook(lambda *_: runs.append(1))
-    found = []
-    for view.checkpointing in (False, True):
-        view.zero_grad()
-        torch.manual_seed(1)
-        view(images, [1, 0, 2]).square().sum().backward()
-        found.append([parameter.grad.clone() for parameter in view.parameters()])
-    assert len(runs) == 3
-    for plain, again in zip(*found, strict=True):
-        torch.testing.assert_close(plain, again)
-
-
-def test_an_exponential_mean_and_a_plain_one():
-    view = build("vit_digits", {**SMALL, "depth": 1})
-    ema, swa = (
-        make_averaged_model(view, OptimConfig(average=kind, average_decay=0.5, average_from=0.5))
-        for kind in ("ema", "swa")
-    )
-    values = [1.0, 2.0, 4.0, 8.0]
-    mean = values[0]
-    for step, value in enumerate(values):
-        with torch.no_grad():
-            view.model.head.bias.fill_(value)
-        ema.update_parameters(view)
-        if averages_step(OptimConfig(average="swa", average_from=0.5), step, 4):
-            swa.update_parameters(view)
-        mean += max(1 - 0.5, 9 / (10 + step)) * (value - mean)
-    assert ema.module.model.head.bias[0].item() == pytest.approx(mean)
-    assert swa.module.model.head.bias[0].item() == pytest.approx(6.0)
-    assert view.model.head.bias[0].item() == 8.0
-
-
-def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
-    config = settings(epochs=3, optim={"average": "ema", "average_decay": 0.9})
-    train(config, tmp_path / "whole", reporter=Silent())
-    train(settings(epochs=3), tmp_path / "plain", reporter=Silent())
-    assert not torch.equal(logits(tmp_path / "whole"), logits(tmp_path / "plain"))
-
-    class Stops(Silent):
-        def finished(self, metrics):
-            if metrics.epoch == 2:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", reporter=Stops())
-    train(config, tmp_path / "broken", reporter=Silent(), resume=True)
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
-    assert files[0] == files[1]
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """A run in trained order."""
-    folder = tmp_path_factory.mktemp("start") / "run"
-    train(settings(method="sequential"), folder, reporter=Silent())
-    return folder
-
-
-@pytest.mark.parametrize("method", ["position", "predict", "layerdrop", "layerdrop+shuffle", "anyorder"])
-def test_every_method_trains_and_is_read_again(start, tmp_path, method):
-    teacher = TeacherConfig(model=str(start), kind="soft") if method == "anyorder" else TeacherConfig()
-    model = msgspec.structs.replace(settings().model, args={}, init=str(start))
-    config = msgspec.structs.replace(settings(method=method), teacher=teacher, model=model)
-    summary = train(config, tmp_path / "run", reporter=Silent(), model_named=False)
-    run = load_run(tmp_path / "run")
-    assert run.record.method == method
-    assert run.config.method_args.keys() == set(make_method(method, {}).settings.__struct_fields__)
-    assert run.view.needs_slot == (method == "position")
-    per_image = expected_cost(make_method(method, {}), run.view.work) + (1 if method == "anyorder" else 0)
-    assert summary.cost / (summary.images // 128 * 128) == pytest.approx(per_image, rel=0.25)
-    again = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, init=str(tmp_path / "run")),
-                                    epochs=0)  # fmt: skip
-    train(again, tmp_path / "again", reporter=Silent(), model_named=False)
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again")]
-    assert files[0] == files[1]

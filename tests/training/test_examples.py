@@ -28,14 +28,14 @@ def run(folder):
     return load_run(folder)
 
 
-def test_it_is_small_and_stored_in_half_precision(folder):
+def test_an_example_is_small_and_stored_in_half_precision(folder):
     assert (folder / "model.safetensors").stat().st_size <= 6_000_000
     with safetensors.safe_open(folder / "model.safetensors", "pt") as file:
         kinds = {str(file.get_tensor(name).dtype) for name in file.keys()}  # noqa: SIM118  it is no dictionary
     assert kinds - {"torch.int64"} == {"torch.float16"}  # counts of batches stay whole numbers
 
 
-def test_the_shared_one_is_one_block_for_all_steps_in_any_order():
+def test_the_shared_example_is_one_block_for_all_steps_in_any_order():
     run = load_run(EXAMPLES / "cifar10-shared")
     plain = load_run(EXAMPLES / "cifar10-plain")
     assert (run.record.model, run.record.method, run.view.owners, str(run.bands)) == (
@@ -63,7 +63,7 @@ def test_the_shared_one_is_one_block_for_all_steps_in_any_order():
         assert f"{100 * figure:.1f} %" in text
 
 
-def test_it_is_what_its_configuration_says(run, folder):
+def test_an_example_matches_its_configuration(run, folder):
     model, bands = {
         "cifar10": ("vit_cifar", "0-7"),
         "cifar10-plain": ("vit_tiny_patch16_224", "0/1-6/7"),
@@ -74,7 +74,7 @@ def test_it_is_what_its_configuration_says(run, folder):
     )  # fmt: skip
 
 
-def test_orders_and_waves_hardly_change_its_answers(run):
+def test_orders_and_waves_hardly_change_the_answers(run):
     """Check the effect of the training on smooth generated pictures, without the data set."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randn(24, 3, 4, 4, generator=generator)
@@ -89,7 +89,7 @@ def test_orders_and_waves_hardly_change_its_answers(run):
     assert all(not np.array_equal(trained, other) for other in others)
 
 
-def test_what_is_said_of_it_was_measured(folder, run):
+def test_the_documented_accuracies_are_those_of_the_evaluation(folder, run):
     said = json.loads((folder / "eval.json").read_text())
     assert said["images"] == 5000
     assert said["arbitrary"]["orders"] >= 64

@@ -37,7 +37,7 @@ def test_the_document_lists_every_recipe():
 
 
 @pytest.mark.parametrize("row", table("Recipes"), ids=lambda row: row[0])
-def test_a_recipe_is_what_the_document_says(row):
+def test_a_recipe_matches_the_document(row):
     name, start, method, blocks, epochs, batch = row
     config = settings_of(name)
     assert config.model.name == start
@@ -46,7 +46,7 @@ def test_a_recipe_is_what_the_document_says(row):
     assert config.model.pretrained
 
 
-def test_the_settings_of_all_recipes_are_those_of_the_document():
+def test_the_settings_of_all_recipes_match_the_document():
     rows = {row[0]: yaml.safe_load(row[3]) for row in table("Settings")}
     assert {"optim.schedule", "optim.clip", "data.augment", "data.crop_pct"} < set(rows)
     for name in set(NAMES) - OWN:
@@ -74,17 +74,17 @@ def test_a_recipe_builds_and_its_rate_falls_in_a_straight_line(name):
         view.keep_blocks(evenly_spaced(view.num_blocks, config.model.depth))
         assert view.num_blocks == config.model.depth
     method.attach(view)
-    optimiser = make_optimizer(view, config.optim)
-    assert {group["weight_decay"] for group in optimiser.param_groups} == {0.0}
-    schedule = make_schedule(optimiser, config.optim, 10)
+    optimizer = make_optimizer(view, config.optim)
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
+    schedule = make_schedule(optimizer, config.optim, 10)
     for step in range(10):
         schedule.step_update(step)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             assert group["lr"] == pytest.approx(1e-4 * (1 - step / 10))
     assert len(method.draw(Bands(view.num_blocks), 0, 0).groups[0].order) <= view.num_blocks
 
 
-def test_a_file_wins_over_a_recipe_and_unknown_names_are_told(tmp_path, monkeypatch):
+def test_a_file_wins_over_a_recipe_and_unknown_names_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vit_b_imagenet").write_text("epochs: 1\n")
     assert find_recipe(Path("vit_b_imagenet")) == Path("vit_b_imagenet")

@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 EVAL = ["--data", "digits", "--limit", 60, "--orders", 5, "--keep", "1,3"]
 
 
-def test_seeds_are_runs_of_their_own(folder, capsys):
+def test_each_seed_is_a_run(folder, capsys):
     runs = sorted(path.name for path in (folder / "predict").iterdir())
     assert runs == ["seed-3", "seed-4"]
     assert [load_run(folder / "predict" / name).config.seed for name in runs] == [3, 4]
@@ -54,7 +54,7 @@ def test_a_folder_of_runs_is_evaluated_as_one(folder, capsys):
 
 
 @pytest.mark.leaks_ok("vl-convert keeps the runtime that draws the first figure of a process")
-def test_several_are_one_document_and_one_figure(folder, capsys):
+def test_several_runs_are_one_document_and_one_figure(folder, capsys):
     capsys.readouterr()
     picture = folder / "figure.svg"
     assert call("eval", folder / "predict", folder / "sequential", *EVAL, "--figure", picture, "--json") == 0
@@ -70,12 +70,12 @@ def test_several_are_one_document_and_one_figure(folder, capsys):
     assert "means over 2 models" in out.err
 
 
-def test_a_folder_of_nothing(tmp_path, capsys):
+def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     assert call("eval", tmp_path, *EVAL) == 1
     assert "nor a folder of runs" in capsys.readouterr().err
 
 
-def test_a_corrupt_checkpoint_is_told_in_one_line(folder, tmp_path, capsys):
+def test_a_corrupt_checkpoint_is_refused_in_one_line(folder, tmp_path, capsys):
     run = folder / "sequential"
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -90,7 +90,7 @@ def test_a_corrupt_checkpoint_is_told_in_one_line(folder, tmp_path, capsys):
         assert err.count("\n") == 1
 
 
-def test_a_disk_that_is_full_keeps_the_last_good_checkpoint(folder, tmp_path, capsys):
+def test_a_full_disk_keeps_the_last_good_checkpoint(folder, tmp_path, capsys):
     weights = (folder / "sequential" / "model.safetensors").stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * weights, before[1]))  # what is resumed from needs three times that

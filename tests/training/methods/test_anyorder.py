@@ -1,7 +1,5 @@
 """Arrangements, costs and losses of the method ``anyorder``."""
 
-import random
-
 import pytest
 import torch
 
@@ -10,7 +8,6 @@ from ls_edge.core.errors import UsageError
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.methods.base import soft_cross_entropy
 from ls_edge.training.methods.registry import expected_cost, make_method
-from ls_edge.training.methods.step_plan import StepPlan, drop_blocks
 from ls_edge.training.models.flops import WorkProfile
 from ls_edge.training.models.small_models import build
 from ls_edge.training.runs.teacher import TeacherCriterion
@@ -49,7 +46,7 @@ def test_the_default_draws_orders_most_often_and_tracks_and_the_trained_order():
     assert make_method("anyorder", {}).draw(Bands(8), 3, 17) == make_method("anyorder", {}).draw(Bands(8), 3, 17)
 
 
-def test_parts_are_switches():
+def test_each_part_of_the_recipe_can_be_switched_off():
     assert all(item.is_plain for item in drawn(PLAIN, 200))
     assert {item.order for item in drawn({**PLAIN, "trained": 1.0}, 20)} == {tuple(range(8))}
     lengths = [len(item.order) for item in drawn({**PLAIN, "subset": 1.0}, 400)]
@@ -57,22 +54,7 @@ def test_parts_are_switches():
     assert 6.2 < sum(len(item.order) for item in drawn({**PLAIN, "drop": 0.2}, 400)) / 1600 < 6.6
 
 
-def test_costs_are_counted_in_one_place():
-    assert StepPlan.plain(range(8)).cost(WorkProfile(8)) == 3
-    assert StepPlan.plain(range(4)).cost(WorkProfile(8)) == 1.5
-    assert StepPlan.plain(range(8)).cost(WorkProfile(8), teacher=True) == 4
-    arrangement = Bands(8).equal_waves(range(8), 2, 2)
-    assert StepPlan((arrangement, StepPlan.plain(range(4)).groups[0])).cost(WorkProfile(8)) == 2.25
-    assert expected_cost(make_method("anyorder", {**PLAIN, "groups": 8}), WorkProfile(8)) == pytest.approx(3)
-
-
-def test_pieces_of_draws():
-    rng = random.Random(0)
-    assert drop_blocks(range(6), 0.0, rng) == list(range(6))
-    assert all(drop_blocks(range(6), 0.99, rng) for _ in range(200))
-
-
-def test_groups_of_a_batch_have_an_order_each():
+def test_each_group_of_a_batch_has_its_own_order():
     view = viewed()
     method = make_method("anyorder", {**PLAIN, "groups": 3})
     plan = method.draw(Bands(4), 0, 0)
@@ -107,6 +89,14 @@ def test_each_group_learns_from_its_share_of_the_teachers_answers():
     "settings",
     [{"groups": 0}, {"tracks": 1.5}, {"sandwich": True}, {"teacher": {"use": "on"}}, {"drop": 1.0}],
 )
-def test_settings_that_cannot_be(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(UsageError, match="method anyorder with settings"):
         make_method("anyorder", settings)
+
+
+def test_waves_and_subsets_are_drawn_within_the_bands():
+    bands, method = Bands.from_json("0/1-6/7"), make_method("anyorder", {"tracks": 1.0, "trained": 0.0})
+    drawn = [item for step in range(50) for item in method.draw(bands, 0, step).groups]
+    assert any(not item.is_plain for item in drawn)
+    assert any(len(item.order) < 8 for item in drawn)
+    assert any(0 not in item.order for item in drawn)

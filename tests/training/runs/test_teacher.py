@@ -42,7 +42,7 @@ def opened(**settings):
     return open_teacher(TeacherConfig(**settings), CLASSES, CPU, torch.float32)
 
 
-def test_a_run_answers_for_the_pixels_as_it_would_itself(folder):
+def test_a_run_as_a_teacher_gives_its_own_logits(folder):
     run = load_run(folder / "run")
     with torch.no_grad():
         expected = run.view(normalizer(run.record.image, CPU)(PIXELS))
@@ -74,7 +74,7 @@ def test_classes_are_matched_by_name(folder):
     torch.testing.assert_close(few.logits(PIXELS), opened(model=run).logits(PIXELS)[:, [7, 2]])
 
 
-def test_the_losses(folder):
+def test_losses_weigh_labels_and_teacher(folder):
     teacher = opened(model=str(folder / "run"))
     targets = teacher.targets(PIXELS, LABELS)
     answers = teacher.logits(PIXELS)
@@ -91,7 +91,7 @@ def test_the_losses(folder):
     assert TeacherCriterion(own, TeacherConfig(weight=0.0))(logits, targets) == own(logits, LABELS)
 
 
-def test_opening_one_draws_nothing(folder):
+def test_opening_a_teacher_leaves_the_random_state_alone(folder):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -137,7 +137,7 @@ def digits():
 PIXELS_OF_DIGITS = digits()
 
 
-def test_a_convolutional_teacher_by_command_and_its_cost(tmp_path, capsys):
+def test_a_convolutional_teacher_counts_in_the_cost(tmp_path, capsys):
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
         for index in range(6):
@@ -160,7 +160,7 @@ def test_a_convolutional_teacher_by_command_and_its_cost(tmp_path, capsys):
     assert not torch.equal(one, other)
 
 
-def test_teachers_that_cannot_be_had_end_in_one_line(folder, tmp_path, capsys):
+def test_teachers_that_do_not_load_are_refused_in_one_line(folder, tmp_path, capsys):
     for settings, kind, text in (
         ({"model": str(tmp_path)}, RunError, f"is not a run: it has no {CONFIG}"),
         ({"model": "resnet_x"}, ModelError, "--teacher: unknown model 'resnet_x'"),

@@ -55,7 +55,7 @@ def set_tables(view, seed=0):
 
 
 @pytest.mark.parametrize(("name", "args"), FAMILIES, ids=[name for name, _ in FAMILIES])
-def test_a_family_starts_as_it_is_and_then_follows_the_formula(name, args):
+def test_a_family_starts_unchanged_and_then_follows_the_formula(name, args):
     torch.manual_seed(0)
     view = BlockView(create(name, num_classes=5, **args)).eval()
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_a_family_starts_as_it_is_and_then_follows_the_formula(name, args):
         torch.testing.assert_close(found, view.block(1, tokens, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_slots_of_a_batch_and_gradients():
+def test_a_batch_may_have_several_slots_and_gradients_reach_each():
     view = viewed()
     set_tables(view)
     tokens = view.stem(IMAGES)
@@ -109,7 +109,7 @@ def test_the_gradient_reaches_vectors_that_are_zero():
     assert view.slots.tables[2].grad[0].abs().sum(dim=-1).gt(0).all()
 
 
-def test_blocks_that_are_made_otherwise_are_refused_in_one_line():
+def test_blocks_without_a_norm_before_each_branch_are_refused_in_one_line():
     view = BlockView(create("vit_tiny_patch16_224", num_classes=5, **NARROW, block_fn=ResPostBlock))
     with pytest.raises(
         ModelError, match="method shared: a ResPostBlock of VisionTransformer does not have a norm before each"
@@ -121,7 +121,7 @@ def test_blocks_that_are_made_otherwise_are_refused_in_one_line():
         make_method("shared", {"conditioning_lr": 0.0})
 
 
-def test_it_costs_little_and_that_is_counted():
+def test_norms_cost_little_and_are_counted():
     small, large = (BlockView(create("vit_small_patch16_224", depth=2, img_size=size)) for size in (64, 224))
     for view in (small, large):
         add_norms(view)
@@ -131,18 +131,18 @@ def test_it_costs_little_and_that_is_counted():
         assert 3 < expected_cost(make_method("shuffle", {}), view.work, draws=2) < 3.01
 
 
-def test_a_rate_of_its_own_and_no_decay():
+def test_norms_have_their_own_rate_and_no_decay():
     view = viewed(5.0)
-    optimiser = make_optimizer(view, OptimConfig(lr=1e-3, weight_decay=0.1, warmup=0.1))
+    optimizer = make_optimizer(view, OptimConfig(lr=1e-3, weight_decay=0.1, warmup=0.1))
     tables = {id(table) for table in view.slots.tables}
-    [own] = [group for group in optimiser.param_groups if {id(p) for p in group["params"]} & tables]
+    [own] = [group for group in optimizer.param_groups if {id(p) for p in group["params"]} & tables]
     assert {id(p) for p in own["params"]} == tables
     assert own["weight_decay"] == 0
-    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(view.parameters()))
-    schedule = make_schedule(optimiser, OptimConfig(lr=1e-3, warmup=0.1), 100)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(view.parameters()))
+    schedule = make_schedule(optimizer, OptimConfig(lr=1e-3, warmup=0.1), 100)
     for step in (0, 5, 50, 99):
         schedule.step_update(step)
-        rates = {group["lr"] for group in optimiser.param_groups if group is not own}
+        rates = {group["lr"] for group in optimizer.param_groups if group is not own}
         assert len(rates) == 1
         assert own["lr"] == pytest.approx(5 * rates.pop())
 

@@ -30,22 +30,12 @@ from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.small_models import build
 from ls_edge.training.models.torch_blocks import TorchBlocks
 from ls_edge.training.runs.checkpoint import load_run, read_tensors
+from tests.training.trainings import Silent
 
 torch.set_num_threads(1)
 TINY = {"embed_dim": 16, "depth": 6, "num_heads": 2, "mlp_ratio": 2.0}
 IMAGES = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.arange(6)
-
-
-class Silent:
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, text):
-        self.warnings.append(text)
-
-    def __getattr__(self, name):
-        return lambda *args: None
 
 
 def criterion(logits, targets):
@@ -110,7 +100,7 @@ def test_every_order_within_the_bands_gives_the_same_logits():
         assert not torch.equal(view.block(1, tokens, 1), view.block(1, tokens, 2))
 
 
-def test_the_mean_of_the_blocks_is_another_start():
+def test_the_shared_block_may_start_as_the_mean():
     _, view, before, _ = made(settings={"start": "mean"})
     mean = torch.stack([before.blocks[index].mlp.fc1.weight for index in range(1, 5)]).mean(0)
     torch.testing.assert_close(view.blocks[1].mlp.fc1.weight, mean)
@@ -200,7 +190,7 @@ def test_the_loss_is_labels_answers_and_tokens_of_the_teacher():
     assert plan.cost(view.work, teacher=True) == pytest.approx(4, abs=0.1)
 
 
-def test_what_cannot_be_shared_is_refused():
+def test_models_that_cannot_share_are_refused():
     view = build("vit_digits", TINY)
     with pytest.raises(UsageError, match="method shared needs a trained start"):
         make_method("shared", {}).reshape(view, Bands(6), None, trained=False)
@@ -239,12 +229,9 @@ def test_a_run_has_the_weights_once_and_loads(shared_runs):
             assert found.arbitrary.top1_mean == pytest.approx(found.sequential.top1, rel=1e-12)
 
 
-def test_it_resumes_to_the_same_bits_and_goes_on_with_labels(shared_runs, tmp_path):
+def test_a_run_resumes_to_the_same_bits_and_continues_with_labels(shared_runs, tmp_path):
     class Stops(Silent):
-        def __getattr__(self, name):
-            return self.stop if name == "finished" else lambda *args: None
-
-        def stop(self, metrics):
+        def finished(self, metrics):
             raise KeyboardInterrupt
 
     config, _ = read_config(None, {
@@ -289,7 +276,7 @@ def test_a_bundle_has_one_file_for_all_steps(shared_bundle, shared_runs, tmp_pat
 
 
 @pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
-def test_ends_take_a_slot_that_they_do_not_read_and_slots_count_behind_folded_ones():
+def test_ends_ignore_their_slot_and_slots_do_not_count_folded_blocks():
     view = made("0/1-5")[1]
     set_tables(view)
     plain = prepare_for_export(view)

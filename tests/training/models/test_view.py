@@ -1,11 +1,16 @@
+"""Views of models: orders, kept blocks, weights, and compiled blocks."""
+
 import pytest
 import timm
 import torch
 
+from ls_edge.core.arrangement import random_order
 from ls_edge.core.errors import ModelError
 from ls_edge.training.models.families import evenly_spaced
+from ls_edge.training.models.small_models import create
 from ls_edge.training.models.view import BlockView
 from tests.arrangements import arrangement_of
+from tests.training.trainings import SMALL as TINY
 
 torch.set_num_threads(1)
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
@@ -47,7 +52,7 @@ def test_trained_order_is_timms_forward(kwargs):
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "deit3_small_patch16_224"])
-def test_named_models(name):
+def test_models_of_timm_compute_the_same_as_timm(name):
     torch.manual_seed(0)
     model = timm.create_model(name, img_size=64).eval()
     view = BlockView(model)
@@ -56,7 +61,7 @@ def test_named_models(name):
         assert torch.equal(view(images), model(images))
 
 
-def test_order_and_tracks_are_what_they_say():
+def test_orders_and_tracks_run_their_blocks():
     view = BlockView(tiny())
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -69,7 +74,7 @@ def test_order_and_tracks_are_what_they_say():
     torch.testing.assert_close(found, view.head(side_by_side))
 
 
-def test_keep_spreads_evenly():
+def test_kept_blocks_are_evenly_spaced():
     assert evenly_spaced(12, 3) == (0, 6, 11)
     assert evenly_spaced(12, 12) == tuple(range(12))
     assert evenly_spaced(8, 1) == (0,)
@@ -91,12 +96,12 @@ def test_blocks_of_other_shape_are_refused():
         BlockView(model)
 
 
-def test_a_block_that_is_not_there():
+def test_a_block_that_the_model_lacks_is_refused():
     with pytest.raises(ModelError, match="blocks 0 to 3"):
         BlockView(tiny())(torch.zeros(1, 3, 32, 32), [0, 4])
 
 
-def test_looking_leaves_the_mode_alone():
+def test_a_view_leaves_the_mode_of_the_model_alone():
     model = tiny().train()
     model.blocks[1].eval()
     BlockView(model)
@@ -117,3 +122,19 @@ def test_weights_have_timms_names_and_are_checked():
         other.load_weights({**weights, "pos_embed": torch.zeros(1, 2)})
     with pytest.raises(ModelError, match="'more'"):
         other.load_weights({**weights, "more": torch.zeros(1)})
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize(("drop_path", "graphs"), [(0.0, 2), (0.2, 12)])
+def test_graphs_are_shared_by_orders(drop_path, graphs):
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    view = BlockView(create("vit_digits", **{**TINY, "depth": 12}, drop_path_rate=drop_path)).train()
+    counter = CompileCounter()
+    view.compile_blocks(backend=counter)
+    images = torch.randn(2, 3, 16, 16)
+    for step in range(3):
+        view(images, random_order(12, 0, step)).sum().backward()
+        assert 1 <= counter.frame_count <= graphs
+    torch._dynamo.reset()

@@ -78,7 +78,7 @@ def test_a_family_runs_in_any_arrangement(name, args):
 
 
 @pytest.mark.parametrize(("name", "args"), MODELS, ids=IDS)
-def test_fewer_blocks_stay_themselves(name, args):
+def test_kept_blocks_compute_the_same(name, args):
     view = made(name, args)
     images = torch.randn(1, 3, *view.image_size)
     last = view.num_blocks - 1
@@ -99,7 +99,7 @@ def test_a_learned_rotary_table_goes_with_its_block():
         assert torch.equal(view.block(2, tokens, 0), view.blocks[2](tokens, rope=tables[2]))
 
 
-def test_a_table_that_is_not_learned_is_no_part_of_a_checkpoint():
+def test_a_table_that_is_not_learned_is_not_part_of_a_checkpoint():
     view = made("vit_small_patch16_dinov3", NARROW)
     assert "rope_table" in dict(view.model.named_buffers())
     assert "rope_table" not in view.weights()
@@ -115,7 +115,7 @@ def test_a_models_own_augmentation_of_coordinates_is_left_out():
 
 @pytest.mark.parametrize(("args", "words"), [({"patch_drop_rate": 0.5}, "patch_drop_rate"),
                                             ({"rope_jitter_coords": 2.0}, "rotary coordinates")])  # fmt: skip
-def test_what_a_block_alone_cannot_draw_is_refused(args, words):
+def test_augmentation_across_blocks_is_refused(args, words):
     with pytest.raises(ModelError, match=words):
         made("vit_small_patch16_dinov3", {**NARROW, **args})
 
@@ -123,7 +123,7 @@ def test_what_a_block_alone_cannot_draw_is_refused(args, words):
 @pytest.mark.parametrize(
     "name", ["convit_tiny", "hiera_tiny_224", "twins_svt_small", "swin_tiny_patch4_window7_224", "resnet18"]
 )
-def test_other_models_are_refused_with_what_fits(name):
+def test_other_models_are_refused_with_the_supported_ones(name):
     try:
         with torch.device("meta"):
             model = timm.create_model(name)
@@ -157,14 +157,14 @@ def test_a_family_exports(tmp_path, which):
 
 
 def test_the_document_has_a_row_for_every_family():
-    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", text.split("\n## Models that fit\n")[1].split("\n## ")[0], re.M)
     assert {name for name, _ in rows} == {family.timm_class.__name__ for family in FAMILIES}
     for family in FAMILIES:
         assert dict(rows)[family.timm_class.__name__].startswith(family.members)
 
 
-def test_a_learned_rotary_table_is_made_for_its_block_alone(monkeypatch):
+def test_a_learned_rotary_table_is_computed_for_its_block_alone(monkeypatch):
     view = made("vit_small_patch16_rope_mixed_224", NARROW)
     rope = view.model.rope
     tables = rope.get_embed()

@@ -1,0 +1,92 @@
+"""The table of methods: draws within the bands, settings, weights, and whole trainings."""
+
+import functools
+
+import msgspec
+import pytest
+import torch
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
+from ls_edge.training.config import TeacherConfig
+from ls_edge.training.loop import train
+from ls_edge.training.methods.registry import METHODS, expected_cost, make_method
+from ls_edge.training.models.small_models import build
+from ls_edge.training.runs.checkpoint import load_run
+from tests.training import trainings
+from tests.training.trainings import Silent
+
+settings = functools.partial(trainings.settings, epochs=1, lr=1e-3)
+
+torch.set_num_threads(1)
+TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}
+
+
+def viewed(seed=0):
+    torch.manual_seed(seed)
+    return build("vit_digits", TINY)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A run in trained order."""
+    folder = tmp_path_factory.mktemp("start") / "run"
+    train(settings(method="sequential"), folder, reporter=Silent())
+    return folder
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("bands", ["0/1-4/5-6/7", "0-7", "0/1/2/3/4/5/6/7"])
+def test_every_method_draws_within_the_bands(name, bands):
+    bands, method = Bands.from_json(bands), make_method(name, {})
+    free = make_method(name, {})
+    for step in range(200):
+        for item in method.draw(bands, 3, step).groups:
+            bands.check(item)
+        blocks = [sorted(item.order) for item in method.draw(bands, 3, step).groups]
+        assert blocks == [sorted(item.order) for item in free.draw(Bands(8), 3, step).groups] or name == "anyorder"
+    for item in method.validation(bands, 4, 0):
+        bands.check(item)
+        assert sorted(item.order) == list(range(8))
+
+
+def test_unknown_names_and_settings_are_refused():
+    with pytest.raises(UsageError, match="unknown method 'shufle'; choose one of sequential, shuffle"):
+        make_method("shufle", {})
+    with pytest.raises(UsageError, match="method shuffle with settings"):
+        make_method("shuffle", {"p": 1})
+    with pytest.raises(UsageError, match=r"p is 1\.0; it has to be a number from 0 below 1"):
+        make_method("layerdrop", {"p": 1.0})
+    with pytest.raises(UsageError, match="its settings are groups, tracks"):
+        make_method("anyorder", {"group": 3})
+
+
+def test_the_weights_of_a_method_are_part_of_the_view():
+    one, other = viewed(), viewed(1)
+    make_method("position", {}).attach(one)
+    make_method("position", {}).attach(other)
+    other.load_weights(one.weights())
+    assert all(torch.equal(a, b) for a, b in zip(one.weights().values(), other.weights().values(), strict=True))
+    plain = viewed()
+    assert not plain.take_method(one.weights())
+    make_method("predict", {}).attach(plain)
+    assert not plain.take_method(one.weights())
+
+
+@pytest.mark.parametrize("method", ["position", "predict", "layerdrop", "layerdrop+shuffle", "anyorder"])
+def test_every_method_trains_and_loads_again(start, tmp_path, method):
+    teacher = TeacherConfig(model=str(start), kind="soft") if method == "anyorder" else TeacherConfig()
+    model = msgspec.structs.replace(settings().model, args={}, init=str(start))
+    config = msgspec.structs.replace(settings(method=method), teacher=teacher, model=model)
+    summary = train(config, tmp_path / "run", reporter=Silent(), model_named=False)
+    run = load_run(tmp_path / "run")
+    assert run.record.method == method
+    assert run.config.method_args.keys() == set(make_method(method, {}).settings.__struct_fields__)
+    assert run.view.needs_slot == (method == "position")
+    per_image = expected_cost(make_method(method, {}), run.view.work) + (1 if method == "anyorder" else 0)
+    assert summary.cost / (summary.images // 128 * 128) == pytest.approx(per_image, rel=0.25)
+    again = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, init=str(tmp_path / "run")),
+                                    epochs=0)  # fmt: skip
+    train(again, tmp_path / "again", reporter=Silent(), model_named=False)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again")]
+    assert files[0] == files[1]

@@ -1,0 +1,98 @@
+"""Run folders: written, read, and refused if damaged; checkpoints of other origin."""
+
+import argparse
+
+import pytest
+import torch
+
+from ls_edge.core.errors import RunError
+from ls_edge.training.models.small_models import image_spec_of
+from ls_edge.training.runs.checkpoint import WEIGHTS, load_run, read_foreign, shown_model
+from tests.training.runs.starts import CLASSES, TINY, same, save, start
+
+
+def test_a_run_is_read_as_it_was_saved(tmp_path):
+    made = start(depth=2)
+    run = load_run(save(tmp_path / "run", made))
+    assert same(run.view.weights(), made.view.weights())
+    assert (run.record.model, run.record.method, run.record.classes, run.record.trained_on) == (
+        "vit_digits",
+        "shuffle",
+        CLASSES,
+        "abc",
+    )
+    assert run.record.kept == (0, 3)
+    assert run.record.image == made.image == image_spec_of(made.view)
+    assert not run.view.training
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(run.view(images, [1, 0]), made.view.eval()(images, [1, 0]))
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path):
+    one, two = (save(tmp_path / name, start()) for name in "ab")
+    assert (one / WEIGHTS).read_bytes() == (two / WEIGHTS).read_bytes()
+    assert load_run(one).weights_sha256 == load_run(two).weights_sha256
+    assert sorted(path.name for path in one.iterdir()) == ["config.yaml", "model.safetensors"]
+
+
+def test_a_model_of_another_size_has_its_own_name(tmp_path):
+    usual = save(tmp_path / "usual", start(args={}))
+    own = save(tmp_path / "own", start(name="vit_tiny_patch16_224", args={
+        "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 2, "num_heads": 4,
+    }))  # fmt: skip
+    shown = [shown_model(run.record, run.view) for run in map(load_run, (usual, own))]
+    assert shown == ["vit_digits", "vit_65x128_depth2"]
+    larger = load_run(save(tmp_path / "larger", start(args={}, img_size=32)))
+    assert shown_model(larger.record, larger.view) == "vit_64x64_depth8"
+
+
+def test_files_that_are_not_checkpoints_of_tensors_are_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (exec, ("raise SystemExit(9)",))
+
+    torch.save({"model": Evil()}, tmp_path / "evil.pth")
+    namespace = {"model": {"a": torch.zeros(1)}, "args": argparse.Namespace(lr=1)}
+    torch.save(namespace, tmp_path / "namespace.pth")
+    (tmp_path / "pickle.pth").write_bytes(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s.")
+    (tmp_path / "junk.pth").write_bytes(b"junk")
+    (tmp_path / "cut.pth").write_bytes((tmp_path / "namespace.pth").read_bytes()[:300])
+    for name, why in (
+        ("evil", "it holds Python objects, such as exec"), ("namespace", "Python objects, such as argparse.Namespace"),
+        ("pickle", "it holds something else"), ("junk", "it is truncated or another format"),
+        ("cut", "it is truncated or another format"),
+    ):  # fmt: skip
+        with pytest.raises(RunError, match=f"not a checkpoint of plain tensors .*{why}") as caught:
+            read_foreign(tmp_path / f"{name}.pth")
+        assert "weights_only" not in str(caught.value)
+        assert "trust" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    with pytest.raises(RunError, match="is not a safetensors file"):
+        start(init=str(tmp_path / "junk.safetensors"))
+    with pytest.raises(RunError, match="neither a run folder nor a file"):
+        start(init=str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"it has no config\.yaml"):
+        start(init=str(tmp_path / "empty"))
+
+
+def test_damaged_runs_are_refused(tmp_path):
+    run = save(tmp_path / "run", start())
+    with pytest.raises(RunError, match=r"is not a run: it has no config\.yaml"):
+        load_run(tmp_path / "nowhere")
+    raw = (run / WEIGHTS).read_bytes()
+    (run / WEIGHTS).write_bytes(raw[:-100])
+    with pytest.raises(RunError, match="is not a safetensors file"):
+        load_run(run)
+    (run / WEIGHTS).unlink()
+    with pytest.raises(RunError, match=r"model.safetensors is missing"):
+        load_run(run)
+    save(run, start(args={**TINY, "embed_dim": 32}))
+    config = (run / "config.yaml").read_text().replace("embed_dim: 32", "embed_dim: 16")
+    (run / "config.yaml").write_text(config)
+    with pytest.raises(RunError, match="this model needs"):
+        load_run(run)
+    (run / "config.yaml").write_text("epochs: 3\n")
+    with pytest.raises(RunError, match="no section 'run'"):
+        load_run(run)

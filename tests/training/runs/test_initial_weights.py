@@ -1,0 +1,136 @@
+"""Initial weights: from the seed, a run, a file, or timm."""
+
+import json
+import os
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+
+from ls_edge.cli.main import main
+from ls_edge.core.errors import ConfigError, ModelError, RunError, UsageError
+from ls_edge.training.config import (
+    RunRecord,
+    TrainConfig,
+    read_config,
+)
+from ls_edge.training.models.small_models import build
+from ls_edge.training.runs.checkpoint import load_run, save_run, write_tensors
+from tests.training.runs.starts import CLASSES, TINY, same, save, start
+
+
+def test_weights_follow_the_seed():
+    assert same(start().view.weights(), start().view.weights())
+    assert not same(start().view.weights(), start(seed=1).view.weights())
+
+
+def test_init_from_a_run_brings_its_model_and_can_be_shortened(tmp_path):
+    made = start()
+    run = save(tmp_path / "run", made)
+    again = start(seed=5, init=str(run), name="vit_cifar", model_named=False, args={})
+    assert again.model == "vit_digits"
+    assert same(again.view.weights(), made.view.weights())
+    thin = start(init=str(run), depth=2, args={})
+    assert thin.kept == (0, 3)
+    assert torch.equal(thin.view.weights()["blocks.1.mlp.fc1.weight"], made.view.weights()["blocks.3.mlp.fc1.weight"])
+    thinner = start(init=str(save(tmp_path / "thin", thin)), depth=1, args={})
+    assert thinner.kept == (0,)
+
+
+def test_bands_of_a_run_are_inherited_and_shortened_with_it(tmp_path):
+    made = start()
+    record = RunRecord(
+        version="0", model=made.model, model_args=made.args, kept=made.kept, classes=CLASSES, image=made.image,
+        trained_on="abc", method="shuffle",
+    )  # fmt: skip
+    save_run(tmp_path / "run", made.view, TrainConfig(bands=[[0], [1, 2], [3]]), record)
+    assert load_run(tmp_path / "run").bands.to_json() == [[0], [1, 2], [3]]
+    assert start(init=str(tmp_path / "run"), model_named=False).bands.to_json() == [[0], [1, 2], [3]]
+    assert start(init=str(tmp_path / "run"), model_named=False, depth=2).bands.to_json() == [[0], [1]]
+    assert start(init=str(save(tmp_path / "free", made)), model_named=False).bands.to_json() == [[0, 1, 2, 3]]
+    ordered = save(tmp_path / "ordered", made, method="sequential")
+    assert start(init=str(ordered), model_named=False).bands is None  # it was trained in one order, which says nothing
+    save_run(tmp_path / "wrong", made.view, TrainConfig(bands=[[0], [1, 2]]), record)
+    with pytest.raises(RunError, match=r"wrong: bands .* the model has 0 to 3"):
+        load_run(tmp_path / "wrong")
+
+
+def test_other_classes_reinitialize_the_classifier(tmp_path):
+    made = start()
+    run, told = save(tmp_path / "run", made), []
+    again = start(init=str(run), classes=("x", "y"), warn=told.append)
+    assert "classifier is reinitialized" in told[0]
+    assert again.view.num_classes == 2
+    assert torch.equal(again.view.weights()["blocks.0.mlp.fc1.weight"], made.view.weights()["blocks.0.mlp.fc1.weight"])
+
+
+def test_init_at_another_size_resamples_positions(tmp_path):
+    run = save(tmp_path / "run", start())
+    again = start(init=str(run), img_size=32)
+    assert again.view.token_spec.count == 64
+    assert again.image.size == (32, 32)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pth", "wrapped"])
+def test_init_reads_files_of_several_forms(tmp_path, form):
+    made = start()
+    path = tmp_path / f"weights.{'safetensors' if form == 'safetensors' else 'pth'}"
+    if form == "safetensors":
+        write_tensors(path, made.view.weights())
+    else:
+        state = {f"module.{name}": value for name, value in made.view.weights().items()}
+        torch.save({"state_dict": state, "epoch": 3} if form == "wrapped" else state, path)
+    assert same(start(seed=3, init=str(path)).view.weights(), made.view.weights())
+
+
+@pytest.mark.filterwarnings("ignore")  # the hub's own
+def test_pretrained_weights_without_a_network_are_one_line(tmp_path, monkeypatch, capsys):
+    for name in [name for name in os.environ if "proxy" in name.lower()]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--data", "digits", "--epochs", "0", "--model", "vit_tiny_patch16_224", "--pretrained",
+              "--out", str(tmp_path / "run")])  # fmt: skip
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "hub.invalid cannot be reached, and the weights are not in its cache; give a file with --init" in printed.err
+    assert printed.out == ""
+    assert not (tmp_path / "run").exists()
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_arguments_that_follow_from_the_data_are_refused(tmp_path):
+    for args, words in (
+        ({"num_classes": 7}, "num_classes is 7; leave it out: it is the number of classes"),
+        ({"in_chans": 1}, "in_chans is 1; use 3 or leave it out: images are decoded to red, green and blue"),
+        ({"global_pool": ""}, "global_pool is ''; use avg, token or another kind"),
+        ({"pretrained": True}, "pretrained is True; use the key pretrained of the section model"),
+    ):  # fmt: skip
+        (tmp_path / "train.yaml").write_text(json.dumps({"model": {"args": args}}))
+        with pytest.raises(ConfigError, match=rf"train\.yaml:1:\d+: {words}"):
+            read_config(tmp_path / "train.yaml", {"data": "digits"})
+    (tmp_path / "train.yaml").write_text("model: {args: {in_chans: 3, global_pool: avg}}")
+    assert read_config(tmp_path / "train.yaml", {})[0].model.args == {"in_chans": 3, "global_pool": "avg"}
+    with pytest.raises(ModelError, match=r"returns \[1, 16, 10\] for an image instead of one row of logits"):
+        build("vit_digits", {"global_pool": ""})
+
+
+def test_a_checkpoint_of_another_model_is_one_line(tmp_path):
+    path = tmp_path / "other.safetensors"
+    write_tensors(path, start(args={**TINY, "embed_dim": 32}).view.weights())
+    with pytest.raises(
+        ModelError, match=r"other.safetensors: '.*' is \[.*\] in the checkpoint, this model needs"
+    ) as caught:
+        start(init=str(path), warn=lambda _: None)
+    assert "\n" not in str(caught.value)
+    write_tensors(path, timm.create_model("resnet18").state_dict())
+    with pytest.raises(ModelError, match="it belongs to another model"):
+        start(init=str(path))
+    run = save(tmp_path / "run", start())
+    with pytest.raises(UsageError, match="is a vit_digits, --model is vit_cifar"):
+        start(init=str(run), name="vit_cifar", args={})
+    with pytest.raises(UsageError, match="exclude each other"):
+        start(init=str(run), pretrained=True)

@@ -1,0 +1,41 @@
+"""Steps in several parts and with recomputed blocks train the same."""
+
+import functools
+
+import msgspec
+import pytest
+import torch
+
+from ls_edge.training.loop import train
+from ls_edge.training.methods.registry import make_method
+from ls_edge.training.models.small_models import build
+from tests.training import trainings
+from tests.training.trainings import SMALL, Silent, logits
+
+settings = functools.partial(trainings.settings, epochs=1, lr=1e-3)
+
+
+@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
+def test_accumulation_and_checkpointing_train_the_same(tmp_path, method):
+    plain = settings(batch_size=120, method=method)
+    train(plain, tmp_path / "plain", reporter=Silent())
+    for name, changes in (("parts", {"accumulate": 3}), ("again", {"checkpointing": True})):
+        train(msgspec.structs.replace(plain, **changes), tmp_path / name, reporter=Silent())
+        torch.testing.assert_close(logits(tmp_path / name), logits(tmp_path / "plain"), rtol=1e-4, atol=1e-4)
+
+
+def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
+    torch.manual_seed(0)
+    view = build("vit_digits", {**SMALL, "drop_rate": 0.1, "proj_drop_rate": 0.1}).train()
+    make_method("position", {}).attach(view)
+    images, runs = torch.randn(2, 3, 16, 16), []
+    view.blocks[1].register_forward_pre_hook(lambda *_: runs.append(1))
+    found = []
+    for view.checkpointing in (False, True):
+        view.zero_grad()
+        torch.manual_seed(1)
+        view(images, [1, 0, 2]).square().sum().backward()
+        found.append([parameter.grad.clone() for parameter in view.parameters()])
+    assert len(runs) == 3
+    for plain, again in zip(*found, strict=True):
+        torch.testing.assert_close(plain, again)

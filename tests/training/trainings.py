@@ -1,0 +1,57 @@
+"""Short trainings of a tiny model on the embedded digits."""
+
+import json
+
+import msgspec
+import torch
+
+from ls_edge.training.config import read_config
+from ls_edge.training.runs.checkpoint import load_run
+
+SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0}
+
+
+class Silent:
+    """A reporter that keeps warnings and epochs."""
+
+    def __init__(self):
+        self.warnings = []
+        self.epochs = []
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+    def finished(self, metrics):
+        self.epochs.append(metrics)
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+def settings(data="digits", *, optim=None, args=None, **flags):
+    """Return the configuration of a training on the CPU in float32; ``args`` are those of the model."""
+    usual = {"batch_size": 128, "epochs": 2, "threads": 1, "device": "cpu", "method": "shuffle", "precision": "fp32"}
+    config, _ = read_config(None, {"data": data, **usual, **flags})
+    return msgspec.structs.replace(
+        config,
+        model=msgspec.structs.replace(config.model, args={**SMALL, **(args or {})}),
+        optim=msgspec.structs.replace(config.optim, **(optim or {})),
+    )
+
+
+def metrics(folder):
+    """Return the lines of ``metrics.jsonl`` without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "images_per_second")} for line in lines]
+
+
+def weights(folder):
+    """Return the bytes of the weights of a run."""
+    return (folder / "model.safetensors").read_bytes()
+
+
+def logits(folder):
+    """Return the logits of a run for some noise, in one order."""
+    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return load_run(folder).view(images, [2, 0, 1])
