@@ -10,7 +10,7 @@ EVERYTHING = {"a": (0, 1, 2), "b": (0, 1, 2)}
 
 
 def linked(sim, name):
-    return name in sim.source.neighbours.by_name
+    return name in sim.source.neighbors.by_name
 
 
 def test_an_answer_shows_the_blocks_that_ran_and_takes_their_time():
