@@ -64,7 +64,7 @@ def board_demo(
         document = msgspec.json.decode(plan.read_bytes(), type=PlanDocument)
         console.print(f"plan: {document.recommendation}, {document.reason}")
         console.print("restarting the boards with the peers.yaml of the plan")
-        cluster.take(planned)
+        cluster.restart_with(planned)
         cluster.wait_settled(timeout=START_S)
         run_command(console, "push", "--bundle", folder, *keys, "--peers", planned)
         ends_on_boards = any("stem" in parts for parts in document.placement.values())

@@ -32,7 +32,7 @@ _TABLE = (
     "(developer.nvidia.com/blog/nvidia-jetson-orin-nano-developer-kit-gets-a-super-boost)"
 )
 IMAGES_PER_SECOND = {"orin-nano": (98.0, _TABLE), "orin-nano-super": (158.0, _TABLE)}
-"""Published images per second of ViT-B/16 at 224 pixels, and their source.
+"""Published images per second of ViT-B/16 at 224 pixels, and its source.
 
 Other public repositories cite that address; the page itself could not be opened when this was written.
 """
@@ -40,8 +40,8 @@ _VIT_B_BLOCKS = 12
 
 
 _NEXT_CALL_S = 0.003
-"""Pause up to which an engine call counts as having waited for the previous one. Peers take less; a longer limit would
-make up for late sleep even if no call was waiting."""
+"""Longest pause after which an engine call counts as having waited for the previous one. Peers take less; with a longer
+limit, calls that did not wait would be shortened too."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Pacer:
     def hold(self, called: float, least_s: float) -> None:
         """Sleep until a call that began at ``called`` has taken ``least_s``.
 
-        Sleep ends late. A board would have finished on time and started the next call, so a call that had waited for
-        this one gets its delay back.
+        Sleeps end late. A board would have finished on time and started the next call, so a call that was already
+        waiting is shortened by the delay.
         """
         now = time.perf_counter()
         began = called - self._late_s if called - self._returned_at < _NEXT_CALL_S else called
@@ -104,9 +104,9 @@ class PacedPeer(Peer):
     block_ms = 0.0
 
     def open_engines(self) -> Mapping[int, Engine]:
-        """Open the engines, paced from the first call on: a peer warms up by it and announces its speed.
+        """Open the engines, with those of blocks at the pace of the board, which the peer measures as it warms up.
 
-        Stem and head are not: their time is in that of the blocks.
+        Stem and head are not paced: the time of the blocks includes them.
         """
         pacer, opened = Pacer(), super().open_engines()
         return {b: e if b in ENDS else PacedEngine(e, pacer, self.block_ms) for b, e in opened.items()}
@@ -127,7 +127,7 @@ class BoardCluster(LocalCluster):
         super().__init__(folder, bundle, placement, sources=[source], keys=True, stores=True)
 
     def peer_command(self, name: str) -> list[str]:
-        """Return the command line of this module."""
+        """Return the words that start this module as a peer."""
         return [sys.executable, "-m", __name__, "--block-ms", str(self._block_ms[name])]
 
 
@@ -166,7 +166,7 @@ def emulated_profile(measured: DeviceProfile, board: EmulatedBoard) -> DevicePro
     if measured.block_ms > board.block_ms:
         raise UsageError(
             f"this machine needs {measured.block_ms:.2f} ms for a block and {board.name} {board.block_ms:.2f} ms: too "
-            "slow to emulate it; take a smaller model, or a faster machine"
+            "slow to emulate it; use a smaller model or a faster machine"
         )
     one, size = measured.one_at_a_time, min(map(int, measured.batch))
     block = Times(*(round(board.block_ms * size, 4),) * 3)

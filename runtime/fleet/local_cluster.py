@@ -92,14 +92,14 @@ class LocalCluster:
         """Start peers that are not running."""
         for name in names:
             if self.alive(name):
-                raise UsageError(f"peer {name!r} runs already")
+                raise UsageError(f"peer {name!r} is already running")
             self._close_input(name)
             command = [*self.peer_command(name), "--peers", str(self.path), "--name", name]
             command += ["--store", str(self.store(name))] if self._stores else ["--bundle", str(self.bundles[name])]
             command += ["--until-eof", *self._arguments]
             if self._keys:
                 command += ["--secret-key", str(self.secret_key(name))]
-            # A secret key that belongs to this process is not for peers.
+            # The secret key of this process must not become that of a peer.
             environment = {key: value for key, value in os.environ.items() if key != "LS_EDGE_SECRET_KEY"}
             self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
             with self.log_path(name).open("ab") as log:
@@ -107,8 +107,8 @@ class LocalCluster:
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
                 )
 
-    def take(self, path: str | Path) -> None:
-        """End all peers and start those of another ``peers.yaml`` with the same names and keys."""
+    def restart_with(self, path: str | Path) -> None:
+        """Stop all peers and start those of another ``peers.yaml``, with the same keys."""
         self.close()
         self.path = Path(path)
         self.file = load_peers(self.path)
@@ -116,7 +116,7 @@ class LocalCluster:
         self.start(*self.bundles)
 
     def peer_command(self, name: str) -> list[str]:  # noqa: ARG002
-        """Return the words of the command line that start a peer, without its arguments."""
+        """Return the words that start a peer, without its arguments."""
         return [sys.executable, "-m", "ls_edge", "peer"]
 
     def secret_key(self, name: str) -> Path | None:
@@ -185,7 +185,7 @@ class LocalCluster:
         return lines[-1] if lines else "its log is empty"
 
     def close(self) -> None:
-        """Terminate all peers, and kill those that are left after two seconds."""
+        """Terminate all peers, and kill those that still run after two seconds."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)

@@ -19,13 +19,13 @@ LOSSES = {
     "kill": "its process is killed; the others see it immediately",
     "stop": "it is stopped, or its link is silent; heartbeats find it",
     "hang": "its engine does not return; only the deadline of a hop finds it",
-    "drain": "it leaves in order: it takes no new work and hands on what it holds",
+    "drain": "it leaves cleanly: it takes no new requests and hands over its own",
 }
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_S = 366 * 24 * 3600.0
 _LEAST_S = 1e-3
 _LOOK_EVERY_S = 0.05
-"""Interval at which a draining device is checked."""
+"""Interval between two looks at a draining device."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Churn:
     up: float
     """Mean time until a device is lost."""
     down: float
-    """Mean time until it is back, warm."""
+    """Mean time until it is back and warm."""
     weights: dict[str, float] = field(default_factory=lambda: {"kill": 1.0})
     """Relative frequency of each kind of :data:`LOSSES`."""
 
@@ -53,8 +53,8 @@ class Churn:
             known = ["up", "down", *LOSSES]
             if key not in known or not equals:
                 raise UsageError(
-                    f"--churn {text!r}: {piece.strip()!r} cannot be read; write up=10m,down=30s, and weights of "
-                    f"losses where you want others than kill=1 (keys: {', '.join(known)})"
+                    f"--churn {text!r}: {piece.strip()!r} cannot be read; write up=10m,down=30s, with weights such as "
+                    f"kill=3,stop=1 for other losses than kill (keys: {', '.join(known)})"
                 )
             given[key] = value
         missing = [key for key in ("up", "down") if key not in given]
@@ -82,7 +82,7 @@ def _weight(text: str, key: str, value: str) -> float:
 
 
 class ChurnProcess:
-    """Process that loses the devices of a simulation and brings them back."""
+    """Random process by which devices of a simulation are lost and return."""
 
     def __init__(self, sim: Simulation, churn: Churn, names: Sequence[str], rng: random.Random) -> None:
         self._sim = sim
@@ -125,7 +125,7 @@ class ChurnProcess:
             self._sim.at(self._draw(self._churn.down), lambda: self._return(name))
 
     def _leave(self, name: str, at_most: float) -> None:
-        """End a process that drains, once it holds nothing."""
+        """End a draining process as soon as it holds nothing."""
         if self._sim.is_idle(name) or self._sim.now >= at_most:
             self._sim.kill(name)
             self._sim.at(self._draw(self._churn.down), lambda: self._return(name))

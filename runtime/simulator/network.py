@@ -1,4 +1,4 @@
-"""Simulated time, and the links between simulated processes: when a message arrives."""
+"""Simulated time, and the arrival of messages over simulated links."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Network:
     """Arrival of the latest message by sender and receiver; later messages do not overtake it."""
 
     def arrival(self, now: float, sender: str, to: str, size: float) -> float:
-        """Return the arrival of a message sent now; payloads wait for both links, other messages for earlier ones.
+        """Return the arrival of a message that is sent now.
 
-        ``size`` is that of its payload relative to tokens, 0 without one.
+        A payload waits until the links of both ends are free; other messages only do not overtake earlier ones.
+        ``size`` is the size of the payload relative to tokens, 0 without a payload.
         """
         at = now + self.latency
         if self.transfers is None:
@@ -43,7 +44,7 @@ class Network:
 
 
 class Clock:
-    """Simulated time in seconds, starting at 0; of the actions that are due at the same time, the oldest runs first."""
+    """Simulated time in seconds, from 0; actions due at the same time run in the order of their scheduling."""
 
     def __init__(self) -> None:
         self.now = 0.0

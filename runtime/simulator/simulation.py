@@ -1,7 +1,7 @@
-"""Peers, a source and the links between them in simulated time: the routing machines without processes or sockets.
+"""A source, peers and their links in simulated time: the routing machines, without processes or sockets.
 
-It evaluates placements and fleets; tests add faults of links (``tests/faults/simulation.py``). Tokens are the tuple of
-the blocks that ran on them, so an answer shows its origin. Messages between two processes keep their order and arrive
+Plans and simulated fleets use it; tests add link faults (``tests/faults/simulation.py``). Tokens are the tuple of the
+blocks that ran on them, so an answer shows its origin. Messages between two processes keep their order and arrive
 ``latency`` seconds later; messages in flight when a process goes down are lost. Tokens may take longer (``transfers``)
 and occupy the links of both ends for a while (``wire``).
 
@@ -81,13 +81,13 @@ class SimulationSettings:
     """Peers, links and engines of a simulation; times in seconds."""
 
     peers: Mapping[str, Sequence[int]]
-    """Parts by peer; where some hold the stem, requests are images, and peers run stem and head."""
+    """Parts by peer. If any peer holds the stem, requests are images, and peers run stem and head."""
     blocks: int
     seed: int = 0
     bands: Bands | None = None
     costs: OrderCosts | None = None
     limits: Limits = field(default_factory=Limits)
-    """Limits of every process; a peer has credits by its ``max_batch`` if they are the defaults."""
+    """Limits of every process. If they are the defaults, the credits of a peer follow from its ``max_batch``."""
     max_batch: int | Mapping[str, int] = 1
     block_seconds: float | Mapping[str, float] = 0.005
     engine_seconds: Callable[[str, Sequence[int], int], float] | None = None
@@ -98,8 +98,9 @@ class SimulationSettings:
     transfers: Callable[[str, str], float] | None = None
     wire: Mapping[str, float] = field(default_factory=dict)
     image_share: float = 1.0
-    """Size of an image relative to tokens, as :attr:`logits_share` of its logits."""
+    """Size of an image, relative to its tokens."""
     logits_share: float = 1.0
+    """Size of its logits, relative to its tokens."""
     detection: float = 0.35
     """Time until heartbeats detect a stopped process."""
 
@@ -110,7 +111,7 @@ class SimulationSettings:
 
 
 class Simulation(Clock):
-    """A source called ``source`` and peers."""
+    """A source called ``source`` and its peers in simulated time."""
 
     def __init__(self, peers: Mapping[str, Sequence[int]], **settings: Any) -> None:
         """Start all processes; ``settings`` are the other fields of :class:`SimulationSettings`."""
@@ -186,7 +187,7 @@ class Simulation(Clock):
         self._greet(name)
 
     def hang_engine(self, name: str, *, hangs: bool) -> None:
-        """Make the engine of a peer swallow its calls, or let it answer them all."""
+        """Make the engine of a peer hang, or let it answer the calls of that time."""
         process = self.processes[name]
         process.engine_hangs = hangs
         if not hangs:
@@ -246,7 +247,7 @@ class Simulation(Clock):
             self._feed(at, NeighborDown(name, why))
 
     def _deliver(self, sender: str, to: str, event: Event) -> None:
-        """Deliver an event, unless the link or one of the processes is gone on arrival."""
+        """Deliver an event, unless the link or one of the processes is gone by then."""
         a, b = self.processes[sender], self.processes[to]
         if a.stopped or not self._linked(sender, to):
             return
@@ -279,7 +280,7 @@ class Simulation(Clock):
         busy = bool(process.events)
         process.events.extend(groups)
         if busy:
-            return  # it is executing the instructions of earlier events
+            return  # the loop below already runs, further up the stack
         while process.events:
             for instruction in process.machine.handle_all(process.events[0], self.now):
                 self._execute(process, instruction)

@@ -1,7 +1,7 @@
 """The document of ``ls-edge plan``: the placement, its estimates, those of simpler placements, and a recommendation.
 
-Plan and baselines are simulated if the fleet is small enough, and the best by simulation is chosen: the simulation
-knows queues and policies that the formulas do not.
+Plan and baselines are simulated if the fleet is small enough, and the best by simulation is chosen, because the
+simulation includes queues and policies.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class PlanDocument(msgspec.Struct, frozen=True):
     bundle_id: str
     objective: Objective
     recommendation: str
-    """``distribute`` if distribution is best, else ``single``: each image is better off on one device."""
+    """``distribute`` if that is best, else ``single``: one device should answer an image alone."""
     reason: str
     placement: dict[str, tuple[ShownPart, ...]]
-    """Best placement by ``ls-edge``, also if distribution is not recommended."""
+    """Best placement for ``ls-edge``, even if distribution is not recommended."""
     replicas: int
     route: tuple[str, ...]
     policy: str | None
@@ -63,7 +63,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     winner: str
     """``single``, ``copies`` (independent copies of the whole model) or ``distribute``."""
     advantages: list[str]
-    """Benefits of distribution over the winner, if that is another."""
+    """Benefits of distribution, if it is not the winner."""
     solver: str
     """``exact`` if no placement is better by the formulas, else ``heuristic``."""
     assumptions: list[str]
@@ -99,7 +99,7 @@ def plan_document(
     single = by_name.pop("single", None)
     copies = by_name.get("copies")
     placed = [one for one in candidates if one is not single and (one is not copies or problem.allows(one.placement))]
-    best = _best(placed, objective)  # the plan, unless another is clearly better
+    best = _best(placed, objective)  # the plan, unless another one is clearly better
     baselines: dict[str, Expected | None] = {
         "single": None if single is None else _expected(single),
     }
@@ -144,7 +144,7 @@ def _candidates(problem: PlanningProblem, objective: Objective, planned: Planned
 
 
 def _best(candidates: Sequence[Candidate], objective: Objective) -> Candidate:
-    """Return the first candidate, unless a later one is better by more than the results can tell apart."""
+    """Return the first candidate, unless a later one is better by more than the error of the results."""
     best = candidates[0]
     for other in candidates[1:]:
         if _is_better(objective, other, best):
@@ -232,7 +232,7 @@ def _called(candidate: Candidate) -> str:
 
 
 def _gain(objective: Objective, best: Candidate, other: Candidate) -> str:
-    """Return by how much the best is better, in percent; nothing if that is too little or unknown."""
+    """Return the advantage of the best candidate in percent; empty if it is unknown."""
     ours, theirs = abs(best.value(objective)), abs(other.value(objective))
     if objective == "survival" or not ours or not math.isfinite(theirs) or not theirs:
         return ""

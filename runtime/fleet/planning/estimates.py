@@ -1,9 +1,9 @@
 """Estimates of a placement by formula: latency, throughput, energy per image, battery life, share of whole answers.
 
-Let ``t`` be the time of a block (for latency that of an image alone, else that of an image in a full batch), ``c`` the
+Let ``t`` be the time of a block (for latency of an image alone, else of an image in a full batch), ``c`` the
 time of a visit and ``R(j)`` the number of holders of block ``j``:
 
-- latency of one request alone: ``source + min over used devices of (sum of c) + (sum over parts of the least t)``
+- latency of a single request: ``source + min over used devices of (sum of c) + (sum over parts of the least t)``
 - load of a device: ``w(d) = sum over its parts of 1 / R(j)``, the holders of a part sharing it equally; devices that
   all hold everything share the images by their speed
 - throughput: ``1 / max(max w(d) t(d), max (w(d) t(d) + calls(d) o(d)) / 2, max visits(d) wire(d))``, with ``o`` the
@@ -11,8 +11,8 @@ time of a visit and ``R(j)`` the number of holders of block ``j``:
 - energy per image: ``sum of w(d) t(d) watts(d)``
 
 The source is one of the devices, and holds stem and head unless others do. Stem and head count as the number of blocks
-that take the same time. An image on its way to the first device and logits from the last one occupy a link for less
-time than tokens do, in proportion to their size.
+that take as long. An image on its way to the first device and logits from the last one occupy a link for less time than
+tokens do, in proportion to their size.
 
 One image in ``min R(j)`` visits a device, once for each band of which the device runs blocks. If one band ends and the
 next begins at the same device, that is one visit.
@@ -45,7 +45,7 @@ class Estimates(msgspec.Struct, frozen=True):
     """Estimates of a placement; null if unknown."""
 
     latency_ms: float | None
-    """Latency of one request alone."""
+    """Latency of a single request."""
     throughput: float | None
     """Images per second."""
     energy_mj: float | None = None
@@ -73,9 +73,9 @@ class FormulaEstimates(Estimates, frozen=True):
 
 
 def estimate(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> FormulaEstimates:
-    """Estimate a placement; without a holder of some block it is infinitely slow and never whole.
+    """Estimate a placement; if a block has no holder, it is infinitely slow and never whole.
 
-    ``route`` names devices that hold the whole model together: a hint for placements with too many subsets to try.
+    ``route`` names devices that hold the whole model together. It is a hint if there are too many subsets to try.
     """
     holders = holders_of(problem, placement)
     if not all(holders.values()):
@@ -125,7 +125,7 @@ def _shares(problem: PlanningProblem, placement: Placement) -> dict[str, dict[in
 
 
 def _load(problem: PlanningProblem, placement: Placement) -> dict[str, float]:
-    """Return the mean number of blocks that each used process runs for an image, with stem and head by their time."""
+    """Return the mean number of blocks that each used process runs for an image; stem and head count by their time."""
     processes = problem.processes
     return {
         name: sum(share * processes[name].weight((part,)) for part, share in parts.items())
@@ -147,12 +147,12 @@ def best_route(
     total = 0.0
     for band in problem.part_bands:
         holders = {part: held_by[part] for part in band if part in held_by}
-        # A visit to a device of the previous band that holds blocks of this one may be free.
+        # A visit may be free if the request is already there, for the previous band.
         preferred = {name for name in (used[-1] if used else ()) if not set(placement[name]).isdisjoint(band)}
         names, ms = _route_of_band(problem, holders, preferred, hint)
         if used:
             shared = sorted(set(used[-1]) & set(names))
-            # one device ends the band before and begins this one; in a band of several, not the one that began it
+            # One device ends the previous band and begins this one. In a band of several it must not be the first.
             meets = [name for name in shared if len(used[-1]) == 1 or name != used[-1][0]]
             if meets:
                 name = max(meets, key=lambda name: devices[name].visit_ms)
@@ -201,7 +201,7 @@ def _route_of_band(
 
 def _greedy_route(times: np.ndarray, visits: np.ndarray, forced: frozenset[int]) -> frozenset[int]:
     """Add the device that helps most as long as one does, then drop devices that are not needed."""
-    missing = 1e3 * (float(visits.sum()) + float(times[np.isfinite(times)].sum()) + 1.0)  # dearer than any route
+    missing = 1e3 * (float(visits.sum()) + float(times[np.isfinite(times)].sum()) + 1.0)  # costs more than any route
     capped = np.minimum(times, missing)
     chosen = set(forced)
     best = capped[:, sorted(chosen)].min(axis=1) if chosen else np.full(len(times), missing)
@@ -222,7 +222,7 @@ def _greedy_route(times: np.ndarray, visits: np.ndarray, forced: frozenset[int])
 
 
 def _visits_again(problem: PlanningProblem, placement: Placement) -> dict[str, int]:
-    """Return how often bands make a request visit each device, without boundaries where it can stay."""
+    """Return the number of visits of a request to each device: one per band, unless it can stay."""
     found = dict.fromkeys(placement, 0)
     before: set[str] = set()
     for band in problem.bands:

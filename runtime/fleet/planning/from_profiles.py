@@ -17,11 +17,11 @@ from ls_edge.runtime.protocol.codecs import wire_bytes
 from ls_edge.runtime.simulator.simulation import SOURCE
 
 MEMORY_SHARE = 0.8
-"""Fraction of the free memory that engines may take; the rest is for tokens in flight and other processes."""
+"""Fraction of the free memory that engines may use; the rest is for tokens in flight and other processes."""
 MBIT, LATENCY_MS = 1000.0, 0.3
 """Assumed speed and latency of links that were not measured: gigabit Ethernet."""
 CALL_MS = 0.6
-"""Assumed overhead of an engine call where it was not measured: that of a hop in docs/measurements.md, "A chain of
+"""Assumed overhead of an engine call where it was not measured: the cost of a hop in docs/measurements.md, "A chain of
 peers"."""
 JPEG_BITS_PER_PIXEL = 2.0
 """Assumed size of images that are sent as JPEG."""
@@ -59,7 +59,7 @@ class PlanningInputs:
     batch: int | None = None
     """Maximum number of images per engine call of all devices; None for ``batches``, or the best size."""
     batches: Mapping[str, int] = field(default_factory=dict)
-    """The same by device, from ``peers.yaml``."""
+    """Maximum by device, from ``peers.yaml``."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Network:
     calls: Mapping[str, tuple[float, float]]
     """Median and mean overhead of an engine call by device, where it was measured."""
     visits: Mapping[str, float]
-    """Share of each process in the transfers of a visit."""
+    """Cost of a visit of each process (:func:`visit_times`)."""
 
 
 def read_profiles(arguments: Sequence[str]) -> tuple[NamedProfile, ...]:
@@ -194,7 +194,7 @@ def _source(inputs: PlanningInputs, network: _Network, assumed: list[str]) -> tu
         assumed.append(f"stem and head run where the images are, as fast as on {one.name} (--source FILE)")
     return one, PlannedDevice(
         SOURCE,
-        max(one.profile.block_ms, 1e-9),  # stem and head count in times of a block
+        max(one.profile.block_ms, 1e-9),  # the times of stem and head are divided by it
         0,
         stem_ms=stem_ms,
         head_ms=head_ms,
@@ -271,7 +271,7 @@ def _device(
 
 
 def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, float]) -> int:
-    """Return the size that was asked for, else that of ``peers.yaml``, else the best measured one for the objective.
+    """Return ``batch``, else the size of ``peers.yaml``, else the best measured size for the objective.
 
     Only throughput and energy gain from several images per call.
     """
@@ -289,7 +289,7 @@ def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, fl
 
 
 def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _Network:
-    """Return measured links, and assumed ones where none was measured."""
+    """Return the links, assumed where they were not measured."""
     names = [SOURCE, *(one.name for one in inputs.profiles)]
     tokens = bundle.manifest.tokens
     size = wire_bytes(inputs.codec, tokens.count, tokens.dim)
@@ -319,6 +319,6 @@ def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _Net
         if known:
             wire[name] = size * 8e-3 / max(known)
         elif taken:
-            wire[name] = min(taken)  # at most: latency is in it
+            wire[name] = min(taken)  # an upper bound, which includes the latency
     calls = {call.peer: (call.p50_ms, call.mean_ms) for call in inputs.links.calls}
     return _Network(transfers, wire, calls, visit_times(names, transfers))

@@ -18,15 +18,15 @@ from ls_edge.runtime.fleet.planning.problem import Placement, PlanningProblem, a
 from ls_edge.runtime.fleet.planning.survival import loss_states
 
 LEAST_GAIN = 1e-9
-"""Least probability that a move has to save."""
+"""Smallest gain of a move, as a probability."""
 Holders = frozenset[int]
 """Indices of the devices that hold the same blocks."""
 
 
 class HolderExchange:
-    """Local search from a placement: devices take the places of others in sets of holders while that helps.
+    """Local search from a placement: devices replace others in sets of holders as long as that helps.
 
-    A move is judged by the sum of the probabilities that all holders of a set are gone, which is cheap to update.
+    Moves are compared by the sum of the probabilities that all holders of a set are lost, which is cheap to update.
     """
 
     def __init__(self, problem: PlanningProblem, placement: Placement) -> None:
@@ -62,7 +62,7 @@ class HolderExchange:
         return gain
 
     def _moves(self) -> Iterator[Counter[Holders]]:
-        """Yield changes of the number of blocks by set: one device replaces another, or two change places."""
+        """Yield moves as changes of the number of blocks by set: a device replaces another, or two are exchanged."""
         for holders, blocks in self._blocks.items():
             for out, into in itertools.product(holders, range(len(self._free))):
                 moved = holders - {out} | {into}

@@ -1,14 +1,14 @@
 """The best placement with a given number of holders per block, for each objective.
 
-A placement is worth what the formulas of ``estimates.py`` say, and those depend only on how many blocks each device
-holds, or for survival on the sets of devices that hold the same blocks:
+The value of a placement is that of the formulas in ``estimates.py``. They depend only on the number of blocks of each
+device, or for survival on the sets of devices that hold the same blocks:
 
-- latency: a request alone visits devices that hold the model once, ``min sum(visit + n t)`` over counts ``n`` that add
-  up to all blocks; a dynamic program over devices
-- throughput: the least ``T`` within which devices run what they hold. Room in devices lies within room in zones, so
-  filling one device after the other places as many copies as possible, whatever the order
+- latency: a single request visits devices that hold each block once, ``min sum(visit + n t)`` over counts ``n`` that
+  add up to all blocks; a dynamic program over devices
+- throughput: the least ``T`` within which devices run what they hold. Filling one device after the other, in any order,
+  places as many copies as possible
 - energy: by the same argument, filling the most economical devices first is optimal
-- survival: see ``survival.py``
+- survival: see ``holder_search.py``
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ls_edge.runtime.fleet.planning.survival import whole_share
 SEARCHED_DEVICES = 6
 """Number of devices and zones that may fail up to which all sets of holders are searched; two more may take minutes."""
 SHUFFLES, SHUFFLED_DEVICES = 20, 12
-"""Random orders that the local search for survival starts from as well, and the largest fleet for it: more of either
-took longer and found nothing better."""
+"""Number of random starts of the local search for survival, besides sorted ones, and the largest fleet for which they
+are made: more of either took longer and found nothing better."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def best_placement(problem: PlanningProblem, objective: Objective, replicas: int
 def fill(
     problem: PlanningProblem, replicas: int, order: Sequence[int], most: Sequence[int] | None = None
 ) -> Count | None:
-    """Give devices in this order as many blocks as they and their zones have room for; None if copies are left over.
+    """Give devices in this order as many blocks as fit into them and their zones; None if copies are left over.
 
     ``most`` limits each device further.
     """
@@ -82,7 +82,7 @@ def fill(
 
 
 def _filled(problem: PlanningProblem, replicas: int, costs: Sequence[float], *, is_exact: bool) -> Found:
-    """Fill the devices of least cost first."""
+    """Fill the cheapest devices first."""
     counts = fill(problem, replicas, sorted(range(len(costs)), key=lambda index: (costs[index], index)))
     assert counts is not None, "the planner asks for no more holders than fit"
     return Found(assign_in_circle(problem, counts), is_exact)
@@ -102,14 +102,14 @@ def _fastest_route(problem: PlanningProblem, replicas: int) -> Found:
             n = options.index(min(options))
             best.append((options[n], (*before[blocks - n][1], n)))
     placement = assign_route(problem, best[-1][1], replicas)
-    if placement is None:  # what the route takes leaves too little memory elsewhere
+    if placement is None:  # with that route, the other devices have too little memory
         return _filled(problem, replicas, [device.block_ms for device in problem.devices], is_exact=False)
     route = (device.name for device, count in zip(problem.devices, best[-1][1], strict=True) if count)
     return Found(placement, is_exact=True, route=tuple(route))
 
 
 def _balanced(problem: PlanningProblem, replicas: int) -> Found:
-    """Find the least time within which devices run their blocks, and their links carry the tokens of a visit."""
+    """Find the least time in which all devices can run their blocks and their links can carry the tokens."""
     devices = problem.devices
     times = [[device.taken_ms(count) for count in range(1, problem.room(device) + 1)] for device in devices]
     candidates = sorted({ms for one in times for ms in one} | {device.wire_ms for device in devices})

@@ -1,7 +1,7 @@
-"""Plan a placement: the best by the formulas, next to placements that need no planner.
+"""The best placement by the formulas, and simple placements to compare it with.
 
-For throughput and survival more holders per block can be better than the fewest that were asked for, so every number
-that memory allows is tried; for latency and energy they cannot.
+For throughput and survival, more holders per block than required can be better, so every number that memory allows is
+tried; for latency and energy they cannot.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ls_edge.runtime.fleet.planning.problem import (
 from ls_edge.runtime.simulator.simulation import SOURCE
 
 NEGLIGIBLE_LOSS = 1e-9
-"""Probability of a loss for which fewer holders are not tried."""
+"""Probability of a loss below which fewer holders are not tried."""
 ORIGINS = ("plan", "trained_order", "equal_split", "round_robin", "side_by_side", "copies", "single")
-"""Names of candidates; of equally good ones the first wins."""
+"""Names of candidates; among equals the first wins."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PlannedPlacement:
 
     best: Candidate
     is_exact: bool
-    """Whether no placement is better by the formulas; not known of placements of stem and head."""
+    """Whether no placement is better by the formulas; False if devices hold stem and head, which is not searched."""
     single: Candidate | None
     """All blocks on the best device."""
     copies: Candidate | None
@@ -106,21 +106,21 @@ def _candidate(
     replicas: int,
     route: Sequence[str] = (),
 ) -> Candidate:
-    """Return a placement with stem and head where that is better: at the source, or on the devices that have room."""
+    """Return a placement with stem and head at the source or on the devices that have room, whichever is better."""
     placements = (one for one in (placement, with_ends(problem, placement)) if one is not None)
     found = [Candidate(name, one, estimate(problem, one, route), replicas) for one in placements]
     return min(found, key=lambda one: rank(one, objective))
 
 
 def side_by_side(problem: PlanningProblem, objective: Objective, replicas: int) -> Candidate:
-    """Return a placement with as many holders for each block, which parallel blocks need."""
+    """Return a placement with ``replicas`` holders of each block, for parallel blocks."""
     return _candidate(
         problem, objective, "side_by_side", best_placement(problem, "throughput", replicas).placement, replicas
     )
 
 
 def best_single(problem: PlanningProblem, objective: Objective) -> Candidate | None:
-    """Return all blocks on the device that is best alone; None if no device has room for them."""
+    """Return all blocks on the best single device; None if no device has room for them."""
     whole = tuple(range(problem.num_blocks))
     found = [
         _candidate(problem, objective, "single", {device.name: whole}, 1)
@@ -131,10 +131,10 @@ def best_single(problem: PlanningProblem, objective: Objective) -> Candidate | N
 
 
 def independent_copies(problem: PlanningProblem) -> Candidate | None:
-    """Return the whole model on each device that has room, which answers in one hop; None unless two have."""
+    """Return the whole model on each device that has room for it; None unless two have."""
     blocks = tuple(range(problem.num_blocks))
     placement = with_ends(problem, {device.name: blocks for device in problem.devices}) or {}
-    whole = {name: parts for name, parts in placement.items() if STEM in parts}  # the others have no room for it
+    whole = {name: parts for name, parts in placement.items() if STEM in parts}  # others lack memory for the stem
     if len(whole) < 2:
         return None
     return Candidate("copies", whole, estimate(problem, whole), len(whole))

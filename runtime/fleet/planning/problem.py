@@ -1,7 +1,7 @@
 """The planning problem: devices with their measurements, links, blocks in bands, and the number of replicas.
 
-The source is one more device, which sends images and gets logits. It has no room for blocks, and holds the stem and the
-head unless other devices do (:func:`with_ends`).
+The source is one more device, which sends images and gets logits. It has no room for blocks, and holds stem and head
+unless other devices do (:func:`with_ends`).
 
 Blocks of a vision transformer are alike: on a device each takes the same time and memory (the mean of its profile). A
 device costs the same to reach from everywhere (:func:`visit_times`), as at a switch or an access point. So the value of
@@ -74,7 +74,7 @@ class PlannedDevice:
         return {STEM: self.stem_ms, HEAD: self.head_ms}.get(part, self.block_ms)
 
     def weight(self, parts: Iterable[int]) -> float:
-        """Return the time of parts in times of a block; in a batch, stem and head gain as a block does."""
+        """Return the time of parts, in times of a block; in a batch, stem and head gain as much as a block."""
         return sum(self.part_ms(part) / self.block_ms if part in ENDS and self.block_ms else 1.0 for part in parts)
 
     def call_ms(self, images: int) -> float:
@@ -106,7 +106,7 @@ class PlannedDevice:
         return max(1, int(Limits().chain * 1e3 / call_ms)) if call_ms > 0 else MOST_BLOCKS
 
     def taken_ms(self, blocks: float) -> float:
-        """Return the time for which a visit for some blocks' worth of work occupies it, per image of a full batch.
+        """Return the time for which a visit occupies the device, per image of a full batch; ``blocks`` is its work.
 
         The engine has ``Limits.engine_calls`` calls at the same time, so the overhead of a call counts only if it takes
         longer than the other calls.
@@ -182,7 +182,7 @@ class PlanningProblem:
 
     @property
     def most_replicas(self) -> int:
-        """Largest number of holders that every block can have; 0 if the model does not fit at all."""
+        """Largest number of holders that every block can have; 0 if the model does not fit."""
         bound = len(zones_of(self.devices)) if self.max_replicas is None else self.max_replicas
         return next((r for r in range(bound, 0, -1) if self.fits(r)), 0)
 
@@ -250,9 +250,9 @@ def holders_of(problem: PlanningProblem, placement: Placement) -> dict[int, list
 
 
 def with_ends(problem: PlanningProblem, placement: Placement) -> Placement | None:
-    """Add the stem to holders of the first band, and the head to those of the last; None if no memory is left.
+    """Add the stem to holders of the first band, and the head to holders of the last; None if they have no memory.
 
-    So no request visits a device for one of them alone.
+    No request then visits a device for one of them alone.
     """
     ends = ((STEM, set(problem.part_bands[0])), (HEAD, set(problem.part_bands[-1])))
     found = dict(placement)
@@ -278,13 +278,13 @@ def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float])
     means = {name: usual if math.isnan(mean) else mean for name, mean in means.items()}
     count = len(names)
     if count <= 2:
-        return means  # half for each of two processes, there and back
+        return means  # two processes, each with half of the way there and back
     total = sum(means.values()) / 2
     return {name: max(0.0, 2 * ((count - 1) * mean - total) / (count - 2)) for name, mean in means.items()}
 
 
 def assign_in_circle(problem: PlanningProblem, counts: Count, devices: Sequence[int] | None = None) -> Placement:
-    """Give each device its number of blocks, one stretch after the other, around the circle of all blocks.
+    """Give each device consecutive blocks, one device after the other, around the circle of all blocks.
 
     With ``sum(counts) = R B`` each block gets ``R`` holders. The devices of a zone come one after the other, and hold
     at most ``B`` blocks together, so a zone holds no block twice. ``devices`` is another order of the devices.
@@ -302,7 +302,7 @@ def assign_in_circle(problem: PlanningProblem, counts: Count, devices: Sequence[
 
 
 def assign_route(problem: PlanningProblem, counts: Count, replicas: int) -> Placement | None:
-    """Give the devices of a route their stretches, and find ``replicas - 1`` further holders for each block.
+    """Give the devices of a route consecutive blocks, and find ``replicas - 1`` further holders for each block.
 
     ``counts`` add up to the number of blocks. Return None if the remaining memory does not allow the others.
     """
@@ -317,7 +317,7 @@ def assign_route(problem: PlanningProblem, counts: Count, replicas: int) -> Plac
 
 
 def assign_sets(problem: PlanningProblem, sets: Sequence[tuple[frozenset[int], int]]) -> Placement:
-    """Give each set of devices its number of blocks, stretch after stretch; the numbers add up to all blocks."""
+    """Give each set of devices its number of consecutive blocks; the numbers add up to all blocks."""
     held: list[list[int]] = [[] for _ in problem.devices]
     blocks = iter(problem.band_order)
     for devices, count in sets:

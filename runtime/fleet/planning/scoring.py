@@ -1,8 +1,8 @@
-"""Results of a placement by simulation: the routing machines themselves, with the times of the problem.
+"""Results of a placement by simulation, with the routing machines themselves and the times of the problem.
 
-The formulas of ``estimates.py`` ignore queues and credits, and that a holder knows only what others report. Here
-requests go through the placement in simulated time: one after the other for latency, many at the same time for
-throughput and energy, and one for each of several draws of lost devices.
+The formulas of ``estimates.py`` ignore queues, credits, and that a holder knows only what others report. Here, requests
+run in simulated time: one after the other for latency, many at the same time for throughput and energy, and one for
+each of several random sets of lost devices.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
 MOST_DEVICES = 16
 """Larger fleets are not simulated: all peers exchange their states, so the time grows with the square."""
 NO_WORSE = 0.01
-"""Relative difference up to which simulated results count as equal; so few requests resolve no more."""
+"""Relative difference up to which simulated results count as equal: the error of so few requests."""
 _WARM_UP = 5
 _ALONE = 15
-"""Requests for the latency, one after the other, after those that warm up: the median of more differs little."""
+"""Requests for the latency, one after the other, after the warm-up: the median of more differs little."""
 _TOGETHER = 120
 """Least number of requests for the throughput; there are at least four per concurrent request. The first and last fifth
 do not count, since some devices are idle then."""
@@ -38,14 +38,14 @@ _BUDGET_S = 600.0
 
 
 def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
-    """Return the policies that a plan is tried with; only one if the bands leave no choice of order."""
+    """Return the policies to simulate; only one if the bands leave no choice of order."""
     return ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
 
 
 def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> Estimates:
     """Run requests through a placement; the same problem, placement and seed give the same results.
 
-    The share of whole answers is that of several draws of lost devices, None without losses.
+    The share of whole answers is over several draws of lost devices; None without losses.
     """
     latency = _latency(simulation_of(problem, placement, seed), policy)
     sim = simulation_of(problem, placement, seed, on_average=True)
@@ -67,7 +67,7 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
 
 
 def _most(problem: PlanningProblem, placement: Placement) -> float:
-    """Return the throughput of engines that never wait; a count over a stretch of requests can exceed it."""
+    """Return the throughput of engines that never wait, which a count over a few requests can exceed."""
     parts = holders_of(problem, placement)
     used = (device for device in problem.devices if placement.get(device.name))
     times = (d.weight(parts) * d.taken_ms(d.blocks_a_call) / d.blocks_a_call for d in used)
@@ -82,9 +82,9 @@ def simulation_of(
     on_average: bool = False,
     costs: OrderCosts | None = None,
 ) -> Simulation:
-    """Return the simulation of a placement in which all processes have exchanged their states.
+    """Return the simulation of a placement, after all processes have exchanged their states.
 
-    ``on_average``: engine calls have their mean overhead, not the median one.
+    With ``on_average``, engine calls have their mean overhead instead of the median.
     """
     held = {name: blocks for name, blocks in placement.items() if blocks}
     devices = problem.processes
@@ -132,7 +132,7 @@ def _latency(sim: Simulation, policy: str) -> float:
 
 
 def requests_at_once(problem: PlanningProblem, placement: Placement) -> int:
-    """Return the number of concurrent requests that keeps all devices of a placement busy."""
+    """Return the number of concurrent requests that keep all devices of a placement busy."""
     batches = sum(device.max_batch for device in problem.devices if placement.get(device.name))
     return min(_MOST_AT_ONCE, _AT_ONCE * (1 + batches))
 
@@ -177,7 +177,7 @@ def _whole_share(problem: PlanningProblem, placement: Placement, policy: str, se
 def _is_whole(
     problem: PlanningProblem, placement: Placement, policy: str, lost: frozenset[str], budget: float, seed: int
 ) -> bool:
-    """Return whether a request is answered with all blocks while these devices are lost."""
+    """Return whether all blocks run on a request while these devices are lost."""
     sim = simulation_of(problem, placement, seed)
     for name in sorted(lost):
         if name in sim.processes:
@@ -188,10 +188,10 @@ def _is_whole(
 
 
 def best_policy(estimates: Sequence[Estimates], objective: Objective) -> Estimates:
-    """Return the results of the policy that serves an objective best.
+    """Return the results of the best policy for an objective.
 
-    The simulation does not tell apart what differs by less than :data:`NO_WORSE`: of those the policy with the least
-    latency wins, then the one with the most throughput.
+    Policies that differ by less than :data:`NO_WORSE` count as equal: the one with the least latency wins, then the one
+    with the most throughput.
     """
     best = min(one.value(objective) for one in estimates)
     equal = [one for one in estimates if one.value(objective) <= best + NO_WORSE * abs(best)]

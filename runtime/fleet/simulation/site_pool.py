@@ -22,7 +22,7 @@ def simulate_sites(
 ) -> list[SiteOutcome]:
     """Run all sites, in ``jobs`` processes.
 
-    ``on_step`` is called with the number of requests that have ended, and of all. Raise :class:`LsEdgeError` if a
+    ``on_step`` is called with the numbers of ended and of all requests. Raise :class:`LsEdgeError` if a
     process ends unexpectedly.
     """
     total = sum(site.requests for site in sites)
@@ -42,7 +42,7 @@ def _simulate_in_processes(sites: Sequence[Site], jobs: int, on_step: Callable[[
     on_step(done)
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _follow_parent)
     try:
-        # An interrupt in the main thread would leave a process half started, which then fails or never ends.
+        # In the main thread, an interrupt would leave a process half started, which then fails or never ends.
         with ThreadPoolExecutor(1) as starter:
             submitted = starter.submit(lambda: [pool.submit(simulate_site, site) for site in sites]).result()
         futures = {future: index for index, future in enumerate(submitted)}
@@ -55,7 +55,7 @@ def _simulate_in_processes(sites: Sequence[Site], jobs: int, on_step: Callable[[
         raise LsEdgeError(
             "a process of the simulation ended unexpectedly, perhaps for lack of memory; try fewer --jobs"
         ) from None
-    except BaseException:  # nobody waits for the sites that are being run
+    except BaseException:  # the outcomes of running sites are no longer needed
         for process in multiprocessing.active_children():
             process.terminate()
         raise
@@ -65,7 +65,7 @@ def _simulate_in_processes(sites: Sequence[Site], jobs: int, on_step: Callable[[
 
 
 def _follow_parent() -> None:
-    """Leave Ctrl-C to the parent process, and end when it has ended."""
+    """Ignore Ctrl-C, which the parent process handles, and exit when that has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -30,7 +30,7 @@ _BUDGET_OVER = "BudgetExceeded"
 def simulate_site(site: Site, on_step: Callable[[int], None] = lambda _over: None) -> SiteOutcome:
     """Run the requests of one site; the same site gives the same outcome.
 
-    ``on_step`` is called now and then with the number of requests that have ended.
+    ``on_step`` is called repeatedly with the number of ended requests.
     """
     return _SiteRun(site).run(on_step)
 
@@ -117,12 +117,12 @@ class _SiteRun:
             self._begin(self._waiting.popleft())
 
     def _expire(self, number: int) -> None:
-        if self._waiting and self._waiting[0] == number:  # those ahead of it came, and so ended, before it
+        if self._waiting and self._waiting[0] == number:  # requests ahead of it came earlier, so they have ended
             self._waiting.popleft()
             self._close(number, FAILED, _BUDGET_OVER)
 
     def _begin(self, number: int) -> None:
-        """Run stem and head, one request after the other, and then send the tokens: the head counts as run before."""
+        """Run stem and head, one request after the other, then send the tokens; the time of the head is spent first."""
         now = self._sim.now
         left = self._budget_s - (now - self._start - float(self._outcome.submitted_s[number]))
         self._source_free = max(now, self._source_free) + self._source_s

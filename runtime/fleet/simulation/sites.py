@@ -86,7 +86,9 @@ def sites_of(
     if len(sites) < number:
         assumed.append(f"{number - len(sites):,} sites have no request and are left out")
     if problem.links_ms and not all(site.problem.links_ms for site in sites):
-        assumed.append("a link takes what those of both profiles took on average: sites have several devices of one")
+        assumed.append(
+            "a link takes as long as the links of both profiles did on average: sites have several devices of a profile"
+        )
     if churn is None:
         assumed.append("no device is lost (--churn)")
     return sites, assumed

@@ -44,7 +44,7 @@ def test_a_life_of_two_peers(tmp_path, tiny_bundle, images, assert_replays):
         local.wait_warm()
         assert local.alive("a")
         assert local.alive("b")
-        with pytest.raises(UsageError, match="peer 'a' runs already"):
+        with pytest.raises(UsageError, match="peer 'a' is already running"):
             local.start("a")
         with Source(local.file, Bundle.open(tiny_bundle)) as source:
             assert source.wait_ready() == ()
