@@ -1,7 +1,7 @@
 """Benchmarks behind the numbers in the documents: ``python -m benchmarks [NAME...] [--quick] [--json FILE]``.
 
 Each benchmark is a module with ``run(quick)``, which returns the results, and ``show(document, console)``, which prints
-tables. Contenders run in turn on one machine, so that its other work affects all of them equally; results are medians
+tables. Contenders run in turn on one machine, so that other load affects all of them equally; results are medians
 and ratios of such runs. The folder is not installed and needs the development environment. ``make bench`` runs it.
 """
 

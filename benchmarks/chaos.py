@@ -79,8 +79,8 @@ def command(
     each fault is undone after a while. A liar is listed in peers.yaml and holds every block, or is a source.
 
     Exit code 1 if a request was lost, failed, was answered twice or does not replay, if a peer ended on its own, or if
-    an audit blamed the wrong peer. Answers that a liar spoilt with wrong tokens are counted separately: in a course
-    with such a liar every answer is audited, and the audit must name it.
+    an audit blamed the wrong peer. Answers that a liar spoiled with wrong tokens are counted separately: in a course
+    with such a liar, every answer is audited, and the audit must name it.
     """
     chosen_kinds = _chosen("--kinds", kinds, tuple(KINDS))
     chosen_lies = _chosen("--lies", lies, COURSE_LIES)

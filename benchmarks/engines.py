@@ -6,7 +6,7 @@ For each model and precision, with random weights and batch 1:
 
 - ``block``: all blocks one after the other, as a peer runs them, and the same blocks in PyTorch (eager, float32), a few
   runs each in turn, one thread. Medians per block.
-- ``chain``: the measurement of ``ls-edge bench``, repeated with new sessions, because where their memory lies changes
+- ``chain``: the measurement of ``ls-edge bench``, repeated with new sessions, because the place of their memory changes
   the ratio by two points. Median over the repetitions.
 
 The int8 bars apply to a CPU with AMX.
@@ -86,7 +86,7 @@ def _each(seconds: list[float], blocks: int) -> float:
 
 
 def _turns(calls: list[Callable[[], None]], duration: float, runs: int = 4) -> list[list[float]]:
-    """Return the seconds of each, measured in turn; the first run of a turn does not count."""
+    """Return the seconds of each function, measured in turn; the first run of a turn does not count."""
     seconds: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + duration
     while time.perf_counter() < end or len(seconds[0]) < 2 * runs:

@@ -1,14 +1,14 @@
 """Fleet of boards that are emulated by sleeping, so that the cores of this machine are not the limit.
 
-- *plan*: four boards of two kinds. Throughput and latency that a plan predicts, for the plan itself and for simple
-  placements, compared with what peers of each placement reach; and one board with the whole model, in one process.
+- *plan*: four boards of two kinds. Predicted throughput and latency of the plan and of simple placements, compared with
+  measurements of peers with each placement; and one board with the whole model, in one process.
 - *slow board*: three boards; one is three times slower and sometimes stalls. The policy ``sequential`` as a pipeline of
   equal parts and with two holders per block, compared with ``fastest`` on the latter and with the plan.
 - *push*: three boards, two holders per block; latency of requests while a bundle is pushed to the boards, compared with
   before and after.
 
 Images are noise, in memory. Contenders take turns; ratios are taken within rounds, results are medians over rounds.
-Peers have keys, as they have off the loopback.
+Peers have keys, as they do off the loopback.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _plan(path: Path, slowdown: float, count: int, rounds: int, *, quick: bool) 
     profiles = {board.name: emulated_profile(here, board) for board in boards}
     paces = {board.name: Faults(least_ms=board.block_ms) for board in boards}
     document, links = _planned(path, profiles, paces)
-    wanted = () if quick else ("round_robin", "equal_split", "trained_order")  # starting processes takes long
+    wanted = () if quick else ("round_robin", "equal_split", "trained_order")  # starting the processes takes long
     placements = {"plan": document.expected} | {
         name: results for name in wanted if (results := document.baselines[name]) is not None
     }
@@ -271,14 +271,14 @@ class _Load:
 
     def __init__(self, source: Source, at_once: int) -> None:
         self.took: list[tuple[float, float]] = []
-        """For each answer, the time of submission and the latency in ms."""
+        """Time of submission and latency in ms of each answer."""
         self.failed = self.degraded = 0
         self._source, self._images = source, images_for(source.bundle, 8)
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(at_once)]
 
     def run(self, seconds: float) -> None:
-        """Let the load continue for ``seconds``."""
+        """Keep up the load for ``seconds``."""
         time.sleep(seconds)
 
     def _ask(self) -> None:
@@ -311,12 +311,12 @@ class _Load:
 def raised_priority() -> Iterator[bool]:
     """Raise the priority of this process and its children; yield whether the system allows it.
 
-    A board has its cores to itself, so other processes must not affect the results.
+    Boards have their cores to themselves, so other processes should not affect the results.
     """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         os.setpriority(os.PRIO_PROCESS, 0, min(before, NICENESS))
-    except OSError:  # only root may
+    except OSError:  # needs root
         yield False
         return
     try:

@@ -1,10 +1,10 @@
 """Cost of a killed worker in ipyparallel and Dask; ``recovery`` runs it in a separate environment.
 
-``python frameworks.py ipyparallel|dask TRIALS SHAPE STAGE_MS``. A request is a chain of three stages. Each is a
-function that computes for ``STAGE_MS`` and returns an array of the same float32 shape. There are three worker processes
-of one thread. The worker of the second stage is killed (SIGKILL) at a random moment. The request is answered once the
-tool has noticed this and submitted the lost stages again: Dask's scheduler does so by default, ipyparallel with
-``retries``. All other settings are defaults; killed workers are replaced before the next trial.
+``python frameworks.py ipyparallel|dask TRIALS SHAPE STAGE_MS``. A request is a chain of three stages. Each computes for
+``STAGE_MS`` and returns a float32 array of the same shape. There are three worker processes of one thread. The worker
+of the second stage is killed (SIGKILL) at a random moment. The tool notices this and submits the lost stages again:
+Dask's scheduler does so by default, ipyparallel with ``retries``. All other settings are defaults; killed workers are
+replaced before the next trial.
 
 The *added* time is the latency, less the median without faults, less the time of stages that ran in addition to the
 three required ones (each stage records when it began and ended, and whether it ended). Imports nothing of ls-edge.
@@ -54,7 +54,7 @@ def stage(array: Any, log: str, index: int, seconds: float) -> Any:
 
 @contextlib.contextmanager
 def dask() -> Iterator[tuple[Ask, Callable[[], bool], str]]:
-    """Three Dask workers of one thread, each restarted by its nanny."""
+    """Three single-threaded Dask workers, each restarted by its nanny."""
     import distributed
 
     with (
@@ -71,7 +71,7 @@ def dask() -> Iterator[tuple[Ask, Callable[[], bool], str]]:
         def restore() -> bool:
             try:
                 client.wait_for_workers(3, timeout=RESTORE_S)
-            except TimeoutError:  # now and then a nanny does not restart its worker
+            except TimeoutError:  # sometimes a nanny does not restart its worker
                 return False
             return True
 

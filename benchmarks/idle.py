@@ -1,10 +1,10 @@
-"""The cost of a fleet without requests, and of idle peers for the ones that work.
+"""Cost of a fleet without requests, and of idle peers to busy ones.
 
 Each fleet is one site: all peers are processes on the loopback and linked to each other. *Idle* is the CPU time of all
-processes of the fleet, as a share of one core. *Busy* is the throughput of a source with 16 requests in flight. The
-first eight peers hold a part of the blocks each; the others hold the first block only, and the source cannot reach
-them, so that the same holders work in every fleet of eight or more. *Links lost* counts what the logs of the peers
-report about each other while both are measured.
+processes of the fleet, as a share of one core. *Busy* is the throughput of a source with 16 requests in flight. Each of
+the first eight peers holds a part of the blocks; the others hold the first block only, and the source cannot reach
+them, so that the same holders work in every fleet of eight or more. *Links lost* counts the lost links between peers
+that their logs report during both measurements.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BARS = {16: 0.15, 32: 0.40}
 BAR_BUSY = 0.8
 """Least throughput of 32 peers, as a share of that of 8."""
 IMAGES_OF_MOST = 100
-"""Answers that the largest fleet has to give."""
+"""Number of answers of the largest fleet."""
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _answer(source: Source, bundle: Bundle, seconds: float, least: int) -> tuple
 
 
 def _links_lost(peers: LocalCluster) -> int:
-    """Return how often a peer has logged that it lost another one; sources come and go."""
+    """Return the number of lost links between peers in their logs; sources come and go."""
     logs = (peers.log_path(name).read_text(encoding="utf-8") for name in peers.processes)
     return sum(" lost " in line and "peer=p" in line for log in logs for line in log.splitlines())
 

@@ -1,11 +1,11 @@
-"""What a source that sends images costs and saves, compared with one that runs stem and head itself.
+"""Costs and savings of a source that sends images, compared with one that runs stem and head itself.
 
 - *links* (root only): a chain of two or three boards in network namespaces with limited links, over CURVE. The first
   board has the stem, the last one the head. Two sources answer the same JPEG files in turn, one at a time, on the same
   boards: one with the bundle, which decodes and runs stem and head itself, so that tokens cross the network once more
-  at each end; and a *thin* one without a bundle. Compared are the time of an answer with its decoding, the same
-  without the engine calls, wherever they run (*rest*), the bytes that all processes send, and the CPU time of the
-  source's process.
+  at each end; and a *thin* one without a bundle. Compared are the time of
+  an answer including decoding, the same without the engine calls on any process (*rest*), the bytes that all processes
+  send, and the CPU time of the source's process.
 - *copies*: boards that hold everything and a thin source, compared with as many independent processes that decode the
   same files and run the same engine. Boards and processes have one engine thread and are pinned to a core each.
 
@@ -48,7 +48,7 @@ CHAINS = {2: ("stem, 0-5", "6-11, head"), 3: ("stem, 0-3", "4-7", "8-11, head")}
 QUICK_CHAIN = ("stem, 0-2", "3-5, head")
 RATES_MBIT = (100, 1000)
 BARRED = 2, 100
-"""Boards and Mbit/s that the bars are for."""
+"""Boards and Mbit/s to which the bars apply."""
 BARS = {"ms": 0.45, "bytes": 0.4, "source_cpu_ms": 0.2}
 """Bars of the thin source, relative to one with the bundle."""
 RATIOS = ("ms", "rest_ms", "bytes", "source_cpu_ms")
@@ -74,7 +74,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def _jpegs(folder: Path) -> list[Path]:
-    """Write pictures of 320 x 240 pixels with few sharp edges, as of a camera."""
+    """Write pictures of 320 x 240 pixels with few sharp edges, like those of a camera."""
     files = []
     for index in range(8):
         draw = np.random.default_rng(index)
@@ -146,7 +146,7 @@ def _sent(net: Net) -> int:
 
 
 def main() -> None:
-    """Answer as many images as each line of standard input says: ``PEERS KEY FILES [BUNDLE]``."""
+    """Answer as many images as each line of standard input says; arguments: ``PEERS KEY FILES [BUNDLE]``."""
     peers, key, folder, *bundle = sys.argv[1:]
     files = sorted(Path(folder).glob("*.jpg"))
     with ready_source(Path(peers), Path(bundle[0]) if bundle else None, policy="sequential", secret_key=key) as source:

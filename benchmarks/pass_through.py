@@ -81,7 +81,7 @@ class PassThroughPeer(Peer):
 
 
 class Caller:
-    """Source that hands tokens to the peers of a ``peers.yaml`` and waits until they are back."""
+    """Source that sends tokens to the peers of a ``peers.yaml`` and waits until they return."""
 
     def __init__(self, peers: PeersFile, manifest: Manifest, keys: KeyPair | None) -> None:
         """Dial the peers; call :meth:`wait_ready` before the first :meth:`call`."""
@@ -124,7 +124,7 @@ class Caller:
             self.node.step(left)
 
     def call(self, tokens: np.ndarray) -> float:
-        """Return the seconds until tokens ``[1, N, D]`` are back from all blocks."""
+        """Return the seconds until tokens ``[1, N, D]`` return from all blocks."""
         self._request += 1
         self._answer = None
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Sources that answer the same images in turn, over two peers with a core each; ``tracks`` compares them.
+"""Sources that answer the same images in turn, over two peers with a core each, for ``tracks``.
 
 If this process cannot choose cores, the system does: see :func:`two_cores`.
 """
@@ -37,7 +37,7 @@ Open = Callable[[PeersFile, str, Mapping[str, Any]], Source]
 
 @dataclass
 class PolicyRun:
-    """Source and its answers."""
+    """A source and its answers."""
 
     source: Source
     records: list[RequestRecord] = field(default_factory=list)
@@ -49,9 +49,9 @@ class PolicyRun:
 
 
 def two_cores() -> list[int]:
-    """Two cores that this process may use, of different physical ones where there are such; none where it cannot be.
+    """Return two cores that this process may use, of different physical cores if possible; empty if there are none.
 
-    Then processes run where the system likes, and results are noisier.
+    Without them, the system places the processes, and results are noisier.
     """
     if not hasattr(os, "sched_getaffinity"):
         return []
@@ -65,7 +65,7 @@ def two_cores() -> list[int]:
 
 
 def pin(pids: Iterable[int], cores: Sequence[int]) -> None:
-    """Tie all threads of each process to its core, if there are any; those that they start later inherit that."""
+    """Pin all threads of each process to its core, if it has one; threads that they start later inherit it."""
     for pid, core in zip(pids, cores, strict=False):
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), {core})
@@ -98,7 +98,7 @@ def open_runs(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted
         here = first if name in (SINGLE, AGAIN) else file
         source = stack.enter_context(opened(here, policy, {"budget_ms": 60_000.0, "max_skips": 0, **more}))
         if missing := source.wait_ready(60.0):
-            raise BenchmarkError(f"nobody serves blocks {missing}")
+            raise BenchmarkError(f"no peer serves blocks {missing}")
         runs[name] = PolicyRun(source)
     for name, policy_run in runs.items():
         wait_for(partial(_linked, policy_run.source), f"peers of {name} that reach one another")

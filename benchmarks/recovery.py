@@ -1,11 +1,11 @@
 """Time that a failing peer adds to the request that it is working on.
 
 Four peers, each half of the blocks on two of them, one request at a time. At a random moment of a request, the peer
-that holds it is killed (SIGKILL), stopped (SIGSTOP), or its engine hangs. The source knows from ACCEPT and MOVED which
-peer that is, and since when. A request is *affected* if its answer does not name that peer, so all of the peer's work
-was lost; other requests had just moved on and count as missed. The *added* time is the latency, less the median without
-faults, less the time from the arrival of the tokens at that peer to the fault, which is the work to repeat. The median
-without faults is that of the requests between the faults, with the same peers.
+that holds it is killed (SIGKILL), stopped (SIGSTOP), or its engine hangs. The source learns that peer, and since when
+it holds the request, from ACCEPT and MOVED. A request is *affected* if its answer does not name that peer, so all of
+the peer's work was lost; other requests had just moved on and count as missed. The *added* time is the latency, less
+the median without faults, less the time from the arrival of the tokens at that peer to the fault, which is the work to
+repeat. The median without faults is that of the requests between the faults, with the same peers.
 
 *last holder*: one of four peers alone holds the last block. It is killed while requests are sent one after the other;
 answers wait until the block is skipped. The longest degraded answer of each kill is reported.
@@ -61,7 +61,7 @@ BARS_MS = {"kill": 50.0, "stop": 400.0, "hang": 50.0}
 """Bars of the median; for a hang, beyond the deadline of a hop."""
 BUDGET_S = 60.0
 AFTER_S = 2.0
-"""Time for requests after the only holder of a block is killed, in seconds."""
+"""Seconds of requests after the only holder of a block is killed."""
 FRAMEWORKS = ("ipyparallel", "dask")
 
 
@@ -101,21 +101,21 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
 
 
 class _Holders:
-    """Who works on the newest request, and since when, as ACCEPT and MOVED report it to its source.
+    """Holder of the newest request and the time of its arrival there, as ACCEPT and MOVED report them to the source.
 
     One request is in flight at a time, so the first id that was not there before belongs to it.
     """
 
     def __init__(self, budget_s: float) -> None:
         self.now: tuple[str, float, float] | None = None
-        """Name, time of arrival, and seconds without progress after which the hop is given up; None at the source."""
+        """Name, time of arrival, and seconds without progress until the hop fails; None at the source."""
         self._budget_s = budget_s
         self._request = b""
         self._before: set[bytes] = set()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at each event of the source's routing machine meanwhile, on the source thread."""
+        """Observe each event of the source's routing machine, on its thread, until the context ends."""
         handle_all = Machine.handle_all
 
         def look(machine: SourceMachine, events: Sequence[Event], now: float) -> list[Instruction]:
@@ -152,7 +152,7 @@ class _Trials:
         self.usual: list[float] = []
         """Seconds of the requests without faults."""
         self.deadlines: list[float] = []
-        """Seconds without progress after which a hop is given up."""
+        """Seconds without progress until a hop fails."""
         self._peers, self._source, self._always = peers, source, always
         self._image = images_for(source.bundle, 1)[0]
         self._holders = holders
@@ -218,7 +218,7 @@ class _Trials:
         finally:
             undo(holder)
         if answer.request != request:
-            raise BenchmarkError("requests are not counted as this benchmark thinks")
+            raise BenchmarkError("requests are not numbered from 0 in order of submission")
         if holder in answer.record.holders:
             return None
         self.deadlines.append(deadline)

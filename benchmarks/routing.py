@@ -1,10 +1,9 @@
-"""``routing``: what the routing machines cost, by requests in flight and policy, without sockets, codecs and engines.
+"""CPU time of the routing machines, by requests in flight and policy, without sockets, codecs and engines.
 
-A source and three peers run in simulated time (``ls_edge.runtime.simulator``); the thread's CPU time is taken
-around
-every call of a machine: for an event, for a STATE, for the time of the next check. Of several rounds the least time is
-kept, since whatever else the machine does only adds to it. The counts say how routing scales: with what is in flight
-it should not.
+A source and three peers run in simulated time (``ls_edge.runtime.simulator``). The CPU time of the thread is measured
+around every call of a machine: for events, for a STATE, and for the time of the next check. The least time of several
+rounds counts, since other load only adds to it. The counts show how routing scales; they should not grow with the
+requests in flight.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ CASES = (
     ("all", "parallel"),
 )
 _STEP_S = 0.0001
-"""Simulated seconds between two looks at what has been answered."""
+"""Simulated seconds between two looks at the answers."""
 _MOST_S = 600.0
-"""Simulated seconds after which a run is given up."""
+"""Simulated seconds after which a run fails."""
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Every case with 1, 8 and 64 requests in flight."""
+    """Measure every case with 1, 8 and 64 requests in flight."""
     answers, rounds = (128, 1) if quick else (500, 5)
     rows = []
     for placement, policy in CASES:
@@ -59,7 +58,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 class _Meter:
-    """CPU time and calls of machines, and the events that they handled."""
+    """CPU time, calls and events of machines."""
 
     def __init__(self) -> None:
         self.cpu_ns: Counter[str] = Counter()
@@ -99,10 +98,10 @@ class _Measured:
 
 
 def _measure(placement: str, policy: str, in_flight: int, answers: int) -> dict[str, float]:
-    """Keep so many requests in flight until as many as asked for have been answered."""
+    """Keep ``in_flight`` requests in flight until ``answers`` were answered."""
     simulation = Simulation(PLACEMENTS[placement], blocks=BLOCKS, latency=LATENCY_S, block_seconds=BLOCK_S)
     simulation.run(0.5)
-    _submit(simulation, policy, in_flight, max(8, in_flight))  # what is computed once is not measured
+    _submit(simulation, policy, in_flight, max(8, in_flight))  # warm-up: values that are computed once are not measured
     meter = _Meter()
     machines = {name: process.machine for name, process in simulation.processes.items()}
     for name, process in simulation.processes.items():
@@ -142,7 +141,7 @@ def _require_answers(simulation: Simulation, numbers: Sequence[int]) -> None:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Return the table."""
+    """Print the table."""
     from rich.table import Table
 
     title = (

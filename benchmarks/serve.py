@@ -1,8 +1,8 @@
-"""What HTTP adds to an answer: ``ls-edge serve`` and a source in this process ask the same peers for the same JPEG.
+"""Overhead of HTTP: ``ls-edge serve`` and a source in this process send the same JPEG to the same peers.
 
-Rounds alternate. The time of a source includes decoding, in the same code as the server's, so the difference of a
-round is what HTTP costs: the loopback, uvicorn, the application, and the changes of threads. The client is a socket
-that sends prepared bytes, since clients differ.
+Rounds alternate. The time of the source includes decoding, with the same code as the server, so the difference within a
+round is the cost of HTTP: the loopback, the server, the application, and thread switches. The client is a socket that
+sends prepared bytes, since clients differ.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ killed or asked to leave, at random, and started again; the other two are never 
 descriptors of the source and of those two are sampled after the first minute, before any restart, and at the end; those
 of the others some time after their last start and at the end. Bar: growth of at most 5 %.
 
-The source runs in this process, as do the samples and a table with one number per request, which is allocated before
+The source runs in this process. So do the samples and a table with one number per request, which is allocated before
 the first sample. Without ``--bundle``, other processes export an untrained model of the digits.
 """
 
@@ -45,7 +45,7 @@ SETTLED_S = 20.0
 WINDOW = 9
 """Number of samples, one per second, whose median is a result."""
 INFLIGHT = 64
-"""Limit of requests in flight; the load waits rather than exceed it."""
+"""Largest number of requests in flight; at this limit the load waits."""
 
 Sample = tuple[int, int]
 """Resident memory in bytes, and open descriptors."""
@@ -242,7 +242,7 @@ def _usage(kept: dict[str, Sample]) -> dict[str, Any]:
 
 
 def _placement(blocks: int) -> dict[str, list[int]]:
-    """Return half of the blocks for each permanent peer, and one half, the other, and all for the others."""
+    """Give each permanent peer half of the blocks, and the other three one half, the other half, and all blocks."""
     every = list(range(blocks))
     half = blocks // 2
     return {"anna": every[:half], "ben": every[half:], "cleo": every[::2], "dan": every[1::2], "eve": every}

@@ -1,12 +1,12 @@
 """Throughput: peers compared with independent processes, policies with a slow peer, and batches across depth.
 
 - *two peers*: a source and two peers of one engine thread, each with half of the blocks. Contenders are one process
-  with two engine threads, and two processes of one thread that answer half of the images each and share nothing, which
-  is the most that two cores can do. Also measured: two peers that both hold every block, and the minimal chain of
-  ``chain`` with half of the blocks in each process.
+  with two engine threads, and two processes of one thread that answer half of the images each and share nothing, the
+  most that two cores can do. Also measured: two peers that both hold every block, and the minimal chain of ``chain``
+  with half of the blocks in each process.
 - *slow peer*: three peers, each block held by two of them; one is three times slower and sometimes stalls for 200 ms.
   The policies ``fastest`` and ``sequential`` in turn on the same peers.
-- *batches*: the same two peers with and without batches of at most eight requests, whatever block each request is at.
+- *batches*: the same two peers with and without batches of at most eight requests, which may be at different blocks.
 
 Images are noise, in memory. In each round every contender answers a number of images with a fixed number of requests in
 flight; filling and emptying the peers is not counted. Ratios are taken within rounds, results are medians over rounds.
@@ -235,7 +235,7 @@ def workers(children: Sequence[Child]) -> Stretch:
 
 
 def in_rounds(stretches: Mapping[str, Stretch], rounds: int, count: int) -> dict[str, list[float]]:
-    """Return the seconds of ``count`` images, by contender, in turn."""
+    """Return the seconds of ``count`` images by contender, measured in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in stretches}
     for stretch in stretches.values():
         stretch(max(2, count // 8))
@@ -250,7 +250,7 @@ def rate(seconds: Sequence[float], count: int) -> float:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median over rounds of the ratio of both throughputs."""
+    """Return the median over rounds of the ratio of two throughputs."""
     return round(float(np.median(np.asarray(theirs) / np.asarray(ours))), 4)
 
 

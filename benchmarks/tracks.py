@@ -6,8 +6,8 @@
   only: all blocks on one core, then half of them on both cores at the same time. *s* is the time of the half over the
   time of all, 0.5 on two real cores. The bar is s + 0.1.
 - *links*: the same in two network namespaces (root only) with limited links, over CURVE. The single device runs once
-  more, which shows the noise of the ratio. The policy must not lose. If a holder got no track, the trace has the reason
-  and the time that a single block would have taken there (*not used* in the table).
+  more, which shows the noise of the ratio. The policy must not lose. If a holder was assigned no track, the trace has
+  the reason and the time that a single block would have taken there (*not used* in the table).
 - *trained* (``--trained BUNDLE --data DATA``): top-1 of both modes on the same images in turn. Since small models run
   in one track if a hop costs more than it saves, tracks for two equal devices are also computed in one process.
 """
@@ -62,7 +62,7 @@ def run(quick: bool, trained: Path | None = None, data: str = "digits") -> dict[
     """Measure ratios to one device, times of halves of the blocks, and accuracy of ``trained`` on ``data``."""
     cores = two_cores()
     paths = [bundle_of("vit_digits", {"depth": 6})] if quick else [bundle_of(model) for model in MODELS]
-    trained = trained or (paths[0] if quick else None)  # untrained, to show that it works
+    trained = trained or (paths[0] if quick else None)  # untrained, only to show that it runs
     rounds = 6 if quick else 60
     reason = reason_to_skip()
     rates = RATES_MBIT[1:] if quick else RATES_MBIT
@@ -105,7 +105,7 @@ def _two_cores(path: Path, cores: Sequence[int], rounds: int) -> dict[str, Any]:
 
 
 def _engines(children: Sequence[Child], blocks: int) -> list[float]:
-    """Return the seconds of a number of blocks on each of these cores, all at the same time."""
+    """Return the seconds of a number of blocks on each core, all at the same time."""
     for child in children:
         child.send(blocks)
     return [child.read() for child in children]
@@ -154,7 +154,7 @@ def _limited(
 
 
 def _transfer(net: Net, size: int) -> float:
-    """Return the seconds of that many bytes and an answer of one byte between the peers, over plain TCP."""
+    """Return the seconds of a transfer of bytes between the peers and an answer of one byte, over plain TCP."""
     with net.inside(PEERS[0]):
         server = socket.create_server(("0.0.0.0", 7000))
 

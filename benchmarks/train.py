@@ -6,13 +6,13 @@
 For each model, forward, backward and AdamW on images in memory:
 
 - ``ours``: the view, with an order of Python ints in each step, blocks compiled one by one (on CUDA);
-- ``timm``: the same model's own forward in trained order, same precision, same compilation of its blocks;
+- ``timm``: the forward of the same timm model in trained order, with the same precision and compilation of blocks;
 - ``index fp32``, ``index``: timm's model with its blocks indexed by a permutation on the device, eager, in float32 and
   in the precision of the others.
 
-Rounds alternate, so that other work of the machine affects all contenders equally; results are medians over rounds.
-``mfu`` is model FLOPs (counted by torch in the forward pass, times three) over the peak of the device, if that is known
-here. Data loading is not measured.
+Rounds alternate, so that other load affects all contenders equally; results are medians over rounds. ``mfu`` is model
+FLOPs (counted by torch in the forward pass, times three) over the peak of the device, if it is known. Data loading is
+not measured.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Processes that run a bundle without the runtime, for ``throughput``, ``tracks`` and ``links``.
 
-``python -m benchmarks.workers pipeline BUNDLE THREADS`` answers images one after the other, ``python -m
-benchmarks.workers files BUNDLE FOLDER`` JPEG files with one thread; ``python -m benchmarks.workers blocks BUNDLE`` runs
-blocks one after the other, with the engines of a peer. Each line of standard input is a JSON number of images or
-blocks; the answer is a line with the seconds. The process exits when its input ends.
+``python -m benchmarks.workers pipeline BUNDLE THREADS`` answers images one after the other; ``python -m
+benchmarks.workers files BUNDLE FOLDER`` answers JPEG files with one thread; ``python -m benchmarks.workers blocks
+BUNDLE`` runs blocks one after the other, with the engines of a peer. Each line of standard input is a JSON number of
+images or blocks; the answer is a line with the seconds. The process exits when its input ends.
 """
 
 from __future__ import annotations
