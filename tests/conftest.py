@@ -306,6 +306,68 @@ def serve():
 
 
 @pytest.fixture
+def serve_peers(write_peers, serve, tiny_bundle, tmp_path):
+    """Serve real peers on threads of this process, and return their file: ``serve_peers({"a": range(6)})``.
+
+    With ``faulty``, engines have the faults that a test writes to ``NAME.faults`` in ``tmp_path``.
+    """
+
+    def start(placement, bundle=tiny_bundle, *, faulty=False, **each):
+        from ls_edge.core.bundle import Bundle
+        from ls_edge.core.peers_file import load_peers
+        from ls_edge.runtime.peer.peer import Peer
+        from tests.faults.engines import inject
+
+        file, opened = load_peers(write_peers(placement, **each)), Bundle.open(bundle)
+        for name in placement:
+            peer = Peer(file, name, opened)
+            serve(inject(peer, tmp_path / f"{name}.faults") if faulty else peer)
+        return file
+
+    return start
+
+
+@pytest.fixture
+def start_peers(tmp_path, tiny_bundle):
+    """Start real peers as processes and wait until they are warm: ``start_peers({"a": range(6)})``."""
+    from tests.faults.cluster import FaultyCluster
+
+    with contextlib.ExitStack() as running:
+
+        def start(placement, bundle=tiny_bundle, **named):
+            peers = running.enter_context(FaultyCluster(tmp_path / "peers", bundle, placement, **named))
+            peers.wait_warm(*placement)
+            return peers
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def peers(request, tmp_path_factory, tiny_bundle):
+    """Real peers as processes, for all tests of a module: those of its ``PLACEMENT``."""
+    from tests.faults.cluster import FaultyCluster
+
+    with FaultyCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, request.module.PLACEMENT) as running:
+        running.wait_warm()
+        yield running
+
+
+@pytest.fixture
+def open_source(tiny_bundle):
+    """Open sources whose parts all have holders, and close them after the test: ``open_source(file)``."""
+    from ls_edge.runtime.source.source import Source
+
+    with contextlib.ExitStack() as opened:
+
+        def start(peers, bundle=tiny_bundle, **settings):
+            source = opened.enter_context(Source.open(peers, bundle, **settings))
+            assert source.wait_ready(30) == ()
+            return source
+
+        yield start
+
+
+@pytest.fixture
 def images():
     """Preprocessed images: ``images(4)`` is float32 ``[4, 3, 16, 16]``."""
 

@@ -8,25 +8,25 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 
 @pytest.fixture(scope="module")
-def peers(tmp_path_factory, bundle):
+def keyed_peers(tmp_path_factory, bundle):
     with LocalCluster(tmp_path_factory.mktemp("env"), bundle, {"a": range(4)}, keys=True, sources=["laptop"]) as local:
         local.wait_warm()
         yield local
 
 
 @pytest.fixture
-def environment(monkeypatch, peers, bundle):
-    monkeypatch.setenv("LS_EDGE_PEERS", str(peers.path))
+def environment(monkeypatch, keyed_peers, bundle):
+    monkeypatch.setenv("LS_EDGE_PEERS", str(keyed_peers.path))
     monkeypatch.setenv("LS_EDGE_BUNDLE", str(bundle))
-    monkeypatch.setenv("LS_EDGE_SECRET_KEY", str(peers.secret_key("laptop")))
+    monkeypatch.setenv("LS_EDGE_SECRET_KEY", str(keyed_peers.secret_key("laptop")))
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_run_needs_no_flags_but_the_data(command, peers, bundle):
+def test_a_run_needs_no_flags_but_the_data(command, keyed_peers, bundle):
     code, out, errors = command("run", "--data", "digits", "--limit", 3, "--json")
     assert code == 0, errors
     settings = json.loads(out)["settings"]
-    assert (settings["peers"], settings["bundle"]) == (str(peers.path), str(bundle))
+    assert (settings["peers"], settings["bundle"]) == (str(keyed_peers.path), str(bundle))
     code, out, _ = command("status", "--json")
     assert (code, json.loads(out)["peers"]["a"]["key"]) == (0, "accepted")
 

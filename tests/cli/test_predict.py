@@ -15,13 +15,6 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 
 
-@pytest.fixture(scope="module")
-def peers(tmp_path_factory, tiny_bundle):
-    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
-        local.wait_warm()
-        yield local
-
-
 @pytest.fixture
 def command(peers, tiny_bundle):
     return ["predict", "--peers", peers.path, "--bundle", tiny_bundle]

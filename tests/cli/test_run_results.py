@@ -20,19 +20,11 @@ from ls_edge.data.datasets import open_data
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.transport.keys import new_keys
-from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
 from tests.traces import read_trace
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 SLOW = Faults(stall_ms=20.0, stall_part=1.0)
-
-
-@pytest.fixture(scope="module")
-def peers(tmp_path_factory, tiny_bundle):
-    with FaultyCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
-        local.wait_warm()
-        yield local
 
 
 @pytest.fixture

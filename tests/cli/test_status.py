@@ -49,13 +49,6 @@ def has_ipv6():
         return False
 
 
-@pytest.fixture(scope="module")
-def peers(tmp_path_factory, tiny_bundle):
-    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
-        local.wait_warm()
-        yield local
-
-
 def asked(ls_edge, path, *arguments, code=0):
     done = ls_edge.run("status", "--peers", path, "--json", *arguments)
     assert done.returncode == code, done.stderr

@@ -5,16 +5,9 @@ import re
 
 import pytest
 
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
-
 from .serving import Server, picture
 
-
-@pytest.fixture(scope="module")
-def peers(tmp_path_factory, tiny_bundle):
-    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, {"a": "all", "b": "stem, 0-5, head"}) as local:
-        local.wait_warm()
-        yield local
+PLACEMENT = {"a": "all", "b": "stem, 0-5, head"}
 
 
 def test_predict_and_run_answer_as_with_the_bundle(peers, tiny_bundle, tmp_path, command):

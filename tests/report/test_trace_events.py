@@ -1,4 +1,4 @@
-"""Chrome trace events: of real runs over a real cluster, of waves of tracks, and of runs with losses."""
+"""Chrome trace events: of real runs over real peers, of waves of tracks, and of runs with losses."""
 
 import collections
 import json
@@ -11,18 +11,10 @@ from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report.runs.trace_events import trace_events, write_trace_events
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory, tiny_bundle):
-    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
-        local.wait_warm()
-        yield local
 
 
 def ns(microseconds):
@@ -71,9 +63,9 @@ def assert_complete(events, records):
 
 
 @pytest.mark.parametrize("policy", ["nearest", "parallel"])
-def test_the_events_of_a_real_run(cluster, tiny_bundle, tmp_path, policy):
+def test_the_events_of_a_real_run(peers, tiny_bundle, tmp_path, policy):
     path = tmp_path / "events.json"
-    with Source.open(load_peers(cluster.path), tiny_bundle, policy=policy, max_inflight=4) as source:
+    with Source.open(load_peers(peers.path), tiny_bundle, policy=policy, max_inflight=4) as source:
         run = run_dataset(source, open_data("digits", "eval").take(24), concurrency=4)
     assert len(run.records) == 24
     summary = summarize(run.records, run.events, run.context)
