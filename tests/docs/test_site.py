@@ -15,7 +15,7 @@ from tests.browser import Browser, needs_browser
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: run make setup")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOADED = re.compile(
     r'<(?:script|img|iframe|source)[^>]*\ssrc="([^"]+)"|<link[^>]*rel="(?:stylesheet|icon|preload|preconnect)"[^>]*href="([^"]+)"'
 )

@@ -132,7 +132,7 @@ def test_the_report_of_a_board_has_every_section_of_its_page(tmp_path, bundle, l
     done = ls_edge.run(*words, "--data", images, timeout=280)
     text = path.read_text(encoding="utf-8")
     ended = dict(re.findall(r"^## ls-edge (\w+).*\n\nExit code (\d+), [\d.]+ s\.$", text, re.M))
-    page = (Path(__file__).parents[2] / "docs" / "hardware-report.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "hardware-report.md").read_text(encoding="utf-8")
     sections = [name for name in re.findall(r"^\| `(\w+)`", page, re.M) if name != "build" or "build" in ended]
     assert list(ended) == sections
     assert {name for name, code in ended.items() if code not in "03"} <= {"doctor"}, text  # of this machine

@@ -12,7 +12,7 @@ import pytest
 
 from ls_edge.cli.main import cli
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "runtime/protocol/PROTOCOL.md")]
 DOCUMENTS = sorted([*FIRST, *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")])
 

@@ -23,13 +23,13 @@ def both(tiny_bundle):
 
 @pytest.fixture(autouse=True)
 def without_umap(monkeypatch):
-    """UMAP compiles for half a minute; ``tests/analysis/test_slots.py`` runs it."""
+    """UMAP compiles for half a minute; ``tests/analysis/blocks/test_umap.py`` runs it."""
     monkeypatch.setitem(sys.modules, "umap", None)
 
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    """``tests/analysis/test_inside.py`` takes as many as the command."""
+    """``tests/analysis/inside`` takes as many as the command."""
     monkeypatch.setattr("ls_edge.analysis.inside.excite.STEPS", 4)
     monkeypatch.setattr("ls_edge.analysis.inside.inversion.STEPS", 4)
 

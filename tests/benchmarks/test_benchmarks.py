@@ -12,7 +12,7 @@ import pytest
 from ls_edge.cli.main import main
 from tests.faults.namespaces import reason_to_skip
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 

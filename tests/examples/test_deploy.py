@@ -17,7 +17,7 @@ from ls_edge.cli.main import cli
 from ls_edge.engines.tensorrt.cache import default_folder
 from tests.linters import lint
 
-FOLDER = Path(__file__).parents[1] / "examples" / "deploy"
+FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
 UNIT, SERVE_UNIT = "ls-edge-peer@.service", "ls-edge-serve@.service"
 IMAGES = ("Dockerfile", "Dockerfile.jetson")
 
