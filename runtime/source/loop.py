@@ -48,7 +48,7 @@ _POLL_S = 0.1
 
 
 class SourceLoop:
-    """Loop of a source, from its opening until it is closed; :class:`~.source.Source` is its public side."""
+    """Loop of a source, from its opening until it is closed; :class:`Source` is its public side."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ class Waker:
 
     def __init__(self) -> None:
         self.woken = False
-        """Whether :meth:`wake` was called since :meth:`clear`."""
+        """Whether :meth:`wake` was called; reset by the polling thread."""
         self.asleep = False
         """Whether the polling thread waits, so that the descriptor is needed to wake it."""
         self._ours, self._theirs = socket.socketpair()

@@ -1,0 +1,87 @@
+"""References in docstrings and comments lead to something that exists."""
+
+import ast
+import builtins
+import importlib.util
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROLE = re.compile(r":(?:class|func|meth|attr|data|mod|exc):`~?([\w.]+)`")
+DOTTED = re.compile(r"``(ls_edge(?:\.\w+)+)``")
+
+
+def sources():
+    """Text by the name of each module."""
+    found = {}
+    for folder in ("ls_edge", "runtime", "training", "export"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            package = () if folder == "ls_edge" else ("ls_edge",)
+            name = ".".join((*package, *(part for part in parts if part != "__init__")))
+            found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+SOURCES = sources()
+NAMES = set(dir(builtins))
+"""Classes, functions, constants and imported names of all modules."""
+MEMBERS = defaultdict(set)
+"""Methods, fields and attributes of ``self`` by class; bases count as members."""
+
+
+def read_names(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            NAMES.update(alias.asname or alias.name for alias in node.names)
+    for node in tree.body:
+        NAMES.update(
+            {node.name} if hasattr(node, "name") else {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        )
+    for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for node in ast.walk(owner):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                MEMBERS[owner.name].add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                MEMBERS[owner.name].add(node.attr)
+            elif isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node in owner.bases):
+                MEMBERS[owner.name].add(node.id)
+
+
+for text in SOURCES.values():
+    read_names(ast.parse(text))
+
+
+def has_member(owner, name, seen=()):
+    known = MEMBERS.get(owner, set())
+    return name in known or any(has_member(base, name, (*seen, owner)) for base in known & MEMBERS.keys() - {*seen})
+
+
+def exists(name, classes):
+    """Whether a dotted name is a module, or leads to a name, or to a member of a class; ``classes`` are those here."""
+    if name in SOURCES or any(has_member(owner, name) for owner in classes):
+        return True
+    *before, last = name.split(".")
+    if before and before[0] != "ls_edge" and importlib.util.find_spec(before[0]) is not None:
+        return True  # of a library
+    return last in NAMES if not before or ".".join(before) in SOURCES else has_member(before[-1], last)
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_references_lead_to_something(module):
+    text = SOURCES[module]
+    classes = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+    names = {*ROLE.findall(text), *DOTTED.findall(text)}
+    assert [name for name in sorted(names) if not exists(name, classes)] == []
+
+
+def test_references_to_nothing_are_found():
+    assert exists("Bands.from_json", [])
+    assert exists("from_json", ["Bands"])
+    assert exists("ls_edge.core.bands.Bands", [])
+    assert exists("FolderInUse.exit_code", [])  # of a base
+    for dead in ("Bands.from_yaml", "from_json", "ls_edge.core.bends", "ls_edge.core.bands.Bends", "BendsError"):
+        assert not exists(dead, []), dead
