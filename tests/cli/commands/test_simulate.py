@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import msgspec
@@ -145,23 +144,19 @@ def test_one_line_for_what_cannot_be_used(command, bundle, profile, flags, messa
     assert len([line for line in errors.splitlines() if line.startswith("ls-edge: ")]) == 1
 
 
-def test_an_interrupt_ends_all_processes(ls_edge, bundle, profile):
+def test_an_interrupt_ends_all_processes(ls_edge, bundle, profile, wait_until):
     started = ls_edge.start(
         "simulate", "--bundle", bundle, "--profiles", profile, "--devices", 64, "--requests", 1_000_000, "--jobs", 2,
         start_new_session=True,
     )  # fmt: skip
     try:
         assert "simulate:" in started.stderr.readline()
-        deadline = time.monotonic() + 30
-        while len(members(started.pid)) < 3 and time.monotonic() < deadline:  # it and the processes of the pool
-            time.sleep(0.1)
+        wait_until(lambda: len(members(started.pid)) >= 3, 30.0, "the processes of the pool")
         started.send_signal(signal.SIGINT)
         _, errors = started.communicate(timeout=30)
         assert started.returncode == 130
         assert "ls-edge: interrupted" in errors
-        while members(started.pid) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not members(started.pid)
+        wait_until(lambda: not members(started.pid), 30.0, "the end of all processes")
     finally:
         for line in members(started.pid):
             os.kill(int(line.split()[2]), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Peers of this machine as processes: they start, serve, are killed, come back, and never outlive their manager."""
+"""Peers as processes on this machine: they start, serve, are killed, return, and never outlive the cluster."""
 
 import os
 import shutil
@@ -23,13 +23,13 @@ def exists(pid):
     return True
 
 
-def test_free_ports_are_different_and_none_that_is_in_use():
+def test_free_ports_are_distinct_and_not_in_use():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = free_ports(20)
         assert len({*ports, taken.getsockname()[1]}) == 21
 
 
-def test_the_file_says_what_was_asked_for(tmp_path, tiny_bundle):
+def test_the_file_has_the_given_peers_and_keys(tmp_path, tiny_bundle):
     local = LocalCluster(tmp_path / "new" / "folder", tiny_bundle, PLACEMENT, each={"codec": "fp16", "credits": 3})
     assert [(p.name, p.blocks, p.codec, p.credits, p.threads) for p in local.file.peers] == [
         ("a", (0, 1, 2), "fp16", 3, 1),
@@ -39,7 +39,7 @@ def test_the_file_says_what_was_asked_for(tmp_path, tiny_bundle):
     local.close()
 
 
-def test_a_life_of_two_peers(tmp_path, tiny_bundle, images, assert_replays):
+def test_peers_serve_are_killed_and_serve_again(tmp_path, tiny_bundle, images, assert_replays):
     with LocalCluster(tmp_path, tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         assert local.alive("a")
@@ -63,12 +63,12 @@ def test_a_life_of_two_peers(tmp_path, tiny_bundle, images, assert_replays):
         assert local.terminate("a") == 0
         assert not local.alive("a")
         assert b"leaving" in local.log_path("a").read_bytes()
-        local.signal("a", signal.SIGTERM)  # nobody there: nothing happens
+        local.signal("a", signal.SIGTERM)  # not running: nothing happens
         pids = [process.pid for process in local.processes.values()]
     assert not any(exists(pid) for pid in pids)
 
 
-def test_an_error_inside_leaves_no_process_behind_not_even_a_stopped_one(tmp_path, tiny_bundle):
+def test_an_error_leaves_no_process_behind_not_even_a_stopped_one(tmp_path, tiny_bundle):
     pids = []
 
     def use():
@@ -83,7 +83,7 @@ def test_an_error_inside_leaves_no_process_behind_not_even_a_stopped_one(tmp_pat
     assert not any(exists(pid) for pid in pids)
 
 
-def test_a_peer_that_does_not_come_up_says_why(tmp_path, tiny_bundle):
+def test_the_error_has_the_log_of_a_peer_that_does_not_become_warm(tmp_path, tiny_bundle):
     broken = tmp_path / "broken"
     shutil.copytree(tiny_bundle, broken)
     (broken / "blocks" / "04.onnx").write_bytes(b"not what it was")
@@ -103,7 +103,24 @@ def test_a_peer_that_does_not_come_up_says_why(tmp_path, tiny_bundle):
         local.close()
 
 
-def test_waiting_for_a_peer_that_was_never_started_ends_at_once(tmp_path, tiny_bundle):
+def test_waiting_for_a_peer_that_was_never_started_is_an_error(tmp_path, tiny_bundle):
     local = LocalCluster(tmp_path, tiny_bundle, PLACEMENT)
     with pytest.raises(LinkError, match="peer a did not become warm: its log is empty"):
         local.wait_warm("a")
+
+
+def test_peers_restart_with_another_file(tmp_path, tiny_bundle, images, assert_replays):
+    with LocalCluster(tmp_path, tiny_bundle, PLACEMENT) as local:
+        local.wait_warm()
+        before = local.processes["a"].pid
+        moved = tmp_path / "moved.yaml"
+        text = local.path.read_text(encoding="utf-8")
+        moved.write_text(text.replace("- 2\n", "- 2\n  - 3\n", 1), encoding="utf-8")
+        local.restart_with(moved)
+        local.wait_warm()
+        assert not exists(before)
+        assert [peer.blocks for peer in local.file.peers] == [(0, 1, 2, 3), (3, 4, 5)]
+        with Source(local.file, Bundle.open(tiny_bundle)) as source:
+            assert source.wait_ready() == ()
+            batch = images(1)
+            assert_replays(tiny_bundle, batch, [source.submit(image).result(10) for image in batch])
