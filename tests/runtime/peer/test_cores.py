@@ -15,7 +15,6 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import ConfigError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.text import format_ranges
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.cores import EngineCores, batch_scheduling
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
@@ -46,16 +45,12 @@ def threads_of(pid):
 
 
 @needs_two_cores
-def test_a_peer_runs_its_engine_on_cpus_and_all_other_threads_elsewhere(tiny_bundle, tmp_path, images):
+def test_a_peer_runs_its_engine_on_cpus_and_all_other_threads_elsewhere(start_peers, open_source, images):
     engine, rest = last_core()
-    each = {"cpus": engine, "threads": 2}
-    with LocalCluster(tmp_path, tiny_bundle, {"a": range(6)}, each=each) as cluster:
-        cluster.wait_warm(timeout=120)
-        with Source.open(cluster.file, tiny_bundle) as source:
-            assert source.wait_ready(30) == ()
-            assert all(source.submit(image).result(30) for image in images(3))
-            found = threads_of(cluster.processes["a"].pid)
-    pid = cluster.processes["a"].pid
+    peers = start_peers({"a": range(6)}, each={"cpus": engine, "threads": 2})
+    source, pid = open_source(peers.file), peers.processes["a"].pid
+    assert all(source.submit(image).result(30) for image in images(3))
+    found = threads_of(pid)
     engines = [cores for _, name, cores in found if name == "engine of a"]
     assert len(engines) >= 2  # the thread itself, and the one that ONNX Runtime started
     assert set(engines) == {engine}
@@ -128,14 +123,11 @@ def policies_of(pid):
 
 
 @needs_default_policy
-def test_message_and_engine_threads_of_a_peer_use_batch_scheduling(tiny_bundle, tmp_path, images):
-    with LocalCluster(tmp_path, tiny_bundle, {"a": range(6)}, each={"threads": 2}) as cluster:
-        cluster.wait_warm(timeout=120)
-        with Source.open(cluster.file, tiny_bundle) as source:
-            assert source.wait_ready(30) == ()
-            assert source.submit(images(1)[0]).result(30)
-            pid = cluster.processes["a"].pid
-            found = policies_of(pid)
+def test_message_and_engine_threads_of_a_peer_use_batch_scheduling(start_peers, open_source, images):
+    peers = start_peers({"a": range(6)}, each={"threads": 2})
+    source, pid = open_source(peers.file), peers.processes["a"].pid
+    assert source.submit(images(1)[0]).result(30)
+    found = policies_of(pid)
     assert found[pid][1] == os.SCHED_BATCH
     assert {name for name, _ in found.values()} >= {"engine of a", "ZMQbg/IO/0"}
     threads = [policy for name, policy in found.values() if name in ("engine of a", "ZMQbg/IO/0")]
@@ -144,9 +136,8 @@ def test_message_and_engine_threads_of_a_peer_use_batch_scheduling(tiny_bundle, 
 
 
 @needs_default_policy
-def test_a_source_changes_the_policy_of_its_own_threads_only(tiny_bundle, write_peers, serve, images):
-    file = load_peers(write_peers({"a": range(6)}))
-    serve(Peer(file, "a", Bundle.open(tiny_bundle)))
+def test_a_source_changes_the_policy_of_its_own_threads_only(tiny_bundle, serve_peers, images):
+    file = serve_peers({"a": range(6)})
     before = set(policies_of(os.getpid()))
     with Source.open(file, tiny_bundle) as source:
         assert source.wait_ready(30) == ()

@@ -10,16 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ls_edge.core.bundle import Bundle
-from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.runtime.peer import incarnation, threads
 from ls_edge.runtime.peer.cores import EngineCores
-from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.source import requests
-from ls_edge.runtime.source.source import Source
-from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
 
 NO_CORES = EngineCores()
@@ -231,21 +226,15 @@ def engine_threads(monkeypatch):
 
 
 @pytest.fixture
-def served(tiny_bundle, write_peers, serve, engine_threads):
+def served(serve_peers, open_source, engine_threads):
     """A source with one peer in this process; runs of the warm-up are not counted."""
-    opened = []
 
     def start(**each):
-        file, bundle = load_peers(write_peers({"a": range(6)}, **each)), Bundle.open(tiny_bundle)
-        serve(Peer(file, "a", bundle))
-        opened.append(Source(file, bundle))
-        assert opened[-1].wait_ready() == ()
+        source = open_source(serve_peers({"a": range(6)}, **each))
         engine_threads.clear()
-        return opened[-1]
+        return source
 
-    yield start
-    for source in opened:
-        source.close()
+    return start
 
 
 def blocks_on(seen, *threads):
@@ -291,15 +280,13 @@ def test_a_long_call_never_runs_on_the_thread_of_the_links(served, images, engin
     assert blocks_on(engine_threads, "engine of a") == 5 * 6
 
 
-def test_a_peer_with_a_hanging_engine_leaves_on_sigterm(tiny_bundle, tmp_path, images, wait_until):
-    with FaultyCluster(tmp_path, tiny_bundle, {"a": range(6)}) as cluster:
-        cluster.wait_warm(timeout=60)
-        with Source.open(cluster.file, tiny_bundle) as source:
-            assert source.wait_ready(30) == ()
-            (image,) = images(1)
-            source.submit(image).result(10)
-            cluster.set_faults("a", Faults(hang=True))
-            future = source.submit(image, budget_ms=60_000)
-            wait_until(lambda: source.snapshot.peers["a"].queue, what="a call that hangs")
-            assert cluster.terminate("a") == 0
-            future.cancel()
+def test_a_peer_with_a_hanging_engine_leaves_on_sigterm(start_peers, open_source, images, wait_until):
+    peers = start_peers({"a": range(6)})
+    source = open_source(peers.file)
+    (image,) = images(1)
+    source.submit(image).result(10)
+    peers.set_faults("a", Faults(hang=True))
+    future = source.submit(image, budget_ms=60_000)
+    wait_until(lambda: source.snapshot.peers["a"].queue, what="a call that hangs")
+    assert peers.terminate("a") == 0
+    future.cancel()

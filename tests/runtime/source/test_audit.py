@@ -12,48 +12,37 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.state.events import Returned
 from ls_edge.runtime.source.audit import Audit, Auditor, Recomputation, Tolerances
-from ls_edge.runtime.source.source import Settings, Source
-from tests.faults.cluster import FaultyCluster
-from tests.faults.engines import Faults, inject, write
+from ls_edge.runtime.source.source import Source
+from tests.faults.engines import Faults, write
 
 CHAIN = {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
 
 
 @pytest.fixture(autouse=True)
 def not_nice(monkeypatch):
-    """Audits get their share of a busy machine, so that no test waits for them until its limit."""
+    """Give audits normal priority, so that they finish in time on a busy machine."""
     monkeypatch.setattr("ls_edge.runtime.source.audit.NICENESS", 0)
 
 
 @pytest.fixture
-def audited(tiny_bundle, write_peers, serve, tmp_path):
+def audited(tiny_bundle, serve_peers, open_source, tmp_path):
     """Serve peers, some of which lie, and open a source that audits."""
-    opened = []
 
     def start(placement, faults=(), *, audit=1.0, each=None, of=tiny_bundle, **settings):
-        file, bundle = load_peers(write_peers(placement, **(each or {}))), Bundle.open(tiny_bundle)
-        for name in placement:
-            path = tmp_path / f"{name}.faults"
-            write(path, dict(faults).get(name, Faults()))
-            serve(inject(Peer(file, name, bundle), path))
-        opened.append(Source(file, Bundle.open(of), Settings(audit=audit, **settings)))
-        assert opened[-1].wait_ready() == ()
-        return opened[-1]
+        for name, wrong in dict(faults).items():
+            write(tmp_path / f"{name}.faults", wrong)
+        return open_source(serve_peers(placement, faulty=True, **(each or {})), of, audit=audit, **settings)
 
-    yield start
-    for source in opened:
-        source.close()
+    return start
 
 
 def answer_all(source, pictures, at_once=4):
-    """Answer images a few at a time, so that no audit needs to be dropped."""
+    """Answer images a few at a time, so that no audit is dropped."""
     answers = []
     for first in range(0, len(pictures), at_once):
         futures = [source.submit(image) for image in pictures[first : first + at_once]]
@@ -63,7 +52,7 @@ def answer_all(source, pictures, at_once=4):
 
 
 @pytest.mark.parametrize("liar", ["a", "b", "c"])
-def test_exactly_the_liar_of_a_chain_is_named(audited, images, liar):
+def test_only_the_liar_of_a_chain_is_named(audited, images, liar):
     source = audited(CHAIN, {liar: Faults(lie=1.0)}, max_skips=0)
     answers = answer_all(source, images(6), at_once=1)
     assert not any(answer.degraded for answer in answers)
@@ -76,14 +65,14 @@ def test_exactly_the_liar_of_a_chain_is_named(audited, images, liar):
     assert liar in found.warning
 
 
-def test_who_lies_now_and_then_is_found_and_no_honest_peer_is_named(audited, images):
+def test_an_occasional_liar_is_found_and_no_honest_peer_is_named(audited, images):
     source = audited(CHAIN, {"b": Faults(lie=0.5)}, max_skips=0)
     answer_all(source, images(24))
     found = source.finish_audits(60)
     assert found.matched + found.mismatched == found.audited == 24
     assert found.mismatched >= 6
     assert found.suspects["b"].named >= 1
-    # Where it happened to be honest in the challenge, it is one of all holders.
+    # If it happened to be honest in the challenge, it is one of all holders.
     assert all(suspect.named == 0 for name, suspect in found.suspects.items() if name != "b")
     assert found.suspects["b"].named + found.suspects["b"].one_of == found.mismatched
 
@@ -99,7 +88,7 @@ def test_honest_runs_match(audited, images, codec, policy):
     assert found.warning == ""
 
 
-def test_a_share_is_drawn_and_nothing_without_one(audited, images):
+def test_a_fraction_of_the_answers_is_audited(audited, images):
     source = audited({"a": range(6)}, audit=0.3)
     answer_all(source, images(100), at_once=10)
     found = source.finish_audits(60)
@@ -108,7 +97,7 @@ def test_a_share_is_drawn_and_nothing_without_one(audited, images):
     assert found.share == 0.3
 
 
-def test_a_source_without_audits_says_none(audited, images):
+def test_a_source_without_audits_reports_none(audited, images):
     source = audited({"a": range(6)}, audit=0.0)
     source.submit(images(1)[0]).result(20)
     assert source.audits is None
@@ -116,9 +105,7 @@ def test_a_source_without_audits_says_none(audited, images):
     assert not [thread for thread in threading.enumerate() if thread.name == "audit"]
 
 
-def test_answers_do_not_wait_for_audits_and_those_that_are_too_many_are_counted(
-    audited, images, wait_until, monkeypatch
-):
+def test_answers_do_not_wait_for_audits_and_excess_audits_are_counted(audited, images, wait_until, monkeypatch):
     source = audited({"a": range(6)})
     held, entered = threading.Event(), threading.Event()
     head = Pipeline.head
@@ -139,14 +126,14 @@ def test_answers_do_not_wait_for_audits_and_those_that_are_too_many_are_counted(
     assert (found.audited, found.matched, found.dropped) == (16, 16, 24)
 
 
-def test_requests_and_their_numbers_are_the_same_with_audits_of_a_liar(audited, images):
+def test_audits_do_not_change_request_numbers(audited, images):
     source = audited(CHAIN, {"a": Faults(lie=1.0)}, max_skips=0)
     answers = answer_all(source, images(8))
     assert [answer.request for answer in answers] == list(range(8))
     assert source.finish_audits(60).waiting == 0
 
 
-def test_closing_does_not_wait_for_audits_that_have_not_begun(audited, images, monkeypatch):
+def test_close_does_not_wait_for_waiting_audits(audited, images, monkeypatch):
     source = audited({"a": range(6)})
     held = threading.Event()
     head, begun = Pipeline.head, Counter()
@@ -171,7 +158,7 @@ def test_closing_does_not_wait_for_audits_that_have_not_begun(audited, images, m
     assert source.audits.dropped == 9
 
 
-def test_a_bundle_without_its_blocks_cannot_audit_and_says_so(tiny_bundle, tmp_path, write_peers):
+def test_auditing_without_block_files_is_a_usage_error(tiny_bundle, tmp_path, write_peers):
     folder = tmp_path / "source-only"
     shutil.copytree(tiny_bundle, folder)
     (folder / Bundle.open(folder).part("block 2").file).unlink()
@@ -181,7 +168,7 @@ def test_a_bundle_without_its_blocks_cannot_audit_and_says_so(tiny_bundle, tmp_p
     Source.open(peers, folder).close()
 
 
-def test_a_block_file_that_was_damaged_later_is_said_and_blames_nobody(tiny_bundle, audited, images, tmp_path, caplog):
+def test_a_damaged_block_file_is_logged_and_no_peer_is_suspected(tiny_bundle, audited, images, tmp_path, caplog):
     folder = tmp_path / "damaged"
     shutil.copytree(tiny_bundle, folder)
     source = audited({"a": range(6)}, of=folder)
@@ -193,7 +180,7 @@ def test_a_block_file_that_was_damaged_later_is_said_and_blames_nobody(tiny_bund
 
 
 class Hops:
-    """A challenge by hand: what each holder gave back."""
+    """A challenge by hand: the tokens that each holder returned."""
 
     def __init__(self, bundle, image):
         self.bundle = bundle
@@ -214,7 +201,7 @@ class Hops:
         self.returns.append(Returned(0, sender or holder, itinerary, self.tokens))
 
     def judged(self, codec="raw"):
-        """The result of an auditor that is given an answer of x and y which does not match."""
+        """Suspects of an auditor that is given a wrong answer of x and y."""
         same = self.bundle.manifest.bundle_id
 
         def challenge(started):
@@ -244,18 +231,18 @@ def test_only_the_first_wrong_hop_is_blamed(hops):
     assert hops.judged() == {"b": (1, 0)}
 
 
-def test_who_hands_on_what_another_ran_is_suspected_with_it(hops):
+def test_a_peer_that_hands_on_tokens_of_another_is_suspected_with_it(hops):
     hops.hop("a", [0, 1, 2], sender="b", spoil=True)
     assert hops.judged() == {"a": (0, 1), "b": (0, 1)}
 
 
-def test_who_changes_tokens_without_running_anything_is_named(hops):
+def test_a_peer_that_changes_tokens_without_running_a_block_is_named(hops):
     hops.hop("a", [0, 1])
     hops.hop("b", [], spoil=True)
     assert hops.judged() == {"b": (1, 0)}
 
 
-def test_a_copy_that_took_another_way_is_compared_with_its_own_input(hops):
+def test_a_copy_on_another_path_is_compared_with_its_own_input(hops):
     stem = hops.tokens
     hops.hop("a", [0, 1])
     hops.tokens, hops.ran = stem, ()
@@ -265,7 +252,7 @@ def test_a_copy_that_took_another_way_is_compared_with_its_own_input(hops):
 
 
 @pytest.mark.parametrize("codec", ["fp16", "int8"])
-def test_rounding_by_the_codec_is_no_lie_and_a_lie_is_none_of_it(hops, codec):
+def test_rounding_by_the_codec_is_tolerated_and_a_lie_is_not(hops, codec):
     hops.hop("a", [0, 1, 2])
     assert hops.judged(codec) == {"x": (0, 1), "y": (0, 1)}
     hops.tokens = hops.tokens * np.float32(1.5)
@@ -277,7 +264,7 @@ def test_an_answer_that_no_challenge_explains_names_all_holders(hops):
     assert hops.judged() == {"x": (0, 1), "y": (0, 1)}
 
 
-def test_a_warning_says_who_and_how_often():
+def test_a_warning_names_suspects_and_counts():
     known = {"b": Suspect(3, 1, 0.4), "a": Suspect(0, 1, 0.4)}
     text = AuditSummary(0.1, 40, 36, 4, 0, 0, known).warning
     assert text.startswith("4 of 40 audited answers are wrong: b (3 times) returned wrong results; other suspects: a")
@@ -285,18 +272,17 @@ def test_a_warning_says_who_and_how_often():
 
 
 @pytest.mark.slow
-def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(tmp_path, tiny_bundle):
-    with FaultyCluster(tmp_path, tiny_bundle, CHAIN) as peers:
-        peers.wait_warm()
-        peers.set_faults("c", Faults(lie=1.0))
-        command = [
-            sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle),
-            "--data", "digits", "--limit", "4", "--max-skips", "0", "--concurrency", "1", "--audit",
-        ]  # fmt: skip
-        on, off, table = (
-            subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False)
-            for more in (["1", "--json"], ["0", "--json"], ["1"])
-        )
+def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(start_peers, tiny_bundle):
+    peers = start_peers(CHAIN)
+    peers.set_faults("c", Faults(lie=1.0))
+    command = [
+        sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle),
+        "--data", "digits", "--limit", "4", "--max-skips", "0", "--concurrency", "1", "--audit",
+    ]  # fmt: skip
+    on, off, table = (
+        subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False)
+        for more in (["1", "--json"], ["0", "--json"], ["1"])
+    )
     found = json.loads(on.stdout)["audit"]
     assert (found["share"], found["audited"], found["mismatched"]) == (1.0, 4, 4)
     assert list(found["suspects"]) == ["c"]

@@ -1,5 +1,6 @@
-"""Each request of a source ends once, at its deadline at the latest, wherever in this process it stands."""
+"""Each request of a source ends once, at its deadline at the latest, in every stage of the source."""
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -10,19 +11,16 @@ import numpy as np
 import pytest
 
 from ls_edge.cli.main import main
-from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded, Overloaded, SourceClosed, UsageError
-from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.opening import open_parts
-from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.requests import WaitingLine
 from ls_edge.runtime.source.results import InFlightRequest
-from ls_edge.runtime.source.source import Settings, Source
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.node import Node
 
 
 class Held:
-    """An engine of the source; after :meth:`hold` its calls wait for ``may_run``."""
+    """A real engine of the source; after :meth:`hold`, its calls wait for ``may_run``."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -49,7 +47,7 @@ class Held:
 
 @pytest.fixture
 def engines(monkeypatch):
-    """Stem and head of the source that is opened next, by part."""
+    """Stem and head of the next source, by part."""
     found = {}
 
     def opened(bundle, parts, **options):
@@ -62,38 +60,21 @@ def engines(monkeypatch):
 
 @pytest.fixture
 def alone(tiny_bundle, write_peers, engines):
-    """Open a source whose peers are not there."""
-    file = load_peers(write_peers({"a": range(6)}))
-    opened = []
-
-    def make(**settings):
-        opened.append(Source(file, Bundle.open(tiny_bundle), Settings(**settings)))
-        return opened[-1]
-
-    yield make
-    for source in opened:
-        source.close()
+    """Open a source whose peers do not exist."""
+    file = write_peers({"a": range(6)})
+    with contextlib.ExitStack() as opened:
+        yield lambda **settings: opened.enter_context(Source.open(file, tiny_bundle, **settings))
 
 
 @pytest.fixture
-def served(tiny_bundle, write_peers, serve, engines):
+def served(serve_peers, open_source, engines):
     """Open a source with one peer that holds everything."""
-    file, bundle = load_peers(write_peers({"a": range(6)})), Bundle.open(tiny_bundle)
-    serve(Peer(file, "a", bundle))
-    opened = []
-
-    def make(**settings):
-        opened.append(Source(file, bundle, Settings(**settings)))
-        assert opened[-1].wait_ready() == ()
-        return opened[-1]
-
-    yield make
-    for source in opened:
-        source.close()
+    file = serve_peers({"a": range(6)})
+    return lambda **settings: open_source(file, **settings)
 
 
 def settled(source):
-    """Wait until the source has taken over all submissions and cancellations before, none of which left it a turn."""
+    """Wait until the source has handled all earlier submissions and cancellations."""
     error = source.submit(np.zeros((3, 16, 16), np.float32), budget_ms=20).exception(20)
     assert "waited for its turn" in str(error)
 
@@ -126,7 +107,7 @@ def test_requests_end_although_the_stem_hangs(alone, engines, images):
     stem.may_run.set()
 
 
-def test_a_request_ends_although_the_head_hangs_and_its_record_says_how_far_it_came(served, engines, images):
+def test_a_request_ends_although_the_head_hangs_and_its_record_has_its_steps(served, engines, images):
     source = served()
     head = engines["head"].hold()
     (image,) = images(1)
@@ -141,15 +122,15 @@ def test_a_request_ends_although_the_head_hangs_and_its_record_says_how_far_it_c
     assert answer.request == 1
 
 
-def test_what_is_over_before_its_turn_never_reaches_the_stem(served, engines, images):
+def test_ended_requests_never_reach_the_stem(served, engines, images):
     source = served()
     stem = engines["stem"].hold()
     (image,) = images(1)
     first = source.submit(image)
     assert stem.entered.wait(20)
-    cancelled = [source.submit(image) for _ in range(20)]
+    canceled = [source.submit(image) for _ in range(20)]
     late = [source.submit(image, budget_ms=50) for _ in range(20)]
-    assert all(future.cancel() for future in cancelled)
+    assert all(future.cancel() for future in canceled)
     assert {type(future.exception(20)) for future in late} == {Overloaded}
     stem.may_run.set()
     assert not first.result(20).degraded
@@ -157,7 +138,7 @@ def test_what_is_over_before_its_turn_never_reaches_the_stem(served, engines, im
     assert stem.calls == 2
 
 
-def test_what_was_cancelled_counts_as_on_its_way_until_its_stem_has_ended(served, engines, images):
+def test_a_canceled_request_stays_in_flight_until_its_stem_has_ended(served, engines, images):
     source = served(max_inflight=2)
     stem = engines["stem"].hold()
     (image,) = images(1)
@@ -165,14 +146,14 @@ def test_what_was_cancelled_counts_as_on_its_way_until_its_stem_has_ended(served
         futures = [source.submit(image, budget_ms=600_000) for _ in range(4)]
         settled(source)
         assert all(future.cancel() for future in futures)
-        settled(source)  # one runs and one waits for the stem, although all forty are cancelled
+        settled(source)  # one runs and one waits for the stem, although all forty are canceled
     stem.may_run.set()
     assert source.submit(image).result(20).prediction in range(10)
     assert stem.calls == 2
     assert {future.result(20).degraded for future in [source.submit(image) for _ in range(4)]} == {False}
 
 
-def test_what_is_overdue_while_it_starts_ends_once_and_leaves_its_place(served, images):
+def test_a_request_that_is_overdue_while_it_starts_ends_once_and_frees_its_place(served, images):
     source = served(max_inflight=2)
     (image,) = images(1)
     ended = Counter()
@@ -193,7 +174,7 @@ def test_what_is_overdue_while_it_starts_ends_once_and_leaves_its_place(served, 
     assert {future.result(20).degraded for future in [source.submit(image) for _ in range(4)]} == {False}
 
 
-def test_cancelling_what_waits_does_not_look_at_all_the_others(alone, engines, images, monkeypatch):
+def test_canceling_a_waiting_request_does_not_search_the_others(alone, engines, images, monkeypatch):
     source = alone(max_inflight=1)
     stem = engines["stem"].hold()
     (image,) = images(1)
@@ -215,7 +196,7 @@ def test_cancelling_what_waits_does_not_look_at_all_the_others(alone, engines, i
     assert "waited for its turn" not in str(late)
 
 
-def test_every_request_ends_once_wherever_it_stands_when_the_source_is_closed(served, engines, images):
+def test_closing_ends_every_request_once_in_any_stage(served, engines, images):
     source = served(max_inflight=8)
     head = engines["head"].hold()
     pictures = images(40)
@@ -226,7 +207,7 @@ def test_every_request_ends_once_wherever_it_stands_when_the_source_is_closed(se
         future.add_done_callback(lambda _, index=index: outcomes.update([index]))
         futures.append(future)
     assert head.entered.wait(20)
-    for future in futures[::5]:  # none of those whose budget may be over by now
+    for future in futures[::5]:  # only requests whose budget is certainly not over
         future.cancel()
     closer = threading.Thread(target=source.close)
     closer.start()
@@ -243,14 +224,14 @@ def test_every_request_ends_once_wherever_it_stands_when_the_source_is_closed(se
         source.submit(pictures[0])
 
 
-def test_cancelled_futures_are_done_for_those_who_wait_for_many(alone, images):
+def test_canceled_futures_are_done_for_concurrent_futures_wait(alone, images):
     source = alone()
     futures = [source.submit(image, budget_ms=600_000) for image in images(3)]
     assert all(future.cancel() for future in futures)
     assert not wait(futures, 20).not_done
 
 
-def test_what_is_submitted_while_the_source_fails_ends_too(alone, images, monkeypatch, caplog):
+def test_requests_submitted_while_the_source_fails_end(alone, images, monkeypatch, caplog):
     source = alone()
     (image,) = images(1)
 
@@ -314,7 +295,7 @@ NONSENSE = [
     [(key, value, allowed) for key, values, allowed in NONSENSE for value in values],
     ids=lambda value: str(value)[:20],
 )
-def test_settings_that_make_no_sense_are_a_usage_error(tiny_bundle, write_peers, key, value, allowed):
+def test_invalid_settings_are_a_usage_error(tiny_bundle, write_peers, key, value, allowed):
     with pytest.raises(UsageError) as raised:
         Source.open(write_peers({"a": range(6)}), tiny_bundle, **{key: value})
     message = str(raised.value)
@@ -327,13 +308,13 @@ def test_settings_that_make_no_sense_are_a_usage_error(tiny_bundle, write_peers,
 @pytest.mark.parametrize(
     ("what", "value"), [("peers", None), ("peers", 5), ("peers", b"x"), ("bundle", 5), ("bundle", b"x")]
 )
-def test_paths_that_are_none_are_a_usage_error(tiny_bundle, write_peers, what, value):
+def test_objects_that_are_no_paths_are_a_usage_error(tiny_bundle, write_peers, what, value):
     given = {"peers": write_peers({"a": range(6)}), "bundle": tiny_bundle, what: value}
     with pytest.raises(UsageError, match=f"{what} must be a path"):
         Source.open(given["peers"], given["bundle"])
 
 
-def test_numbers_of_numpy_are_numbers(alone):
+def test_numpy_scalars_are_accepted_as_numbers(alone):
     settings = alone(
         budget_ms=np.float32(250),
         max_skips=np.int64(2),
@@ -353,7 +334,7 @@ def test_numbers_of_numpy_are_numbers(alone):
     + [{"name": value} for value in (None, 5, b"a.jpg")],
     ids=str,
 )
-def test_arguments_of_submit_that_make_no_sense_are_a_usage_error(alone, images, arguments):
+def test_invalid_arguments_of_submit_are_a_usage_error(alone, images, arguments):
     source = alone()
     ((key, value),) = arguments.items()
     with pytest.raises(UsageError) as raised:
@@ -368,7 +349,7 @@ def test_arguments_of_submit_that_make_no_sense_are_a_usage_error(alone, images,
     [("--budget-ms", "nan"), ("--budget-ms", "600001"), ("--latency-weight", "nan"), ("--audit", "nan"),
      ("--max-skips", "7"), ("--seed", str(2**63)), ("--waves", "2000")],
 )  # fmt: skip
-def test_flags_of_run_that_make_no_sense_end_it_with_one_line(tiny_bundle, write_peers, capsys, flag, value):
+def test_invalid_flags_of_run_are_one_line(tiny_bundle, write_peers, capsys, flag, value):
     peers = str(write_peers({"a": range(6)}))
     arguments = ["--peers", peers, "--bundle", str(tiny_bundle), "--data", "digits", "--wait", "0", flag, value]
     with pytest.raises(SystemExit) as ended:
@@ -380,8 +361,8 @@ def test_flags_of_run_that_make_no_sense_end_it_with_one_line(tiny_bundle, write
     assert value in line
 
 
-def test_answers_that_nobody_has_are_freed_without_a_garbage_collection(served, images, wait_until):
-    """Future and request referred to each other, so that logits and records stayed until one."""
+def test_unreferenced_answers_are_freed_without_garbage_collection(served, images, wait_until):
+    """Future and request must not refer to each other, or logits and records stay until a collection."""
     source = served()
     gc.collect()
     gc.disable()
@@ -392,8 +373,8 @@ def test_answers_that_nobody_has_are_freed_without_a_garbage_collection(served, 
         gc.enable()
 
 
-def test_requests_leave_nothing_for_the_garbage_collector(served, images):
-    """A peer process has it look less often."""
+def test_requests_leave_no_garbage(served, images):
+    """Peer processes collect garbage rarely."""
     source = served()
     batch = images(4)
     for image in batch:
@@ -404,13 +385,13 @@ def test_requests_leave_nothing_for_the_garbage_collector(served, images):
         for _ in range(20):
             for image in batch:
                 source.submit(image).result(20)
-        assert gc.collect() < 80  # less than one object a request
+        assert gc.collect() < 80  # fewer than one object per request
     finally:
         gc.enable()
 
 
 def test_the_next_request_starts_when_one_ends():
-    """Not with the next event, which may be a tenth of a second later."""
+    """It does not wait for the next turn of the source."""
     started = []
     line = WaitingLine(1, lambda inflight, _alone: started.append(inflight.request))
     first, second, third = (InFlightRequest(number, None, 0.0, 1.0, 0, "", None) for number in range(3))
