@@ -1,4 +1,4 @@
-"""The programs of docs/python.md, run as they stand there, with real peers and a camera made of arrays."""
+"""The programs of docs/python.md run unchanged, with real peers and a camera that returns arrays."""
 
 import asyncio
 import re
@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
-from tests.faults.engines import Faults, inject, write
+from tests.faults.engines import Faults, write
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "python.md"
 
@@ -27,19 +24,17 @@ def program(heading):
 
 
 @pytest.fixture
-def here(tiny_bundle, write_peers, serve, tmp_path, monkeypatch):
-    """The folder in which the programs run: ``peers.yaml``, whose peer may be made to hang, and ``bundle``."""
-    path = write_peers({"a": range(6)})
-    faults = tmp_path / "a.faults"
-    serve(inject(Peer(load_peers(path), "a", Bundle.open(tiny_bundle)), faults))
+def here(tiny_bundle, serve_peers, tmp_path, monkeypatch):
+    """Folder of the programs, with ``peers.yaml``, whose peer may be made to hang, and ``bundle``; its faults."""
+    serve_peers({"a": range(6)}, faulty=True)
     (tmp_path / "bundle").symlink_to(tiny_bundle)
     monkeypatch.chdir(tmp_path)
-    yield faults
-    write(faults, Faults())
+    yield tmp_path / "a.faults"
+    write(tmp_path / "a.faults", Faults())
 
 
 class Camera:
-    """What ``cv2.VideoCapture`` is to the program; one frame comes while the peer's engine hangs."""
+    """A ``cv2.VideoCapture``; one of its frames comes while the peer's engine hangs."""
 
     def __init__(self, faults, frames, late):
         self.faults, self.frames, self.late = faults, frames, late
@@ -57,7 +52,7 @@ class Camera:
         self.released = True
 
 
-def test_the_camera_loop_survives_a_late_frame_and_ends_with_the_film(here, monkeypatch, capsys):
+def test_the_camera_loop_survives_a_late_frame_and_ends_with_the_video(here, monkeypatch, capsys):
     camera = Camera(here, frames=6, late=2)
     monkeypatch.setitem(sys.modules, "cv2", types.SimpleNamespace(VideoCapture=lambda _number: camera))
     exec(compile(program("A camera loop"), str(DOCUMENT), "exec"), {})
@@ -89,20 +84,20 @@ def test_a_cluster_survives_a_killed_peer(here, photos, tmp_path, capsys):
     assert second.partition("  (")[0] == first.partition("  (")[0]
 
 
-def test_the_loop_over_files_prints_what_each_became(here, tmp_path, photos, capsys):
+def test_the_loop_over_files_prints_a_line_per_file(here, tmp_path, photos, capsys):
     exec(compile(program("Many images"), str(DOCUMENT), "exec"), {})
     lines = sorted(capsys.readouterr().out.splitlines())
     assert [re.match(r"images/(\d)\.jpg \d \[\d", line)[1] for line in lines] == ["0", "1", "2"]
     assert here.parent == tmp_path
 
 
-def test_the_program_of_the_audits_prints_what_they_found(here, capsys):
+def test_the_audit_program_prints_its_results(here, capsys):
     exec(compile(program("Audits"), str(DOCUMENT), "exec"), {})
     assert capsys.readouterr().out == "0 answers recomputed, 0 differ\n"
     assert here.name == "a.faults"
 
 
-def test_the_program_for_asyncio_prints_the_likeliest_classes_of_each_file(here, photos, capsys):
+def test_the_asyncio_program_prints_the_top_classes_of_each_file(here, photos, capsys):
     exec(compile(program("asyncio"), str(DOCUMENT), "exec"), {})
     lines = sorted(capsys.readouterr().out.splitlines())
     assert [
@@ -114,7 +109,7 @@ def test_the_program_for_asyncio_prints_the_likeliest_classes_of_each_file(here,
     ]
 
 
-def test_a_timeout_of_asyncio_stops_the_work_on_the_image(here, photos, wait_until):
+def test_an_asyncio_timeout_stops_the_work_on_the_image(here, photos, wait_until):
     async def wait_briefly(source):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(source.classify(photos[0]), timeout=0.2)
@@ -128,7 +123,7 @@ def test_a_timeout_of_asyncio_stops_the_work_on_the_image(here, photos, wait_unt
         write(here, Faults())
 
 
-def test_a_file_may_be_given_as_path_bytes_pixels_or_pillow_image(here, photos, tmp_path):
+def test_an_image_can_be_a_path_bytes_pixels_or_a_pillow_image(here, photos, tmp_path):
     with Source.open("peers.yaml", "bundle") as source:
         assert source.wait_ready() == ()
         with Image.open(photos[1]) as opened:
@@ -144,7 +139,7 @@ def test_a_file_may_be_given_as_path_bytes_pixels_or_pillow_image(here, photos, 
             source.submit(3.0)
 
 
-def test_an_answer_names_the_likeliest_classes_with_their_probabilities(here, photos):
+def test_an_answer_has_the_top_classes_with_their_probabilities(here, photos):
     with Source.open("peers.yaml", "bundle") as source:
         assert source.wait_ready() == ()
         answer = source.submit(photos[0], label=3).result(20)

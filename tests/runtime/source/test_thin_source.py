@@ -1,4 +1,4 @@
-"""Stem and head on peers: a source without a bundle sends images, and gets logits. Real peers, sockets and engines."""
+"""A source without a bundle sends images and receives logits: peers run stem and head."""
 
 import io
 import subprocess
@@ -11,26 +11,20 @@ import pytest
 from PIL import Image
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import BudgetExceeded, DataError, ImageRejected, LinkError, UsageError, WireError
+from ls_edge.core.errors import BudgetExceeded, DataError, ImageRejected, LinkError, UsageError
 from ls_edge.core.parts import HEAD, STEM
-from ls_edge.core.peers_file import load_peers
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
-from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
-from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
 from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport.admission import Admission
 from tests.data import bombs
-from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
 
 CHAIN = {"a": "stem, 0-2", "b": "3-5, head"}
 
 
 def photo(seed=0, kind="JPEG", size=(40, 30)):
-    """The bytes of an encoded image, and the image."""
+    """The bytes of an encoded image."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
     encoded = io.BytesIO()
     Image.fromarray(pixels).save(encoded, kind)
@@ -39,24 +33,11 @@ def photo(seed=0, kind="JPEG", size=(40, 30)):
 
 @pytest.fixture
 def expected(tiny_bundle):
-    """The logits of an encoded image in the arrangement of an answer, computed in this process."""
+    """Logits of an encoded image in the arrangement of an answer, computed in this process."""
     bundle = Bundle.open(tiny_bundle)
     preprocess = Preprocessor(bundle.manifest.image)
     with Pipeline.open(bundle, threads=1) as pipeline:
         yield lambda encoded, order: pipeline.forward(preprocess(encoded)[None], order)[0]
-
-
-@pytest.fixture
-def peers(tiny_bundle, write_peers, serve):
-    """Start peers of a placement on threads; return their file."""
-
-    def start(placement, **each):
-        path = write_peers(placement, **each)
-        for name in placement:
-            serve(Peer.open(path, name, tiny_bundle))
-        return path
-
-    return start
 
 
 @pytest.mark.parametrize(
@@ -64,8 +45,8 @@ def peers(tiny_bundle, write_peers, serve):
     [CHAIN, {"a": "all"}, {"a": "stem", "b": "0-5", "c": "head"}, {"a": "all", "b": "all", "c": "1-4"}],
     ids=["chain", "one", "apart", "copies"],
 )
-def test_a_source_without_a_bundle_gets_the_logits_of_its_images(peers, expected, placement):
-    with Source.open(peers(placement)) as source:
+def test_a_source_without_a_bundle_gets_the_logits_of_its_images(serve_peers, expected, placement):
+    with Source.open(serve_peers(placement)) as source:
         assert source.wait_ready() == ()
         assert set(source.witnesses) <= set(placement)
         assert len(source.witnesses) >= min(2, len(placement))
@@ -82,8 +63,10 @@ def test_a_source_without_a_bundle_gets_the_logits_of_its_images(peers, expected
 
 
 @pytest.mark.parametrize("policy", ["nearest", "random", "sequential", "fastest", "parallel"])
-def test_every_policy_begins_with_the_stem_and_ends_with_the_head(peers, expected, policy):
-    with Source.open(peers({"a": "stem, 0-3", "b": "2-5, head", "c": "0-5"}, max_batch=2), policy=policy) as source:
+def test_every_policy_begins_with_the_stem_and_ends_with_the_head(serve_peers, expected, policy):
+    with Source.open(
+        serve_peers({"a": "stem, 0-3", "b": "2-5, head", "c": "0-5"}, max_batch=2), policy=policy
+    ) as source:
         assert source.wait_ready() == ()
         futures = [source.submit(photo(seed)) for seed in range(8)]
         for seed, future in enumerate(futures):
@@ -92,18 +75,15 @@ def test_every_policy_begins_with_the_stem_and_ends_with_the_head(peers, expecte
         assert source.snapshot.rejected == {}
 
 
-def test_bands_of_the_model_stay_between_stem_and_head(banded_bundle, write_peers, serve):
-    path = write_peers(CHAIN)
-    for name in CHAIN:
-        serve(Peer.open(path, name, banded_bundle))
-    with Source.open(path, policy="random") as source:
+def test_bands_of_the_model_stay_between_stem_and_head(banded_bundle, serve_peers):
+    with Source.open(serve_peers(CHAIN, banded_bundle), policy="random") as source:
         assert source.wait_ready() == ()
         orders = {source.submit(photo(seed)).result(10).arrangement.order for seed in range(12)}
     assert {(order[0], order[-1]) for order in orders} == {(0, 5)}
 
 
-def test_a_source_with_the_bundle_uses_peers_with_ends_as_before(peers, tiny_bundle):
-    path = peers(CHAIN)
+def test_a_source_with_the_bundle_runs_stem_and_head_itself(serve_peers, tiny_bundle):
+    path = serve_peers(CHAIN)
     with Source.open(path, tiny_bundle) as own, Source.open(path) as thin:
         assert (own.wait_ready(), thin.wait_ready()) == ((), ())
         pair = own.submit(photo()).result(10), thin.submit(photo()).result(10)
@@ -112,8 +92,8 @@ def test_a_source_with_the_bundle_uses_peers_with_ends_as_before(peers, tiny_bun
         assert not {STEM, HEAD} & {part for visit in pair[0].record.visits for part in visit.blocks}
 
 
-def test_a_peer_that_holds_everything_answers_in_one_hop(peers):
-    with Source.open(peers({"a": "all"})) as source:
+def test_a_peer_with_all_parts_answers_in_one_hop(serve_peers):
+    with Source.open(serve_peers({"a": "all"})) as source:
         assert source.wait_ready() == ()
         for seed in range(5):
             answer = source.submit(photo(seed)).result(10)
@@ -124,8 +104,8 @@ def test_a_peer_that_holds_everything_answers_in_one_hop(peers):
         assert [sent["raw"], received["raw"], received["image"]] == [0, 0, 0]
 
 
-def test_what_cannot_be_decoded_ends_once_with_its_own_error(peers):
-    with Source.open(peers({"a": "all", "b": "all"})) as source:
+def test_an_undecodable_image_ends_once_with_its_own_error(serve_peers):
+    with Source.open(serve_peers({"a": "all", "b": "all"})) as source:
         assert source.wait_ready() == ()
         for name, (make, _) in bombs.BOMBS.items():
             encoded = make()
@@ -140,47 +120,7 @@ def test_what_cannot_be_decoded_ends_once_with_its_own_error(peers):
         assert source.counts.failed["ImageRejected"] >= 3
 
 
-ALL = tuple(range(6))
-WHOLE = (STEM, *ALL, HEAD)
-AT_A, AT_B = ((STEM, "a"), (0, "a"), (1, "a"), (2, "a")), ((3, "b"), (4, "b"), (5, "b"), (HEAD, "b"))
-
-
-@pytest.mark.parametrize(
-    ("ran", "remaining", "frame", "skipped", "why"),
-    [
-        ((), WHOLE, ("image", 100, 1), (), ""),
-        (AT_A, (3, 4, 5, HEAD), ("raw", 16, 32), (), ""),
-        ((*AT_A, *AT_B), (), ("logits", 1, 10), (), ""),
-        ((), WHOLE, ("raw", 16, 32), (), "an image of at most"),
-        ((), WHOLE, ("image", MAX_IMAGE // 2, 2), (), "an image of at most"),
-        (AT_A, (3, 4, 5, HEAD), ("image", 100, 1), (), "the model has tokens"),
-        (AT_A, (3, 4, 5, HEAD), ("logits", 1, 10), (), "the model has tokens"),
-        ((*AT_A, *AT_B), (), ("raw", 16, 32), (), "the model has logits"),
-        ((*AT_A, *AT_B), (), ("logits", 1, 11), (), "the model has 1 x 10"),
-        ((), ALL, ("image", 100, 1), (), "the model has tokens"),
-        ((), (STEM, *ALL), ("image", 100, 1), (), "each has run"),
-        ((*AT_A, *AT_B[:3]), (), ("logits", 1, 10), (HEAD,), "blocks skipped"),
-        (((STEM, "b"),), (*ALL, HEAD), ("raw", 16, 32), (), "itinerary with stem run by b"),
-        (AT_A, (HEAD, 3, 4, 5), ("logits", 1, 10), (), "remains behind"),
-        ((*AT_A, (HEAD, "b"), *AT_B[:3]), (), ("logits", 1, 10), (), "runs after"),
-    ],
-)
-def test_what_a_lying_holder_of_stem_or_head_sends_is_dropped(
-    write_peers, tiny_bundle, ran, remaining, frame, skipped, why
-):
-    peers, manifest = load_peers(write_peers(CHAIN)), Bundle.open(tiny_bundle).manifest
-    admission = Admission("b", "peer", peers, manifest, strict_bundle=False)
-    waves = ((ran,),) if ran else ()
-    itinerary = Itinerary("laptop", "nearest", remaining, 6, waves=waves, skipped=skipped)
-    run = Run(TransferId(b"r" * 16, 1, 1), 1000, itinerary, *frame, "" if remaining else "done")
-    if why:
-        with pytest.raises(WireError, match=why):
-            admission.check_run(run, "a")
-    else:
-        admission.check_run(run, "a")
-
-
-def test_decoding_does_not_hold_up_the_links(peers, monkeypatch):
+def test_decoding_does_not_block_the_links(serve_peers, monkeypatch):
     began, goes_on = threading.Event(), threading.Event()
     plain = Preprocessor.__call__
 
@@ -191,11 +131,11 @@ def test_decoding_does_not_hold_up_the_links(peers, monkeypatch):
         return plain(self, image, *more)
 
     monkeypatch.setattr(Preprocessor, "__call__", slow)
-    with Source.open(peers({"a": "all"})) as source:
+    with Source.open(serve_peers({"a": "all"})) as source:
         assert source.wait_ready() == ()
         first = source.submit(b"slow", budget_ms=20_000)
         assert began.wait(10)
-        with Source.open(source.peers.path) as second:  # it is greeted meanwhile
+        with Source.open(source.peers.path) as second:  # the peer greets it meanwhile
             assert second.wait_ready() == ()
         goes_on.set()
         with pytest.raises(ImageRejected):
@@ -203,8 +143,8 @@ def test_decoding_does_not_hold_up_the_links(peers, monkeypatch):
         assert first.exception().record.attempts == 1
 
 
-def test_only_peers_that_have_stem_and_head_are_enough(peers, tiny_bundle):
-    path = peers({"a": range(6)})
+def test_stem_and_head_need_a_holder(serve_peers, tiny_bundle):
+    path = serve_peers({"a": range(6)})
     with Source.open(path, budget_ms=300) as source:
         assert source.wait_ready(1.0) == (STEM, HEAD)
         assert not source.may_skip((HEAD,))
@@ -214,8 +154,8 @@ def test_only_peers_that_have_stem_and_head_are_enough(peers, tiny_bundle):
         assert source.wait_ready() == ()
 
 
-def test_what_a_source_without_a_bundle_cannot_do(peers, write_peers, tiny_bundle):
-    path = peers({"a": "all"})
+def test_invalid_uses_without_a_bundle_are_errors(serve_peers, write_peers, tiny_bundle):
+    path = serve_peers({"a": "all"})
     for settings, why in (
         ({"audit": 0.5}, "an audit recomputes answers, which needs the bundle; give it, or name a trusted peer"),
         ({"auditor": "a"}, "set audit"),
@@ -235,7 +175,7 @@ def test_what_a_source_without_a_bundle_cannot_do(peers, write_peers, tiny_bundl
         Source.open(write_peers({"nobody": "all"}))
 
 
-def test_a_source_without_a_bundle_needs_no_engine_library_and_no_decoder(peers, tmp_path):
+def test_a_source_without_a_bundle_needs_no_engine_library_and_no_decoder(serve_peers, tmp_path):
     (tmp_path / "photo.jpg").write_bytes(photo())
     code = (
         "import sys\nfrom ls_edge import Source\n"
@@ -246,7 +186,7 @@ def test_a_source_without_a_bundle_needs_no_engine_library_and_no_decoder(peers,
         "print(sorted(name for name in top if not name.startswith('_')))\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code, str(peers(CHAIN)), str(tmp_path / "photo.jpg")],
+        [sys.executable, "-c", code, str(serve_peers(CHAIN).path), str(tmp_path / "photo.jpg")],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     allowed = {"ls_edge", "zmq", "msgspec", "numpy", "yaml", "typing_extensions", "cython_runtime", "sitecustomize"}
@@ -254,13 +194,11 @@ def test_a_source_without_a_bundle_needs_no_engine_library_and_no_decoder(peers,
 
 
 @pytest.fixture
-def processes(tiny_bundle, tmp_path):
-    with FaultyCluster(tmp_path / "peers", tiny_bundle, {"a": "stem", "b": "all", "c": "0-5, head"}) as local:
-        local.wait_warm()
-        yield local
+def processes(start_peers):
+    return start_peers({"a": "stem", "b": "all", "c": "0-5, head"})
 
 
-def test_the_only_holder_of_the_stem_is_killed_while_requests_wait(processes, expected):
+def test_requests_survive_a_restart_of_the_only_holder_of_the_stem(processes, expected):
     processes.kill("b")
     processes.set_faults("a", Faults(least_ms=150))
     with Source.open(processes.path, budget_ms=20_000) as source:
@@ -276,7 +214,7 @@ def test_the_only_holder_of_the_stem_is_killed_while_requests_wait(processes, ex
             assert not answer.degraded
 
 
-def test_a_holder_of_the_stem_that_hangs_is_gone_around(processes, expected):
+def test_another_peer_replaces_a_hanging_holder_of_the_stem(processes, expected):
     processes.set_faults("a", Faults(hang=True))
     with Source.open(processes.path, budget_ms=20_000) as source:
         assert source.wait_ready() == ()
@@ -286,7 +224,7 @@ def test_a_holder_of_the_stem_that_hangs_is_gone_around(processes, expected):
 
 
 @pytest.mark.parametrize("liar", ["a", "c"])
-def test_a_stem_or_head_that_returns_nan_is_gone_around(processes, expected, liar, wait_until):
+def test_another_peer_replaces_a_stem_or_head_that_returns_nan(processes, expected, liar, wait_until):
     processes.set_faults(liar, Faults(not_finite=1.0))
     with Source.open(processes.path, budget_ms=20_000) as source:
         wait_until(lambda: all(peer.warm for peer in source.snapshot.peers.values()))
@@ -296,7 +234,7 @@ def test_a_stem_or_head_that_returns_nan_is_gone_around(processes, expected, lia
 
 
 @pytest.mark.parametrize("liar", ["a", "c"])
-def test_a_trusted_peer_audits_a_lying_stem_and_a_lying_head(processes, expected, liar):
+def test_a_trusted_peer_finds_a_lying_stem_and_a_lying_head(processes, expected, liar):
     processes.set_faults(liar, Faults(lie=0.5))
     settings = {"audit": 1.0, "auditor": "b", "policy": "random", "budget_ms": 20_000}
     with Source.open(processes.path, **settings) as source:
@@ -316,42 +254,42 @@ def test_a_trusted_peer_audits_a_lying_stem_and_a_lying_head(processes, expected
         assert found.suspects[liar].named + found.suspects[liar].one_of == len(wrong)
 
 
-def test_bombs_take_no_memory_of_a_peer_and_hold_up_nobody(tiny_bundle, tmp_path):
-    def peak(local):
-        status = Path(f"/proc/{local.processes['a'].pid}/status").read_text()
+def test_image_bombs_take_no_memory_of_a_peer_and_delay_no_other_image(start_peers):
+    peers = start_peers({"a": "all"})
+
+    def peak():
+        status = Path(f"/proc/{peers.processes['a'].pid}/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
     encoded = {name: make() for name, (make, _) in bombs.BOMBS.items()}
     sent = {name: one for name, one in encoded.items() if len(one) <= MAX_IMAGE}
     assert len(sent) >= 10
-    with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": "all"}) as local:
-        local.wait_warm()
-        with Source.open(local.path) as source:
-            assert source.wait_ready(30.0) == ()
-            source.submit(photo(size=(1000, 1000))).result(20)
-            before = peak(local)
-            futures = [source.submit(one, name=name) for name, one in sent.items() for _ in range(3)]
-            others = [source.submit(photo(seed)) for seed in range(6)]
-            for future in futures:
-                with pytest.raises(ImageRejected) as error:
-                    future.result(30)
-                assert error.value.record.attempts == 1
-            assert all(not future.result(30).degraded for future in others)
-            assert peak(local) - before < 64 << 20
-            assert source.counts.failed["ImageRejected"] == 3 * len(sent)
-            assert [event for event in source.events if event.state == "lost"] == []
+    with Source.open(peers.path) as source:
+        assert source.wait_ready(30.0) == ()
+        source.submit(photo(size=(1000, 1000))).result(20)
+        before = peak()
+        futures = [source.submit(one, name=name) for name, one in sent.items() for _ in range(3)]
+        others = [source.submit(photo(seed)) for seed in range(6)]
+        for future in futures:
+            with pytest.raises(ImageRejected) as error:
+                future.result(30)
+            assert error.value.record.attempts == 1
+        assert all(not future.result(30).degraded for future in others)
+        assert peak() - before < 64 << 20
+        assert source.counts.failed["ImageRejected"] == 3 * len(sent)
+        assert [event for event in source.events if event.state == "lost"] == []
 
 
-def test_nothing_is_left_of_a_source_that_is_killed_between_image_and_answer(peers, tiny_bundle, wait_until, tmp_path):
+def test_peers_forget_a_source_that_is_killed_before_its_answers(serve_peers, tiny_bundle, wait_until, tmp_path):
     (tmp_path / "photo.jpg").write_bytes(photo())
-    path = peers({"a": "stem, 0-2"})  # nobody has the rest, so the tokens wait
+    path = serve_peers({"a": "stem, 0-2"}).path  # no peer has the other parts, so the tokens wait
     code = (
-        "import sys, time\nfrom ls_edge import Source\nsource = Source.open(sys.argv[1], budget_ms=60000)\n"
+        "import sys\nfrom ls_edge import Source\nsource = Source.open(sys.argv[1], budget_ms=60000)\n"
         "source.wait_ready(1.0)\n"
-        "[source.submit(sys.argv[2]) for _ in range(5)]\nprint('sent', flush=True)\ntime.sleep(60)\n"
+        "[source.submit(sys.argv[2]) for _ in range(5)]\nprint('sent', flush=True)\nsys.stdin.read()\n"
     )
     arguments = [sys.executable, "-c", code, str(path), str(tmp_path / "photo.jpg")]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as victim:
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
         assert victim.stdout.readline() == "sent\n"
         victim.kill()
     with Source.open(path, tiny_bundle, max_skips=6) as source:

@@ -1,0 +1,50 @@
+"""A source without a bundle takes the manifest of its peers only if two of them agree on it."""
+
+import shutil
+
+import msgspec
+import pytest
+
+from ls_edge.core.bundle import Bundle, write_manifest
+from ls_edge.core.errors import LinkError, ModelMismatch
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.clients.manifest import fetch_model
+from ls_edge.runtime.peer.peer import Peer
+
+
+@pytest.fixture
+def swapped(tiny_bundle, tmp_path):
+    """``tiny_bundle`` with its classes in another order, which no id covers."""
+    folder = tmp_path / "swapped"
+    shutil.copytree(tiny_bundle, folder)
+    manifest = Bundle.open(folder).manifest
+    write_manifest(folder, msgspec.structs.replace(manifest, classes=tuple(reversed(manifest.classes))))
+    assert Bundle.open(folder).manifest.bundle_id == manifest.bundle_id
+    return folder
+
+
+def test_two_peers_that_agree_are_the_witnesses(serve_peers, tiny_bundle):
+    bundle, witnesses = fetch_model(serve_peers({"a": "all", "b": "all"}), None, "laptop")
+    assert bundle.manifest == Bundle.open(tiny_bundle).manifest
+    assert set(witnesses) == {"a", "b"}
+
+
+def test_swapped_classes_of_one_peer_are_a_mismatch(write_peers, serve, tiny_bundle, swapped):
+    file = load_peers(write_peers({"honest": "all", "liar": "all"}))
+    serve(Peer(file, "honest", Bundle.open(tiny_bundle)))
+    serve(Peer(file, "liar", Bundle.open(swapped)))
+    with pytest.raises(ModelMismatch, match=r"do not agree on the model and its classes: .*; give --bundle to trust"):
+        fetch_model(file, None, "laptop")
+
+
+def test_a_single_peer_is_believed(write_peers, serve, swapped):
+    file = load_peers(write_peers({"liar": "all", "gone": "all"}))
+    serve(Peer(file, "liar", Bundle.open(swapped)))
+    bundle, witnesses = fetch_model(file, None, "laptop")
+    assert witnesses == ("liar",)
+    assert bundle.manifest.classes == Bundle.open(swapped).manifest.classes
+
+
+def test_without_a_peer_the_reasons_are_named(write_peers):
+    with pytest.raises(LinkError, match=r"no peer of .* has sent the manifest of its model \(gone: .*\); start a peer"):
+        fetch_model(load_peers(write_peers({"gone": "all"})), None, "laptop")
