@@ -67,7 +67,7 @@ class _Meter:
 
     def attach(self, process: Process, who: str) -> None:
         """Measure the machine of a process from now on."""
-        process.machine = cast("Machine[Any]", _Measured(process.machine, self, who))
+        process.machine = cast("Machine[Any]", _MeteredMachine(process.machine, self, who))
 
     def measured(self, call: Callable[..., Any], who: str, name: str) -> Callable[..., Any]:
         key = f"{who} {name}"
@@ -83,7 +83,7 @@ class _Meter:
         return measured
 
 
-class _Measured:
+class _MeteredMachine:
     """A machine whose calls are measured."""
 
     def __init__(self, machine: Machine[Any], meter: _Meter, who: str) -> None:

@@ -63,7 +63,7 @@ class PlanningInputs:
 
 
 @dataclass(frozen=True)
-class _Network:
+class _PlannedLinks:
     """Links between the processes of a plan, in milliseconds."""
 
     transfers: Mapping[tuple[str, str], float]
@@ -177,7 +177,7 @@ def _check_names(inputs: PlanningInputs) -> None:
         raise UsageError(f"{', '.join(sorted(both))} names both a zone and a device; rename the zone")
 
 
-def _source(inputs: PlanningInputs, network: _Network, assumed: list[str]) -> tuple[NamedProfile, PlannedDevice]:
+def _source(inputs: PlanningInputs, network: _PlannedLinks, assumed: list[str]) -> tuple[NamedProfile, PlannedDevice]:
     """Return the profile of the source, and the source as a device without room for blocks."""
     known = {
         one.name: (one, ends)
@@ -217,7 +217,7 @@ def _device(
     bundle: Bundle,
     one: NamedProfile,
     inputs: PlanningInputs,
-    network: _Network,
+    network: _PlannedLinks,
     source: NamedProfile,
     assumed: list[str],
 ) -> PlannedDevice:
@@ -288,7 +288,7 @@ def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, fl
     return min(calls)
 
 
-def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _Network:
+def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _PlannedLinks:
     """Return the links, assumed where they were not measured."""
     names = [SOURCE, *(one.name for one in inputs.profiles)]
     tokens = bundle.manifest.tokens
@@ -299,7 +299,7 @@ def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _Net
     usual = f"links of {inputs.mbit:g} Mbit/s and {inputs.latency_ms:g} ms"
     if inputs.links is None:
         assumed.append(f"{usual}: none was measured (--links FILE)")
-        return _Network(transfers, wire, {}, visit_times(names, transfers))
+        return _PlannedLinks(transfers, wire, {}, visit_times(names, transfers))
     if inputs.links.model_id != bundle.manifest.model_id:
         raise DataError("the links were measured with another model's tokens; measure them with this bundle")
     called = {inputs.links.source: SOURCE}
@@ -321,4 +321,4 @@ def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _Net
         elif taken:
             wire[name] = min(taken)  # an upper bound, which includes the latency
     calls = {call.peer: (call.p50_ms, call.mean_ms) for call in inputs.links.calls}
-    return _Network(transfers, wire, calls, visit_times(names, transfers))
+    return _PlannedLinks(transfers, wire, calls, visit_times(names, transfers))

@@ -35,6 +35,7 @@ _DRAWS = 40
 _CONTROL_S = 0.0002
 """Time of messages without tokens."""
 _BUDGET_S = 600.0
+_SEED = 0
 
 
 def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
@@ -42,13 +43,13 @@ def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
     return ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
 
 
-def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> Estimates:
-    """Run requests through a placement; the same problem, placement and seed give the same results.
+def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str) -> Estimates:
+    """Run requests through a placement; the same problem and placement give the same results.
 
     The share of whole answers is over several draws of lost devices; None without losses.
     """
-    latency = _latency(simulation_of(problem, placement, seed), policy)
-    sim = simulation_of(problem, placement, seed, on_average=True)
+    latency = _latency(simulation_of(problem, placement, _SEED), policy)
+    sim = simulation_of(problem, placement, _SEED, on_average=True)
     at_once = requests_at_once(problem, placement)
     throughput, answers = _throughput(sim, throughput_of(problem, placement), policy, at_once)
     throughput = min(throughput, _most(problem, placement))
@@ -62,7 +63,7 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
         latency_ms=round(latency * 1e3 + source_ms, 4),
         throughput=round(min(throughput, 1e3 / source_ms if source_ms else throughput), 4),
         energy_mj=None if None in watts.values() else round(energy, 4),
-        whole_share=_whole_share(problem, placement, policy, seed) if lossy else None,
+        whole_share=_whole_share(problem, placement, policy) if lossy else None,
     )
 
 
@@ -158,9 +159,9 @@ def _throughput(sim: Simulation, expected: float, policy: str, at_once: int) -> 
     return (high - low) / max(ends[high] - ends[low], 1e-9), len(requests)
 
 
-def _whole_share(problem: PlanningProblem, placement: Placement, policy: str, seed: int) -> float:
+def _whole_share(problem: PlanningProblem, placement: Placement, policy: str) -> float:
     """Return the fraction of requests that all blocks ran on, each with another draw of lost devices."""
-    rng = random.Random(seed)
+    rng = random.Random(_SEED)
     slowest = max(device.block_ms for device in problem.devices)
     budget = max(0.5, 20 * (problem.source_ms({}) + problem.num_blocks * slowest) / 1e3)
     whole = 0
@@ -169,16 +170,14 @@ def _whole_share(problem: PlanningProblem, placement: Placement, policy: str, se
         lost_zones = {zone for zone, loss in sorted(problem.zone_losses.items()) if rng.random() < loss}
         lost = frozenset(d.name for d in problem.devices if rng.random() < d.loss or d.zone in lost_zones)
         if lost not in states:
-            states[lost] = _is_whole(problem, placement, policy, lost, budget, seed)
+            states[lost] = _is_whole(problem, placement, policy, lost, budget)
         whole += states[lost]
     return whole / _DRAWS
 
 
-def _is_whole(
-    problem: PlanningProblem, placement: Placement, policy: str, lost: frozenset[str], budget: float, seed: int
-) -> bool:
+def _is_whole(problem: PlanningProblem, placement: Placement, policy: str, lost: frozenset[str], budget: float) -> bool:
     """Return whether all blocks run on a request while these devices are lost."""
-    sim = simulation_of(problem, placement, seed)
+    sim = simulation_of(problem, placement, _SEED)
     for name in sorted(lost):
         if name in sim.processes:
             sim.kill(name)
