@@ -1,8 +1,7 @@
-"""What all tests share: one thread a process, fixed random examples, a check for leaks, and bundles.
+"""Settings and fixtures of all tests: one thread per process, fixed examples, a check for leaks, and bundles.
 
-The bundles are real exports of a tiny vision transformer. timm's own initialization makes blocks that change the tokens
-very little, so that any order gives nearly the same logits; these weights are drawn so that order, a skipped block and
-other weights all show.
+The bundles are real exports of a tiny vision transformer. With timm's initialization, blocks change the tokens so
+little that any order gives nearly the same logits; these weights make the order, a skipped block and other weights show.
 """
 
 import contextlib
@@ -36,13 +35,13 @@ settings.register_profile("explore", max_examples=2000, **_quiet)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "settled"))
 
 BLOCKS = 6
-"""Of the tiny bundles."""
+"""Number of blocks of the tiny bundles."""
 GRACE_S = 3.0
-"""How long threads and descriptors may take to go after a test."""
+"""Seconds within which threads and descriptors have to be gone after a test."""
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "leaks_ok(reason): what the test starts lives on for good")
+    config.addinivalue_line("markers", "leaks_ok(reason): the test may leave threads and descriptors behind")
     config.addinivalue_line(
         "markers", "slow: a long course of faults, or benchmarks as processes; run by `make test-all`"
     )
@@ -52,7 +51,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Mounts a disk of so many megabytes and returns its folder; skips the test where nothing may be mounted."""
+    """Mount a disk of N megabytes and return its folder; skip the test if nothing can be mounted."""
     with contextlib.ExitStack() as mounted:
 
         def mount(megabytes, options="rw"):
@@ -73,7 +72,7 @@ def small_disk(tmp_path):
 
 @pytest.fixture(autouse=True)
 def logs_as_before():
-    """Undo what a command sets up for the rest of its process: tests run some in this one."""
+    """Restore the logging that a command sets up, because tests run commands in this process."""
     logger = logging.getLogger("ls_edge")
     before = logger.handlers[:], logger.level, logger.propagate
     yield
@@ -117,7 +116,7 @@ def _threads():
 
 
 def _descriptors():
-    """Open descriptors and what they are, devices left out (libraries keep those); empty where there is no /proc."""
+    """Return open descriptors and their targets without devices, which libraries keep; empty without /proc."""
     found = {}
     try:
         descriptors = os.listdir("/proc/self/fd")
@@ -204,7 +203,7 @@ def banded_bundle(tiny_bundle, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def wide_bundle(made_once):
-    """As ``tiny_bundle``, but tokens of 49 KB: 2 blocks of width 768."""
+    """The folder of a bundle with tokens of 49 KB: 2 blocks of width 768."""
     return made_once("wide", functools.partial(_export, seed=2, depth=2, width=768)) / "bundle"
 
 
@@ -287,7 +286,7 @@ def write_peers(tmp_path):
 
 @pytest.fixture
 def serve():
-    """Serve real peers on threads of this process; all have left when the test is over."""
+    """Serve real peers on threads of this process, and stop them after the test."""
     running = []
 
     def start(peer, *arguments):
@@ -381,7 +380,7 @@ def images():
 
 @pytest.fixture
 def assert_replays():
-    """Check answers against the bundle's parts run one after the other in this process (guarantee R2)."""
+    """Compare answers with the bundle's parts run in sequence in this process (guarantee R2)."""
 
     def check(bundle, images, answers, tolerance=1e-4):
         from ls_edge.core.bundle import Bundle
@@ -412,7 +411,7 @@ def _wait_until():
 
 
 def mutate(frame, rng):
-    """The frame with bytes changed, cut out, doubled or put in, at one place or a few."""
+    """Return the frame with bytes changed, removed, doubled or inserted in some places."""
     data = bytearray(frame)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
         at = rng.randrange(len(data) + 1)

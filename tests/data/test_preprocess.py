@@ -37,7 +37,7 @@ def encode(image, format_, **options):
 
 
 def timm_result(encoded, wanted):
-    """What timm's own evaluation transform makes of the file, in gray levels."""
+    """Return the result of timm's evaluation transform for a file, in gray levels."""
     transforms = pytest.importorskip("timm.data").create_transform(
         input_size=(3, *wanted.size), is_training=False, mean=MEAN, std=STD,
         interpolation=wanted.interpolation, crop_pct=wanted.crop_pct,

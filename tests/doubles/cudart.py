@@ -420,7 +420,7 @@ def parameters(prototype):
 
 
 class Library:
-    """What ``ctypes.CDLL`` gives for the library: C functions, behind each of which is one of this module."""
+    """Result of ``ctypes.CDLL`` for the library: C functions that call those of this module."""
 
     def __init__(self):
         recorded = json.loads(Path(__file__).with_name("signatures.json").read_text())

@@ -52,7 +52,7 @@ def test_a_sequence_computes_the_same_as_its_engines_one_by_one(opened):
 def test_inputs_are_unchanged_and_results_belong_to_the_caller(opened):
     _, runner = opened
     given = tokens(2)
-    given.flags["WRITEABLE"] = False  # as a frame that was received
+    given.setflags(write=False)  # as a frame that was received
     slots = np.zeros(2, np.int64)
     first = runner.run((0, 1, 2), given, slots)
     kept = first.copy()

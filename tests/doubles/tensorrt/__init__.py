@@ -3,7 +3,6 @@
 import enum
 import json
 import os
-import time
 import weakref
 from pathlib import Path
 
@@ -222,9 +221,8 @@ class Builder:
             return None
         if config.progress_monitor is not None:
             config.progress_monitor.phase_start("Building Engine", None, 2)
-            until = os.environ.get("TENSORRT_DOUBLE_WAITS")
-            while until and not Path(until).exists():
-                time.sleep(0.02)
+            if until := os.environ.get("TENSORRT_DOUBLE_WAITS"):
+                Path(until).read_bytes()  # of a FIFO, when its writer has closed it
             for step in range(2):
                 if not config.progress_monitor.step_complete("Building Engine", step):
                     return None

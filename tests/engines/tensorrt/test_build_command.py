@@ -142,9 +142,11 @@ def test_a_push_builds_engines_while_the_previous_bundle_is_served(tmp_path, tin
 
     def on_change(_name, state, _missing, _total):
         seen.append(state)
-        if state.startswith("building, 0 of 6 engines, block 0") and not go.exists():
+        if state.startswith("building, 0 of 6 engines, block 0") and go.is_fifo():
             answers.append(source.submit(images(1)[0]).result(30).record.degraded)
-            go.touch()
+            with go.open("wb"):  # waits until the builder reads
+                go.unlink()
+                go.touch()
 
     def note(_, model):
         model.doc_string = "changed"
@@ -157,6 +159,7 @@ def test_a_push_builds_engines_while_the_previous_bundle_is_served(tmp_path, tin
     with cluster:
         push(Bundle.open(tiny_bundle))
         go.unlink()
+        os.mkfifo(go)
         seen.clear()
         answers = []
         keys = load_secret(cluster.secret_key("laptop"))
