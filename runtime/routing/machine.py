@@ -100,7 +100,7 @@ class Machine(Generic[R]):
         self._next = INFINITY
         """Time of the next :class:`Tick` if nothing else happens before."""
         self.rules = self.decisions.rules = rules(self)
-        self.custody.stages = self.rules.stages
+        self.custody.follow(self.rules.stages)
 
     # The interface of the process around it.
 

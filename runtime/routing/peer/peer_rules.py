@@ -222,7 +222,7 @@ class PeerRules:
     def local_node(self, wait_us: int = 0) -> LocalNode:
         """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
         # By default no wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE
-        # of the others would send them to and fro.
+        # of the others would send them back and forth.
         times, turn = self.engine.times, self._turn
         return LocalNode(
             self._usable_blocks,

@@ -9,6 +9,7 @@ and once in ``Limits.load_every`` where only the load has. A fleet without reque
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -41,6 +42,26 @@ class Announced(Protocol):
         """Return the number of requests that it would accept now from one process."""
 
 
+@dataclass(slots=True, eq=False)
+class Listener:
+    """What one process was told."""
+
+    state: State | None = None
+    """Last STATE; None before the first, and if it has to be repeated."""
+    told_at: float = -INFINITY
+    """Time of that STATE."""
+    used_at: float = -INFINITY
+    """Time at which it last had a request here, if it is a user."""
+    has_credit: bool | None = None
+    """False if the last message to it reported no credit. True if it has sent tokens since its last STATE, and the
+    last message to it reported some credit."""
+
+    @property
+    def is_user(self) -> bool:
+        """Whether it gives this peer work."""
+        return self.used_at > -INFINITY
+
+
 class StateAnnouncer:
     """Decides which neighbors receive STATE, and notes which credits messages report."""
 
@@ -50,22 +71,15 @@ class StateAnnouncer:
         self._turn = turn
         self._held = custody.held
         self._rules = rules
-        self._told: dict[str, tuple[float, State]] = {}
-        """The last STATE to each neighbor, and its time."""
-        self._users: dict[str, float] = {}
-        """Users, and when each last had a request here."""
+        self._listeners: dict[str, Listener] = {}
         self._announced_at = -INFINITY
         self._urgent = False
         self._reach_version = 0
         self._credits_before = 0
         self._least_credits = 0
-        """Fewest credits since the end of the last event, as far as a message reported them."""
-        self._reported_none: set[str] = set()
-        """Neighbors whose last message from here reported no credit."""
-        self._reported_some: set[str] = set()
-        """Neighbors that sent tokens since their last STATE, and whose last message reported some credit."""
+        """Fewest credits since the end of the last turn, as far as a message reported them."""
 
-    # What the rules report.
+    # Reports of the rules.
 
     def urgent(self) -> None:
         """Tell all neighbors now: warm, draining or stuck has changed, or a link is lost."""
@@ -81,37 +95,41 @@ class StateAnnouncer:
             self.due = turn.now + limits.state_every
 
     def forget(self, name: str) -> None:
-        """Forget what a neighbor was told: its links are new or gone, or a STATE could not be sent."""
-        self._told.pop(name, None)
+        """Repeat the STATE to a neighbor: its links are new, or a STATE could not be sent."""
+        one = self._listeners.get(name)
+        if one is not None:
+            one.state, one.told_at = None, -INFINITY
 
     def lost(self, name: str) -> None:
-        """Forget a neighbor, and tell the others now: they may be about to send work by that way."""
+        """Forget a neighbor, and tell the others now: they may be about to send work through it."""
         self.urgent()
-        self.forget(name)
-        self._users.pop(name, None)
-        self._reported_none.discard(name)
-        self._reported_some.discard(name)
+        self._listeners.pop(name, None)
 
     def credits_in_answer(self, name: str, *, accepted: bool) -> int:
         """Return the credits of a neighbor for ACCEPT or REFUSE."""
-        self._users[name] = self._turn.now
-        credit = self._report(name, self._rules.credits_for(name))
+        one, credit = self._listener(name), self._rules.credits_for(name)
+        one.used_at = self._turn.now
+        self._report(one, credit)
         if accepted and credit > 0:
-            self._reported_some.add(name)
+            one.has_credit = True
         return credit
 
-    # What is sent.
+    def _listener(self, name: str) -> Listener:
+        one = self._listeners.get(name)
+        if one is None:
+            one = self._listeners[name] = Listener()
+        return one
+
+    # Sending.
 
     def state(self, name: str) -> State:
         """Return the STATE for a neighbor that greets on one more link, or for another process."""
         near = self._turn.neighbors.candidates()
         shared = self._shared(near)
-        self._reported_some.discard(name)
         if name not in self._turn.neighbors.by_name:
             return shared
         state = self._state_for(name, shared, near)
-        self._report(name, state.credits)
-        self._told[name] = self._turn.now, state
+        self._tell(name, state)
         return state
 
     def announce(self) -> None:
@@ -124,19 +142,19 @@ class StateAnnouncer:
         shared = self._shared(near)
         for n in turn.neighbors:
             state = self._state_for(n.name, shared, near)
-            at, before = self._told.get(n.name, (-INFINITY, None))
-            is_user = n.name in self._users or n.hello.minor < MINOR_OF_CHANGES
-            if not urgent and state == before and not is_user:
+            one = self._listener(n.name)
+            is_user = one.is_user or n.hello.minor < MINOR_OF_CHANGES
+            if not urgent and state == one.state and not is_user:
                 continue
             every = limits.state_every if is_user else limits.load_every
-            due = at + (every if _reach(state) == _reach(before) else limits.state_least)
+            due = one.told_at + (every if _reach(state) == _reach(one.state) else limits.state_least)
             if urgent or now >= due:
                 self._send(n.name, state)
                 due = now + limits.state_every if is_user else INFINITY
             self.due = min(self.due, due)
-        if self._held or self._users:
+        if self._held or any(one.is_user for one in self._listeners.values()):
             self.due = min(self.due, now + limits.state_every)
-        # The end of a suspicion changes which blocks are reachable, and is no event.
+        # The end of a suspicion changes which blocks are reachable, but raises no event.
         self.due = min([self.due, *(n.suspected_until for n in turn.neighbors if n.suspected_until > now)])
 
     def announce_credits(self) -> None:
@@ -146,28 +164,33 @@ class StateAnnouncer:
         if after == before == least:
             return
         self._credits_before = self._least_credits = after
-        if after > least and self._reported_none:
+        without = self._listeners_with(credit=False) if after > least else []
+        if without:
             # While the engine has work there is time to collect a few: a message for each would cost more than it wins.
             enough = limits.guaranteed if rules.engine.queued else 1
-            self._send_to(name for name in sorted(self._reported_none) if rules.credits_for(name) >= enough)
-        elif after < before and self._reported_some and (after <= 0 or after <= limits.reserved < before):
-            self._send_to(name for name in sorted(self._reported_some) if rules.credits_for(name) <= 0)
+            self._send_to(name for name in without if rules.credits_for(name) >= enough)
+        elif after < before and (after <= 0 or after <= limits.reserved < before):
+            self._send_to(name for name in self._listeners_with(credit=True) if rules.credits_for(name) <= 0)
 
     def ride_along(self) -> None:
         """Send STATE to users that get another message now, and had none for a while."""
-        turn, told, users = self._turn, self._told, self._users
-        since, names = turn.now - turn.limits.state_least, []
-        for one in turn.instructions:
-            if (
-                isinstance(one, (Send, Forward))
-                and one.to in users
-                and one.to in told
-                and told[one.to][0] <= since
-                and (isinstance(one, Forward) or type(one.message) not in MAY_WAIT)
-            ):
-                names.append(one.to)
+        since, names = self._turn.now - self._turn.limits.state_least, []
+        for instruction in self._turn.instructions:
+            if isinstance(instruction, (Send, Forward)):
+                one = self._listeners.get(instruction.to)
+                if (
+                    one is not None
+                    and one.is_user
+                    and one.state is not None
+                    and one.told_at <= since
+                    and (isinstance(instruction, Forward) or type(instruction.message) not in MAY_WAIT)
+                ):
+                    names.append(instruction.to)
         if names:
             self._send_to(sorted(set(names)))
+
+    def _listeners_with(self, *, credit: bool) -> list[str]:
+        return sorted(name for name, one in self._listeners.items() if one.has_credit is credit)
 
     def _send_to(self, names: Iterable[str]) -> None:
         near = self._turn.neighbors.candidates()
@@ -177,34 +200,39 @@ class StateAnnouncer:
                 self._send(name, self._state_for(name, shared, near))
 
     def _send(self, name: str, state: State) -> None:
-        self._reported_some.discard(name)
-        self._report(name, state.credits)
-        self._told[name] = self._turn.now, state
-        self._turn.instructions.append(Send(name, state))
+        self._tell(name, state)
+        self._turn.send(name, state)
 
-    def _report(self, name: str, credit: int) -> int:
-        """Note what a message tells a neighbor about its credits, and return it."""
-        if credit > 0:
-            self._reported_none.discard(name)
-        else:
-            self._reported_none.add(name)
-            self._reported_some.discard(name)
+    def _tell(self, name: str, state: State) -> None:
+        """Note a STATE."""
+        one = self._listener(name)
+        one.has_credit = None
+        self._report(one, state.credits)
+        one.state, one.told_at = state, self._turn.now
+
+    def _report(self, one: Listener, credit: int) -> None:
+        """Note the credits that a message reports."""
+        if credit <= 0:
+            one.has_credit = False
             self._least_credits = min(self._least_credits, self._rules.credits)
-        return credit
+        elif one.has_credit is False:
+            one.has_credit = None
 
     def _update_users(self) -> None:
-        turn, now = self._turn, self._turn.now
+        now, linked = self._turn.now, self._turn.neighbors.by_name
         for request in self._held.values():
             for name in (request.upstream, request.itinerary.source):
-                if name in turn.neighbors.by_name:
-                    self._users[name] = now
-        self._users = {name: at for name, at in self._users.items() if now - at < turn.limits.load_every}
+                if name is not None and name in linked:
+                    self._listener(name).used_at = now
+        for one in self._listeners.values():
+            if now - one.used_at >= self._turn.limits.load_every:
+                one.used_at = -INFINITY
 
-    # What a STATE contains.
+    # Content of a STATE.
 
     def _shared(self, near: Iterable[Neighbor]) -> State:
         """Return the STATE for all neighbors, but for what differs between them; ``near`` may be handed tokens."""
-        turn, rules, engine = self._turn, self._rules, self._rules.engine
+        rules, engine = self._rules, self._rules.engine
         return State(
             warm=rules.warm,
             draining=rules.draining,
@@ -213,8 +241,8 @@ class StateAnnouncer:
             queue=engine.length,
             calls=engine.times.calls,
             block_us=engine.times.block_us,
-            wait_us=engine.work_us(turn.now),
-            reaches=tuple(sorted(turn.neighbors.by_name)),
+            wait_us=engine.work_us(self._turn.now),
+            reaches=tuple(sorted(self._turn.neighbors.by_name)),
             reach_blocks=tuple(sorted({block for n in near for block in n.blocks})),
         )
 
@@ -227,13 +255,12 @@ class StateAnnouncer:
     def _far_blocks(self, name: str, shared: State, near: Iterable[Neighbor]) -> tuple[tuple[int, ...], ...]:
         """Return the blocks that are 2, 3, … links away by a way that does not begin at ``name``, nearest first.
 
-        A neighbor is not told what it told us itself, nor what others that have links to it tell it. So where all have
-        links to all nobody is told anything, and after the only holder of a block has gone nobody passes on what others
-        said before they knew. In a ring they do, until :data:`MAX_FAR` ends it.
+        A neighbor is told neither what it has reported itself nor what others that have links to it tell it. So where
+        all have links to all nobody is told anything, and after the only holder of a block has gone nobody passes on
+        what others said before they knew. In a ring they do, until :data:`MAX_FAR` ends it.
         """
-        turn = self._turn
         known = {*shared.reach_blocks, *self._rules.engine.usable_blocks}
-        if len(known) >= turn.bands.num_blocks + len(ENDS):
+        if len(known) >= self._turn.bands.num_blocks + len(ENDS):
             return ()
         states = [n.state for n in near if n.name != name and n.state is not None and name not in n.state.reaches]
         found: list[tuple[int, ...]] = []

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
@@ -186,7 +187,8 @@ def assign_blocks(
     if track_of is None:
         return None
     if costs is not None and costs.beside is not None:
-        _improve(track_of, blocks, allowed, before, costs, costs.beside, swaps)
+        assignment = _Assignment(track_of, blocks, len(allowed), before, costs, costs.beside)
+        _improve(assignment, blocks, allowed, swaps)
     tracks: list[list[int]] = [[] for _ in lengths]
     for block, track in zip(blocks, track_of, strict=True):
         tracks[track].append(block)
@@ -239,80 +241,89 @@ def _make_room(
     return None
 
 
-def _costs_apart(
-    track_of: Sequence[int],
-    blocks: Sequence[int],
-    tracks: int,
-    costs: OrderCosts,
-    beside: Sequence[Sequence[float]],
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Return the extra cost of two blocks in different tracks, and that of each block outside each track."""
-    apart = [[0.0] * len(blocks) for _ in blocks]
-    with_track = [[0.0] * tracks for _ in blocks]
-    for j, late in enumerate(blocks):
-        for i in range(j):
-            early = blocks[i]
-            more = beside[early][late] if early < late else beside[late][early] - costs.inverted[late][early]
-            apart[i][j] = apart[j][i] = more
-            with_track[i][track_of[j]] += more
-            with_track[j][track_of[i]] += more
-    return apart, with_track
+class _Assignment:
+    """Blocks in the preferred order, each in a track, and the costs of changing that.
+
+    Blocks are given by their place in that order.
+    """
+
+    def __init__(
+        self,
+        track_of: list[int],
+        blocks: Sequence[int],
+        tracks: int,
+        before: int,
+        costs: OrderCosts,
+        beside: Sequence[Sequence[float]],
+    ) -> None:
+        self.track_of = track_of
+        self._costs_in_slot = [costs.slot[block] for block in blocks]
+        self._slots: list[int] = []
+        self._apart = [[0.0] * len(blocks) for _ in blocks]
+        """Extra cost of two blocks in different tracks."""
+        self._to_track = [[0.0] * tracks for _ in blocks]
+        """Sum of :attr:`_apart` of a block and all blocks of a track."""
+        length = [before] * tracks
+        for track in track_of:
+            self._slots.append(length[track])
+            length[track] += 1
+        for j, late in enumerate(blocks):
+            for i, early in enumerate(blocks[:j]):
+                more = beside[early][late] if early < late else beside[late][early] - costs.inverted[late][early]
+                self._apart[i][j] = self._apart[j][i] = more
+                self._to_track[i][track_of[j]] += more
+                self._to_track[j][track_of[i]] += more
+
+    def swap_if_cheaper(self, early: int, late: int) -> bool:
+        """Let two blocks of different tracks change places if the estimate falls; return whether they did."""
+        track_of, slots, in_slot = self.track_of, self._slots, self._costs_in_slot
+        track, other = track_of[early], track_of[late]
+        of_early, of_late = self._to_track[early], self._to_track[late]
+        change = of_early[track] + of_late[other] - of_early[other] - of_late[track] + 2 * self._apart[early][late]
+        late_slot, early_slot = slots[early], slots[late]  # after the swap
+        for between in range(early + 1, late):
+            if track_of[between] == track:
+                slot, row = slots[between], in_slot[between]
+                change += row[slot - 1] - row[slot]
+                late_slot += 1
+            elif track_of[between] == other:
+                slot, row = slots[between], in_slot[between]
+                change += row[slot + 1] - row[slot]
+                early_slot -= 1
+        first, second = in_slot[early], in_slot[late]
+        change += first[early_slot] - first[slots[early]] + second[late_slot] - second[slots[late]]
+        if change >= -_ROUNDING:
+            return False
+        for between in range(early + 1, late):
+            if track_of[between] == track:
+                slots[between] -= 1
+            elif track_of[between] == other:
+                slots[between] += 1
+        slots[early], slots[late] = early_slot, late_slot
+        track_of[early], track_of[late] = other, track
+        for apart, sums in zip(self._apart, self._to_track, strict=True):
+            moved = apart[late] - apart[early]
+            sums[track] += moved
+            sums[other] -= moved
+        return True
 
 
-def _improve(
-    track_of: list[int],
-    blocks: Sequence[int],
-    allowed: Sequence[Collection[int]],
-    before: int,
-    costs: OrderCosts,
-    beside: Sequence[Sequence[float]],
-    swaps: int,
-) -> None:
+@lru_cache(32)
+def _pairs(count: int) -> list[tuple[int, int]]:
+    """Return all pairs of places, close ones first."""
+    return [(early, early + distance) for distance in range(1, count) for early in range(count - distance)]
+
+
+def _improve(assignment: _Assignment, blocks: Sequence[int], allowed: Sequence[Collection[int]], swaps: int) -> None:
     """Swap blocks of different tracks while that saves cost, beginning with blocks close in the preferred order."""
-    count, slot = len(blocks), costs.slot
-    apart, with_track = _costs_apart(track_of, blocks, len(allowed), costs, beside)
-    place: list[int] = []
-    held = [before] * len(allowed)
-    for track in track_of:
-        place.append(held[track])
-        held[track] += 1
-    stale = False
-    while not stale:
-        stale = True
-        for far in range(1, count):
-            for i in range(count - far):
-                j = i + far
-                a, b = track_of[i], track_of[j]
-                if a == b or blocks[i] not in allowed[b] or blocks[j] not in allowed[a]:
-                    continue
-                if not swaps:
-                    return
-                swaps -= 1
-                one, two = with_track[i], with_track[j]
-                change = one[a] + two[b] - one[b] - two[a] + 2 * apart[i][j]
-                to, fro = place[i], place[j]
-                for x in range(i + 1, j):
-                    if track_of[x] == a:
-                        row = slot[blocks[x]]
-                        change += row[place[x] - 1] - row[place[x]]
-                        to += 1
-                    elif track_of[x] == b:
-                        row = slot[blocks[x]]
-                        change += row[place[x] + 1] - row[place[x]]
-                        fro -= 1
-                first, second = slot[blocks[i]], slot[blocks[j]]
-                change += first[fro] - first[place[i]] + second[to] - second[place[j]]
-                if change >= -_ROUNDING:
-                    continue
-                stale = False
-                for x in range(i + 1, j):
-                    if track_of[x] == a:
-                        place[x] -= 1
-                    elif track_of[x] == b:
-                        place[x] += 1
-                place[i], place[j] = fro, to
-                track_of[i], track_of[j] = b, a
-                for x, sums in enumerate(with_track):
-                    moved = apart[x][j] - apart[x][i]
-                    sums[a] += moved
-                    sums[b] -= moved
+    track_of, pairs, improves = assignment.track_of, _pairs(len(blocks)), True
+    while improves:
+        improves = False
+        for early, late in pairs:
+            track, other = track_of[early], track_of[late]
+            if track == other or blocks[early] not in allowed[other] or blocks[late] not in allowed[track]:
+                continue
+            if not swaps:
+                return
+            swaps -= 1
+            improves |= assignment.swap_if_cheaper(early, late)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,7 +34,6 @@ class StageActions(NamedTuple):
 
 
 Stages = Mapping[Stage, StageActions]
-_NO_ACTIONS = StageActions(None)
 
 
 class InvalidTransition(Exception):
@@ -57,9 +57,14 @@ class Custody:
         """Usual time of the remaining work of this process for a request: an engine call; in a source, the head."""
         self.queued: list[HeldRequest] = []
         """Requests in the stage ``QUEUED``."""
-        self.stages: Stages = {}
-        """Actions of the rules, by stage."""
         self._turn = turn
+        self._on_leave: dict[Stage, Callable[[HeldRequest, Stage], object]] = {}
+        self._on_end: Callable[[HeldRequest], object] | None = None
+
+    def follow(self, stages: Stages) -> None:
+        """Take the actions of a source or a peer from now on."""
+        self._on_leave = {stage: actions.on_leave for stage, actions in stages.items() if actions.on_leave is not None}
+        self._on_end = stages[Stage.ENDED].on_time
 
     def hold(self, request: HeldRequest, why: str) -> None:
         """Hold a new request; unless it leaves its wait before, it is decided at the end of this turn."""
@@ -110,14 +115,13 @@ class Custody:
         step = TRANSITIONS.get((before, to))
         if step is None:
             raise InvalidTransition(request, to, why)
-        leave = self.stages.get(before, _NO_ACTIONS).on_leave
+        leave = self._on_leave.get(before)
         if leave is not None:
             leave(request, to)
         request.story.append((self._turn.now, before, to, why))
         request.stage = to
-        change = _CHANGES[before, to]
-        if change != (0, 0):
-            self.credits.moved(request, change)
+        if step.change != (0, 0):
+            self.credits.moved(request, step.change)
         step.make(self, request, *details)
 
     def _wait(self, request: HeldRequest) -> None:
@@ -175,9 +179,8 @@ class Custody:
     def _end(self, request: HeldRequest) -> None:
         del self.held[request.transfer]
         self.timers.end(request, len(self.held))
-        follow = self.stages[Stage.ENDED].on_time
-        if follow is not None:
-            follow(request)
+        if self._on_end is not None:
+            self._on_end(request)
         request.tokens = None  # outdated timers refer to the request for a while
 
     # Actions on leaving a stage, for the tables of the rules.
@@ -290,12 +293,15 @@ def _with_visit(itinerary: Itinerary, request: HeldRequest, name: str, now: floa
     return msgspec.structs.replace(itinerary, visits=(*itinerary.visits, visit))
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """A transition of a held request."""
 
     make: Callable[..., None]
     """Method of :class:`Custody` that changes the request."""
     when: str
+    change: tuple[int, int] = (0, 0)
+    """Change of the numbers of copies and of held requests."""
 
 
 TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
@@ -332,5 +338,5 @@ TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
     (Stage.AWAY, Stage.ENDED): Step(Custody._end, "answer or error; the track has come back"),
 }
 """All transitions; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` shows them."""
-_CHANGES = {pair: counted(*pair) for pair in TRANSITIONS}
-"""Changes of the numbers of copies and of held requests."""
+for _pair, _step in TRANSITIONS.items():
+    _step.change = counted(*_pair)

@@ -1,5 +1,6 @@
 """The table of transitions of held requests, the story that an error prints, and the check of a machine's books."""
 
+import dataclasses
 import random
 import re
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_a_transition_is_made_by_the_method_in_the_table(monkeypatch):
         made.append((custody, request, block))
         step.make(custody, request, block)
 
-    monkeypatch.setitem(TRANSITIONS, (Stage.WAITING, Stage.QUEUED), step._replace(make=instead))
+    monkeypatch.setitem(TRANSITIONS, (Stage.WAITING, Stage.QUEUED), dataclasses.replace(step, make=instead))
     peer = new_peer()
     peer.gets("laptop", run_of())
     (request,) = peer.machine.held.values()
