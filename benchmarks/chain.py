@@ -51,7 +51,7 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.setup import PeerSettings
-from ls_edge.runtime.protocol.framing import decode_all
+from ls_edge.runtime.protocol.framing import decode
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.links import Links
 
@@ -311,7 +311,7 @@ def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> di
 
     def counting(self: Links, link: Any, frames: Sequence[bytes | memoryview]) -> bool:
         counts[_SENT] += 1
-        counts.update(type(message).__name__.lower() for message in decode_all(frames[0]))
+        counts.update(type(message).__name__.lower() for message in decode(frames[0]))
         sizes[_SENT] += sum(len(frame) for frame in frames)
         return send(self, link, frames)
 

@@ -24,7 +24,7 @@ from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.engines.engine import Engine, Signature, signature_of
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol.messages import MINOR_OF_ONE, Hello, Itinerary, State
+from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.events import Complete, Instruction, Submit
 from ls_edge.runtime.routing.state.limits import Limits
@@ -91,7 +91,7 @@ class Caller:
         self._request = 0
         self._answer: Complete | None = None
         self._back = 0.0
-        hello = Hello("caller", "source", new_incarnation(), MINOR_OF_ONE, manifest.model_id, manifest.bundle_id)
+        hello = Hello("caller", "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
         state = State(True, False, False, 0, 0, 0, 0)
         self.node = Node(
             NodeSettings("caller", "source", peers, manifest, keys),

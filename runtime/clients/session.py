@@ -132,7 +132,7 @@ class Client:
         """
         self.peers = peers
         self.sessions = {peer.name: Session(peer) for peer in peers.peers}
-        self._hello = Hello(new_alias(owner), role, new_incarnation(), wire.MINOR_OF_ONE, *model)
+        self._hello = Hello(new_alias(owner), role, new_incarnation(), wire.MINOR, *model)
         self._links = Links(
             {peer.name: peer.address for peer in peers.peers},
             bind=None,
@@ -165,9 +165,7 @@ class Client:
         found = []
         for event in self._links.poll(max(0.0, seconds)):
             name = event.name if isinstance(event, NoLink) else event.link.dialled
-            message = self._receive(name, event)
-            if message is not None:
-                found.append((name, message))
+            found += [(name, message) for message in self._receive(name, event)]
         now = time.monotonic()
         for name, session in self.sessions.items():
             if session.up and not session.complaint and session.waiting and now >= session.greeted_at + GREET_AGAIN_S:
@@ -198,7 +196,7 @@ class Client:
         """Return the HELLO for a peer."""
         return self._hello
 
-    def _receive(self, name: str, event: LinkEvent) -> wire.Message | None:
+    def _receive(self, name: str, event: LinkEvent) -> Sequence[wire.Message]:
         session = self.sessions[name]
         if isinstance(event, LinkUp):
             self.sessions[name] = Session(session.peer, up=True, up_at=time.monotonic())
@@ -208,13 +206,14 @@ class Client:
             session.why, session.refused, session.final = event.why, event.refused, event.final
         else:
             try:
-                message = framing.decode(event.frames[0].buffer)
+                messages = framing.decode(event.frames[0].buffer)
             except WireError as error:
                 session.complaint = f"its message cannot be read: {error}"
             else:
-                session.receive(message)
-                return message
-        return None
+                for message in messages:
+                    session.receive(message)
+                return messages
+        return ()
 
 
 def source_name(peers: PeersFile, keys: KeyPair | None, default: str) -> str:

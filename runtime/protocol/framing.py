@@ -2,7 +2,7 @@
 
 A ZeroMQ message is a header frame, and a frame of tokens for each RUN in it. The header is ``LS``, the major version in
 one byte, then MessagePack of one message or of an array of them: what a process sends to another in one turn of its
-loop can share a header. All input is checked: :func:`decode_all` raises :class:`WireError` for anything but messages
+loop can share a header. All input is checked: :func:`decode` raises :class:`WireError` for anything but messages
 whose fields have allowed values, and ``codecs`` does the same for tokens.
 """
 
@@ -48,15 +48,7 @@ def join(bodies: Sequence[bytes]) -> bytes:
     return b"".join((_PREFIX, head, *bodies))
 
 
-def decode(frame: bytes | memoryview) -> Message:
-    """Read a header frame; raise :class:`WireError` for anything but exactly one message."""
-    messages = decode_all(frame)
-    if len(messages) != 1:
-        raise WireError(f"header of {len(messages)} messages, one is read here; dropped")
-    return messages[0]
-
-
-def decode_all(frame: bytes | memoryview) -> list[Message]:
+def decode(frame: bytes | memoryview) -> list[Message]:
     """Read a header frame of one message or several; raise :class:`WireError` if any part of it is wrong."""
     view = memoryview(frame)
     if len(view) > MAX_HEADER:

@@ -18,17 +18,7 @@ from ls_edge.core.parts import STEM
 from ls_edge.core.peers_file import Name
 from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
 
-MAJOR, MINOR = 2, 6
-MINOR_OF_ONE = 1
-"""Version announced by processes of this package that read only one message in a header."""
-MINOR_OF_SEVERAL = 2
-"""First minor version whose processes read several messages in one header."""
-MINOR_OF_DEMANDS = 4
-"""First minor version whose processes keep :attr:`Run.bundle_id`."""
-MINOR_OF_CHANGES = 4
-"""First minor version whose processes do not expect STATE from a neighbor whose STATE has not changed."""
-MINOR_OF_ENDS = 6
-"""First minor version whose processes take requests with stem and head to run."""
+MAJOR, MINOR = 1, 0
 MAX_LATENCY_WEIGHT = 1e6
 MAX_FAR = 6
 """Limit on the distances in :attr:`State.far_blocks`, so a STATE shows blocks up to 7 links away. In a circle of links
@@ -36,7 +26,7 @@ the news that a holder has gone takes as many STATE to get round."""
 MAX_BUDGET_US = 600_000_000
 """Limit on the budget of a request: ten minutes. Work for a source that never returns ends then at the latest."""
 MAX_AVOID = 16
-MAX_CANCELLED = 1024
+MAX_CANCELED = 1024
 MAX_CHUNK = 48 * 1024
 """Limit on the bytes of a file in one message, which delays other messages by 0.4 ms at 1 Gbit/s."""
 MAX_MANIFEST = 16 * 1024 * 1024
@@ -92,7 +82,7 @@ class RefuseReason(_Text):
     BUSY = "busy"
     DRAINING = "draining"
     COLD = "cold"
-    CANCELLED = "cancelled"
+    CANCELED = "canceled"
     NOT_FINITE = "not finite"
     OTHER_BUNDLE = "other bundle"
 
@@ -332,7 +322,7 @@ class Moved(_Message, frozen=True, tag="moved"):
 class Cancel(_Message, frozen=True, tag="cancel"):
     """The source has ended these requests: work on them stops, and tombstones stay for ``budget_us``."""
 
-    requests: Annotated[tuple[RequestId, ...], Meta(max_length=MAX_CANCELLED)]
+    requests: Annotated[tuple[RequestId, ...], Meta(max_length=MAX_CANCELED)]
     budget_us: Budget
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ls_edge.core.parts import has_ends
-from ls_edge.runtime.protocol.messages import MINOR_OF_ENDS, Itinerary, Progress, Release, ReturnReason
+from ls_edge.runtime.protocol.messages import Itinerary, Progress, Release, ReturnReason
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, Wait
 from ls_edge.runtime.routing.state.candidates import LocalNode
@@ -232,13 +232,11 @@ class Decisions:
     def reachable(self, request: HeldRequest) -> list[Neighbor]:
         """Return the peers that may be handed a request: those of the bundle that it demands, if any.
 
-        Stem and head are known only to those of a newer version. A source that names a peer hands it to that one.
+        A source that names a peer hands it to that one.
         """
         candidates, demanded = self._neighbors.candidates(), request.bundle_id
         if request.upstream is None and request.itinerary.hand_to:
             candidates = [n for n in candidates if n.name == request.itinerary.hand_to]
-        if has_ends(request.itinerary.remaining):
-            candidates = [n for n in candidates if n.hello.minor >= MINOR_OF_ENDS]
         return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
 
     def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbor]) -> Sequence[Neighbor]:
@@ -322,14 +320,14 @@ class Decisions:
             return request.upstream if request.upstream in ways else min(ways)
         return next((visit.holder for visit in request.itinerary.visits if visit.holder in usable), "")
 
-    def cancelled_on_way_home(self, request: HeldRequest, sender: str) -> None:
-        """Believe that a request is cancelled if that is said by the only way home, which could as well drop it."""
+    def canceled_on_way_home(self, request: HeldRequest, sender: str) -> None:
+        """Believe that a request is canceled if that is said by the only way home, which could as well drop it."""
         neighbors = self._neighbors.by_name
         if request.itinerary.source in neighbors or self._way_home(request):
             return
         if request.upstream is not None and request.upstream in neighbors:
             self._turn.send(request.upstream, Release(request.transfer, sender))
-        self._custody.end(request, f"cancelled, says {sender}, the only way home")
+        self._custody.end(request, f"canceled, says {sender}, the only way home")
 
     # Waiting for credits.
 

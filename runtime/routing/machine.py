@@ -172,8 +172,8 @@ class Machine(Generic[R]):
             request.avoid[sender] = n.backoff_until
             if not busy:
                 self.avoid(request, sender, n.backoff_until)
-        if request.returning and message.reason == RefuseReason.CANCELLED:
-            self.decisions.cancelled_on_way_home(request, sender)
+        if request.returning and message.reason == RefuseReason.CANCELED:
+            self.decisions.canceled_on_way_home(request, sender)
 
     def on_progress(self, sender: str, message: Progress) -> None:
         """Give the holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""

@@ -16,7 +16,7 @@ from ls_edge.core.parts import ENDS, part_name, shown_parts
 from ls_edge.core.peers_file import PeersFile, check_name
 from ls_edge.core.text import short_id
 from ls_edge.runtime.protocol.codecs import check_payload
-from ls_edge.runtime.protocol.messages import MAJOR, MINOR_OF_DEMANDS, Hello, Run, State, Welcome
+from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome
 
 MAX_OWNER_NAME = 54
 GUESTS = ("observer", "pusher")
@@ -189,11 +189,6 @@ class Admission:
                 f"{_readable(hello.name, hello.role)} has bundle {short_id(hello.bundle_id)}, "
                 f"{_readable(self.name, self._role)} has {short_id(manifest.bundle_id)} and --strict-bundle is on; "
                 "copy the same bundle to both"
-            )
-        if self._strict and self._role == "source" and hello.minor < MINOR_OF_DEMANDS:
-            return (
-                f"{hello.name} speaks version {MAJOR}.{hello.minor} of the protocol, which does not keep "
-                f"--strict-bundle; install ls-edge with version {MAJOR}.{MINOR_OF_DEMANDS} or newer there"
             )
         return ""
 

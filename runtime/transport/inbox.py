@@ -62,7 +62,7 @@ class Inbox:
         try:
             if not 1 <= len(frames) <= 1 + framing.MAX_TOGETHER:
                 raise WireError(f"message of {len(frames)} frames; dropped")
-            messages = framing.decode_all(frames[0].buffer)
+            messages = framing.decode(frames[0].buffer)
             runs = [type(message) for message in messages].count(Run)
             if len(frames) != 1 + runs:
                 what = type(messages[0]).__name__.lower() if len(messages) == 1 else f"{len(messages)} messages"

@@ -20,7 +20,6 @@ import msgspec
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.protocol import codecs, framing
-from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.protocol.messages import (
     Bye,
@@ -384,7 +383,7 @@ class Node:
 
     def _on_admitted(self, link: Link, greeting: Hello | Welcome, first: bool) -> None:
         name = greeting.name
-        self._outbox.greeted(name, greeting.codec, reads_several=greeting.minor >= wire.MINOR_OF_SEVERAL)
+        self._outbox.greeted(name, greeting.codec)
         hello = Hello(*msgspec.structs.astuple(greeting))
         known = self.driver.machine.neighbors.get(name)
         if greeting.role not in GUESTS and (known is None or known.hello != hello):

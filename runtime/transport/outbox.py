@@ -1,7 +1,7 @@
 """The messages of one turn of a node, grouped by receiver.
 
 RELEASE and MOVED wait a little for another message to the same process, since no process waits for them. All other
-messages are sent at the end of the turn, in one ZeroMQ message where the receiver reads several in one header. Long
+messages are sent at the end of the turn, in one ZeroMQ message with one header. Long
 tokens are sent apart from what their receiver could use sooner: a ZeroMQ message arrives as a whole.
 """
 
@@ -64,8 +64,6 @@ class Outbox:
         self._links_of = links_of
         self.counts = counts
         self._codec_of: dict[str, str] = {}
-        self._reads_several: set[str] = set()
-        """Processes that read several messages in one header."""
         self._now: dict[str, list[_Outgoing]] = {}
         """Messages of the next :meth:`send`."""
         self._held: dict[str, list[Send]] = {}
@@ -76,22 +74,20 @@ class Outbox:
         """Whether :meth:`send` has nothing to send."""
         return not self._now
 
-    def greeted(self, receiver: str, codec: str, *, reads_several: bool) -> None:
-        """Record the codec for tokens to a process, and whether it reads several messages in one header."""
+    def greeted(self, receiver: str, codec: str) -> None:
+        """Record the codec for tokens to a process."""
         self._codec_of[receiver] = codec if codec in codecs.CODECS else "raw"
-        (self._reads_several.add if reads_several else self._reads_several.discard)(receiver)
 
     def forget(self, receiver: str) -> None:
         """Drop the waiting messages for a process whose links are gone."""
         self._codec_of.pop(receiver, None)
-        self._reads_several.discard(receiver)
         self._held.pop(receiver, None)
 
     def put(self, send: Send) -> None:
         """Add a message to this turn, or to the next one for the same process."""
         name = send.to
         held = self._held.get(name, [])
-        can_wait = type(send.message) in MAY_WAIT and name in self._reads_several
+        can_wait = type(send.message) in MAY_WAIT and name in self._codec_of
         if not can_wait or name in self._now or len(held) >= MAX_HELD:
             self._now.setdefault(name, []).append(_encoded(send))
             return
@@ -117,7 +113,7 @@ class Outbox:
             # Long tokens do not wait for messages that had time.
             outgoing = [*new, *held] if any(map(_is_long, new)) else [*held, *new]
             links = self._links_of.get(name)
-            for group in self._groups(outgoing, name):
+            for group in _groups(outgoing):
                 frames: list[bytes | memoryview] = [framing.join([one.body for one in group])]
                 frames += [one.tokens for one in group if one.tokens is not None]
                 if links and any(self._links.send(link, frames) for link in links):
@@ -135,24 +131,6 @@ class Outbox:
             if one.tokens is not None:
                 sent[one.codec] += len(one.tokens)
 
-    def _groups(self, outgoing: list[_Outgoing], name: str) -> Iterable[list[_Outgoing]]:
-        if len(outgoing) == 1:
-            yield outgoing
-            return
-        most = framing.MAX_TOGETHER if name in self._reads_several else 1
-        group: list[_Outgoing] = []
-        size = tokens = 0
-        for one in outgoing:
-            more = 0 if one.tokens is None else len(one.tokens)
-            # Messages before a long frame of tokens do not wait for it.
-            full = len(group) >= most or size + len(one.body) > _MAX_BODIES or (more and tokens + more > SMALL_TOKENS)
-            if group and full:
-                yield group
-                group, size, tokens = [], 0, 0
-            group.append(one)
-            size, tokens = size + len(one.body), tokens + more
-        yield group
-
     def _run_of(self, forward: Forward) -> _Outgoing:
         """Return the RUN for tokens, encoded with the codec of their itinerary, or else of their receiver."""
         asked = forward.itinerary.codec
@@ -163,6 +141,25 @@ class Outbox:
         run = forward.run(codec, count, dim)
         run = msgspec.structs.replace(run, itinerary=_add_codec_time(run.itinerary, self._name, spent))
         return _Outgoing(framing.encode_body(run), payload, codec, forward)
+
+
+def _groups(outgoing: list[_Outgoing]) -> Iterable[list[_Outgoing]]:
+    """Divide messages into groups that share a header each."""
+    if len(outgoing) == 1:
+        yield outgoing
+        return
+    group: list[_Outgoing] = []
+    size = tokens = 0
+    for one in outgoing:
+        more = 0 if one.tokens is None else len(one.tokens)
+        full = len(group) >= framing.MAX_TOGETHER or size + len(one.body) > _MAX_BODIES
+        # Messages before a long frame of tokens do not wait for it.
+        if group and (full or (more and tokens + more > SMALL_TOKENS)):
+            yield group
+            group, size, tokens = [], 0, 0
+        group.append(one)
+        size, tokens = size + len(one.body), tokens + more
+    yield group
 
 
 def _encoded(send: Send) -> _Outgoing:

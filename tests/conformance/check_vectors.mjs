@@ -25,12 +25,14 @@ function plain(value) {
   return value !== null && typeof value === "object" ? Object.values(value).map(plain) : value;
 }
 
+const fieldsOf = (message) => Object.fromEntries(Object.entries(message).map(([key, value]) => [key, plain(value)]));
+
 const report = {
   messages: vectors.messages.map(({ hex }) => {
-    const message = decode(bytes(hex));
-    const fields = Object.fromEntries(Object.entries(message).map(([key, value]) => [key, plain(value)]));
-    return { message: fields, hex: encode(message).toString("hex") };
+    const [message] = decode(bytes(hex));
+    return { message: fieldsOf(message), hex: encode(message).toString("hex") };
   }),
+  several: vectors.several.map(({ hex }) => decode(bytes(hex)).map(fieldsOf)),
   malformed: vectors.malformed.map(({ hex }) => refused(() => decode(bytes(hex)))),
   tokens: vectors.tokens.map(({ codec, count, dim, hex, written_from: from }) => {
     const written = Float32Array.from(from.flat(), (x) => (x === null ? NaN : (numbers[x] ?? x)));

@@ -425,6 +425,7 @@ MORE = {
     "bye without a reason": Bye(),
     "run from the source": Run(FIRST, 10_000_000, ASKED, "raw", 17, 192),
     "run of an image": Run(FIRST, 10_000_000, Itinerary("laptop", "nearest", (STEM, 0, 1, HEAD), 0), "image", 7213, 1),
+    "run that demands a bundle": Run(FIRST, 10_000_000, ASKED, "raw", 17, 192, bundle_id=BUNDLE),
     "run of logits": Run(
         SECOND,
         9_980_000,
@@ -479,7 +480,7 @@ MORE = {
 
 
 def _pack(fields):
-    return b"LS\x02" + msgspec.msgpack.encode(fields)
+    return b"LS\x01" + msgspec.msgpack.encode(fields)
 
 
 def _plain(message, **changes):
@@ -494,15 +495,15 @@ def _itinerary(**changes):
 RUN = EXAMPLES["run"][0]
 ACCEPT = EXAMPLES["accept"][0]
 _WIDE = (
-    b"LS\x02\xdf\0\0\0\3\xd9\x07credits\xcf\0\0\0\0\0\0\0\6\xda\0\x08transfer\xdc\0\3\xc5\0\x10" + REQUEST
+    b"LS\x01\xdf\0\0\0\3\xd9\x07credits\xcf\0\0\0\0\0\0\0\6\xda\0\x08transfer\xdc\0\3\xc5\0\x10" + REQUEST
     + b"\xcf" + struct.pack(">Q", BRANCH) + b"\xd3\0\0\0\0\0\0\0\2\xdb\0\0\0\1t\xa6accept"
 )  # fmt: skip
 # Not what the reference writes, but what everybody has to read.
 READ_ONLY = {
     "accept in the widest formats and another order": (_WIDE, ACCEPT),
     "fields that are not known": (_pack(_plain(ACCEPT, added_later=[1, {"x": None}, b"\0"])), ACCEPT),
-    "a key that stands twice": (b"LS\x02\x83\xa1t\xa3bye\xa6reason\xa1a\xa6reason\xa1b", Bye("b")),
-    "defaults left out": (b"LS\x02\x81\xa1t\xa3bye", Bye()),
+    "a key that stands twice": (b"LS\x01\x83\xa1t\xa3bye\xa6reason\xa1a\xa6reason\xa1b", Bye("b")),
+    "defaults left out": (b"LS\x01\x81\xa1t\xa3bye", Bye()),
     "itinerary cut behind its last value without a default": (
         _pack(_plain(RUN, itinerary=_itinerary()[:4])),
         msgspec.structs.replace(RUN, itinerary=msgspec.structs.replace(AT_B, waves=(), visits=())),
@@ -515,13 +516,13 @@ READ_ONLY = {
 }
 MALFORMED = {
     "empty frame": b"",
-    "three bytes": b"LS\x02",
+    "three bytes": b"LS\x01",
     "other magic": b"GET / HTTP/1.1\r\n",
-    "older major version": b"LS\x01" + framing.encode(Bye())[3:],
-    "newer major version": b"LS\x03" + framing.encode(Bye())[3:],
+    "older major version": b"LS\x00" + framing.encode(Bye())[3:],
+    "newer major version": b"LS\x02" + framing.encode(Bye())[3:],
     "truncated": framing.encode(RUN)[:-1],
     "something behind the map": framing.encode(Bye()) + b"\0",
-    "no kind": b"LS\x02\x80",
+    "no kind": b"LS\x01\x80",
     "unknown kind": _pack({"t": "walk"}),
     "kind that is a number": _pack({"t": 1}),
     "an array": _pack([1, 2]),
@@ -529,15 +530,15 @@ MALFORMED = {
     "65 messages": _pack([{"t": "bye"}] * 65),
     "message in an array in an array": _pack([[{"t": "bye"}]]),
     "second message cut off": framing.join([framing.encode_body(wire.Bye())] * 2)[:-1],
-    "three announced, two there": b"LS\x02\x93" + 2 * framing.encode_body(wire.Bye()),
-    "third message behind two": b"LS\x02\x92" + 3 * framing.encode_body(wire.Bye()),
+    "three announced, two there": b"LS\x01\x93" + 2 * framing.encode_body(wire.Bye()),
+    "third message behind two": b"LS\x01\x92" + 3 * framing.encode_body(wire.Bye()),
     "second message out of range": _pack([{"t": "bye"}, _plain(EXAMPLES["accept"][0], credits=-1)]),
-    "nesting that never ends": b"LS\x02\x82\xa1t\xa3bye\xa1x" + b"\x91" * 2000 + b"\x90",
-    "length beyond the frame": b"LS\x02\x82\xa1t\xa5hello\xa6blocks\xdd\xff\xff\xff\xff",
-    "text that is not UTF-8": b"LS\x02\x82\xa1t\xa3bye\xa6reason\xa2\xff\xfe",
-    "key that is bytes": b"LS\x02\x82\xa1t\xa3bye\xc4\x06reason\xa1b",
-    "key that is a number": b"LS\x02\x82\xa1t\xa3bye\x01\xa1b",
-    "reserved format c1": b"LS\x02\x82\xa1t\xa3bye\xa6reason\xc1",
+    "nesting that never ends": b"LS\x01\x82\xa1t\xa3bye\xa1x" + b"\x91" * 2000 + b"\x90",
+    "length beyond the frame": b"LS\x01\x82\xa1t\xa5hello\xa6blocks\xdd\xff\xff\xff\xff",
+    "text that is not UTF-8": b"LS\x01\x82\xa1t\xa3bye\xa6reason\xa2\xff\xfe",
+    "key that is bytes": b"LS\x01\x82\xa1t\xa3bye\xc4\x06reason\xa1b",
+    "key that is a number": b"LS\x01\x82\xa1t\xa3bye\x01\xa1b",
+    "reserved format c1": b"LS\x01\x82\xa1t\xa3bye\xa6reason\xc1",
     "field without a default is missing": _pack({"t": "accept", "credits": 1}),
     "text for an integer": _pack(_plain(ACCEPT, credits="3")),
     "float for an integer": _pack(_plain(ACCEPT, credits=3.0)),
@@ -568,7 +569,7 @@ MALFORMED = {
     "budget above 600 s": _pack(_plain(RUN, budget_us=600_000_001)),
     "cancel for above 600 s": _pack(_plain(EXAMPLES["cancel"][0], budget_us=600_000_001)),
     "cancel of 1025 requests": _pack(_plain(EXAMPLES["cancel"][0], requests=[b"\0" * 16] * 1025)),
-    "cancelled request of 17 bytes": _pack(_plain(EXAMPLES["cancel"][0], requests=[REQUEST + b"\0"])),
+    "canceled request of 17 bytes": _pack(_plain(EXAMPLES["cancel"][0], requests=[REQUEST + b"\0"])),
     "no tokens": _pack(_plain(RUN, count=0)),
     "too many tokens": _pack(_plain(RUN, count=2**20 + 1)),
     "tokens without values": _pack(_plain(RUN, dim=0)),
@@ -655,12 +656,12 @@ SEVERAL = {
 
 def _several(messages):
     bodies = [framing.encode_body(message) for message in messages]
-    return framing.join(bodies) if len(bodies) > 1 else b"LS\x02\x91" + bodies[0]
+    return framing.join(bodies) if len(bodies) > 1 else b"LS\x01\x91" + bodies[0]
 
 
 def _reason(frame):
     try:
-        framing.decode_all(frame)
+        framing.decode(frame)
     except framing.WireError as error:
         return str(error)[:120]
     raise AssertionError("this is well formed")

@@ -18,16 +18,21 @@ const REFUSED_AGAIN_MS = 100;
 const AWAY_MS = 1000;
 const LEAVE_MS = 4700;
 const COMPLAINTS_A_SECOND = 10;
-const MOST_CANCELLED = 10_000;
+const MOST_CANCELED = 10_000;
 
 const [peersPath, ownName, bundlePath, keyPath] = process.argv.slice(2);
 const file = JSON.parse(readFileSync(peersPath, "utf-8"));
 const manifest = JSON.parse(readFileSync(join(bundlePath, "manifest.json"), "utf-8"));
-const blocksOf = new Map(file.peers.map((peer) => [peer.name, new Set(peer.blocks)]));
+const [STEM, HEAD] = [65534, 65535]; // parts that a peer without an image decoder does not serve
+const numberOf = (part) => ({ stem: STEM, head: HEAD })[part] ?? part;
+const blocksOf = new Map(file.peers.map((peer) => [peer.name, new Set(peer.blocks.map(numberOf))]));
 const own = file.peers.find((peer) => peer.name === ownName);
 const { count, dim } = manifest.tokens;
 const modelBlocks = manifest.parts.blocks.length;
-const bandOf = (block) => (manifest.bands ? manifest.bands.findIndex((band) => band.includes(block)) : 0);
+function bandOf(block) {
+  if (block === STEM || block === HEAD) return block === STEM ? -1 : Infinity;
+  return manifest.bands ? manifest.bands.findIndex((band) => band.includes(block)) : 0;
+}
 const credits = own.credits ?? 16;
 const incarnation = randomBytes(8).readBigUInt64BE();
 
@@ -37,7 +42,7 @@ const processes = new Map(); // name -> { role, links, codec, incarnation }
 const complained = new Map(); // link -> [since when, how many]
 const items = new Map(); // transfer of the RUN that brought it -> item
 const onTheirWay = new Map(); // transfer of our RUN -> item
-const cancelled = new Map(); // owner and request -> until when
+const canceled = new Map(); // owner and request -> until when
 const queue = [];
 const counts = { accepted: 0, refused: 0, blocks: 0, home: 0, complaints: 0 };
 let warm = false;
@@ -99,14 +104,26 @@ function tellState() {
 
 function receive(link, frames) {
   try {
-    if (frames.length > 2) throw new Malformed(`a message of ${frames.length} frames`);
-    const message = decode(frames[0]);
-    if ((frames.length === 2) !== (message.t === "run")) throw new Malformed(`${message.t} of ${frames.length} frames`);
-    act(link, message, frames[1]);
+    const messages = decode(frames[0]);
+    const payloads = frames.slice(1);
+    if (payloads.length !== messages.filter(({ t }) => t === "run").length) throw new Malformed(`${messages.length} messages in ${frames.length} frames`);
+    for (const message of messages) attempt(link, () => act(link, message, message.t === "run" ? payloads.shift() : undefined));
   } catch (error) {
-    if (!(error instanceof Malformed)) throw error;
-    complain(link, `${error.message}; dropped`);
+    refuse(link, error);
   }
+}
+
+function attempt(link, action) {
+  try {
+    action();
+  } catch (error) {
+    refuse(link, error);
+  }
+}
+
+function refuse(link, error) {
+  if (!(error instanceof Malformed)) throw error;
+  complain(link, `${error.message}; dropped`);
 }
 
 function act(link, message, payload) {
@@ -178,10 +195,12 @@ function check(sender, { itinerary: it, count: n, dim: d, returning }) {
   if (n !== count || d !== dim) throw new Malformed(`tokens ${n} x ${d}, the model has ${count} x ${dim}`);
   const ran = steps(it);
   const blocks = [...ran.map(({ block }) => block), ...it.remaining, ...it.skipped];
-  if (blocks.some((block) => block >= modelBlocks)) throw new Malformed("an itinerary with blocks that the model lacks");
+  const ends = blocks.filter((block) => block === STEM || block === HEAD).length;
+  if (ends && (it.track || ends !== 2)) throw new Malformed("an itinerary with stem or head alone");
+  if (blocks.some((block) => block >= modelBlocks && block < STEM)) throw new Malformed("an itinerary with blocks that the model lacks");
   if (it.track) {
     if (!blocksOf.has(it.source) || it.track.before > modelBlocks) throw new Malformed(`a track for ${it.source}`);
-  } else if (blocks.length !== modelBlocks) throw new Malformed("an itinerary that lacks blocks");
+  } else if (blocks.length !== modelBlocks + ends) throw new Malformed("an itinerary that lacks blocks");
   for (const { block, holder } of ran) {
     if (!blocksOf.get(holder)?.has(block)) throw new Malformed(`${holder} cannot have run block ${block}`);
   }
@@ -224,11 +243,12 @@ function onRun(sender, run, payload) {
   return undefined;
 }
 
-function reasonToRefuseRun(sender, { transfer, itinerary, returning }, tokens) {
-  if ((cancelled.get(cancelKey(ownerOf(itinerary), transfer.request)) ?? 0) > performance.now()) return "cancelled";
+function reasonToRefuseRun(sender, { transfer, itinerary, returning, bundle_id: demanded }, tokens) {
+  if ((canceled.get(cancelKey(ownerOf(itinerary), transfer.request)) ?? 0) > performance.now()) return "canceled";
   if (!finite(tokens)) return "not finite";
   if (!processes.has(itinerary.source)) return "busy";
   if (returning) return "";
+  if (demanded && demanded !== manifest.bundle_id) return "other bundle";
   if (draining) return "draining";
   if (!warm) return "cold";
   return creditsFor(sender) > 0 ? "" : "busy";
@@ -339,8 +359,8 @@ function onRefuse(name, { transfer }) {
 
 function onCancel(name, { requests, budget_us: budget }) {
   const until = performance.now() + budget / 1000;
-  for (const request of requests) cancelled.set(cancelKey(name, request), until);
-  while (cancelled.size > MOST_CANCELLED) cancelled.delete(cancelled.keys().next().value);
+  for (const request of requests) canceled.set(cancelKey(name, request), until);
+  while (canceled.size > MOST_CANCELED) canceled.delete(canceled.keys().next().value);
   const gone = new Set(requests.map((request) => cancelKey(name, request)));
   for (const item of items.values()) if (gone.has(cancelKey(ownerOf(item.itinerary), item.transfer.request))) drop(item);
 }
@@ -360,7 +380,7 @@ function lookAround() {
     else if (item.sent && now - item.sentAt >= HOME_AGAIN_MS) goHome(item);
     else if (item.atHome && !item.sent) goHome(item);
   }
-  for (const [key, until] of cancelled) if (until <= now) cancelled.delete(key);
+  for (const [key, until] of canceled) if (until <= now) canceled.delete(key);
   tellState();
 }
 

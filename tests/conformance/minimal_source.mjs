@@ -31,9 +31,9 @@ function linkAll(role, model, onMessage, maxFrame) {
     const open = () => {
       one.link = dial(peer.address, { maxFrame, silenceMs: 2000 }, keys, keys && z85(peer.public_key));
       one.link.on("ready", () => one.send({ t: "hello", name, role, incarnation, minor: 0, model_id: model, bundle_id: "" }));
-      one.link.on("message", ([header, payload = Buffer.alloc(0)]) => {
+      one.link.on("message", ([header, ...payloads]) => {
         try {
-          onMessage(one, decode(header), payload);
+          for (const message of decode(header)) onMessage(one, message, message.t === "run" ? payloads.shift() ?? Buffer.alloc(0) : undefined);
         } catch (error) {
           if (!(error instanceof Malformed)) throw error;
           one.send({ t: "complaint", what: error.message });

@@ -12,6 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -64,6 +65,11 @@ def report(node):
 def test_messages_are_read_as_the_vectors_say(report):
     for vector, read in zip(VECTORS["messages"], report["messages"], strict=True):
         assert read["message"] == vector["message"], vector["name"]
+
+
+def test_several_messages_are_read_as_the_vectors_say(report):
+    for vector, read in zip(VECTORS["several"], report["several"], strict=True):
+        assert read == vector["messages"], vector["name"]
 
 
 def test_messages_that_it_writes_are_read_here(report):
@@ -288,7 +294,7 @@ class Caller:
         while time.monotonic() < end:
             if self.socket.poll(100):
                 header, *payload = self.socket.recv_multipart()
-                message = framing.decode(header)
+                (message,) = framing.decode(header)  # the second implementation sends each message alone
                 if isinstance(message, kinds):
                     return (
                         (message, codecs.decode(message.codec, payload[0], message.count, message.dim))
@@ -322,7 +328,7 @@ def banded_js(mixed, banded_bundle):
 
 
 @contextlib.contextmanager
-def world_of(mixed, bundle):
+def world_of(mixed, bundle, a=range(BLOCKS)):
     context = zmq.Context()
     manifest = Bundle.open(bundle).manifest
     callers = []
@@ -354,7 +360,7 @@ def world_of(mixed, bundle):
                     tokens = chain.block(block, tokens)
             return tokens
 
-    with mixed({"js": [1, 2, 3], "a": range(BLOCKS)}, "js", bundle=bundle) as peers:
+    with mixed({"js": [1, 2, 3], "a": a}, "js", bundle=bundle) as peers:
         peers.signal("a", signal.SIGSTOP)
         peers.wait_warm("js")
         world = World()
@@ -401,7 +407,7 @@ def test_nothing_is_done_before_hello_and_complaints_are_few(js):
     stranger.send(*js.run(plain()))
     assert "before hello" in stranger.next(Complaint).what
     for _ in range(100):
-        stranger.send(b"LS\x02garbage")
+        stranger.send(b"LS\x01garbage")
         stranger.send(Complaint("you"))
     heard = stranger.until_welcome()
     assert 5 <= len(heard) < 100  # ten in a second, and one machine is slower than another
@@ -421,6 +427,42 @@ def test_tokens_of_a_source_come_back_with_what_ran(js):
     np.testing.assert_allclose(tokens, js.computed(1, 2), rtol=1e-4, atol=1e-4)
     source.send(Accept(home.transfer, 1))
     assert source.next(Release) == Release(run.transfer, "laptop")
+
+
+def test_several_messages_in_one_header_are_all_handled(js):
+    source = js.caller("laptop")
+    runs = [js.run(plain(1, 0, 2, 3, 4, 5), request=bytes([number]) * 16)[0] for number in range(2)]
+    _, payload = js.run(plain())
+    bodies = [framing.encode_body(message) for message in (runs[0], Moved(runs[0].transfer, "a"), runs[1])]
+    source.send(framing.join(bodies), payload, payload)
+    assert [source.next(Accept).transfer for _ in range(2)] == [run.transfer for run in runs]
+    source.send(framing.join(bodies), payload)
+    assert "3 messages in 2 frames" in source.next(Complaint, Run).what
+
+
+def test_blocks_run_between_stem_and_head_of_others(mixed, tiny_bundle):
+    order = (STEM, *range(BLOCKS), HEAD)
+    with world_of(mixed, tiny_bundle, a=["stem", *range(BLOCKS), "head"]) as js:
+        source, peer = js.caller("laptop"), js.caller("a", role="peer", blocks=(*range(BLOCKS), STEM, HEAD))
+        run, payload = js.run(plain(*order[2:], waves=((((STEM, "a"), (0, "a")),),)), hop=2)
+        peer.send(run, payload)
+        assert peer.next(Accept).transfer == run.transfer
+        home, tokens = (source.next(Moved), source.next(Run))[1]
+        assert home.itinerary.remaining == (4, 5, HEAD)
+        np.testing.assert_allclose(tokens, js.computed(1, 2, 3), rtol=1e-4, atol=1e-4)
+        source.send(Accept(home.transfer, 1))
+        peer.next(Release)
+        peer.send(*js.run(plain(*order[2:-1], waves=((((STEM, "a"), (0, "a")),),)), request=b"s" * 16))
+        assert "stem or head alone" in peer.next(Complaint, Accept).what
+
+
+def test_tokens_that_demand_another_bundle_are_refused(js):
+    source = js.caller("laptop")
+    run, payload = js.run(plain())
+    source.send(msgspec.structs.replace(run, bundle_id="another"), payload)
+    assert source.next(Refuse, Accept).reason == "other bundle"
+    source.send(msgspec.structs.replace(run, bundle_id=source.hello.bundle_id), payload)
+    assert source.next(Refuse, Accept).transfer == run.transfer
 
 
 def test_blocks_of_a_later_band_do_not_run(banded_js):
@@ -487,7 +529,7 @@ def test_home_goes_on_until_the_source_accepts(js):
     assert (again.transfer.hop, again.itinerary.waves) == (first.transfer.hop, first.itinerary.waves)
     source.send(Cancel((run.transfer.request,), 5_000_000))
     source.send(*js.run(plain(1, 0, 2, 3, 4, 5), branch=6))
-    assert source.next(Refuse).reason == "cancelled"
+    assert source.next(Refuse).reason == "canceled"
 
 
 def test_nobody_cancels_the_requests_of_others(js):

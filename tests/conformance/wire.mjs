@@ -264,6 +264,7 @@ const DESCRIPTION = [
   ["name", name], ["role", short], ["incarnation", u64], ["minor", u16], ["model_id", short], ["bundle_id", short],
   ["blocks", list(u16), []], ["engine", short, ""], ["codec", short, "raw"],
 ];
+const LEFT_OUT = Symbol("left out"); // of a field that is not written unless it has a value
 const MESSAGES = {
   hello: DESCRIPTION,
   welcome: DESCRIPTION,
@@ -275,7 +276,7 @@ const MESSAGES = {
   bye: [["reason", short, ""]],
   run: [
     ["transfer", transfer], ["budget_us", budget], ["itinerary", itinerary], ["codec", short], ["count", size],
-    ["dim", size], ["returning", short, ""],
+    ["dim", size], ["returning", short, ""], ["bundle_id", short, LEFT_OUT],
   ],
   accept: [["transfer", transfer], ["credits", u16]],
   refuse: [["transfer", transfer], ["reason", short], ["credits", u16, 0]],
@@ -308,17 +309,25 @@ export function steps({ waves }) {
   return waves.flat(2);
 }
 
-const MAGIC = Buffer.from("LS\x02", "latin1");
+const MAGIC = Buffer.from("LS\x01", "latin1");
 const LONGEST_HEADER = 65536;
 
-// Read a header: an object with the kind of the message as `t`. Throws Malformed.
+const MOST_TOGETHER = 64;
+
+// Read a header: objects with the kind of the message as `t`. Throws Malformed.
 export function decode(header) {
   if (header.length > LONGEST_HEADER) throw new Malformed(`a header of ${header.length} bytes`);
   if (header.length < 4 || header[0] !== MAGIC[0] || header[1] !== MAGIC[1]) throw new Malformed("not a message of ls-edge");
-  if (header[2] !== MAGIC[2]) throw new Malformed(`version ${header[2]} of the protocol, and this is version 2`);
+  if (header[2] !== MAGIC[2]) throw new Malformed(`version ${header[2]} of the protocol, and this is version 1`);
   const reader = new Reader(header.subarray(3));
-  const map = reader.value();
+  const value = reader.value();
   if (reader.at !== reader.bytes.length) throw new Malformed("something behind the message");
+  if (!Array.isArray(value)) return [messageOf(value)];
+  if (!value.length || value.length > MOST_TOGETHER) throw new Malformed(`a header of ${value.length} messages`);
+  return value.map(messageOf);
+}
+
+function messageOf(map) {
   if (!(map instanceof Map)) throw new Malformed("a header that is not a map");
   for (const key of map.keys()) if (typeof key !== "string") throw new Malformed(`the key ${show(key)}`);
   const kind = map.get("t");
@@ -328,7 +337,7 @@ export function decode(header) {
   for (const [key, check, fallback] of spec) {
     if (map.has(key)) message[key] = check(map.get(key));
     else if (fallback === undefined) throw new Malformed(`${kind} without ${key}`);
-    else message[key] = fallback;
+    else if (fallback !== LEFT_OUT) message[key] = fallback;
   }
   return message;
 }
@@ -336,7 +345,8 @@ export function decode(header) {
 export function encode(message) {
   const out = [MAGIC];
   const { t, ...fields } = message;
-  pack({ t, ...Object.fromEntries(MESSAGES[t].map(([key, , fallback]) => [key, rows(fields[key] ?? fallback)])) }, out);
+  const entries = MESSAGES[t].map(([key, , fallback]) => [key, fields[key] ?? fallback]).filter(([, value]) => value !== LEFT_OUT);
+  pack({ t, ...Object.fromEntries(entries.map(([key, value]) => [key, rows(value)])) }, out);
   return Buffer.concat(out);
 }
 

@@ -8,7 +8,7 @@ const LONG = 2;
 const COMMAND = 4;
 const HANDSHAKE_MS = 2000;
 const CURVE_MORE = 64; // bytes by which a frame is longer in its box
-const MOST_FRAMES = 3; // more are malformed in any case; they are counted and not kept
+const MOST_FRAMES = 66; // a header, the tokens of 64 messages, and one too many; others are counted and not kept
 const MOST_UNSENT = 64 << 20;
 
 function greeting(mechanism, listens) {

@@ -25,7 +25,7 @@ KINDS = {
 """All kinds of faults."""
 LIE_TEXTS = {
     "busy": "refuses everything as busy, and announces credits",
-    "cancelled": "refuses everything as cancelled",
+    "canceled": "refuses everything as canceled",
     "refuses_not_finite": "refuses everything as not finite",
     "mute": "answers nothing",
     "silent": "accepts everything and is silent",

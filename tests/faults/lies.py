@@ -233,7 +233,7 @@ def _forge(liar: Liar) -> Sends:
         yield Send(name, Cancel(tuple(transfer.request for transfer in known), MAX_BUDGET_US))
     for one in known:
         for name in (*peers, *liar.others("source")):
-            for message in (Accept(one, 9), Refuse(one, "cancelled", 9), Progress(one, 1), Release(one, by)):
+            for message in (Accept(one, 9), Refuse(one, "canceled", 9), Progress(one, 1), Release(one, by)):
                 yield Send(name, message)
     for event in liar.given:
         yield Send(event.run.itinerary.owner, Moved(event.run.transfer, liar.rng.choice(peers or [by])))
@@ -306,7 +306,7 @@ def _greed(liar: Liar) -> Sends:
 
 LIES: dict[str, Lie] = {
     "busy": Lie(_refuse("busy")),
-    "cancelled": Lie(_refuse("cancelled")),
+    "canceled": Lie(_refuse("canceled")),
     "refuses_not_finite": Lie(_refuse("not finite")),
     "mute": Lie(_nothing),
     "silent": Lie(_accept),

@@ -198,7 +198,7 @@ class PeerRules:
         run, sender, turn, custody = event.run, event.sender, self._turn, self._custody
         owner = run.itinerary.owner
         if self.tombstones.holds((owner, run.transfer.request), turn.now):
-            return RefuseReason.CANCELLED
+            return RefuseReason.CANCELED
         if run.transfer in custody.held:
             return None
         if not event.finite:
@@ -309,7 +309,7 @@ class PeerRules:
         keys = own_requests(sender, message)
         self.tombstones.add(keys, now + message.budget_us / 1e6, now)
         for request in [request for request in custody.held.values() if (request.owner, request.request) in keys]:
-            custody.end(request, "cancelled")
+            custody.end(request, "canceled")
 
     def finish(self) -> float:
         """Drop the work of sources that have gone, start the engine, and send the STATE messages that are due."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from ls_edge.core.parts import ENDS
-from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
+from ls_edge.runtime.protocol.messages import MAX_FAR, State
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, Send
@@ -143,14 +143,13 @@ class StateAnnouncer:
         for n in turn.neighbors:
             state = self._state_for(n.name, shared, near)
             one = self._listener(n.name)
-            is_user = one.is_user or n.hello.minor < MINOR_OF_CHANGES
-            if not urgent and state == one.state and not is_user:
+            if not urgent and state == one.state and not one.is_user:
                 continue
-            every = limits.state_every if is_user else limits.load_every
+            every = limits.state_every if one.is_user else limits.load_every
             due = one.told_at + (every if _reach(state) == _reach(one.state) else limits.state_least)
             if urgent or now >= due:
                 self._send(n.name, state)
-                due = now + limits.state_every if is_user else INFINITY
+                due = now + limits.state_every if one.is_user else INFINITY
             self.due = min(self.due, due)
         if self._held or any(one.is_user for one in self._listeners.values()):
             self.due = min(self.due, now + limits.state_every)

@@ -9,7 +9,7 @@ from ls_edge.runtime.protocol.messages import RequestId
 
 
 class Tombstones:
-    """The newest ``most`` ended requests, each until its own time, and with the source that cancelled it."""
+    """The newest ``most`` ended requests, each until its own time, and with the source that canceled it."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Hello, State, TransferId
+from ls_edge.runtime.protocol.messages import Hello, State, TransferId
 from ls_edge.runtime.routing.state.limits import Limits
 
 MAX_UNANSWERED = 1024
@@ -59,7 +59,7 @@ class Neighbor:
     far_blocks: tuple[frozenset[int], ...] = ()
     """Blocks that are 2, 3, … links away from it."""
     bundle_id: str = ""
-    """The bundle that it serves; empty if it does not honor the demand for a bundle."""
+    """Bundle that it serves."""
     block_us: int = 0
     """Usual time of one of its engine calls, as it announces it."""
     state: State | None = None
@@ -99,7 +99,7 @@ class Neighbor:
     def greeted(self, hello: Hello) -> None:
         """Note what it says of itself."""
         self.hello, self.name, self.blocks = hello, hello.name, _as_set(hello.blocks)
-        self.bundle_id = hello.bundle_id if hello.minor >= MINOR_OF_DEMANDS else ""
+        self.bundle_id = hello.bundle_id
 
     def reported(self, state: State, now: float) -> None:
         """Note a STATE."""

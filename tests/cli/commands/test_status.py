@@ -326,7 +326,7 @@ class Rogue:
         for event in self.links.poll(0.02):
             self.up = self.up or isinstance(event, LinkUp)
             if isinstance(event, Incoming):
-                self.heard.append(framing.decode(event.frames[0].bytes))
+                self.heard.extend(framing.decode(event.frames[0].bytes))
         return self
 
     def heard_of(self, kind):

@@ -41,7 +41,7 @@ def test_a_peer_with_a_hanging_engine_answers_its_neighbors(hanging, tiny_bundle
                 hello = Hello("onlooker", "source", 1, 0, manifest.model_id, manifest.bundle_id)
                 links.send(Link("a"), [framing.encode(hello)])
             elif isinstance(event, Incoming):
-                heard.append(framing.decode(event.frames[0].bytes))
+                heard.extend(framing.decode(event.frames[0].bytes))
         return heard
 
     try:

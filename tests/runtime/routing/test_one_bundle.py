@@ -9,11 +9,8 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import RequestError
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.peer.executor import BlockExecutor
-from ls_edge.runtime.peer.incarnation import Incarnation
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Accept, Hello, Refuse, State
+from ls_edge.runtime.protocol.messages import Accept, Hello, Refuse, State
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.candidates import Model
 from ls_edge.runtime.routing.state.events import Compute, Forward, NeighborState, NeighborUp
@@ -25,8 +22,8 @@ from tests.runtime.routing.driver import BY_X, Driver, new_peer, run_of, submits
 MINE, OTHER = "m" * 64, "o" * 64
 
 
-def meets(driver, name, blocks, *, bundle_id=MINE, minor=MINOR_OF_DEMANDS, **state):
-    driver(NeighborUp(Hello(name, "peer", 1, minor, "model", bundle_id, tuple(blocks))))
+def meets(driver, name, blocks, *, bundle_id=MINE, **state):
+    driver(NeighborUp(Hello(name, "peer", 1, 0, "model", bundle_id, tuple(blocks))))
     base = {"warm": True, "draining": False, "stuck": False, "credits": 9, "queue": 0, "calls": 0, "block_us": 1000}
     driver(NeighborState(name, State(**(base | state))))
 
@@ -40,10 +37,9 @@ def peer():
     return new_peer(model=Model(bundle_id=MINE))
 
 
-@pytest.mark.parametrize("unfit", [{"bundle_id": OTHER}, {"minor": MINOR_OF_DEMANDS - 1}, {"minor": 0}])
-def test_tokens_go_only_to_peers_that_serve_the_bundle_and_keep_the_demand(peer, unfit):
-    meets(peer, "b", [2, 3], **unfit)
-    meets(peer, "r", [], reach_blocks=(2, 3), **unfit)
+def test_tokens_go_only_to_peers_that_serve_the_bundle(peer):
+    meets(peer, "b", [2, 3], bundle_id=OTHER)
+    meets(peer, "r", [], reach_blocks=(2, 3), bundle_id=OTHER)
     peer.gets("laptop", demanding(run_of(remaining=(2, 3), waves=BY_X)))
     (home,) = peer.sent(Forward)
     assert (home.to, home.returning) == ("laptop", "unreachable")
@@ -103,20 +99,6 @@ def test_a_source_skips_what_only_other_bundles_have():
 # Processes.
 
 
-class OlderIncarnation(Incarnation):
-    def _hello(self):
-        return msgspec.structs.replace(super()._hello(), minor=MINOR_OF_DEMANDS - 1)
-
-
-class OlderPeer(Peer):
-    """A peer of the version before."""
-
-    def _listen(self, bundle):
-        return OlderIncarnation(
-            self._setup.of_model(bundle), BlockExecutor(self.entry, lambda: self.open_engines()), None
-        )
-
-
 @pytest.fixture
 def bundle(tiny_bundle):
     return Bundle.open(tiny_bundle)
@@ -140,20 +122,6 @@ def test_no_answer_is_partly_computed_by_another_bundle(bundle, other, serve, wr
             for future in [source.submit(image) for image in images(24)]:
                 holders[strict] |= future.result(10).record.holders
     assert holders == {False: {"a", "b", "c"}, True: {"a", "c"}}
-
-
-def test_older_peers_are_not_used_under_it_and_the_source_says_why(bundle, serve, write_peers, images, wait_until):
-    file = load_peers(write_peers({"a": range(6), "b": range(6)}, sources=["laptop"]))
-    for kind, name in ((Peer, "a"), (OlderPeer, "b")):
-        serve(kind(file, name, bundle))
-    with Source.open(file, bundle, strict_bundle=True) as source:
-        wait_until(lambda: "--strict-bundle" in source.snapshot.problems.get("b", ""), what="a problem with b")
-        assert f"version {wire.MAJOR}.{MINOR_OF_DEMANDS} or newer" in source.snapshot.problems["b"]
-        for future in [source.submit(image) for image in images(8)]:
-            assert future.result(10).record.holders == {"a"}
-    with Source.open(file, bundle) as source:
-        assert source.wait_ready(10) == ()
-        wait_until(lambda: source.snapshot.peers["b"].state == "alive", what="b is used")
 
 
 def test_without_a_peer_of_the_bundle_a_request_fails(bundle, other, serve, write_peers, images):

@@ -179,14 +179,14 @@ def test_a_peer_in_the_middle_that_is_killed_and_comes_back():
     assert {type(outcome) for outcome in outcomes(sim)} == {Complete}
 
 
-def test_what_a_cancelled_request_became_is_not_offered_again_and_again_to_the_only_way_home():
+def test_what_a_canceled_request_became_is_not_offered_again_and_again_to_the_only_way_home():
     peer = new_peer()
     peer.meets("b", [2], reaches=("laptop",))
     peer.meets("c", [3])
     peer(NeighborDown("laptop", "cut"))
     peer.gets("c", run_of(transfer(), remaining=(), waves=((*BY_X[0], ((2, "b"), (3, "c"))),), returning="done"))
     (home,) = peer.sent(Forward, "b")
-    peer.hears("b", Refuse(home.transfer, RefuseReason.CANCELLED, 9))
+    peer.hears("b", Refuse(home.transfer, RefuseReason.CANCELED, 9))
     assert not peer.sent(Forward)
     assert [release.holder for release in peer.sent(Release, "c")] == ["b"]
     assert not peer.machine.held

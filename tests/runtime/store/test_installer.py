@@ -76,7 +76,7 @@ class Hand:
             if isinstance(event, LinkUp) and self.greet:
                 self.says(Hello(f"{self.name}.00000000", self.role, 1, 1, "", ""))
             if isinstance(event, Incoming):
-                new.append(framing.decode(event.frames[0].bytes))
+                new.extend(framing.decode(event.frames[0].bytes))
         self.heard += new
         return new
 

@@ -70,6 +70,8 @@ class Script:
     def __init__(self, socket):
         self.socket = socket
         self.heard = []
+        self.passed = 0
+        """Number of messages that :meth:`hears` has looked at."""
         self.caller = []
 
     def listen(self, seconds):
@@ -77,25 +79,27 @@ class Script:
         while (left := end - time.monotonic()) > 0:
             if self.socket.poll(left * 1000):
                 self.take()
+        self.passed = len(self.heard)
 
     def take(self):
         frames = self.socket.recv_multipart()
         if self.socket.type == zmq.ROUTER:
             self.caller = frames[:1]
             frames = frames[1:]
-        message = framing.decode(frames[0])
-        self.heard.append(message)
-        return message
+        self.heard += framing.decode(frames[0])
 
     def says(self, message):
         self.socket.send_multipart([*self.caller, framing.encode(message)])
 
     def hears(self, kind):
+        """Return the next message of a kind."""
         while True:
-            assert self.socket.poll(10_000), f"waited in vain for {kind.__name__}"
-            message = self.take()
-            if isinstance(message, kind):
-                return message
+            while self.passed == len(self.heard):
+                assert self.socket.poll(10_000), f"waited in vain for {kind.__name__}"
+                self.take()
+            self.passed += 1
+            if isinstance(self.heard[self.passed - 1], kind):
+                return self.heard[self.passed - 1]
 
     def count(self, kind):
         return sum(isinstance(message, kind) for message in self.heard)

@@ -5,6 +5,7 @@ import random
 import re
 import resource
 import threading
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -19,8 +20,9 @@ from ls_edge.core.records import Visit
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
-from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
+    MAJOR,
+    MINOR,
     Accept,
     Bye,
     Cancel,
@@ -154,7 +156,7 @@ class Flood(threading.Thread):
 
     def meet(self, caller, frames):
         """Welcome who says hello, so that what follows comes from a neighbor who looks useful."""
-        message = framing.decode(frames[0])
+        message = framing.decode(frames[0])[0]
         if isinstance(message, Hello) and caller not in self.callers:
             self.callers[caller] = "source" if message.role == "source" else message.name
             self.router.send_multipart([caller, self.greeting])
@@ -231,6 +233,7 @@ class Caller:
 
     def __init__(self, socket):
         self.socket = socket
+        self.heard = deque()
 
     def says(self, *frames):
         self.socket.send_multipart([frame if isinstance(frame, bytes) else framing.encode(frame) for frame in frames])
@@ -238,8 +241,10 @@ class Caller:
     def hears(self, kind):
         """The next message of a kind; what comes before it is dropped."""
         while True:
-            assert self.socket.poll(10_000), f"waited in vain for {kind.__name__}"
-            message = framing.decode(self.socket.recv_multipart()[0])
+            while not self.heard:
+                assert self.socket.poll(10_000), f"waited in vain for {kind.__name__}"
+                self.heard.extend(framing.decode(self.socket.recv_multipart()[0]))
+            message = self.heard.popleft()
             if isinstance(message, kind):
                 return message
 
@@ -318,7 +323,7 @@ def malformed(bundle):
         "many frames": ((header, *([b""] * 500)), "message of 501 frames"),
         "empty frame": ((b"",), "not an ls-edge message"),
         "empty frames": ((b"", b""), "not an ls-edge message"),
-        "older version": ((b"LS\1" + header[3:], payload), "protocol version 1 was received and this is version 2"),
+        "older version": ((b"LS\0" + header[3:], payload), "protocol version 0 was received and this is version 1"),
         "state of a source": (
             (framing.encode(State(True, False, False, 1, 0, 0, 1, reaches=("ghost",))),), "state of laptop",
         ),
@@ -351,6 +356,35 @@ def test_a_neighbor_that_sends_nonsense_is_told_and_stays_a_neighbor(peer, raw, 
     answer = caller.hears(Run)
     assert answer.itinerary.remaining == ()
     assert answer.transfer[:2] == TRANSFER[:2]
+
+
+def with_more(message, **fields):
+    """The header of a message with fields that this version does not know."""
+    plain = msgspec.to_builtins(message, builtin_types=(bytes,))
+    return framing.encode(message)[:3] + msgspec.msgpack.encode({**plain, **fields})
+
+
+def test_a_process_of_a_newer_minor_version_is_understood_as_far_as_this_one_knows_it(peer, caller, tiny_bundle):
+    caller.says(with_more(hello_of(tiny_bundle, "laptop", "source", minor=MINOR + 7), shape=[1, 2]))
+    assert caller.hears(Welcome).minor == MINOR
+    assert peer.machine.neighbors.get("laptop").hello.minor == MINOR + 7
+    run, payload = run_of(tiny_bundle, budget_us=20_000_000)
+    itinerary = [*msgspec.to_builtins(run.itinerary), "a new value"]
+    caller.says(with_more(run, itinerary=itinerary, urgency=9), payload)
+    assert caller.hears(Accept).transfer == run.transfer
+    assert caller.hears(Run).returning == "done"
+    caller.says(framing.encode(Bye())[:3] + msgspec.msgpack.encode({"t": "walk"}))
+    assert "malformed" in caller.hears(Complaint).what
+    caller.says(hello_of(tiny_bundle, "laptop", "source", minor=MINOR + 7))
+    assert caller.hears(Welcome).name == "a"  # still linked
+
+
+def test_a_message_of_another_major_version_is_refused_with_both_versions(peer, caller, tiny_bundle):
+    header = bytearray(framing.encode(hello_of(tiny_bundle, "laptop", "source")))
+    header[2] = MAJOR + 1
+    caller.says(bytes(header))
+    assert f"version {MAJOR + 1} was received and this is version {MAJOR}" in caller.hears(Complaint).what
+    assert "laptop" not in peer.machine.neighbors.by_name
 
 
 def together(*messages):
@@ -389,25 +423,19 @@ def test_several_messages_with_too_few_tokens_are_dropped_as_a_whole(peer, calle
     assert not peer.machine.held
 
 
-def test_who_reads_several_messages_in_one_header_gets_them_so_and_nobody_else(peer, raw, tiny_bundle):
-    for minor in (wire.MINOR_OF_ONE, wire.MINOR):
-        caller = Caller(raw(zmq.DEALER, dial=peer.entry.address))
-        caller.says(hello_of(tiny_bundle, f"laptop-{minor}", "source", minor=minor))
-        caller.hears(Welcome)
-        runs, payload = runs_of(tiny_bundle, 6)
-        runs = [
-            msgspec.structs.replace(run, itinerary=msgspec.structs.replace(run.itinerary, source=f"laptop-{minor}"))
-            for run in runs
-        ]
-        caller.says(together(*runs), *[payload] * len(runs))
-        accepted, together_at_most = [], 0
-        while len(accepted) < len(runs):
-            assert caller.socket.poll(10_000)
-            messages = framing.decode_all(caller.socket.recv_multipart()[0])
-            together_at_most = max(together_at_most, len(messages))
-            accepted += [message.transfer for message in messages if isinstance(message, Accept)]
-        assert accepted == [run.transfer for run in runs]
-        assert (together_at_most > 1) is (minor >= wire.MINOR_OF_SEVERAL)
+def test_answers_to_several_messages_share_a_header(peer, caller, tiny_bundle):
+    caller.says(hello_of(tiny_bundle, "laptop", "source"))
+    caller.hears(Welcome)
+    runs, payload = runs_of(tiny_bundle, 6)
+    caller.says(together(*runs), *[payload] * len(runs))
+    accepted, together_at_most = [], 0
+    while len(accepted) < len(runs):
+        assert caller.socket.poll(10_000)
+        messages = framing.decode(caller.socket.recv_multipart()[0])
+        together_at_most = max(together_at_most, len(messages))
+        accepted += [message.transfer for message in messages if isinstance(message, Accept)]
+    assert accepted == [run.transfer for run in runs]
+    assert together_at_most > 1
 
 
 def test_complaints_are_counted_and_never_answered(peer, caller, tiny_bundle, wait_until):
@@ -452,6 +480,6 @@ def test_processes_that_greet_and_vanish_leave_room_for_others(peer, raw, tiny_b
         other = Caller(raw(zmq.DEALER, dial=peer.entry.address))
         other.says(hello_of(tiny_bundle, "visitor-10", "source"))
         assert other.socket.poll(10_000)
-        return isinstance(framing.decode(other.socket.recv_multipart()[0]), Welcome)
+        return isinstance(framing.decode(other.socket.recv_multipart()[0])[0], Welcome)
 
     wait_until(admitted, what="room for another")

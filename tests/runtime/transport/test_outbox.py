@@ -19,7 +19,7 @@ def sent(tiny_bundle, write_peers, serve, images, monkeypatch):
     found, send = [], Links.send
 
     def watched(self, link, frames):
-        found.append([type(message) for message in framing.decode_all(frames[0])])
+        found.append([type(message) for message in framing.decode(frames[0])])
         return send(self, link, frames)
 
     def answer(hold):
@@ -55,7 +55,7 @@ def test_what_waited_for_a_process_that_has_gone_is_dropped():
     sent = []
     links = type("Recorder", (), {"send": lambda _self, link, frames: sent.append((link, frames)) or True})()
     queue = outbox.Outbox("c", links, {"a": ["link"]}, outbox.LinkCounts(["a"]))
-    queue.greeted("a", "raw", reads_several=True)
+    queue.greeted("a", "raw")
     queue.put(Send("a", wire.Release(wire.TransferId(bytes(16), 1, 1), "b")))
     queue.forget("a")
     queue.let_go()

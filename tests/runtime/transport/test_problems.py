@@ -145,7 +145,7 @@ def test_what_a_peer_dropped_and_why_without_escape_sequences(file, bundle, says
         router.bind(file.peer("a").address)
         assert router.poll(10_000)
         caller, *frames = router.recv_multipart()
-        assert isinstance(framing.decode(frames[0]), Hello)
+        assert isinstance(framing.decode(frames[0])[0], Hello)
         welcome = Welcome("a", "peer", 1, 0, manifest.model_id, manifest.bundle_id, ALL)
         router.send_multipart([caller, framing.encode(welcome)])
         wait_until(lambda: source.snapshot.problems == {}, what="a link")

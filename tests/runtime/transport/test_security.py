@@ -64,7 +64,7 @@ class Stranger:
         for event in self.links.poll(0.02):
             self.up = self.up or isinstance(event, LinkUp)
             if isinstance(event, Incoming):
-                self.heard.append(framing.decode(event.frames[0].bytes))
+                self.heard.extend(framing.decode(event.frames[0].bytes))
         return self
 
     def says(self, message):

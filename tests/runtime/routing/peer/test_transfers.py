@@ -102,11 +102,11 @@ def test_the_source_is_told_who_holds_a_request_that_came_from_a_peer(peer):
     ("prepare", "reason"),
     [
         (lambda p: p(Drain()), "draining"),
-        (lambda p: p.hears("laptop", cancel(0)), "cancelled"),
+        (lambda p: p.hears("laptop", cancel(0)), "canceled"),
         (lambda p: setattr(p.machine.rules, "warm", False), "cold"),
         (lambda p: [p.gets("laptop", run_of(transfer(n + 1))) for n in range(16)], "busy"),
     ],
-    ids=["draining", "cancelled", "cold", "busy"],
+    ids=["draining", "canceled", "cold", "busy"],
 )
 def test_a_peer_says_why_it_does_not_take_tokens(peer, prepare, reason):
     prepare(peer)
@@ -424,7 +424,7 @@ def test_a_refusal_sends_the_tokens_elsewhere(peer, reason):
     assert peer.machine.neighbors.get("b").offers == 0
 
 
-@pytest.mark.parametrize("reason", ["cancelled", "not finite", "because"])
+@pytest.mark.parametrize("reason", ["canceled", "not finite", "because"])
 def test_a_refusal_that_may_be_a_lie_names_who_refused_to_the_next_holder(peer, reason):
     peer.hears("b", Refuse(two_holders(peer), reason))
     (onward,) = peer.sent(Forward, "c")
@@ -437,16 +437,16 @@ def test_a_refusal_that_is_usual_does_not(peer):
 
 
 def test_not_every_holder_of_a_block_is_avoided(peer):
-    peer.hears("b", Refuse(two_holders(peer), "cancelled"))
+    peer.hears("b", Refuse(two_holders(peer), "canceled"))
     (onward,) = peer.sent(Forward, "c")
-    peer.hears("c", Refuse(onward.transfer, "cancelled"))
+    peer.hears("c", Refuse(onward.transfer, "canceled"))
     (home,) = peer.sent(Forward, "laptop")
     assert (home.returning, home.itinerary.avoid) == ("unreachable", ("c",))
 
 
 def test_a_message_from_somebody_else_about_a_transfer_counts_for_nothing(peer):
     sent = two_holders(peer)
-    for message in (Accept(sent, 1), Release(sent, "b"), Refuse(sent, "cancelled"), Progress(sent, 4)):
+    for message in (Accept(sent, 1), Release(sent, "b"), Refuse(sent, "canceled"), Progress(sent, 4)):
         peer.hears("c", message)
         assert [item.stage for item in peer.machine.held.values()] == [Stage.OFFERED]
 

@@ -183,7 +183,7 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
         assert not peer.said
 
 
-def test_the_result_of_a_cancelled_block_is_dropped(peer):
+def test_the_result_of_a_canceled_block_is_dropped(peer):
     peer.gets("laptop", run_of())
     running = peer.only(Compute)
     peer.hears("laptop", cancel(0))
@@ -200,7 +200,7 @@ def test_tombstones_are_bounded():
         peer.hears("laptop", cancel(request, seconds=600))
     assert len(peer.machine.rules.tombstones.until) <= 101
     peer.gets("laptop", run_of(transfer(999)))
-    assert peer.sent(Refuse)[0].reason == "cancelled"
+    assert peer.sent(Refuse)[0].reason == "canceled"
 
 
 def test_tombstones_end_with_their_budget():
@@ -241,7 +241,7 @@ def test_what_comes_together_is_decided_once_and_shares_an_engine_call():
     assert [message.transfer for message in peer.sent(Accept)] == [run.transfer for run in runs]
 
 
-def test_what_is_cancelled_together_with_its_tokens_is_not_computed(peer):
+def test_what_is_canceled_together_with_its_tokens_is_not_computed(peer):
     peer.together(Arrived("laptop", run_of(), ()), Received("laptop", cancel(0)))
     assert not [one for one in peer.said if isinstance(one, Compute)]
     assert not peer.machine.held

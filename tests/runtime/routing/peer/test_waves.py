@@ -221,7 +221,7 @@ def test_the_holder_before_hears_that_all_is_well_while_tracks_are_away(peer):
     assert peer.sent(Progress, "laptop")
 
 
-def test_a_cancelled_request_takes_its_wave_along(peer):
+def test_a_canceled_request_takes_its_wave_along(peer):
     begins(peer)
     peer.hears("laptop", cancel(0))
     assert not peer.machine.held

@@ -216,7 +216,7 @@ def test_the_error_says_what_was_missing(source, credit, error):
     assert type(fail.error) is error
 
 
-def test_abandoned_requests_are_cancelled_and_give_no_outcome(source):
+def test_abandoned_requests_are_canceled_and_give_no_outcome(source):
     source.meets("a", [0, 1, 2, 3])
     submits(source)
     source(Abandon(0))
