@@ -1,7 +1,7 @@
 """Settings and fixtures of all tests: one thread per process, fixed examples, a check for leaks, and bundles.
 
 The bundles are real exports of a tiny vision transformer. With timm's initialization, blocks change the tokens so
-little that any order gives nearly the same logits; these weights make the order, a skipped block and other weights show.
+little that any order gives nearly the same logits; these weights make order, skips and other weights show.
 """
 
 import contextlib

@@ -141,10 +141,10 @@ class Device:
         return self._add(Allocation(kind, address, size, memory))
 
     def map(self, address):
-        """The address on the GPU of pinned memory that was allocated for that: another one than on the host."""
+        """Return the address on the GPU of mapped pinned memory, which differs from that on the host."""
         found = [a for a in self.allocations if a.address == address and a.kind == "pinned" and not a.freed]
         if not found or not found[0].mapped:
-            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} is no mapped memory")
+            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} is not mapped memory")
         made = self._add(Allocation("mapped", self._next_device, found[0].size, found[0].bytes))
         self._next_device += -(-made.size // 512) * 512 + 4096
         return made.address
@@ -158,9 +158,9 @@ class Device:
     def free(self, kind, address):
         found = [a for a in self.allocations if a.address == address and a.kind == kind]
         if not found:
-            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} is no {kind} memory that was allocated")
+            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} is not allocated {kind} memory")
         if found[0].freed:
-            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} was freed already")
+            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} was already freed")
         if any(stream.queue for stream in self.streams.values()):
             self.misuse.append(f"{kind} memory was freed while work was queued")
         for allocation in self.allocations:
@@ -168,18 +168,18 @@ class Device:
         found[0].bytes.fill(_FREED)
 
     def span(self, kind, address, size):
-        """The bytes of an address, which must be in one living allocation."""
+        """Return the bytes at an address, which must be in one allocation that is not freed."""
         place = bisect.bisect(self._addresses, address) - 1
         found = self.allocations[place] if place >= 0 else None
         if found is None or address >= found.address + found.size:
-            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is no {kind} memory")
+            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is not {kind} memory")
         if found.kind not in (kind, "mapped" if kind == "device" else kind):
             raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is {found.kind} memory, not {kind}")
         if found.freed:
             raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} was freed")
         start = address - found.address
         if start + size > found.size:
-            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{size} bytes at {address:#x} end behind the allocation")
+            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{size} bytes at {address:#x} end beyond the allocation")
         return found.bytes[start : start + size]
 
     def stream(self, handle):

@@ -68,7 +68,7 @@ def test_calls_return_their_outputs_or_raise(gpu):
     assert cuda.call("cudaMemGetInfo", doing="measuring") == [free - 1000, total]
     assert cuda.call("cudaFree", address, doing="freeing") is None
     assert cuda.attempt("cudaFree", address) == 1
-    with pytest.raises(EngineError, match=r"CUDA failed while freeing: .* was freed already; see 'ls-edge doctor'"):
+    with pytest.raises(EngineError, match=r"CUDA failed while freeing: .* was already freed; see 'ls-edge doctor'"):
         cuda.call("cudaFree", address, doing="freeing")
 
 
