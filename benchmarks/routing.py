@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from benchmarks.common import median
+from benchmarks.common import median, new_table
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.peer.peer_rules import PeerRules
 from ls_edge.runtime.routing.state.events import Complete
@@ -142,15 +142,11 @@ def _require_answers(simulation: Simulation, numbers: Sequence[int]) -> None:
 
 def show(document: dict[str, Any], console: Console) -> None:
     """Print the table."""
-    from rich.table import Table
-
     title = (
         f"routing alone: {document['peers']} peers with a part of {document['blocks']} blocks each, or all of them; "
-        "figures an answer"
+        "results per answer"
     )
-    table = Table(title=title)
-    for column in ("", "in flight", "us an event", "events", "decisions", "STATE", "us source", "us peers"):
-        table.add_column(column, justify="right" if column else "left")
+    table = new_table(title, ("", "in flight", "us per event", "events", "decisions", "STATE", "us source", "us peers"))
     for row in document["rows"]:
         table.add_row(
             f"{row['placement']}, {row['policy']}", str(row["in_flight"]), f"{row['cpu_us_an_event']:.1f}",

@@ -137,7 +137,7 @@ class Watch:
             with contextlib.suppress(OSError):  # it has just ended
                 last.append(sample(self._peers.processes[name].pid if name != "source" else "self"))
 
-    def figure(self, name: str) -> Sample:
+    def median(self, name: str) -> Sample:
         """Return the median of the last samples."""
         last = self._last[name]
         return int(statistics.median(one[0] for one in last)), int(statistics.median(one[1] for one in last))
@@ -145,7 +145,7 @@ class Watch:
     def keep(self, moment: str, *names: str) -> None:
         """Keep the medians of some processes."""
         for name in names:
-            self.kept.setdefault(name, {})[moment] = self.figure(name)
+            self.kept.setdefault(name, {})[moment] = self.median(name)
 
     def forget(self, name: str) -> None:
         """Forget the samples of a process that was replaced."""
@@ -197,7 +197,7 @@ def _soak(
                     del started_at[name]
             if at >= next_series:
                 next_series += 60.0
-                watch.series.append(watch.figure("source")[0])
+                watch.series.append(watch.median("source")[0])
             time.sleep(1.0 - (time.monotonic() - began) % 1.0)
         watch.take()
         watch.keep("end", "source", *STEADY, *RESTARTED)
@@ -259,7 +259,7 @@ def _export(folder: Path) -> Path:
 
 
 def _line(at: float, load: Load, watch: Watch) -> str:
-    memory, descriptors = watch.figure("source")
+    memory, descriptors = watch.median("source")
     return (
         f"{at / 60:5.1f} min  {load.submitted} submitted, {load.answered} answered, {load.failed.total()} failed; "
         f"source {memory / 2**20:.1f} MB, {descriptors} descriptors"

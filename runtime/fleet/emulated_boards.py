@@ -141,8 +141,8 @@ def emulated_boards(kinds: Sequence[str], slowdown: float = 1.0) -> tuple[Emulat
     found: list[EmulatedBoard] = []
     for kind in kinds:
         if kind in IMAGES_PER_SECOND:
-            figure, source = IMAGES_PER_SECOND[kind]
-            named, block_ms = kind, 1e3 / figure / _VIT_B_BLOCKS
+            rate, source = IMAGES_PER_SECOND[kind]
+            named, block_ms = kind, 1e3 / rate / _VIT_B_BLOCKS
         elif kind.endswith(".json"):
             profile = load_profile(kind)
             named, block_ms, source = profile.device.name, profile.block_ms, f"its profile {Path(kind).name}"

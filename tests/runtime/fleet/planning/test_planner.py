@@ -15,7 +15,7 @@ from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, PlannedDevice, Pl
 
 
 def random_problem(seed, devices=(1, 5), blocks=(1, 8), zones=True):
-    """An instance that has a placement; devices are sometimes alike, sometimes in zones."""
+    """Return a problem that has a placement; devices are sometimes alike, sometimes in zones."""
     rng = random.Random(seed)
     while True:
         count = rng.randint(*devices)
@@ -46,13 +46,13 @@ def random_problem(seed, devices=(1, 5), blocks=(1, 8), zones=True):
 
 @functools.cache
 def compositions(total, parts):
-    """All ways to write ``total`` as a sum of ``parts`` numbers from 0."""
+    """Return all ways to write ``total`` as a sum of ``parts`` numbers from 0."""
     bars = itertools.combinations(range(total + parts - 1), parts - 1)
     return np.array([np.diff([-1, *bar, total + parts - 1]) - 1 for bar in bars]).reshape(-1, parts)
 
 
 def counts_with(problem, replicas):
-    """Every count of blocks by device that gives each block so many holders."""
+    """Return every count of blocks by device that gives each block ``replicas`` holders."""
     rooms = [min(problem.num_blocks, device.capacity) for device in problem.devices]
     grids = np.meshgrid(*(np.arange(room + 1) for room in rooms), indexing="ij")
     found = np.stack([grid.ravel() for grid in grids], axis=1)
@@ -63,7 +63,7 @@ def counts_with(problem, replicas):
 
 
 def brute_force(problem, objective):
-    """The least value of an objective, by the formulas written down once more, over every count."""
+    """Return the least value of an objective over every count, by the formulas written once more."""
     devices = problem.devices
     t, c, o, e = (np.array([getattr(device, key) for device in devices])
                   for key in ("block_ms", "visit_ms", "wire_ms", "block_mj"))  # fmt: skip
@@ -88,7 +88,7 @@ def brute_force(problem, objective):
 
 
 def survival(problem, replicas):
-    """Less the best probability that no block is lost, over all ways to share blocks out over sets of holders."""
+    """Return the best probability that no block is lost, negated, over all divisions of the blocks among sets."""
     devices = problem.devices
     sets = [
         held for held in itertools.combinations(range(len(devices)), replicas)
@@ -130,7 +130,7 @@ def test_plans_of_200_random_instances_are_as_good_as_brute_force(objective):
 
 
 def test_plans_count_the_overhead_of_engine_calls():
-    """Up to 16 devices the simulation does; with more, only the formulas say what a plan promises."""
+    """Up to 16 devices, the simulation counts it too; beyond that, only the formulas do."""
     for seed in range(60):
         plain = random_problem(2000 + seed, blocks=(4, 12))
         rng = random.Random(seed)
@@ -145,7 +145,7 @@ def test_plans_count_the_overhead_of_engine_calls():
 
 
 def check(problem, placement, replicas):
-    """Each block has so many holders, in different zones, and no device holds more than fits."""
+    """Check that each block has ``replicas`` holders in different zones, and that no device holds more than fits."""
     zone_of = {problem.devices[i].name: zone for zone, members in zones_of(problem.devices).items() for i in members}
     assert set(placement) == set(zone_of)
     for device in problem.devices:
@@ -158,7 +158,7 @@ def check(problem, placement, replicas):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_placement_of_a_tiny_instance_is_better(seed):
-    """Counts are enough: every single placement with as many holders for each block is tried."""
+    """Counts suffice: no placement with as many holders of each block is better than the best counts."""
     problem = random_problem(1000 + seed, devices=(2, 4), blocks=(2, 4))
     names = [device.name for device in problem.devices]
     placements = []
@@ -196,7 +196,7 @@ def test_plans_of_a_hundred_devices_are_no_worse_than_their_baselines(make_sourc
 
 
 def test_one_device_alone_is_compared(make_source):
-    """It gets its tokens from the same source, by the same link, as devices that share the blocks."""
+    """It gets its tokens from the same source over the same link as devices that share the blocks."""
     fast = PlannedDevice("fast", 1.0, 8, stem_ms=0.5, head_ms=0.5, visit_ms=5.0, watts=10.0, loss=0.1)
     small = PlannedDevice("small", 0.1, 2, visit_ms=5.0, watts=1.0)
     problem = PlanningProblem((fast, small), 8, source=make_source(1.0, watts=3.0))
@@ -211,7 +211,7 @@ def test_one_device_alone_is_compared(make_source):
 
 
 def test_independent_copies_are_compared(make_source):
-    """Stem and head on each device, JPEGs of a tenth of the tokens over the same links, the same overhead of calls."""
+    """They run stem and head, and get JPEGs of a tenth of the tokens over the same links, with equal call overhead."""
     kinds = {
         "stem_ms": 0.5,
         "head_ms": 0.5,
