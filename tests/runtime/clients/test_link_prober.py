@@ -1,4 +1,4 @@
-"""Links between real peers, measured by the peers themselves."""
+"""Real peers measure the links between them."""
 
 import pytest
 
@@ -18,17 +18,11 @@ def bundle(wide_bundle):
     return Bundle.open(wide_bundle)
 
 
-def started(path, bundle, serve, names, keys=lambda _name: None):
-    for name in names:
-        serve(Peer.open(path, name, bundle.folder, secret_key=keys(name)))
-
-
-def test_every_pair_in_every_codec(bundle, write_peers, serve):
-    """``b`` and ``c`` hold the same block, and hand it over all the same."""
-    path = write_peers({"a": [0], "b": [1], "c": [1]}, sources=["laptop"])
-    started(path, bundle, serve, "abc")
+def test_every_pair_is_measured_in_every_codec(bundle, serve_peers):
+    """``b`` and ``c`` hold the same block, and hand it over nevertheless."""
+    file = serve_peers({"a": [0], "b": [1], "c": [1]}, bundle.folder, sources=["laptop"])
     steps = []
-    with LinkProber(load_peers(path), bundle) as prober:
+    with LinkProber(file, bundle) as prober:
         found = prober.measure(transfers=5, on_step=lambda *step: steps.append(step), wait=20)
     assert found.source == "laptop"
     pairs = {("laptop", "a"), ("laptop", "b"), ("laptop", "c"), ("a", "laptop"), ("b", "laptop"), ("c", "laptop"),
@@ -37,19 +31,20 @@ def test_every_pair_in_every_codec(bundle, write_peers, serve):
     assert measured == {(*pair, codec) for pair in pairs for codec in CODECS}
     sizes = {one.codec: one.bytes for one in found.transfers}
     assert sizes == {"raw": 16 * 768 * 4, "fp16": 16 * 768 * 2, "int8": 16 * 768 + 16 * 4}
-    assert all(0 < one.p50_ms <= one.p95_ms < 1000 for one in found.transfers)
+    assert all(0 < one.p50_ms <= one.p95_ms for one in found.transfers)
     assert {(fit.origin, fit.to) for fit in found.fits} == pairs
     assert found.missing == []
     assert steps[-1] == (12, 12, "done")
     calls = {one.peer: one for one in found.calls}
     assert set(calls) == {"a", "b", "c"}
-    assert all(one.calls > 5 and 0 < one.p50_ms <= one.p95_ms < 1000 for one in found.calls)
+    assert all(one.calls > 5 and 0 < one.p50_ms <= one.p95_ms for one in found.calls)
 
 
-def test_with_keys_and_a_peer_that_is_not_there(bundle, write_peers, serve, tmp_path):
+def test_a_missing_peer_is_listed_and_keys_have_to_match(bundle, write_peers, serve, tmp_path):
     keys = {name: new_keys(name, tmp_path)[0] for name in ("a", "b", "gone", "laptop")}
     path = write_peers({"a": [0], "b": [1], "gone": [0]}, keys=keys, sources=["laptop"])
-    started(path, bundle, serve, "ab", lambda name: tmp_path / f"{name}.key_secret")
+    for name in "ab":
+        serve(Peer.open(path, name, bundle.folder, secret_key=tmp_path / f"{name}.key_secret"))
     file = load_peers(path)
     with pytest.raises(UsageError, match="give --secret-key FILE"):
         LinkProber(file, bundle)
@@ -61,19 +56,19 @@ def test_with_keys_and_a_peer_that_is_not_there(bundle, write_peers, serve, tmp_
         ("a", "b"), ("b", "a"), ("laptop", "a"), ("laptop", "b"), ("a", "laptop"), ("b", "laptop"),
     }  # fmt: skip
     assert [(origin, to) for origin, to, _ in found.missing] == [("laptop", "gone")]
-    assert all(fit.mbit_per_s is fit.latency_ms is None for fit in found.fits)  # of one size nobody can tell
+    assert all(fit.mbit_per_s is fit.latency_ms is None for fit in found.fits)  # one size tells neither
 
 
-def test_another_model_and_nobody(bundle, tiny_bundle, write_peers, serve):
+def test_peers_of_another_model_and_missing_peers_are_errors(bundle, tiny_bundle, write_peers, serve):
     path = write_peers({"a": [0]})
     with LinkProber(load_peers(path), bundle) as prober, pytest.raises(LinkError, match=r"no peer of .* can be used"):
         prober.measure(transfers=3, wait=0.3)
-    started(path, Bundle.open(tiny_bundle), serve, "a")
+    serve(Peer.open(path, "a", tiny_bundle))
     with LinkProber(load_peers(path), bundle) as prober, pytest.raises(LinkError, match="model"):
         prober.measure(transfers=3, wait=5)
 
 
-def test_latency_and_bandwidth_of_a_line():
+def test_latency_and_bandwidth_are_those_of_a_line_through_the_codecs():
     def times(*sizes_ms):
         return [LinkTimes("a", "b", f"c{size}", size, 5, ms, ms) for size, ms in sizes_ms]
 

@@ -1,10 +1,9 @@
-"""Bundles over the wire: real peers that begin with an empty store, a real pusher, and real requests meanwhile."""
+"""Bundles are pushed to real peers with empty stores, while real requests are answered."""
 
 import hashlib
 import json
 import shutil
 import threading
-import time
 
 import pytest
 import zmq
@@ -25,7 +24,7 @@ TWICE = {"a": (0, 1, 2, 3), "b": (2, 3, 4, 5), "c": (0, 1, 4, 5)}
 
 @pytest.fixture
 def fleet(tmp_path, tiny_bundle):
-    """Make peers with keys and empty stores; a context manager."""
+    """Create peers with keys and empty stores, as a context manager."""
 
     def make(placement, **named):
         return LocalCluster(
@@ -53,20 +52,20 @@ def record(peers, name):
 
 
 def active(peers, name):
-    """The bundle that a peer's store names, and the names of its files."""
+    """Active bundle of a peer's store, and the names of its files."""
     files = peers.store(name) / "files"
     return Bundle.open(files, record(peers, name)["active"]), {path.name for path in files.iterdir()}
 
 
 def whole(peers, name):
-    """Whether the store of a peer has all of its parts, with the right content."""
+    """Whether the store of a peer has all of its parts with the right content."""
     files = peers.store(name) / "files"
     parts = [active(peers, name)[0].part(f"block {block}") for block in peers.file.peer(name).blocks]
     return all(hashlib.sha256((files / part.sha256).read_bytes()).hexdigest() == part.sha256 for part in parts)
 
 
 class Load:
-    """Images through the fleet until the end of the with block."""
+    """Images that are answered by the fleet during a ``with`` block."""
 
     def __init__(self, peers, bundle, images):
         self.source = Source(peers.file, Bundle.open(bundle), keys=load_secret(peers.secret_key("desk")))
@@ -85,13 +84,12 @@ class Load:
         self.source.close()
 
     def run(self):
-        while not self.halt.is_set():
+        while not self.halt.wait(0.01):  # the peers have other work, too
             for future in [self.source.submit(image) for image in self.images[:4]]:
                 try:
                     self.answers.append(future.result(30))
                 except Exception as error:  # noqa: BLE001
                     self.failed.append(error)
-            time.sleep(0.01)
 
     def assert_whole(self):
         assert self.failed == []
@@ -99,7 +97,7 @@ class Load:
         assert [answer.record for answer in self.answers if answer.record.degraded] == []
 
 
-def test_peers_begin_empty_get_their_parts_and_answer(fleet, tiny_bundle, images, assert_replays):
+def test_empty_peers_receive_their_parts_and_answer(fleet, tiny_bundle, images, assert_replays):
     with fleet(TWICE) as peers:
         found = push(peers, tiny_bundle)
         manifest = Bundle.open(tiny_bundle).manifest
@@ -121,7 +119,7 @@ def test_peers_begin_empty_get_their_parts_and_answer(fleet, tiny_bundle, images
         assert sum(one.sent_bytes for one in again.values()) == 0
 
 
-def test_stem_and_head_are_pushed_as_blocks_are(fleet, tiny_bundle):
+def test_stem_and_head_are_pushed_like_blocks(fleet, tiny_bundle):
     with fleet({"a": "stem, 0-2", "b": "3-5, head"}) as peers:
         found = push(peers, tiny_bundle)
         assert {one.state for one in found.values()} == {"active"}
@@ -130,9 +128,7 @@ def test_stem_and_head_are_pushed_as_blocks_are(fleet, tiny_bundle):
             assert not source.submit(bombs.flat(40, "JPEG")).result(30).degraded
 
 
-def test_under_load_and_with_a_peer_killed_in_the_middle_nothing_is_lost(
-    fleet, tiny_bundle, half_bundle, images, wait_until
-):
+def test_a_push_loses_no_request_although_a_peer_is_killed(fleet, tiny_bundle, half_bundle, images, wait_until):
     with fleet(TWICE) as peers:
         push(peers, tiny_bundle)
         killed = threading.Event()
@@ -157,7 +153,7 @@ def test_under_load_and_with_a_peer_killed_in_the_middle_nothing_is_lost(
         assert {holder for answer in load.answers[-20:] for holder in answer.record.holders} <= set(TWICE)
 
 
-def test_rolled_back_to_the_bundle_before(fleet, tiny_bundle, half_bundle):
+def test_a_rollback_switches_to_the_previous_bundle(fleet, tiny_bundle, half_bundle):
     with fleet({"a": range(6), "b": range(6)}) as peers:
         push(peers, tiny_bundle)
         with pusher(peers) as one, pytest.raises(PushError, match="has no previous bundle"):
@@ -172,7 +168,7 @@ def test_rolled_back_to_the_bundle_before(fleet, tiny_bundle, half_bundle):
                 assert active(peers, name)[0].manifest == Bundle.open(expected).manifest
 
 
-def test_a_roll_back_after_half_a_push_leaves_the_others(fleet, tiny_bundle, half_bundle):
+def test_a_rollback_after_half_a_push_leaves_the_other_peers(fleet, tiny_bundle, half_bundle):
     with fleet({"a": range(6), "b": range(6)}) as peers:
         push(peers, tiny_bundle)
         assert push(peers, half_bundle, only=["a"]).keys() == {"a"}
@@ -182,7 +178,7 @@ def test_a_roll_back_after_half_a_push_leaves_the_others(fleet, tiny_bundle, hal
         assert {record(peers, name)["active"] for name in "ab"} == {record(peers, "b")["active"]}
 
 
-def test_two_pushes_at_once_one_goes_through(fleet, tiny_bundle, half_bundle):
+def test_of_two_simultaneous_pushes_one_succeeds(fleet, tiny_bundle, half_bundle):
     with fleet(TWICE) as peers:
         refused = []
 
@@ -200,8 +196,8 @@ def test_two_pushes_at_once_one_goes_through(fleet, tiny_bundle, half_bundle):
         push(peers, half_bundle, "desk")
 
 
-def test_a_bundle_that_does_not_load_is_given_up_for_the_one_before(fleet, tiny_bundle, tmp_path, images):
-    """Its digests are right and its content is not: only the switch finds out."""
+def test_peers_go_back_from_a_bundle_that_does_not_load(fleet, tiny_bundle, tmp_path, images, wait_until):
+    """Its digests are right, but its content is not: only the switch finds out."""
     import msgspec
 
     from ls_edge.core.bundle import bundle_id_of, write_manifest
@@ -224,14 +220,13 @@ def test_a_bundle_that_does_not_load_is_given_up_for_the_one_before(fleet, tiny_
                     one.push(Bundle.open(broken))
                 states = {name: result.state for name, result in one.results().items()}
             assert states == {"a": "failed", "b": "ready", "c": "ready"}
-            while len(load.answers) < 25:
-                time.sleep(0.02)
+            wait_until(lambda: len(load.answers) >= 25, 30.0, "answers")
         load.assert_whole()
         assert {active(peers, name)[0].manifest.bundle_id for name in TWICE} == {good.manifest.bundle_id}
 
 
-def test_a_push_that_was_cut_off_goes_on_where_it_was(fleet, wide_bundle):
-    """57 MB, the peer killed in the middle of a file: what had come is not sent again."""
+def test_an_interrupted_push_continues_where_it_stopped(fleet, wide_bundle):
+    """57 MB, and the peer is killed in the middle of a file: received pieces are not sent again."""
     from ls_edge.runtime.protocol.messages import MAX_CHUNK
     from ls_edge.runtime.store.installer import WINDOW
 
@@ -250,7 +245,7 @@ def test_a_push_that_was_cut_off_goes_on_where_it_was(fleet, wide_bundle):
         assert whole <= found.sent_bytes <= whole + WINDOW * MAX_CHUNK
 
 
-def test_another_model_is_pushed_only_if_asked(fleet, tiny_bundle, other_bundle):
+def test_another_model_needs_new_model(fleet, tiny_bundle, other_bundle):
     with fleet({"a": range(6)}) as peers:
         peers.wait_settled()
         push(peers, tiny_bundle)

@@ -1,4 +1,4 @@
-"""A client's judgment of a peer, from what the peer last sent."""
+"""A client judges a peer by its last messages."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from ls_edge.runtime.protocol.messages import State, Welcome
     ],
     ids=["alive", "cold", "stuck", "draining"],
 )
-def test_the_last_state_of_a_peer_is_judged(changes, state, why, write_peers):
+def test_a_peer_is_judged_by_its_last_state(changes, state, why, write_peers):
     session = Session(load_peers(write_peers({"a": [0, 1]})).peers[0], up=True)
     assert session.judge()[0] == "silent"
     session.receive(Welcome("a", "peer", 1, 0, "model", "bundle", (0, 1)))

@@ -1,4 +1,4 @@
-"""Pushers that lie, and those who may not push: nothing is half installed, and the peer goes on."""
+"""Dishonest and unauthorized pushers: no bundle is half installed, and the peer continues to serve."""
 
 import hashlib
 import os
@@ -12,14 +12,14 @@ import zmq
 
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.core.peers_file import HeartbeatSettings, load_peers
+from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.clients.push import Pusher, PushError
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, Complaint, Hello, Install, Offer, Stored, Want
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
-from ls_edge.runtime.transport.keys import Curve, KeyPair
+from ls_edge.runtime.transport.keys import Curve
 from ls_edge.runtime.transport.links import Links
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
@@ -29,26 +29,13 @@ MANIFEST_DIGEST = hashlib.sha256(b"manifest").digest()
 
 
 @pytest.fixture
-def keys():
-    return {name: KeyPair(*zmq.curve_keypair()) for name in ("a", "laptop", "camera", "stranger")}
-
-
-@pytest.fixture
-def file(write_peers, keys):
-    """One peer; ``laptop`` may push, ``camera`` may not."""
-    path = write_peers({"a": (1, 4)}, keys=keys, sources=["laptop", "camera"])
-    path.write_text(path.read_text().replace("- name: laptop\n", "- name: laptop\n  may_push: true\n"))
-    return load_peers(path)
-
-
-@pytest.fixture
 def peer(serve, file, keys, tmp_path):
     """A peer with an empty store, on a thread."""
     return serve(Peer(file, "a", store=tmp_path / "store", keys=keys["a"]))
 
 
 class Hand:
-    """A process that dials the peer and says what it likes."""
+    """A process that dials the peer and sends any message."""
 
     def __init__(self, file, keys, name="laptop", role="pusher", *, greet=True):
         curve = Curve(keys[name], {"a": file.peer("a").public_key.encode()}, {})
@@ -70,7 +57,7 @@ class Hand:
             self.links.send(Link("a"), [message if isinstance(message, bytes) else framing.encode(message)])
 
     def poll(self):
-        """What came since the last call."""
+        """Messages since the last call."""
         new = []
         for event in self.links.poll(0.02):
             if isinstance(event, LinkUp) and self.greet:
@@ -86,7 +73,7 @@ class Hand:
 
 
 def serve_files(hand, bundle, answer):
-    """Offer a bundle, answer what is wanted by ``answer(want, right bytes)``, until the peer is ready or has failed."""
+    """Offer a bundle and answer each WANT by ``answer(want, right bytes)``, until the peer is ready or has failed."""
     raw = (bundle / MANIFEST).read_bytes()
     files = {hashlib.sha256(raw).digest(): raw}
     for _, part in Bundle.open(bundle).manifest.part_names():
@@ -149,7 +136,7 @@ def test_a_tampered_chunk_is_refused_and_nothing_is_installed(peer, file, keys, 
         )  # what was right is not sent again
 
 
-def test_what_was_not_asked_for_is_ignored(peer, file, keys, tiny_bundle, tmp_path, wait_until):
+def test_pieces_that_were_not_requested_are_ignored(peer, file, keys, tiny_bundle, tmp_path, wait_until):
     def noisy(want, right):
         return [
             Chunk(MANIFEST_DIGEST, 0, b"x"), Chunk(want.digest, want.offset + 1, right),
@@ -176,7 +163,7 @@ def test_a_piece_of_another_length_ends_the_push(peer, file, keys, tiny_bundle, 
         assert (hand.last(Stored).state, "requested" in hand.last(Stored).reason) == ("failed", True)
 
 
-def test_a_manifest_that_is_none_is_refused(peer, file, keys, tmp_path, wait_until):
+def test_an_invalid_manifest_is_refused(peer, file, keys, tmp_path, wait_until):
     (tmp_path / "junk").mkdir()
     for raw in (b"{}", b"\xff" * 1000, b'{"schema": 1}'):
         digest = hashlib.sha256(raw).digest()
@@ -194,7 +181,7 @@ def test_a_manifest_that_is_none_is_refused(peer, file, keys, tmp_path, wait_unt
     ("name", "role", "said"),
     [("camera", "pusher", "may not push"), ("laptop", "source", "has no bundle yet"), ("a", "pusher", "not a process")],
 )
-def test_who_may_not_push_is_told_so(peer, file, keys, wait_until, name, role, said):
+def test_a_process_that_may_not_push_is_told_so(peer, file, keys, wait_until, name, role, said):
     hand = Hand(file, keys, name, role, greet=name != "a")
     with hand:
         if name == "a":  # the peer's own key, under its own name
@@ -208,7 +195,7 @@ def test_who_may_not_push_is_told_so(peer, file, keys, wait_until, name, role, s
         assert hand.last(Stored) is None
 
 
-def test_a_stranger_is_refused_before_a_word(peer, file, keys, wait_until):
+def test_a_stranger_is_refused_before_its_first_message(peer, file, keys, wait_until):
     with Hand(file, keys, "stranger") as hand:
         wait_until(lambda: hand.poll() or hand.links.failed["a"], what="a refusal")
         assert hand.heard == []
@@ -221,7 +208,7 @@ def test_a_stranger_is_refused_before_a_word(peer, file, keys, wait_until):
 
 
 class Restarting(threading.Thread):
-    """Listens where a peer will, and ends each connection in its handshake, as a process that is being ended does."""
+    """Listens at the address of a peer and ends each connection in its handshake, like a process that is leaving."""
 
     def __init__(self, address):
         super().__init__(name="restarting")
@@ -246,7 +233,7 @@ class Restarting(threading.Thread):
         self.join(10)
 
 
-def test_a_peer_that_is_being_restarted_is_waited_for(serve, file, keys, tiny_bundle, tmp_path, wait_until):
+def test_a_push_waits_for_a_peer_that_restarts(serve, file, keys, tiny_bundle, tmp_path, wait_until):
     before = Restarting(file.peer("a").address)
     try:
         with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher, ThreadPoolExecutor(1) as other:
@@ -261,7 +248,7 @@ def test_a_peer_that_is_being_restarted_is_waited_for(serve, file, keys, tiny_bu
             before.stop()
 
 
-def test_one_that_ends_every_handshake_is_named_after_the_limit(file, keys, tiny_bundle):
+def test_a_peer_that_ends_every_handshake_is_named_after_the_limit(file, keys, tiny_bundle):
     before = Restarting(file.peer("a").address)
     try:
         with (
@@ -288,7 +275,7 @@ def test_an_observer_and_a_source_cannot_offer(serve, file, keys, tiny_bundle, w
             wait_until(lambda hand=hand, count=count: any(
                 isinstance(one, Complaint) for one in (hand.poll(), hand.heard[count:])[1]
             ))  # fmt: skip
-        # It may read the manifest that the peer serves, and nothing else.
+        # It may only read the manifest that the peer serves.
         served = bytes.fromhex(manifest.bundle_id)
         for want in (Want(MANIFEST_DIGEST, 0, 1), Want(served, 1 << 30, 1), Want(served, 0, 1)):
             hand.says(want)
@@ -305,7 +292,7 @@ def test_an_observer_and_a_source_cannot_offer(serve, file, keys, tiny_bundle, w
         pusher.push(Bundle.open(tiny_bundle))
 
 
-def test_a_peer_lives_under_thousands_of_broken_pushes(peer, file, keys, tiny_bundle, mutate, wait_until, tmp_path):
+def test_a_peer_survives_thousands_of_broken_pushes(peer, file, keys, tiny_bundle, mutate, wait_until, tmp_path):
     rng = random.Random(5)
     raw = (tiny_bundle / MANIFEST).read_bytes()
     digest = hashlib.sha256(raw).digest()
@@ -332,11 +319,11 @@ def test_a_peer_lives_under_thousands_of_broken_pushes(peer, file, keys, tiny_bu
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_full_disk_is_said_and_nothing_is_installed(
+def test_a_full_disk_is_reported_and_no_bundle_is_installed(
     serve, file, keys, tiny_bundle, small_disk, wait_until, monkeypatch, when
 ):
     disk = small_disk(megabytes=6)
-    if when == "meanwhile":  # somebody else fills it after the space was found to be enough
+    if when == "meanwhile":  # another process fills it after the check of the free space
         monkeypatch.setattr("ls_edge.runtime.store.store.SPARE_BYTES", -(1 << 40))
     fill = disk / "fill"
     serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))

@@ -1,7 +1,6 @@
-"""The folder of a peer that takes bundles: what is whole, and what survives when the process stops at any moment."""
+"""The store of a peer keeps complete bundles, whenever the process stops."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import shutil
@@ -22,23 +21,23 @@ def digest_of(path):
 
 
 def fill(store, bundle, check=lambda _: None):
-    """Bring everything that the store wants of a bundle; return the name of the bundle and what was brought."""
+    """Write all files of a bundle that the store wants; return the digest of the manifest, and the written files."""
     manifest = digest_of(bundle / MANIFEST)
     opened = Bundle.open(bundle)
     files = {manifest: bundle / MANIFEST} | {
         part.sha256: bundle / part.file for _, part in opened.manifest.part_names()
     }
-    brought = []
+    written = []
     while (wanted := store.want(manifest, (bundle / MANIFEST).stat().st_size, check)).missing:
         for digest, size in wanted.missing:
             raw = files[digest].read_bytes()[store.received(digest) :]
             store.write(digest, size, store.received(digest), raw)
-            brought.append((digest, len(raw)))
-    return manifest, brought
+            written.append((digest, len(raw)))
+    return manifest, written
 
 
-def bring(store, folder, manifest, size):
-    """Bring the parts that are wanted of a bundle whose manifest is there, and put it together."""
+def write_parts(store, folder, manifest, size):
+    """Write the wanted parts of a bundle whose manifest is in the store."""
     by_digest = {digest_of(path): path for path in folder.rglob("*") if path.is_file()}
     for digest, length in store.want(manifest, size, lambda _: None).missing:
         store.write(digest, length, 0, by_digest[digest].read_bytes())
@@ -54,7 +53,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def changed(tiny_bundle, tmp_path):
-    """Make a bundle like ``tiny_bundle`` with other bytes in block 1, and ids that fit."""
+    """Create a bundle like ``tiny_bundle`` with other bytes in block 1, and matching ids."""
 
     def make(raw=b"another", **part):
         folder = tmp_path / f"changed{len(list(tmp_path.glob('changed*')))}"
@@ -72,12 +71,12 @@ def changed(tiny_bundle, tmp_path):
     return make
 
 
-def test_only_the_parts_that_are_needed_are_there_and_verified(store, tiny_bundle):
+def test_only_needed_parts_are_stored_and_verified(store, tiny_bundle):
     assert store.open_active() is None
-    manifest, brought = fill(store, tiny_bundle)
+    manifest, written = fill(store, tiny_bundle)
     parts = [Bundle.open(tiny_bundle).manifest.parts.blocks[block] for block in BLOCKS]
-    assert [digest for digest, _ in brought] == [manifest, *(part.sha256 for part in parts)]
-    assert store.open_active() is None  # nothing is served before the switch
+    assert [digest for digest, _ in written] == [manifest, *(part.sha256 for part in parts)]
+    assert store.open_active() is None  # no bundle is served before the switch
     store.switch(manifest)
     bundle = store.open_active()
     assert bundle.manifest.bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
@@ -86,27 +85,27 @@ def test_only_the_parts_that_are_needed_are_there_and_verified(store, tiny_bundl
         bundle.read("block 0")
 
 
-def test_what_is_there_already_is_not_wanted_again(store, tiny_bundle, changed):
+def test_stored_files_are_not_wanted_again(store, tiny_bundle, changed):
     fill(store, tiny_bundle)
     other = changed()
-    manifest, brought = fill(store, other)
-    assert [digest for digest, _ in brought] == [manifest, hashlib.sha256(b"another").hexdigest()]
+    manifest, written = fill(store, other)
+    assert [digest for digest, _ in written] == [manifest, hashlib.sha256(b"another").hexdigest()]
     assert fill(store, other)[1] == []
 
 
-def test_a_file_goes_on_where_it_was(tmp_path, tiny_bundle):
+def test_an_incomplete_file_is_continued(tmp_path, tiny_bundle):
     manifest = digest_of(tiny_bundle / MANIFEST)
     store = Store(tmp_path / "store", BLOCKS)
     store.write(manifest, 1000, 0, (tiny_bundle / MANIFEST).read_bytes()[:100])
     store.close()
     store = Store(tmp_path / "store", BLOCKS)
     assert store.received(manifest) == 100
-    _, brought = fill(store, tiny_bundle)
-    assert brought[0] == (manifest, (tiny_bundle / MANIFEST).stat().st_size - 100)
+    _, written = fill(store, tiny_bundle)
+    assert written[0] == (manifest, (tiny_bundle / MANIFEST).stat().st_size - 100)
     store.close()
 
 
-def test_what_is_not_the_file_is_dropped(store):
+def test_a_file_with_another_digest_is_dropped(store):
     digest = hashlib.sha256(b"right").hexdigest()
     with pytest.raises(DigestMismatch, match="not the file that the manifest names"):
         store.write(digest, 5, 0, b"wrong")
@@ -115,7 +114,7 @@ def test_what_is_not_the_file_is_dropped(store):
         store.write(digest, 5, 3, b"ht")
 
 
-def test_a_file_that_was_damaged_on_the_disk_is_wanted_again(store, tiny_bundle):
+def test_a_damaged_file_is_wanted_again(store, tiny_bundle):
     manifest, _ = fill(store, tiny_bundle)
     store.switch(manifest)
     part = Bundle.open(tiny_bundle).manifest.parts.blocks[1]
@@ -126,7 +125,7 @@ def test_a_file_that_was_damaged_on_the_disk_is_wanted_again(store, tiny_bundle)
     assert store.open_active().read("block 1") == (tiny_bundle / part.file).read_bytes()
 
 
-def test_the_bundle_before_is_kept_and_what_was_before_that_is_removed(store, tiny_bundle, changed):
+def test_the_previous_bundle_is_kept_and_older_ones_are_removed(store, tiny_bundle, changed):
     names = []
     for folder in (tiny_bundle, changed(b"second"), changed(b"third")):
         names.append(fill(store, folder)[0])
@@ -141,7 +140,7 @@ def test_the_bundle_before_is_kept_and_what_was_before_that_is_removed(store, ti
     assert hashlib.sha256(b"third").hexdigest() in kept
 
 
-def test_a_bundle_that_never_gets_warm_is_given_up(tmp_path, tiny_bundle, changed):
+def test_a_bundle_that_never_becomes_warm_is_given_up(tmp_path, tiny_bundle, changed):
     store = Store(tmp_path / "store", BLOCKS)
     first, _ = fill(store, tiny_bundle)
     store.switch(first)
@@ -201,7 +200,7 @@ def two_bundles(store, *folders):
     return names
 
 
-def test_a_damaged_bundle_is_given_up_only_for_one_that_is_whole(store, tiny_bundle, changed):
+def test_a_damaged_bundle_is_given_up_only_for_a_complete_one(store, tiny_bundle, changed):
     first, second = two_bundles(store, tiny_bundle, changed())
     flip(part_of(store, first, 4))  # both bundles have this file
     assert not store.give_up("a part is damaged")
@@ -213,8 +212,8 @@ def test_a_damaged_bundle_is_given_up_only_for_one_that_is_whole(store, tiny_bun
     assert json.loads((store.folder / "store.json").read_text())["active"] == first
 
 
-def test_a_bit_in_a_manifest_is_found(store, tiny_bundle, changed):
-    """Where it is still JSON, and in a field that no id covers."""
+def test_a_flipped_bit_in_a_manifest_is_found(store, tiny_bundle, changed):
+    """The manifest is still valid JSON, and no id covers the field."""
     _, second = two_bundles(store, tiny_bundle, changed())
     path = store.folder / "files" / second
     raw = path.read_bytes()
@@ -226,7 +225,7 @@ def test_a_bit_in_a_manifest_is_found(store, tiny_bundle, changed):
     assert store.give_up("it is damaged")
 
 
-def test_a_store_that_was_removed_is_made_again(store, tiny_bundle, tmp_path):
+def test_a_removed_store_is_created_again(store, tiny_bundle, tmp_path):
     manifest, _ = fill(store, tiny_bundle)
     store.switch(manifest)
     store.confirm(manifest)
@@ -240,7 +239,7 @@ def test_a_store_that_was_removed_is_made_again(store, tiny_bundle, tmp_path):
         Store(store.folder, BLOCKS)
 
 
-def test_a_store_on_a_disk_that_cannot_be_written(small_disk, tiny_bundle):
+def test_a_read_only_store_serves_and_is_not_confirmed(small_disk, tiny_bundle):
     disk = small_disk(megabytes=8)
     store = Store(disk / "store", BLOCKS)
     manifest, _ = fill(store, tiny_bundle)
@@ -249,7 +248,7 @@ def test_a_store_on_a_disk_that_cannot_be_written(small_disk, tiny_bundle):
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     store = Store(disk / "store", BLOCKS)
     store.begin()
-    assert store.record.trial_starts == 1  # a start that cannot be counted is not counted
+    assert store.record.trial_starts == 1  # the start could not be recorded
     assert store.open_active() is not None
     with pytest.raises(BundleError, match="Read-only file system"):
         store.confirm(manifest)
@@ -262,8 +261,8 @@ def test_a_store_on_a_disk_that_cannot_be_written(small_disk, tiny_bundle):
     store.close()
 
 
-def test_a_start_on_a_full_disk(small_disk, tiny_bundle):
-    """No file may be made: an empty store waits, and one with a bundle serves it."""
+def test_a_store_starts_on_a_full_disk(small_disk, tiny_bundle):
+    """No file can be created: an empty store waits, and a store with a bundle serves it."""
     disk = small_disk(megabytes=8, options="nr_inodes=60")
     fillers = [disk / f"fill{index}" for index in range(60)]
 
@@ -285,7 +284,7 @@ def test_a_start_on_a_full_disk(small_disk, tiny_bundle):
         empty.switch(manifest)
     assert empty.record.active is None
     fillers[0].unlink()
-    empty.switch(manifest)  # store.json takes that place
+    empty.switch(manifest)  # store.json takes the free place
     for _ in range(TRIAL_STARTS + 1):
         empty.close()
         empty = Store(disk / "store", BLOCKS)
@@ -306,7 +305,7 @@ def test_a_start_on_a_full_disk(small_disk, tiny_bundle):
         ({"bytes": 1 << 39}, "disk full"),
     ],
 )
-def test_a_manifest_cannot_lead_out_of_the_store(store, changed, part, said, tmp_path):
+def test_a_manifest_cannot_name_files_outside_the_store(store, changed, part, said, tmp_path):
     folder = changed()
     document = json.loads((folder / MANIFEST).read_text())
     document["parts"]["blocks"][1] |= part
@@ -321,25 +320,24 @@ def test_a_manifest_cannot_lead_out_of_the_store(store, changed, part, said, tmp
     store.write(manifest, len(raw), 0, raw)
     before = sorted(path for path in tmp_path.rglob("*") if store.folder not in path.parents)
     with pytest.raises(BundleError, match=said):
-        bring(store, folder, manifest, len(raw))
+        write_parts(store, folder, manifest, len(raw))
     assert sorted(path for path in tmp_path.rglob("*") if store.folder not in path.parents) == before
     assert store.record.active is None
 
 
-def test_a_full_disk_drops_the_file_and_says_so(store, monkeypatch):
-    digest = hashlib.sha256(b"x").hexdigest()
-    store.write(digest, 9, 0, b"begin")
-
-    def full(*_args, **_named):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("pathlib.Path.open", full)
+def test_a_full_disk_drops_the_file_and_is_reported(small_disk):
+    disk = small_disk(megabytes=1)
+    store = Store(disk / "store", BLOCKS)
+    raw = bytes(2 << 20)
+    digest = hashlib.sha256(raw).hexdigest()
+    store.write(digest, len(raw), 0, raw[: 1 << 18])
     with pytest.raises(BundleError, match="disk full"):
-        store.write(digest, 9, 5, b"more")
+        store.write(digest, len(raw), 1 << 18, raw[1 << 18 :])
     assert store.received(digest) == 0
+    store.close()
 
 
-def test_one_process_uses_a_store(store):
+def test_only_one_process_can_use_a_store(store):
     with pytest.raises(UsageError, match="another process uses"):
         Store(store.folder, BLOCKS)
 
@@ -348,8 +346,8 @@ def test_one_process_uses_a_store(store):
     "text",
     ["", "{", '{"schema": 2}', '{"active": "../../etc"}', '{"active": 3}', '{"actiwe": null}', "\0" * 300, "\xff"],
 )
-def test_a_record_that_cannot_be_read_leaves_an_empty_store(tmp_path, tiny_bundle, text):
-    """The peer waits, and the next push sends only what is missing."""
+def test_an_unreadable_record_leaves_an_empty_store(tmp_path, tiny_bundle, text):
+    """The peer waits, and the next push sends only missing files."""
     store = Store(tmp_path / "store", BLOCKS)
     manifest, _ = fill(store, tiny_bundle)
     store.switch(manifest)
@@ -365,7 +363,7 @@ def test_a_record_that_cannot_be_read_leaves_an_empty_store(tmp_path, tiny_bundl
     store.close()
 
 
-def test_a_folder_that_cannot_be_a_store_is_said(tmp_path):
+def test_an_unusable_folder_is_a_usage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="give --store a writable folder"):
         Store(tmp_path / "file", BLOCKS)

@@ -1,21 +1,19 @@
-"""Disks that fill up, lose a bit or lose a folder, and power cuts: a peer with a store serves what it has."""
+"""A peer with a store serves its bundle despite full disks, flipped bits, lost folders and power cuts."""
 
 import json
 import shutil
 import threading
-import time
 
 import pytest
 import zmq
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.clients.push import Pusher, PushError
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.store.store import Store
-from ls_edge.runtime.transport.keys import KeyPair, load_secret
+from ls_edge.runtime.transport.keys import load_secret
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
@@ -42,24 +40,12 @@ def record(store):
     return json.loads((store / "store.json").read_text())
 
 
-# One peer on a thread: the disk fills up at an exact moment.
-
-
-@pytest.fixture
-def keys():
-    return {name: KeyPair(*zmq.curve_keypair()) for name in ("a", "laptop")}
-
-
-@pytest.fixture
-def file(write_peers, keys):
-    path = write_peers({"a": BLOCKS}, keys=keys, sources=["laptop"])
-    path.write_text(path.read_text().replace("- name: laptop\n", "- name: laptop\n  may_push: true\n"))
-    return load_peers(path)
+# A peer on a thread, whose disk fills up at an exact moment.
 
 
 @pytest.fixture
 def push(file, keys):
-    """Push a bundle to the peer; return what became of it."""
+    """Push a bundle to the peer; return the result."""
 
     def push(bundle, **named):
         with Pusher(file, keys=keys["laptop"], **{"wait": 60, "connect": 60, **named}) as pusher:
@@ -74,7 +60,7 @@ def push(file, keys):
 
 @pytest.fixture
 def look(file, keys, wait_until):
-    """Wait until the peer is in a state; return its status."""
+    """Wait until the peer has a state; return its status."""
 
     def look(state="alive"):
         with Observer(file, keys=keys["laptop"]) as observer:
@@ -85,7 +71,7 @@ def look(file, keys, wait_until):
 
 
 class Moment:
-    """Call something once, just before a method of the store runs."""
+    """Call ``act`` once, just before a method of the store runs."""
 
     def __init__(self, monkeypatch, name, act, when=lambda store: True):
         before = getattr(Store, name)
@@ -102,7 +88,7 @@ class Moment:
 
 @pytest.mark.parametrize("first", [True, False], ids=["first bundle", "second bundle"])
 @pytest.mark.parametrize("method", ["want", "write", "_finish", "switch", "_write"])
-def test_a_disk_that_fills_up_during_a_push_fails_the_push_alone(
+def test_a_disk_that_fills_up_during_a_push_fails_only_the_push(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, method, first
 ):
     disk = small_disk(MEGABYTES)
@@ -110,7 +96,7 @@ def test_a_disk_that_fills_up_during_a_push_fails_the_push_alone(
     if not first:
         push(tiny_bundle)
     served = look("cold" if first else "alive").bundle_id
-    monkeypatch.setattr("ls_edge.runtime.store.store.SPARE_BYTES", -(1 << 40))  # as if it fitted
+    monkeypatch.setattr("ls_edge.runtime.store.store.SPARE_BYTES", -(1 << 40))  # as if the bundle fit
     moment = Moment(monkeypatch, method, lambda: fill_disk(disk))
     with pytest.raises(PushError, match=r"a: disk full at .*; make room; no peer was switched"):
         push(half_bundle)
@@ -123,7 +109,7 @@ def test_a_disk_that_fills_up_during_a_push_fails_the_push_alone(
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first bundle", "second bundle"])
-def test_push_waits_until_the_store_says_that_the_bundle_was_warm(
+def test_a_push_waits_until_the_store_records_that_the_bundle_was_warm(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, first
 ):
     disk = small_disk(MEGABYTES)
@@ -133,7 +119,7 @@ def test_push_waits_until_the_store_says_that_the_bundle_was_warm(
     Moment(monkeypatch, "confirm", lambda: fill_disk(disk))
     with pytest.raises(PushError, match=r"a: disk full at .*; waited 3 s"):
         push(half_bundle, wait=3)
-    assert look().bundle_id == Bundle.open(half_bundle).manifest.bundle_id  # it serves all the same
+    assert look().bundle_id == Bundle.open(half_bundle).manifest.bundle_id  # it serves nevertheless
     assert record(disk / "store")["trial_starts"] == 1
     warned = []
 
@@ -147,10 +133,10 @@ def test_push_waits_until_the_store_says_that_the_bundle_was_warm(
     assert look().reason is None
 
 
-def test_a_bundle_that_does_not_load_is_given_up_on_a_full_disk(
+def test_a_peer_goes_back_from_a_bundle_that_does_not_load_on_a_full_disk(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look
 ):
-    """The store cannot note it, and the peer goes back all the same."""
+    """The store cannot record it, and the peer goes back nevertheless."""
     disk = small_disk(MEGABYTES)
     serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))
     push(tiny_bundle)
@@ -199,23 +185,21 @@ def push_to(peers, bundle, **named):
 
 def status_of(peers, state="alive"):
     with Observer(peers.file, keys=load_secret(peers.secret_key("laptop"))) as observer:
-        end = time.monotonic() + 30
-        while (found := observer.look(1.0)["a"]).state != state and time.monotonic() < end:
-            time.sleep(0.05)
+        observer.wait_until(lambda: observer.view()["a"].state == state, 30.0)
+        found = observer.look(1.0)["a"]
     assert found.state == state, found
     return found
 
 
 @pytest.mark.slow
-def test_restarts_on_a_full_disk_while_the_first_bundle_is_new(fleet, tiny_bundle, small_disk):
-    """Its log cannot be written either."""
+def test_a_new_first_bundle_survives_restarts_on_a_full_disk(fleet, tiny_bundle, small_disk, wait_until):
+    """The log of the peer cannot be written, either."""
     disk = small_disk(MEGABYTES)
     with fleet(disk) as peers:
         store, pushing = peers.store("a"), []
 
         def fill_soon():
-            while not (store / "store.json").exists():
-                time.sleep(0.0005)
+            wait_until((store / "store.json").exists, 60.0, "the switch to the first bundle")
             fill_disk(disk)
 
         filling = threading.Thread(target=fill_soon)
@@ -235,7 +219,7 @@ def test_restarts_on_a_full_disk_while_the_first_bundle_is_new(fleet, tiny_bundl
         assert peers.terminate("a") == 0
 
 
-def test_power_cuts_while_the_only_bundle_warms_up(fleet, tiny_bundle, half_bundle):
+def test_the_only_bundle_survives_power_cuts_while_it_warms_up(fleet, tiny_bundle, half_bundle, wait_until):
     with fleet() as peers:
         push_to(peers, tiny_bundle)
         store = peers.store("a")
@@ -246,10 +230,10 @@ def test_power_cuts_while_the_only_bundle_warms_up(fleet, tiny_bundle, half_bund
         for _ in range(5):
             count = record(store)["trial_starts"]
             peers.start("a")
-            while peers.alive("a") and record(store)["trial_starts"] == count and count < 3:
-                time.sleep(0.001)
+            if count < 3:
+                wait_until(lambda c=count: not peers.alive("a") or record(store)["trial_starts"] != c, 60.0, "a start")
             peers.kill("a")
-            if record(store)["trial_starts"] is None:  # it was warm that soon
+            if record(store)["trial_starts"] is None:  # it was warm already
                 (store / "store.json").write_text(before.replace('"trial_starts": 1', '"trial_starts": 3'))
             assert record(store)["active"] == active
         (store / "store.json").write_text(before.replace('"trial_starts": 1', '"trial_starts": 3'))
@@ -260,7 +244,7 @@ def test_power_cuts_while_the_only_bundle_warms_up(fleet, tiny_bundle, half_bund
 
 
 @pytest.mark.parametrize("damaged", ["block", "manifest", "gone"])
-def test_a_damaged_bundle_is_replaced_by_the_one_before(fleet, tiny_bundle, half_bundle, damaged):
+def test_a_damaged_bundle_is_replaced_by_the_previous_one(fleet, tiny_bundle, half_bundle, damaged):
     with fleet() as peers:
         push_to(peers, tiny_bundle)
         push_to(peers, half_bundle)
@@ -279,7 +263,7 @@ def test_a_damaged_bundle_is_replaced_by_the_one_before(fleet, tiny_bundle, half
         assert (record(store)["active"], status_of(peers).reason) == (active, None)
 
 
-def test_without_a_bundle_before_a_damaged_one_is_waited_for(fleet, tiny_bundle, ls_edge_status):
+def test_a_peer_with_a_damaged_only_bundle_waits_for_a_push(fleet, tiny_bundle, ls_edge_status):
     with fleet() as peers:
         push_to(peers, tiny_bundle)
         peers.terminate("a")
@@ -295,7 +279,7 @@ def test_without_a_bundle_before_a_damaged_one_is_waited_for(fleet, tiny_bundle,
 
 @pytest.fixture
 def ls_edge_status():
-    """What ``ls-edge status --json`` says of the peer, from its own process."""
+    """Entry of the peer in ``ls-edge status --json``."""
     import subprocess
     import sys
 
@@ -311,7 +295,7 @@ def ls_edge_status():
 
 
 @pytest.mark.parametrize("text", ["", '{"active": ', "\0" * 200])
-def test_a_garbled_record_leaves_a_peer_that_takes_a_push(fleet, tiny_bundle, ls_edge_status, text):
+def test_a_peer_with_a_garbled_record_takes_a_push(fleet, tiny_bundle, ls_edge_status, text):
     with fleet() as peers:
         push_to(peers, tiny_bundle)
         peers.terminate("a")
@@ -322,7 +306,7 @@ def test_a_garbled_record_leaves_a_peer_that_takes_a_push(fleet, tiny_bundle, ls
         assert status_of(peers).reason is None
 
 
-def test_a_store_that_is_removed_while_the_peer_serves(fleet, tiny_bundle, half_bundle):
+def test_a_peer_survives_the_removal_of_its_store(fleet, tiny_bundle, half_bundle):
     with fleet() as peers:
         push_to(peers, tiny_bundle)
         store = peers.store("a")
