@@ -1,7 +1,5 @@
-"""An idle fleet: nothing is sent while nothing changes."""
+"""An idle fleet sends no message while nothing changes."""
 
-import threading
-import time
 from collections import Counter
 
 import pytest
@@ -13,6 +11,7 @@ from ls_edge.runtime.routing.state.events import NeighborState
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from ls_edge.runtime.transport.links import Links
+from ls_edge.runtime.transport.node import Node
 from tests.faults.simulation import FaultySimulation
 
 PEERS = 16
@@ -55,7 +54,7 @@ def test_a_fleet_settles_again_after_a_request(fleet):
     assert not fleet.states
 
 
-def test_only_users_are_told_of_the_load_often():
+def test_only_users_of_a_peer_hear_its_load_often():
     """In a chain, the process before a peer and the source are its users."""
     blocks = 6
     sim = Counting({f"p{i}": (i,) for i in range(blocks)}, blocks=blocks, block_seconds=0.02)
@@ -91,7 +90,7 @@ def test_neighbors_know_the_state_that_a_peer_would_send_now(fleet):
 
 
 def test_a_peer_that_recovers_from_suspicion_is_announced(fleet):
-    """Nothing but time ends a suspicion, and blocks of a suspect count as out of reach meanwhile."""
+    """Only time ends a suspicion, and blocks of a suspect count as out of reach meanwhile."""
     machine = fleet.processes["p0"].machine
     for name in ("p1", "p5"):
         machine.neighbors.get(name).suspect()
@@ -101,30 +100,24 @@ def test_a_peer_that_recovers_from_suspicion_is_announced(fleet):
     assert 1 in fleet.source.neighbors.get("p0").state.reach_blocks
 
 
-@pytest.fixture
-def peers(tiny_bundle, write_peers):
-    """Sixteen peers in this process, warm, each linked to all others."""
-    file = load_peers(write_peers({f"p{i:02d}": [i % 3] for i in range(PEERS)}))
-    bundle = Bundle.open(tiny_bundle)
-    peers = [Peer(file, peer.name, bundle) for peer in file.peers]
-    threads = [threading.Thread(target=peer.serve) for peer in peers]
-    for thread in threads:
-        thread.start()
-    yield peers
-    for peer in peers:
-        peer.stop()
-        peer.stop()
-    for thread in threads:
-        thread.join()
-
-
-def test_sixteen_idle_peers_send_no_message(peers, wait_until, monkeypatch):
+def test_sixteen_idle_peers_send_no_message(serve, write_peers, tiny_bundle, wait_until, monkeypatch):
     sent = []
     send = Links.send
     monkeypatch.setattr(Links, "send", lambda *arguments: (sent.append(arguments), send(*arguments))[1])
+    file, bundle = load_peers(write_peers({f"p{i:02d}": [i % 3] for i in range(PEERS)})), Bundle.open(tiny_bundle)
+    peers = [serve(Peer(file, peer.name, bundle)) for peer in file.peers]
 
-    def settled():
+    def is_linked():
         return all(p.snapshot.warm and len(p.snapshot.linked) == PEERS - 1 for p in peers)
 
-    wait_until(settled, 30.0, "all peers to be linked")
-    wait_until(lambda: (sent.clear(), time.sleep(1.0), not sent)[2], 10.0, "a second without a message")
+    def is_silent():
+        """Whether no peer sends in three turns, each of which waits for a second."""
+        sent.clear()
+        turns.clear()
+        wait_until(lambda: all(turns[peer.node] >= 3 for peer in peers), 30.0, "turns of all peers")
+        return not sent
+
+    wait_until(is_linked, 30.0, "all peers to be linked")
+    turns, step = Counter(), Node.step
+    monkeypatch.setattr(Node, "step", lambda node, *more, **named: (step(node, *more, **named), turns.update([node])))
+    wait_until(is_silent, 30.0, "three turns without a message")

@@ -1,7 +1,7 @@
-"""Waves of tracks between real processes: exact, sooner, and as hard to lose as chains."""
+"""Waves of tracks between real processes replay, share the work, and survive faults like chains do."""
 
 import signal
-import time
+from concurrent.futures import FIRST_COMPLETED, wait
 
 import pytest
 
@@ -9,29 +9,24 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.data.datasets import open_data
 from ls_edge.runtime.source.source import Source
-from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
 
 SLOW = Faults(least_ms=8.0)
-"""The tiny blocks take so long that side by side is worth its transfer; sleeping, so that two cores are enough."""
+"""Blocks so slow that waves pay off; the engines sleep, so that two cores are enough."""
 
 
 @pytest.fixture
-def peers(tmp_path, tiny_bundle):
-    """Three peers with every block, slow as boards are."""
-    blocks = list(range(Bundle.open(tiny_bundle).num_blocks))
-    with FaultyCluster(tmp_path / "peers", tiny_bundle, dict.fromkeys("abc", blocks)) as local:
-        for name in "abc":
-            local.set_faults(name, SLOW)
-        local.wait_warm()
-        yield local
+def slow(start_peers):
+    """Three peers with all blocks, as slow as boards."""
+    peers = start_peers(dict.fromkeys("abc", range(6)))
+    for name in "abc":
+        peers.set_faults(name, SLOW)
+    return peers
 
 
 @pytest.fixture
-def source(peers, tiny_bundle):
-    with Source.open(peers.path, tiny_bundle, policy="parallel", waves=2, budget_ms=15_000) as opened:
-        assert opened.wait_ready() == ()
-        yield opened
+def source(slow, open_source):
+    return open_source(slow.path, policy="parallel", waves=2, budget_ms=15_000)
 
 
 @pytest.fixture
@@ -41,21 +36,21 @@ def pictures(tiny_bundle):
 
 
 def ask(source, pictures):
-    """One after the other, as a camera that wants each answer soon."""
+    """Submit pictures one after the other, like a camera."""
     arrays = [source.preprocess(picture) for picture in pictures]
     return arrays, [source.submit(array).result(20) for array in arrays]
 
 
 def warmed_up(source, pictures):
-    """Until the peers have learnt how long their blocks take."""
+    """Submit pictures until the peers have measured their blocks and use waves."""
     for _ in range(6):
         _, answers = ask(source, pictures[:8])
         if sum(not answer.record.is_plain for answer in answers) >= 6:
             return
-    pytest.fail("nothing ever ran side by side")
+    pytest.fail("no request ran in waves")
 
 
-def test_an_image_runs_on_several_devices_at_once_and_replays(source, peers, pictures, tiny_bundle, assert_replays):
+def test_an_image_runs_on_several_peers_in_parallel_and_replays(source, slow, pictures, tiny_bundle, assert_replays):
     warmed_up(source, pictures)
     arrays, answers = ask(source, pictures[:20])
     assert_replays(tiny_bundle, arrays, answers)
@@ -75,8 +70,8 @@ def test_an_image_runs_on_several_devices_at_once_and_replays(source, peers, pic
         assert whole == pytest.approx(record.latency_us, rel=0.02, abs=200)
 
 
-def test_nobody_runs_more_than_a_share_of_the_blocks(source, pictures, tiny_bundle):
-    """What makes it sooner, without a clock: no device has all of the work of an image."""
+def test_no_peer_runs_more_than_its_share_of_the_blocks(source, pictures, tiny_bundle):
+    """Shared work is what makes waves faster; it needs no clock to check."""
     warmed_up(source, pictures)
     _, answers = ask(source, pictures[:9])
     blocks = Bundle.open(tiny_bundle).num_blocks
@@ -89,47 +84,45 @@ def test_nobody_runs_more_than_a_share_of_the_blocks(source, pictures, tiny_bund
 
 
 @pytest.mark.parametrize("harm", ["kill", "stop", "hang"])
-def test_harm_to_any_of_them_in_the_middle_of_waves_loses_nothing(
-    source, peers, pictures, tiny_bundle, assert_replays, harm
-):
+def test_faults_in_the_middle_of_waves_lose_no_request(source, slow, pictures, tiny_bundle, assert_replays, harm):
     warmed_up(source, pictures)
     arrays = [source.preprocess(picture) for picture in pictures]
     futures = []
     for index, array in enumerate(arrays):
         futures.append(source.submit(array))
-        time.sleep(0.03)
+        wait(futures[-4:], 20, FIRST_COMPLETED)  # at most four in flight, so that harm meets requests in any stage
         name = "abc"[index // 12 % 3]
         if index % 12 == 4:
             {
-                "kill": lambda name=name: peers.kill(name),
-                "stop": lambda name=name: peers.signal(name, signal.SIGSTOP),
-                "hang": lambda name=name: peers.set_faults(name, Faults(hang=True)),
+                "kill": lambda name=name: slow.kill(name),
+                "stop": lambda name=name: slow.signal(name, signal.SIGSTOP),
+                "hang": lambda name=name: slow.set_faults(name, Faults(hang=True)),
             }[harm]()
         elif index % 12 == 10:
             {
-                "kill": lambda name=name: (peers.start(name), peers.wait_warm(name)),
-                "stop": lambda name=name: peers.signal(name, signal.SIGCONT),
-                "hang": lambda name=name: peers.set_faults(name, SLOW),
+                "kill": lambda name=name: (slow.start(name), slow.wait_warm(name)),
+                "stop": lambda name=name: slow.signal(name, signal.SIGCONT),
+                "hang": lambda name=name: slow.set_faults(name, SLOW),
             }[harm]()
     answers = [future.result(20) for future in futures]
     assert not any(answer.degraded for answer in answers)
     assert any(not answer.record.is_plain for answer in answers)
     assert_replays(tiny_bundle, arrays, answers)
-    # The harmed holder, the keeper of the copy before and the source have the tokens, and each may finish.
+    # The failed holder, the keeper of the previous copy and the source have the tokens, and each may finish.
     assert max(source.snapshot.duplicates.values(), default=0) <= 2
 
 
-def test_late_tracks_may_be_left_out(peers, pictures, tiny_bundle, assert_replays):
+def test_late_tracks_can_be_skipped(slow, pictures, tiny_bundle, assert_replays):
     settings = {"policy": "parallel", "waves": 1, "on_straggler": "skip", "max_skips": 3, "budget_ms": 15_000}
-    with Source.open(peers.path, tiny_bundle, **settings) as source:
+    with Source.open(slow.path, tiny_bundle, **settings) as source:
         assert source.wait_ready() == ()
         warmed_up(source, pictures)
         arrays, answers = [], []
         for name in "abc":
-            peers.set_faults(name, Faults(hang=True))
+            slow.set_faults(name, Faults(hang=True))
             some, got = ask(source, pictures[len(arrays) : len(arrays) + 2])
             arrays, answers = [*arrays, *some], [*answers, *got]
-            peers.set_faults(name, SLOW)
+            slow.set_faults(name, SLOW)
             ask(source, pictures[:6])
     assert_replays(tiny_bundle, arrays, answers)
     left_out = [answer for answer in answers if answer.degraded]
@@ -139,6 +132,6 @@ def test_late_tracks_may_be_left_out(peers, pictures, tiny_bundle, assert_replay
         assert any(track.why for visit in answer.record.visits for track in visit.tracks)
 
 
-def test_parallel_needs_peers_that_reach_one_another(peers, tiny_bundle):
+def test_parallel_does_not_work_via_the_source(write_peers, tiny_bundle):
     with pytest.raises(UsageError, match="parallel needs peers that reach one another"):
-        Source.open(peers.path, tiny_bundle, policy="parallel", via_source=True)
+        Source.open(write_peers({"a": range(6)}), tiny_bundle, policy="parallel", via_source=True)
