@@ -152,3 +152,29 @@ def test_a_codec_that_does_not_exist_is_refused_with_its_place(write_peers):
     file = load_peers(write_peers({"a": [0]}, codec="zip"))
     with pytest.raises(ConfigError, match=r"peers.yaml:\d+:\d+: codec is 'zip'; it has to be one of raw, fp16, int8$"):
         file.check_codecs(codecs.CODECS)
+
+
+BAD = [float("nan"), float("inf"), float("-inf")]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(1, 17, 32), (3, 5), (1,)], ids=str)
+def test_one_value_that_is_not_finite_is_found_at_any_place(dtype, shape):
+    rng = np.random.default_rng(0)
+    tokens = rng.standard_normal(shape).astype(dtype)
+    assert codecs.is_finite(tokens)
+    for bad in BAD:
+        for at in rng.integers(0, tokens.size, 20):
+            spoiled = tokens.copy()
+            spoiled.flat[at] = bad
+            assert not codecs.is_finite(spoiled)
+            assert not codecs.is_finite(np.repeat(spoiled, 2, axis=-1)[..., ::2])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_large_and_tiny_values_are_finite(dtype):
+    limits = np.finfo(dtype)
+    values = [limits.max, limits.min, limits.smallest_subnormal, limits.tiny, -0.0, 0.0]
+    assert codecs.is_finite(np.full((1, 197, 192), limits.max, dtype))
+    assert codecs.is_finite(np.array(values, dtype))
+    assert codecs.is_finite(np.empty((0, 3), dtype))
