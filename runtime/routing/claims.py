@@ -1,7 +1,7 @@
-"""Checks of what other processes claim, any of which may lie; ``docs/threat-model.md`` names the check of each attack.
+"""Checks of claims of other processes, which may lie. ``docs/threat-model.md`` names the check against each attack.
 
-Messages are checked for form, ranges and blocks before routing sees them (``transport/admission.py``). These checks
-compare a claim with what this process knows itself.
+``transport/admission.py`` checks form, ranges and blocks of messages before routing sees them. The checks here compare
+a claim with what this process knows.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.state.held_request import HeldRequest, OpenTrack, OpenWave, Stage
 
 MOST_BLOCK_US = 60_000_000
-"""Limit on the announced engine call of another process: a minute."""
+"""Limit on the announced time of an engine call: a minute."""
 MOST_WAIT_US = 600_000_000
-"""Limit on the announced queue of another process: the longest budget."""
+"""Limit on the announced queue: the longest budget."""
 
 
-# A STATE: it looks idle, fast, slow or busy without bound.
+# STATE: a process claims to be idle or fast, or slow or busy without bound.
 
 
 def believable(state: State) -> State:
-    """Return a STATE whose announced engine call and queue are within bounds."""
+    """Return a STATE with its announced times limited."""
     if state.block_us <= MOST_BLOCK_US and state.wait_us <= MOST_WAIT_US:
         return state
     block_us, wait_us = min(state.block_us, MOST_BLOCK_US), min(state.wait_us, MOST_WAIT_US)
     return msgspec.structs.replace(state, block_us=block_us, wait_us=wait_us)
 
 
-# Answers to a transfer: from others than its receiver, progress without end, refusals of everything.
+# Replies to a transfer: from another process than its receiver, endless progress, refusals of everything.
 
 
 def is_from_next_holder(request: HeldRequest | None, sender: str) -> bool:
-    """Return whether a message about a transfer comes from the process that it went to."""
+    """Return whether a message about a transfer comes from its receiver."""
     return request is not None and request.downstream == sender
 
 
 def shows_further_block(request: HeldRequest, message: Progress) -> bool:
-    """Return whether a PROGRESS reports more blocks than the ones before, and no more than there are."""
+    """Return whether a PROGRESS reports more blocks than before, and no more than exist."""
     most = request.itinerary.blocks_done + len(request.itinerary.remaining)
     return request.most_done < message.blocks_done <= most
 
 
 def is_unwilling(message: Refuse) -> bool:
-    """Return whether a REFUSE means that its sender will not take this request, and offers to it have to pause.
+    """Return whether the sender of a REFUSE does not want this request, so that offers have to pause.
 
-    Busy without a credit is usual, and draining or cold passes.
+    It is normal to be busy without a credit, and temporary to be draining or cold.
     """
     if message.reason == RefuseReason.BUSY:
         return message.credits > 0
@@ -70,10 +70,10 @@ def is_unwilling(message: Refuse) -> bool:
 def avoid_also(
     avoid: tuple[str, ...], name: str, remaining: Collection[int], known: dict[str, frozenset[int]]
 ) -> tuple[str, ...]:
-    """Return the processes to avoid with one more; never all known holders of a remaining block.
+    """Return the processes to avoid after adding one, but never all known holders of a remaining block.
 
-    ``known`` has the blocks by holder. A process that fails others on purpose must not make them rule out the honest,
-    so where no holder would be left, the others get another chance first.
+    ``known`` maps holders to their blocks. If no holder of a block would be left, the others get another chance: a
+    process that fails on purpose must not cause honest processes to be avoided.
     """
     both = (*avoid, name)[-MAX_AVOID:]
     if not _leaves_no_holder(both, remaining, known):
@@ -87,23 +87,22 @@ def _leaves_no_holder(avoid: Collection[str], remaining: Iterable[int], known: d
     return not everywhere.intersection(remaining) <= left
 
 
-# A CANCEL of requests of others.
+# CANCEL: of requests of another source.
 
 
 def own_requests(sender: str, message: Cancel) -> set[tuple[str, RequestId]]:
-    """Return the requests that a CANCEL may end: those of its sender."""
+    """Return the requests that a CANCEL may end, which are its sender's own."""
     return {(sender, request) for request in message.requests}
 
 
-# Tokens that come home: blocks left out, waves, tracks and orders that the request does not allow.
+# Tokens that come home: with skips, waves, tracks or orders that the request does not allow.
 
 
 def implausible_return(asked: Itinerary, reported: Itinerary, left_out: Collection[int], bands: Bands) -> str:
     """Return why a returned itinerary cannot belong to the request, or an empty string.
 
-    ``left_out``: blocks that its source has skipped, perhaps not yet when this copy was on its way.
-
-    That each block of the model stands in it once, and who serves which block, is checked on arrival.
+    ``left_out`` are the blocks that the source has skipped, perhaps after it sent this copy. Admission has checked that
+    the itinerary has each block once, and that holders serve the blocks that they ran.
     """
     if reported.track is not None:
         return "a track of a wave, which belongs to a peer"
@@ -126,16 +125,16 @@ def implausible_return(asked: Itinerary, reported: Itinerary, left_out: Collecti
 
 
 def is_former_holder(request: HeldRequest, sender: str, *, needs_relay: bool) -> bool:
-    """Return whether a process has nothing to return any more: it passed the request on, as has the next holder.
+    """Return whether a process has nothing to return: it has passed the request on, and so has the next holder.
 
-    It may still bring back what comes from a process that has no link to this source, and ``needs_relay``.
+    With ``needs_relay`` it may return tokens of a process that has no link to the source.
     """
     trail = request.trail
     return trail is not None and sender in trail.passed_on and request.stage is Stage.AWAY and not needs_relay
 
 
 def as_asked(asked: Itinerary, reported: Itinerary, avoid: tuple[str, ...] = ()) -> Itinerary:
-    """Return the itinerary as asked, with the history that was reported: no holder may change the request."""
+    """Return the requested itinerary with the reported history: no holder may change the request itself."""
     ran = {block for wave in reported.waves for track in wave for block, _ in track}
     gone = ran.union(reported.skipped)
     return msgspec.structs.replace(
@@ -149,11 +148,11 @@ def as_asked(asked: Itinerary, reported: Itinerary, avoid: tuple[str, ...] = ())
     )
 
 
-# A track that comes back: of a wave that was never begun, of blocks that it did not have, run by others.
+# A track that comes back: of an unknown wave, with other blocks, or run by another process.
 
 
 def returned_track(waves: Iterable[OpenWave], request: RequestId, reported: Itinerary) -> OpenTrack | None:
-    """Return the open track that tokens belong to; None if they fit none."""
+    """Return the open track that returned tokens belong to, or None."""
     ref = reported.track
     wave = None if ref is None else next((wave for wave in waves if wave.ident == ref.wave), None)
     if ref is None or wave is None or ref.index >= len(wave.tracks) or wave.request.request != request:
@@ -162,10 +161,10 @@ def returned_track(waves: Iterable[OpenWave], request: RequestId, reported: Itin
     ran = blocks_run(reported)
     if track.row is not None or tuple(block for block, _ in ran) != track.plan.blocks[: len(ran)]:
         return None
-    # A track is never handed on, so no other process can have run it.
+    # Tracks are not handed on, so no other process can have run it.
     return track if all(holder == track.plan.holder for _, holder in ran) else None
 
 
 def blocks_run(itinerary: Itinerary) -> tuple[Ran, ...]:
-    """Return the blocks that ran and their holders, in order."""
+    """Return the blocks that ran, with their holders, in order."""
     return tuple(step for wave in itinerary.waves for track in wave for step in track)

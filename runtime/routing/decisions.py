@@ -1,4 +1,4 @@
-"""What becomes of waiting requests: the next block and holder, by the policy, within the credits of the neighbors."""
+"""Decisions about waiting requests: the next block and holder by policy, within the credits of the neighbors."""
 
 from __future__ import annotations
 
@@ -20,83 +20,83 @@ from ls_edge.runtime.routing.state.turn import Turn
 
 
 def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
-    """Return whether these blocks may be left out in addition to those already skipped; stem and head never may."""
+    """Return whether these blocks may be skipped as well; stem and head never may."""
     skips = len(itinerary.skipped) + len(blocks)
     return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips and not has_ends(blocks)
 
 
 Handlers = Mapping[type, tuple[Callable[..., object], ...]]
-"""Handlers of each event, and of each message with its sender, in their order."""
+"""Handlers of each event in their order, and of each message, which get its sender too."""
 
 
 class Rules(Protocol):
-    """What a source and a peer do differently with a request."""
+    """Rules that differ between sources and peers."""
 
     handlers: Handlers
     stages: Stages
 
     def local_node(self) -> LocalNode:
-        """Return what this process can run itself."""
+        """Return the blocks that this process can run."""
 
     def next_step(self, request: HeldRequest) -> bool:
-        """Take a step that needs no policy, as after the last block; return whether there was one."""
+        """Take the next step if it needs no policy, as after the last block; return whether it was taken."""
 
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
-        """Act on a request that no reachable process can take."""
+        """Handle a request that no reachable process can take."""
 
     def out_of_budget(self, request: HeldRequest) -> bool:
-        """End a request whose time is over, or send it home; return whether it was."""
+        """End a request at the end of its budget, or send it home; return whether that was done."""
 
     def finish(self) -> float:
-        """Follow up on the events of a turn; return the time of the next :class:`Tick` for this, or infinity."""
+        """Finish a turn; return the time at which to do so again without an event, or infinity."""
 
     def check(self) -> None:
-        """Raise :class:`InvalidState` for an inconsistency; see ``Machine.validate``."""
+        """Check the state of the rules; see ``Machine.validate``."""
 
 
 class Stay(NamedTuple):
-    """Wait as before for whatever the request waits for."""
+    """Continue to wait as before."""
 
     begins: bool
-    """It has just begun to wait."""
+    """Whether the request has just begun to wait."""
 
 
 Step = Choice | Stay
-"""Result of a decision."""
+"""Step that a decision leads to."""
 
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """A waiting request, and what it is decided by."""
+    """Waiting request that is decided."""
 
     request: HeldRequest
     policy: Policy
     local: LocalNode
     candidates: Sequence[Neighbor] = ()
-    """Peers that it may be handed to."""
+    """Peers to which it may be handed."""
 
 
 class Decisions:
-    """Decides the waiting requests of a process, at the end of each turn."""
+    """Decisions about the waiting requests of a process, made at the end of each turn."""
 
     rules: Rules
 
     def __init__(self, turn: Turn, custody: Custody) -> None:
         self.count = 0
         self.reroutes = 0
-        """Number of times that a request was decided again after a failure."""
+        """Number of decisions that a failure of the next holder caused."""
         self._turn = turn
         self._custody = custody
         self._neighbors = turn.neighbors
         self._limits = turn.limits
         self._waiting = custody.waiting
         self._look_at = 0.0
-        """Time of the next look at waiting requests without an event."""
+        """Time at which to check waiting requests without an event."""
 
-    # Which requests are decided.
+    # Choice of the requests to decide.
 
     def run(self) -> None:
-        """Decide the requests that are ready, and those for which a neighbor may have room."""
+        """Decide requests that are ready, and requests for which a neighbor may have room."""
         waiting = self._waiting
         if self._turn.now >= self._look_at and waiting:
             self._look_at_waiting()
@@ -109,16 +109,16 @@ class Decisions:
                 self.decide(request)
 
     def next_look(self) -> float:
-        """Return the time of the next :meth:`run` without an event."""
+        """Return the time of the next :meth:`run` if there is no event before, or infinity."""
         return self._look_at if self._waiting else INFINITY
 
     def wake_all(self) -> None:
-        """Decide every waiting request again, because the reachable processes have changed."""
+        """Decide all waiting requests again, since the reachable processes have changed."""
         held = self._custody.held.values()
         self._waiting.ready.extend(request for request in held if request.stage is Stage.WAITING)
 
     def _look_at_waiting(self) -> None:
-        """Decide again the requests that wait for the end of a suspicion, refusal or pause, since no event marks it."""
+        """Decide requests again that may wait for the end of a suspicion or pause, which raises no event."""
         self._look_at = self._turn.now + self._limits.pause
         if self._neighbors.have_recovered():
             self.wake_all()
@@ -128,7 +128,7 @@ class Decisions:
             self._waiting.note_room(n.name)
 
     def _room(self, name: str) -> int:
-        """Return the number of further transfers that a neighbor can be sent."""
+        """Return the number of further transfers that may be sent to a neighbor."""
         n = self._neighbors.get(name)
         if n is None:
             return 0
@@ -136,10 +136,10 @@ class Decisions:
             return n.window_left
         return n.credits if n.available else 0
 
-    # One request.
+    # Decision of one request.
 
     def decide(self, request: HeldRequest) -> None:
-        """Let a waiting request run here, hand it on, or let it wait for whatever it needs."""
+        """Run a waiting request here, hand it on, send it home, or let it wait."""
         self.count += 1
         if self.is_out_of_budget(request) or self._goes_home(request) or self.rules.next_step(request):
             return
@@ -168,7 +168,7 @@ class Decisions:
     # Rules of a decision: each returns a step, or None for the next rule.
 
     def is_out_of_budget(self, request: HeldRequest) -> bool:
-        """Return whether the budget of a request was over, so that it was ended or sent home."""
+        """End a request or send it home if its budget is over; return whether that was done."""
         return self._turn.now >= self._custody.budget_end(request) and self.rules.out_of_budget(request)
 
     def _goes_home(self, request: HeldRequest) -> bool:
@@ -184,7 +184,7 @@ class Decisions:
         return ReturnReason.HOPS
 
     def _while_nobody_has_a_credit(self, case: Case) -> Stay | None:
-        """Look for candidates; let a request wait that was decided before its time, while no candidate has a credit."""
+        """Find the candidates; until its time has come, let a request wait while none of them has a credit."""
         request = case.request
         case.candidates = self.reachable(request)
         if request.waiting_since is None or request.check_at <= self._turn.now or case.local.blocks:
@@ -209,12 +209,12 @@ class Decisions:
         return choice
 
     def _while_others_advance(self, case: Case, reason: ReturnReason) -> Wait | None:
-        """Wait for a credit where no other process would find one sooner."""
+        """Wait for a credit if no other process would find one sooner."""
         waits = reason is ReturnReason.CREDIT and self._may_wait_on(case.request, case.candidates)
         return Wait() if waits else None
 
     def _back_out(self, request: HeldRequest, reason: ReturnReason) -> Step | None:
-        """Hand a request back to a process that may reach a holder of which no neighbor knows."""
+        """Hand a request back to a process that may reach a holder unknown to the neighbors."""
         itinerary = request.itinerary
         if reason is not ReturnReason.UNREACHABLE or itinerary.via_source or itinerary.track is not None:
             return None
@@ -230,17 +230,14 @@ class Decisions:
     # Candidates.
 
     def reachable(self, request: HeldRequest) -> list[Neighbor]:
-        """Return the peers that may be handed a request: those of the bundle that it demands, if any.
-
-        A source that names a peer hands it to that one.
-        """
+        """Return the peers to which a request may be handed, with respect to its bundle and ``hand_to``."""
         candidates, demanded = self._neighbors.candidates(), request.bundle_id
         if request.upstream is None and request.itinerary.hand_to:
             candidates = [n for n in candidates if n.name == request.itinerary.hand_to]
         return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
 
     def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbor]) -> Sequence[Neighbor]:
-        """Return the candidates without those to avoid, as far as others can take the request."""
+        """Return the candidates without processes to avoid, if others can take the request."""
         request.avoid = {name: until for name, until in request.avoid.items() if until > self._turn.now}
         candidates = [n for n in candidates if n.name not in request.avoid]
         others = [n for n in candidates if n.name not in request.itinerary.avoid]
@@ -259,14 +256,14 @@ class Decisions:
         self._custody.transition(request, Stage.QUEUED, f"block {block}", block)
 
     def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
-        """Send a waiting request to a neighbor; a copy stays here."""
+        """Send a waiting request to a neighbor, and keep a copy."""
         self._custody.transition(request, Stage.OFFERED, to, to, itinerary)
 
     def way_out(self, request: HeldRequest) -> str:
-        """Return a process that may reach a holder of which no neighbor knows, or "".
+        """Return a process that may reach a holder unknown to the neighbors, or "".
 
-        In a source that is the process that brought the request home from beyond its reach, in a peer the latest holder
-        of the tokens that is linked and leads beyond the neighbors: none where all peers are linked with all.
+        In a source, it is the process that returned the request from out of the source's reach. In a peer, it is the
+        latest linked holder of the tokens that has links to other processes: none in a full mesh.
         """
         itinerary, neighbors = request.itinerary, self._neighbors
         if request.trail is not None:
@@ -281,22 +278,22 @@ class Decisions:
                 return n.name
         return ""
 
-    # The way home of tokens that a peer cannot continue with.
+    # Way home of tokens that a peer cannot continue with.
 
     def return_home(self, request: HeldRequest, reason: str) -> None:
-        """Begin to send a waiting request back to its source."""
+        """Start to send a waiting request back to its source."""
         request.returning = reason
-        # Relays on the way here may relay them on the way home as well.
+        # Processes that relayed the tokens on their way here may do so again.
         request.itinerary = msgspec.structs.replace(request.itinerary, relays=())
         self.send_home(request)
 
     def send_home(self, request: HeldRequest) -> None:
-        """Offer tokens to their source, to a neighbor that reaches it, or back the way they came."""
+        """Offer tokens to their source, to a neighbor that reaches it, or back along their path."""
         now, limits, source = self._turn.now, self._limits, request.itinerary.source
         n = self._neighbors.get(source)
         if n is not None and n.window_left > 0:
             self.offer(request, source, request.itinerary)
-        elif n is not None:  # a slow link; what waits for it must not be taken for lost
+        elif n is not None:  # a slow link: the copy that waits for it must not count as lost
             self.send_progress([request])
             self._custody.wait_for(request, (source,), now + limits.look_again)
         elif way := self._way_home(request):
@@ -305,9 +302,9 @@ class Decisions:
             self._custody.wait(request, "no way home", now + limits.pause)
 
     def _way_home(self, request: HeldRequest) -> str:
-        """Return a neighbor that reaches the source, or else the earliest reachable holder of the tokens, or "".
+        """Return a neighbor that reaches the source, or else the earliest holder that is a neighbor, or "".
 
-        The one before that was its neighbor, so each such step is one nearer to the source.
+        Each holder was a neighbor of the one before, so every such step leads closer to the source.
         """
         source, relays, now = request.itinerary.source, request.itinerary.relays, self._turn.now
         usable = {
@@ -321,7 +318,7 @@ class Decisions:
         return next((visit.holder for visit in request.itinerary.visits if visit.holder in usable), "")
 
     def canceled_on_way_home(self, request: HeldRequest, sender: str) -> None:
-        """Believe that a request is canceled if that is said by the only way home, which could as well drop it."""
+        """End a request if the only way home claims that it is canceled; that process could drop it anyway."""
         neighbors = self._neighbors.by_name
         if request.itinerary.source in neighbors or self._way_home(request):
             return
@@ -332,10 +329,10 @@ class Decisions:
     # Waiting for credits.
 
     def _may_wait_on(self, request: HeldRequest, candidates: Iterable[Neighbor]) -> bool:
-        """Return whether the source has no better choice and the awaited peers make progress.
+        """Return whether a request may wait longer for a credit than the usual time.
 
-        Without a link to the source, the source reaches nothing that this process does not reach sooner. Without
-        progress, two processes may wait for each other's credit: returned requests make room.
+        It may if this process has no link to the source, which then has no better choice, and the candidates make
+        progress. Otherwise two processes might wait for each other's credit; requests that go home make room.
         """
         if request.upstream is None or request.itinerary.source in self._neighbors.by_name:
             return False
@@ -346,7 +343,7 @@ class Decisions:
         return now < min(until, max(since, moved_at) + self._limits.away_floor)
 
     def _wait_for_credit(self, case: Case, holders: tuple[str, ...]) -> None:
-        """Wait for a credit of ``holders``; without any, for one of a candidate that could run a block now."""
+        """Wait for a credit of ``holders``, by default of all candidates that could run a block now."""
         request = case.request
         limits, now, since = self._limits, self._turn.now, request.waiting_since
         until = (now if since is None else since) + limits.credit_wait
@@ -359,12 +356,12 @@ class Decisions:
         if not holders:
             able = self.able_to_run(request, case.candidates)
             holders = tuple(n.name for n in able if not n.credits)
-            or_change = or_change or len(holders) < len(able)  # it prefers to wait, as long as things are as they are
+            or_change = or_change or len(holders) < len(able)  # it waits by choice, until something changes
         request.reason = ReturnReason.CREDIT
         self._custody.wait_for(request, holders, until, or_change=or_change)
 
     def able_to_run(self, request: HeldRequest, candidates: Iterable[Neighbor]) -> list[Neighbor]:
-        """Return the candidates with a block that may run now; if there are none, relays to such candidates."""
+        """Return the candidates with a block that may run now; if there are none, relays to such holders."""
         itinerary, candidates = request.itinerary, list(candidates)
         first = not policy_of(itinerary.policy).may_reorder
         wanted = itinerary.remaining[:1] if first else self._turn.bands.permitted(itinerary.remaining)
@@ -374,7 +371,7 @@ class Decisions:
         return [n for n in candidates if n.name not in itinerary.relays and n.leads_to(wanted)]
 
     def others_could_run(self, request: HeldRequest, without: Iterable[str]) -> bool:
-        """Return whether a process other than these has a block that may run now, or leads to one."""
+        """Return whether another process has a block that may run now, or relays to one that has."""
         wanted = self._turn.bands.permitted(request.itinerary.remaining)
         return any(
             n.name not in without and (not n.blocks.isdisjoint(wanted) or n.leads_to(wanted))
@@ -382,7 +379,7 @@ class Decisions:
         )
 
     def has_only_holder(self, request: HeldRequest) -> bool:
-        """Return whether no other process could continue a request that its next holder keeps."""
+        """Return whether no other process could continue a request that its next holder has."""
         if request.returning:
             return request.downstream == request.itinerary.source
         wanted = self._turn.bands.permitted(request.itinerary.remaining)
@@ -390,7 +387,7 @@ class Decisions:
         return here.isdisjoint(wanted) and not self.others_could_run(request, (request.downstream,))
 
     def send_progress(self, requests: Iterable[HeldRequest]) -> None:
-        """Send PROGRESS to the keepers of the copies before, unless one was sent a moment ago."""
+        """Send PROGRESS to the keepers of the previous copies, at most once per ``Limits.progress_every``."""
         now, every = self._turn.now, self._limits.progress_every
         for request in requests:
             before = request.upstream

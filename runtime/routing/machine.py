@@ -1,41 +1,39 @@
-"""The routing machine of a process: events in, instructions out, without clock, socket or thread.
+"""Routing machine of a process: events in, instructions out, without clock, sockets or threads.
 
-Peers, sources and the simulator run the same machine. What a source and a peer do differently is in two small objects,
-which the machine asks (``decisions.Rules``): ``source/source_rules.py`` and ``peer/peer_rules.py``. The table of
-transitions and the held requests are in ``state/custody.py``, the choice of the next block and holder in
-``decisions.py``, the checks of what others claim in ``claims.py``, every tuned number in ``state/limits.py``.
+Peers, sources and the simulator run the same machine. An object with the rules of a source or a peer
+(``source/source_rules.py``, ``peer/peer_rules.py``) has a dispatch table with the handlers of events and the actions of
+stages. Held requests and their transitions are in ``state/custody.py``, the choice of the next block and holder in
+``decisions.py``, the checks of what other processes claim in ``claims.py``, all tuned numbers in ``state/limits.py``.
 
-What happens to a request, in order:
+A request takes these steps:
 
-It arrives. A role takes tokens in: it accepts and holds them (WAITING), or refuses them. ``Decisions.decide`` lets the
-policy choose: a block runs here (QUEUED, RUNNING), or ``Decisions.offer`` sends the tokens to the next holder (OFFERED)
-and keeps a copy. ``on_accept`` tells the holder before that it may forget its own copy (CUSTODY). When the next holder
-has passed the request on in its turn, ``passed_on`` drops our copy (ENDED); a source, and the joiner of a track, watch
-it until it comes back (AWAY). So two processes have the tokens at any time, and the source has the
-furthest ones.
+It arrives. The rules accept the tokens and hold them (WAITING), or refuse them. ``Decisions.decide`` asks the policy: a
+block runs here (QUEUED, RUNNING), or ``Decisions.offer`` sends the tokens to the next holder and keeps a copy
+(OFFERED). On ACCEPT (CUSTODY), ``on_accept`` releases the copy of the previous holder. When the next holder has passed
+the request on, ``passed_on`` drops the copy here (ENDED); a source, and the joiner of a track, watch the request until
+it comes back (AWAY). So two processes have the tokens at any time, and the source has the furthest tokens that came
+back.
 
-The next holder is *killed*: its link ends, and ``on_down`` sends every copy that it had another way (``reroute``). If
-the keeper of the copy before dies with it, the source starts again from its own.
+The next holder may fail in these ways:
 
-It *hangs*: ``on_progress`` extends the deadline of a hop with each sign of life. ``look_at_hop`` suspects a holder
-that is silent, avoids it (``avoid``) and reroutes the request; one that reports progress but keeps the request for too
-long is treated alike, unless it is the only holder. A source gives a request up that it has no news of
-(``SourceRules._on_lost``). An engine of our own that hangs is found by ``EngineWork.look_at``, and what waits for it
-goes on.
+- It is *killed*: its link ends, and ``on_down`` reroutes the copies that it had. If the keeper of the previous copy
+  dies too, the source starts again from its own copy.
+- It *hangs*: ``on_progress`` extends the deadline of a hop with each sign of life. ``look_at_hop`` suspects a silent
+  holder, avoids it and reroutes the request; it does the same if a holder reports progress but keeps the request for
+  too long, unless no other process could continue. A source reroutes a request without news (``SourceRules._on_lost``).
+  A peer whose own engine hangs decides the requests again that wait for it (``EngineWork.look_at``).
+- It *refuses*: ``on_refuse`` decides again, and pauses offers to a process that refuses without need. If nobody has a
+  credit, the request waits for a while (``Decisions._wait_for_credit``).
+- It *lies*: replies count only from the receiver of the transfer (``_sent_to``), announced times and progress only
+  within bounds. A source ignores an ``implausible_return`` and runs its own copy again.
+- It is *out of reach*: ``Decisions.decide`` hands the tokens to a neighbor that leads to a holder. Tokens that come
+  back from there go out again the same way (``Decisions.way_out``), and home the same way if no neighbor reaches the
+  source (``Decisions.send_home``).
 
-It *refuses*: ``on_refuse`` decides again, and pauses offers to a process that refuses without need. Without a credit
-anywhere, ``Decisions._wait_for_credit`` waits, for a while.
+At the end of the budget, ``Rules.out_of_budget`` sends a request home in time, and the source answers from the tokens
+that it has, or fails the request.
 
-It *lies*: answers count only from the process that the transfer went to (``_sent_to``), announced times within bounds,
-and progress within limits. A source uses nothing of an ``implausible_return``, and runs its own copy again.
-
-It is *reached through a relay*: where no neighbor has a block that may run, ``Decisions.decide`` hands the tokens to a
-neighbor that leads to one. What comes back from beyond goes out again the way that it came (``Decisions.way_out``),
-and home the way that it came where nobody reaches the source (``Decisions.send_home``).
-
-Its budget ends: ``Rules.out_of_budget`` sends it home in time, and the source answers from what it has or fails.
-
-A request that is routed again gets a new random branch, which distinguishes it from late messages of the old one.
+A rerouted request gets a new random branch, which distinguishes it from late messages about the old one.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ R = TypeVar("R", bound=Rules)
 
 
 class Machine(Generic[R]):
-    """Routing of one process; ``rules`` are those of a source or a peer."""
+    """Routing of one process, with the ``rules`` of a source or a peer."""
 
     def __init__(
         self,
@@ -95,17 +93,17 @@ class Machine(Generic[R]):
         self.decisions = Decisions(self.turn, self.custody)
         self.neighbors = self.turn.neighbors
         self.held = self.custody.held
-        """The requests that this process holds."""
+        """Requests that this process holds."""
         self.limits = limits
         self._next = INFINITY
-        """Time of the next :class:`Tick` if nothing else happens before."""
+        """Time of the next ``Tick`` if no event comes before."""
         self.rules = self.decisions.rules = rules(self)
         self.custody.follow(self.rules.stages)
 
     # The interface of the process around it.
 
     def handle_all(self, events: Iterable[Event], now: float) -> list[Instruction]:
-        """Handle the events of a turn, decide once after all of them, and return instructions in their order.
+        """Handle the events of a turn, decide once at its end, and return the instructions in their order.
 
         ``now`` never decreases.
         """
@@ -121,28 +119,28 @@ class Machine(Generic[R]):
         return in_order(turn.instructions)
 
     def next_check(self) -> float | None:
-        """Return the time of the next :class:`Tick` if nothing else happens before."""
+        """Return the time of the next ``Tick`` if no event comes before; None without one."""
         return None if self._next == INFINITY else self._next
 
     def validate(self) -> None:
-        """Raise ``held_request.InvalidState`` if internal state is inconsistent; for tests, after each event."""
+        """Raise ``held_request.InvalidState`` if internal state is inconsistent. Tests call it after each turn."""
         self.custody.check()
         self.rules.check()
 
-    # The next holder answers: it takes the request over, refuses it, works on it, passes it on.
+    # Replies of the next holder: it accepts the request, refuses it, works on it, passes it on.
 
     def on_received(self, event: Received) -> None:
-        """Handle a message; a process ignores the ones that only others handle."""
+        """Handle a message, or ignore it if it has no handler."""
         for handle in self.rules.handlers.get(type(event.message), ()):
             handle(event.sender, event.message)
 
     def _sent_to(self, sender: str, message: Accept | Refuse | Progress | Release) -> HeldRequest | None:
-        """Return the request that a message is about, if it went to the sender."""
+        """Return the request that a message is about if its sender has that request, else None."""
         request = self.custody.sent.get(message.transfer)
         return request if is_from_next_holder(request, sender) else None
 
     def on_accept(self, sender: str, message: Accept) -> None:
-        """Keep a copy of a request that the next holder has accepted, and release the one before."""
+        """Keep a copy of an accepted request, and release the previous copy."""
         seconds = self._learn(sender, message)
         request = self._sent_to(sender, message)
         if request is None or request.stage is not Stage.OFFERED:
@@ -158,7 +156,7 @@ class Machine(Generic[R]):
             self.custody.end(request, "home")
 
     def on_refuse(self, sender: str, message: Refuse) -> None:
-        """Decide a request again that its next holder refused."""
+        """Decide a refused request again."""
         self._learn(sender, message)
         request = self._sent_to(sender, message)
         if request is None:
@@ -176,7 +174,7 @@ class Machine(Generic[R]):
             self.decisions.canceled_on_way_home(request, sender)
 
     def on_progress(self, sender: str, message: Progress) -> None:
-        """Give the holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""
+        """Give the next holder more time; without another block at most as long as ``Limits.keep_share`` allows."""
         request = self._sent_to(sender, message)
         if request is None:
             return
@@ -194,7 +192,7 @@ class Machine(Generic[R]):
             self.decisions.send_progress([request.open_track.wave.request])
 
     def on_release(self, sender: str, message: Release) -> None:
-        """Let go of a copy, since the next holder has passed the request on."""
+        """Drop the copy of a request that the next holder has passed on."""
         request = self._sent_to(sender, message)
         n = self.neighbors.get(sender)
         if request is None:
@@ -204,7 +202,7 @@ class Machine(Generic[R]):
         self.passed_on(request, message.holder)
 
     def passed_on(self, request: HeldRequest, holder: str) -> None:
-        """Let go of a copy, since the next holder has handed the request to ``holder``; a source and a joiner watch."""
+        """Drop the copy of a request that ``holder`` has now; a source and a joiner watch the request."""
         n = self.neighbors.get(request.downstream)
         if request.trail is None:
             if n is not None:
@@ -217,7 +215,7 @@ class Machine(Generic[R]):
             self.custody.end(request, f"passed on to {holder}")
 
     def _learn(self, name: str, message: Accept | Refuse) -> float:
-        """Note the credits that an answer to a transfer reports; return the seconds of the transfer."""
+        """Record the credits in a reply to a transfer; return the seconds that the transfer took."""
         n = self.neighbors.get(name)
         took = self.neighbors.answered(message.transfer, name)
         if n is None or took is None:
@@ -228,10 +226,10 @@ class Machine(Generic[R]):
         self.custody.waiting.note_room(name)
         return took
 
-    # The next holder fails: its link ends, the transfer cannot be sent, it is silent, it keeps the request.
+    # Failures of the next holder: its link ends, it cannot be sent to, it is silent, it keeps the request.
 
     def on_down(self, event: NeighborDown) -> None:
-        """Reroute whatever a process has that is lost."""
+        """Reroute the requests of a process that is lost."""
         name, linked = event.name, self.neighbors.by_name
         if linked.pop(name, None) is None:
             return
@@ -245,7 +243,7 @@ class Machine(Generic[R]):
                 self.reroute(request, f"{name} and {other} were lost")
 
     def on_unsendable(self, event: Unsendable) -> None:
-        """Decide a request again that could not be sent, after a pause."""
+        """Decide a request again after a pause if it could not be sent."""
         failed, again = event.failed, self.turn.now + self.limits.backoff_base
         n = self.neighbors.get(failed.to)
         if n is not None:
@@ -255,7 +253,7 @@ class Machine(Generic[R]):
             self.custody.wait(request, "not sendable", again)
 
     def _look_at_late(self) -> None:
-        """Look at the requests whose time has come."""
+        """Check the requests that are due."""
         for request in self.custody.timers.due(self.turn.now):
             if request.stage is not Stage.ENDED and not self.decisions.is_out_of_budget(request):
                 on_time = self.rules.stages[request.stage].on_time
@@ -263,7 +261,7 @@ class Machine(Generic[R]):
                     on_time(request)
 
     def look_at_hop(self, request: HeldRequest) -> None:
-        """Check a transfer: it is late, is kept for too long, or its own keeper waits for PROGRESS."""
+        """Check a transfer: whether it is late or kept for too long, and whether PROGRESS is due."""
         name, now, end = request.downstream, self.turn.now, self.custody.budget_end(request)
         n = self.neighbors.get(name)
         if now >= request.hop_at:
@@ -275,7 +273,7 @@ class Machine(Generic[R]):
             self.avoid(request, name)
             self.reroute(request, f"{name} showed no progress")
         elif now < min(request.keep_until, request.keep_end):
-            # The keeper of the copy before must not suspect us while the next holder is late.
+            # The keeper of the previous copy must not suspect this process while the next holder is late.
             self.decisions.send_progress([request])
             self.custody.check_hop(request, end)
         elif self.decisions.has_only_holder(request):
@@ -289,7 +287,7 @@ class Machine(Generic[R]):
             self.reroute(request, f"{name} kept it for too long")
 
     def reroute(self, request: HeldRequest, why: str) -> None:
-        """Send our copy another way, because the next holder is lost or shows no progress."""
+        """Decide a request again whose next holder is lost or shows no progress."""
         self.decisions.reroutes += 1
         request.reroutes += 1
         request.failure = "late" if request.downstream in self.neighbors.by_name else "lost"
@@ -299,7 +297,7 @@ class Machine(Generic[R]):
         self.custody.decide_again(request, why)
 
     def avoid(self, request: HeldRequest, name: str, until: float = 0.0) -> None:
-        """Do not offer a request to a process until then, and name the process to the next holders."""
+        """Do not offer a request to a process until ``until``, and name the process to the next holders."""
         if request.open_track is not None:
             request = request.open_track.wave.request
         request.avoid[name] = until
@@ -311,10 +309,10 @@ class Machine(Generic[R]):
         avoid = avoid_also(itinerary.avoid, name, left, known)
         request.itinerary = msgspec.structs.replace(itinerary, avoid=avoid)
 
-    # Neighbors come and change.
+    # Changes of neighbors.
 
     def on_up(self, event: NeighborUp) -> None:
-        """Note a process that has a link now, or what it says of itself again."""
+        """Record a process that has a link now, or its new description."""
         hello = event.hello
         known = self.neighbors.get(hello.name)
         if known is not None and known.hello.incarnation != hello.incarnation:
@@ -323,7 +321,7 @@ class Machine(Generic[R]):
         self.decisions.wake_all()
 
     def on_state(self, event: NeighborState) -> None:
-        """Note a STATE, and decide the requests again that it may concern."""
+        """Record a STATE, and decide the requests again that it may concern."""
         reach = self.neighbors.reach_version
         is_new = self.neighbors.update(event.name, believable(event.state))
         if self.neighbors.reach_version != reach:

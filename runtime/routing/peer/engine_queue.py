@@ -1,11 +1,11 @@
-"""The engine of a peer as routing sees it: its queue, its calls and their usual time, and what comes back from them.
+"""Queue of a peer's engine, its calls and their typical times.
 
-The engine runs one call at a time; sources take turns at it, and within a source the request that came first goes
-first. Requests that are at the same block, at whatever slot, run as one batch of at most ``max_batch``, since all
-blocks of a bundle take the same tokens.
+The engine runs one call at a time. Sources take turns, and each source's oldest request comes first. Requests at the
+same block run as one batch of at most ``max_batch``, whatever their slots, since all blocks of a bundle take the same
+tokens.
 
-While a call runs the engine is given the next one if its batch is full: the engine then continues without waiting for
-the thread of the links. A batch that is not full stays here, where others may join it.
+While a call runs, the engine already gets the next one if its batch is full, and then continues without waiting for the
+socket thread. A batch that is not full stays in the queue, where others may join it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ MAX_SOURCE_TURNS = 1024
 
 
 class CallTimes:
-    """Usual times of the engine calls of this process."""
+    """Typical times of this process's engine calls."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.calls = 0
         self.block_us = 0
-        """Usual time of one call for one block."""
+        """Typical time of a call for one block."""
         self.beside_us = 0.0
-        """Usual time of one call while a wave of ours is open and transfers share our core; 0 before the first."""
+        """Typical time of a call during an open wave, whose transfers share the core; 0 before the first."""
         self.running_since = 0.0
-        """Start of the running call, or end of the latest."""
+        """Start of the running call, or end of the latest one."""
         self._beside_at = 0.0
         self._last_took = 0.0
 
     def measure(self, event: Computed, now: float, *, beside_wave: bool) -> None:
-        """Learn from a call that has ended."""
+        """Update the times from a call that has ended."""
         self.calls += 1
         took = event.engine_us / len(event.blocks)
         took, self._last_took = clamped(took, self.block_us, self._last_took, self.limits), took
@@ -52,7 +52,7 @@ class CallTimes:
             self.block_us = round(self.block_us + self.limits.smooth_slow * (took - self.block_us))
 
     def expected_beside_us(self, now: float) -> int:
-        """Return the usual time of a call during an open wave; the measurement fades, so that waves are tried again."""
+        """Return the typical time of a call during an open wave; it fades, so that waves are tried again."""
         if not self.beside_us:
             return 0
         return round(self.block_us + faded(self.beside_us - self.block_us, now - self._beside_at, self.limits))
@@ -60,25 +60,25 @@ class CallTimes:
 
 @dataclass(eq=False)
 class _Call:
-    """A call that the engine was given."""
+    """A call that the engine has."""
 
     batch: tuple[HeldRequest, ...]
-    """Without those that were taken back; with those that have ended since."""
+    """Requests of the call, including ended ones; empty if they were taken back."""
     num_blocks: int
 
 
 class EngineQueue:
-    """Requests for an engine that runs ``blocks``, and the calls that it has."""
+    """Queue and calls of an engine that runs ``blocks``."""
 
     def __init__(
         self, turn: Turn, queued: list[HeldRequest], blocks: frozenset[int], max_batch: int, batch_wait: float
     ) -> None:
-        """``batch_wait``: seconds that a request in ``queued`` waits for others to share an engine call with."""
+        """Let a request in ``queued`` wait for ``batch_wait`` seconds for others that share its engine call."""
         self.blocks = blocks
         self.failed_blocks: dict[int, str] = {}
-        """Blocks that are not run any more, and why."""
+        """Blocks that have failed permanently, with the reason."""
         self.stuck = False
-        """The running call takes too long."""
+        """Whether the running call takes too long."""
         self.times = CallTimes(turn.limits)
         self.queued = queued
         self.max_batch = max_batch
@@ -88,9 +88,9 @@ class EngineQueue:
         """Calls that the engine has, the running one first."""
         self._start_at = 0.0
         self._served: dict[str, int] = {}
-        """The turn at which each source was last served."""
+        """Rank of the latest call by source."""
         self._not_finite: dict[int, set[RequestId]] = {}
-        """Requests in a row for which a block gave what is not finite."""
+        """Consecutive requests without finite outputs, by block."""
 
     @property
     def usable_blocks(self) -> frozenset[int]:
@@ -99,27 +99,27 @@ class EngineQueue:
 
     @property
     def running(self) -> tuple[HeldRequest, ...]:
-        """The requests of the call that runs, those included that have ended since."""
+        """Requests of the running call, including ended ones."""
         return self._calls[0].batch if self._calls else ()
 
     @property
     def given(self) -> tuple[HeldRequest, ...]:
-        """The requests of all calls that the engine has, as :attr:`running`."""
+        """Requests of all calls that the engine has, including ended ones."""
         return tuple(request for call in self._calls for request in call.batch)
 
     @property
     def length(self) -> int:
-        """Requests that wait for the engine and calls that it has."""
+        """Number of queued requests and calls."""
         return len(self.queued) + len(self._calls)
 
     @property
     def beside_wave(self) -> bool:
-        """The running call is a track of an open wave of ours, whose other tracks may return meanwhile."""
+        """Whether the running call is for a track of an open wave, whose other tracks may return meanwhile."""
         return any(request.open_track is not None for request in self.running)
 
     @property
     def is_ahead(self) -> bool:
-        """The engine has as many calls as it is given."""
+        """Whether the engine has as many calls as it may have."""
         return len(self._calls) >= self.times.limits.engine_calls
 
     @property
@@ -128,7 +128,7 @@ class EngineQueue:
         return self._start_at if not self._calls and self.queued and not self.stuck else INFINITY
 
     def work_us(self, now: float) -> int:
-        """Return the remaining work of the engine for queued and running requests."""
+        """Return the remaining time of the engine for queued and running requests."""
         calls, over, block_us = 0, 0, self.times.block_us
         for request in (*self.queued, *self.given):
             calls += len(self.blocks.intersection(request.itinerary.remaining))
@@ -137,7 +137,7 @@ class EngineQueue:
         return max(0, calls * block_us // self.max_batch - over)
 
     def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
-        """Return the requests and blocks of the next call; None if the engine should get none now."""
+        """Return the requests and blocks of the next call; None if there is to be none now."""
         least = self.max_batch if self._calls else 1
         if self.is_ahead or len(self.queued) < least or self.stuck:
             return None
@@ -163,32 +163,32 @@ class EngineQueue:
         return self._calls[-1].batch, blocks
 
     def most_s(self) -> float:
-        """Return the seconds after which the engine counts as stuck unless it has returned all its calls."""
+        """Return the seconds after which the engine counts as stuck unless all its calls have ended."""
         limits, usual = self.times.limits, self.times.block_us / 1e6
         return sum(max(limits.hop_floor, limits.call_factor * usual * call.num_blocks) for call in self._calls)
 
     def is_in_time(self, now: float) -> bool:
-        """Return whether the call that runs takes no longer than other processes wait for what they have seen."""
+        """Return whether the running call is within the deadline that other processes give it."""
         usual = self._calls[0].num_blocks * self.times.block_us / 1e6 if self._calls else 0.0
         return now - self.times.running_since <= self.times.limits.hop_factor * usual
 
     def end_call(self, now: float) -> tuple[HeldRequest, ...]:
-        """Remove the running call, which has ended, and return its requests as in :attr:`running`."""
+        """Remove the running call, which has ended, and return its requests."""
         self.times.running_since = now
         return self._calls.popleft().batch if self._calls else ()
 
     def take_back(self) -> tuple[HeldRequest, ...]:
-        """Take back and return the requests of the calls behind the running one."""
+        """Take the requests of the calls after the running one back, and return them."""
         taken = tuple(request for call in list(self._calls)[1:] for request in call.batch)
         for call in list(self._calls)[1:]:
             call.batch = ()
         return taken
 
     def _chain(self, batch: list[HeldRequest], first: int, usable: frozenset[int]) -> tuple[int, ...]:
-        """Return the blocks that all of a batch would run here in sequence anyway, as many as fit one engine call.
+        """Return the blocks that all requests of a batch would run here in sequence anyway, as many as fit one call.
 
-        Only what the policies would choose without looking at other processes: the next preferred block, held here.
-        Blocks of an earlier band stand before those of a later one, so a chain keeps to the bands.
+        A chain has only blocks that the policies choose whatever other processes there are: the next preferred block,
+        if it is here. The preferred order keeps the bands, and so does a chain.
         """
         if not all(policy_of(request.itinerary.policy).chains_blocks for request in batch):
             return (first,)
@@ -196,7 +196,7 @@ class EngineQueue:
         chain, following = [first], []
         for request in batch:
             it = request.itinerary
-            # Where waves may be planned, each band is a new decision.
+            # A policy that plans waves decides anew for each band.
             waves = policy_of(it.policy).runs_in_waves and it.track is None
             following.append(
                 [b for b in (self._bands.permitted(it.remaining) if waves else it.remaining) if b != first]
@@ -215,20 +215,20 @@ class EngineQueue:
         return policy_of(itinerary.policy).batches_freely and block in self._bands.permitted(itinerary.remaining)
 
     def measure(self, event: Computed, now: float) -> None:
-        """Learn from a call that has ended."""
+        """Update the times from a call that has ended."""
         for block in event.blocks:
             self._not_finite.pop(block, None)
         self.times.measure(event, now, beside_wave=self.beside_wave)
 
     def count_failure(self, event: ComputeFailed) -> bool:
-        """Note a failed call; return whether its block has now failed permanently."""
+        """Count a failed call; return whether its block has failed permanently now."""
         if event.block in self.failed_blocks:
             return False
         if event.not_finite:
             seen = self._not_finite.setdefault(event.block, set())
             seen.update(transfer.request for transfer in event.transfers)
             if len(seen) < self.times.limits.not_finite:
-                if event.rest is not None:  # the same call gave finite outputs too
+                if event.rest is not None:  # the same call gave finite outputs, too
                     del self._not_finite[event.block]
                 return False
         self.failed_blocks[event.block] = event.why

@@ -1,4 +1,4 @@
-"""Requests on their way to the engine of a peer and back: images are decoded, calls begin, end, fail or hang."""
+"""Engine work of a peer: images are decoded; calls start, end, fail or hang."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from ls_edge.runtime.routing.state.turn import Turn
 
 
 class EngineWork:
-    """Moves requests to the engine and back: images are decoded, calls begin, end, fail or hang.
-
-    The stages QUEUED and RUNNING belong to this part.
-    """
+    """Owner of the stages ``QUEUED`` and ``RUNNING``: moves requests to the engine and back."""
 
     def __init__(
         self,
@@ -31,7 +28,7 @@ class EngineWork:
         joins: WaveJoiner,
         urgent: Callable[[], None],
     ) -> None:
-        """``urgent`` tells the neighbors immediately."""
+        """Call ``urgent`` for changes that the neighbors have to know immediately."""
         self.queue = queue
         self._turn = turn
         self._custody = custody
@@ -40,7 +37,7 @@ class EngineWork:
         self._urgent = urgent
 
     def decode(self, request: HeldRequest) -> None:
-        """Wait for the pixels of an image, which another thread decodes."""
+        """Wait for another thread to decode an image."""
         turn = self._turn
         if request.is_decoded is None:
             request.is_decoded = False
@@ -49,11 +46,11 @@ class EngineWork:
         self._custody.wait_for(request, (), turn.now + turn.limits.look_again)
 
     def decoded(self, event: Decoded) -> None:
-        """Continue with the pixels of an image, or send home what cannot be decoded."""
+        """Continue with a decoded image, or send a request home whose image cannot be decoded."""
         request = self._custody.held.get(event.transfer)
         if request is None or request.returning:
             return
-        if request.stage is not Stage.WAITING:  # it was handed on meanwhile
+        if request.stage is not Stage.WAITING:  # handed on meanwhile
             request.is_decoded = None
             return
         request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
@@ -64,7 +61,7 @@ class EngineWork:
             self._custody.waiting.ready.append(request)
 
     def start(self, usable: frozenset[int]) -> None:
-        """Give the engine the calls that it can take; ``usable`` are the blocks that it can run now."""
+        """Give the engine as many calls as it may have, for blocks that are ``usable`` now."""
         queue, turn = self.queue, self._turn
         while (started := queue.next_batch(turn.now, usable)) is not None:
             batch, blocks = started
@@ -82,7 +79,7 @@ class EngineWork:
             )
 
     def end_call(self, done: Computed | None) -> dict[TransferId, HeldRequest]:
-        """End the call that the engine returned; continue those of its requests that are done, and return all."""
+        """End the running call, continue requests with outputs, and return its requests that have not ended."""
         turn, queue = self._turn, self.queue
         if done is not None:
             queue.measure(done, turn.now)
@@ -98,7 +95,7 @@ class EngineWork:
         return running
 
     def _take_outputs(self, event: Computed, running: Mapping[TransferId, HeldRequest]) -> None:
-        """Continue the requests whose blocks have run; ``running`` are those of the call that have not ended."""
+        """Continue the requests whose blocks have run, unless they have ended."""
         progress, name = self._decisions.send_progress, self._turn.name
         for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
             request = running.get(transfer)
@@ -113,7 +110,7 @@ class EngineWork:
         progress((*self.queue.given, *self.queue.queued))
 
     def failed(self, event: ComputeFailed) -> None:
-        """Decide again the requests of a call that has failed; a block that keeps failing runs here no more."""
+        """Decide the requests of a failed call again; a block that keeps failing is not run here any more."""
         turn, custody = self._turn, self._custody
         running = self.end_call(event.rest)
         failed = self.queue.count_failure(event)
@@ -135,13 +132,13 @@ class EngineWork:
             self.requeue("a block failed")
 
     def requeue(self, why: str) -> None:
-        """Decide again every request that waits for the engine, or that it has not begun."""
+        """Decide the requests again that the engine has not started."""
         for request in (*self.queue.queued, *self.queue.take_back()):
             if request.stage in (Stage.QUEUED, Stage.RUNNING):
                 self._custody.decide_again(request, why)
 
     def look_at(self, request: HeldRequest) -> None:
-        """Look at a call that takes long; if it hangs, decide again what waits for it."""
+        """Check a long call; if it hangs, decide the requests again that wait for it."""
         turn, queue = self._turn, self.queue
         if turn.now < request.engine.until:
             if queue.is_in_time(turn.now):

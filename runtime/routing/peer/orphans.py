@@ -1,4 +1,4 @@
-"""Held work whose source has gone."""
+"""Held requests whose source is gone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ls_edge.runtime.routing.state.held_request import INFINITY
 from ls_edge.runtime.routing.state.turn import Turn
 
 MAX_SOURCES_NEAR = 1024
-"""Limit on the sources remembered as near; work of a forgotten one stays until its budget ends."""
+"""Limit on remembered sources that were in reach; requests of forgotten ones are held until their budgets end."""
 
 
 class Orphans:
-    """Sources of held work that have gone: it is dropped when no linked process has reached them for a while."""
+    """Sources out of reach: their requests are dropped when no linked process has reached them for a while."""
 
     def __init__(self, turn: Turn, custody: Custody) -> None:
         self._turn = turn
@@ -21,12 +21,12 @@ class Orphans:
         self.next = INFINITY
         """Time of the next :meth:`drop`."""
         self._once_near: dict[str, None] = {}
-        """Sources to which this process or a neighbor had a link."""
+        """Sources to which this process or a neighbor has had a link."""
 
     def look_for(self) -> None:
-        """Look which sources of held work no linked process reaches any more.
+        """Update which sources of held requests no linked process reaches.
 
-        A source that was never that near counts only if no process is beyond the neighbors.
+        A source that never was in reach counts only if the neighbors have no links to further processes.
         """
         turn, neighbors = self._turn, self._turn.neighbors
         sources = {request.itinerary.source for request in self._custody.held.values()} - {turn.name}
@@ -42,7 +42,7 @@ class Orphans:
         self.next = min(self._drop_at.values(), default=INFINITY)
 
     def drop(self) -> None:
-        """End the held work of the sources whose time has come, source by source."""
+        """End the requests of sources that have been out of reach for too long."""
         now, why = self._turn.now, "its source went away"
         due = [name for name, at in self._drop_at.items() if at <= now]
         self._drop_at = {name: at for name, at in self._drop_at.items() if at > now}

@@ -1,7 +1,7 @@
-"""The rules of a peer: requests come in as long as there are credits, run on its engine, and are handed on or home.
+"""Rules of a peer: it accepts requests while it has credits, runs blocks, and hands the tokens on or sends them home.
 
-Bounded: a peer accepts as long as it has credits (``Limits.credits`` requests of its own work, ``Limits.custody``
-copies for others); REFUSE reports the current number to a sender that saw an older one.
+Memory is bounded: a peer holds ``Limits.credits`` requests of its own work and ``Limits.custody`` copies for others.
+REFUSE reports the current number of credits to a sender that knows an older one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def peer_machine(
 ) -> PeerMachine:
     """Return the machine of a process that serves ``blocks``.
 
-    ``batch_wait``: seconds that a request waits for others to share an engine call with.
+    A request waits for ``batch_wait`` seconds for others that share its engine call.
     """
     return Machine(
         name,
@@ -79,7 +79,7 @@ def peer_machine(
 
 
 class PeerRules:
-    """What a peer does with requests, beyond what every process does."""
+    """Rules of a peer."""
 
     def __init__(
         self, machine: Machine[PeerRules], blocks: frozenset[int], max_batch: int = 1, batch_wait: float = 0.0
@@ -95,7 +95,7 @@ class PeerRules:
         self._work = work = EngineWork(turn, custody, decisions, self.engine, joins, self.announcer.urgent)
         self.warm = False
         self._drain_until = INFINITY
-        """Half of the drain, after which the engine begins nothing; infinity until it begins."""
+        """Time from which the engine starts nothing, half of a drain after its start; infinity without one."""
         self._arrivals = itertools.count()
         self.handlers: Handlers = {
             NeighborUp: (machine.on_up, self._on_up),
@@ -128,36 +128,36 @@ class PeerRules:
             Stage.ENDED: StageActions(joins.on_ended),
         }
 
-    # What the process and its neighbors ask.
+    # Questions of the process and its neighbors.
 
     @property
     def credits(self) -> int:
-        """Number of requests that it would accept now from all senders."""
+        """Number of requests that would be accepted now from all senders together."""
         return self._custody.credits.total if self._serves else 0
 
     def credits_for(self, name: str) -> int:
-        """Return the number of transfers that it would accept now from a source or peer."""
+        """Return the number of transfers that would be accepted now from one sender."""
         if self._serves and self._turn.neighbors.is_source(name):
             return self._custody.credits.of_source(name, self._turn.now)
         return self.credits
 
     @property
     def draining(self) -> bool:
-        """It takes nothing in and hands on what it has."""
+        """Whether it accepts nothing and hands on what it holds."""
         return self._drain_until < INFINITY
 
     def state(self, name: str = "") -> State:
-        """Return the STATE to send to the neighbor of this name."""
+        """Return the STATE for a neighbor."""
         return self.announcer.state(name)
 
     @property
     def _serves(self) -> bool:
         return self.warm and self._drain_until == INFINITY and not self.engine.stuck
 
-    # Taking in.
+    # Arrival of tokens.
 
     def _take_in(self, event: Arrived) -> None:
-        """Accept tokens and hold them, or refuse them; take tracks of its own waves back."""
+        """Accept tokens and hold them, or refuse them; pass returned tracks to their wave."""
         run, sender, turn = event.run, event.sender, self._turn
         if run.returning and run.itinerary.source == turn.name:
             self.joins.on_returned(event)
@@ -217,12 +217,12 @@ class PeerRules:
             return None
         return RefuseReason.BUSY if self.credits_for(sender) <= 0 or custody.credits.room(owner) <= 0 else None
 
-    # The next step.
+    # Next step of a request.
 
     def local_node(self, wait_us: int = 0) -> LocalNode:
-        """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
-        # By default no wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE
-        # of the others would send them back and forth.
+        """Return the blocks that the engine can run: none while it is cold or stuck, and after half of a drain."""
+        # No wait by default: the sender of the tokens has counted this queue. Comparing it again with the latest STATE
+        # of others would send tokens back and forth.
         times, turn = self.engine.times, self._turn
         return LocalNode(
             self._usable_blocks,
@@ -239,7 +239,7 @@ class PeerRules:
         return self.engine.usable_blocks if usable else frozenset()
 
     def next_step(self, request: HeldRequest) -> bool:
-        """Run a track, hand over, decode, return what is done, or begin a wave; return whether it was one of these."""
+        """Run a track, hand over, decode, send home or start a wave; return whether one of these applied."""
         itinerary, name = request.itinerary, self._turn.name
         if itinerary.track is not None and itinerary.source == name:
             self.joins.decide(request, self._usable_blocks)
@@ -257,7 +257,7 @@ class PeerRules:
         return True
 
     def _hand_over(self, request: HeldRequest) -> None:
-        """Hand tokens to the peer that their source named before a block runs, since the source measures that link."""
+        """Hand tokens to the peer that their source named, before a block runs: the source measures that link."""
         itinerary = request.itinerary
         if any(n.name == itinerary.hand_to and n.credits > 0 for n in self._decisions.reachable(request)):
             passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self._turn.name))
@@ -266,13 +266,13 @@ class PeerRules:
             self.cannot_continue(request, ReturnReason.UNREACHABLE)
 
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
-        """Begin to send a waiting request back to its source."""
+        """Start to send a waiting request back to its source."""
         self._decisions.return_home(request, reason)
 
-    # Times and ends.
+    # End of the budget.
 
     def out_of_budget(self, request: HeldRequest) -> bool:
-        """End a request at the end of its budget, and send it home in time before."""
+        """Send a request home in time before its deadline, and end it at the deadline."""
         stage, on_its_way = request.stage, request.returning or request.itinerary.source == self._turn.name
         if self._turn.now >= request.deadline:
             self._custody.end(request, "budget")
@@ -284,7 +284,7 @@ class PeerRules:
             return False
         return True
 
-    # Events of a peer alone.
+    # Further events.
 
     def _on_up(self, event: NeighborUp) -> None:
         self.announcer.forget(event.hello.name)
@@ -312,7 +312,7 @@ class PeerRules:
             custody.end(request, "canceled")
 
     def finish(self) -> float:
-        """Drop the work of sources that have gone, start the engine, and send the STATE messages that are due."""
+        """Drop requests of sources that are gone, start engine calls, and send the STATE messages that are due."""
         turn, engine, announcer, orphans = self._turn, self.engine, self.announcer, self._orphans
         if orphans.next <= turn.now:
             orphans.drop()
@@ -344,4 +344,4 @@ class PeerRules:
 
 
 PeerMachine = Machine[PeerRules]
-"""The machine of a process that serves blocks; made by :func:`peer_machine`."""
+"""Machine of a process that serves blocks, made by :func:`peer_machine`."""

@@ -1,4 +1,4 @@
-"""Ended requests of a peer, which refuses their late tokens."""
+"""Ended requests that a peer remembers, to refuse their late tokens."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from ls_edge.runtime.protocol.messages import RequestId
 
 
 class Tombstones:
-    """The newest ``most`` ended requests, each until its own time, and with the source that canceled it."""
+    """The newest ``most`` ended requests with their sources, each until its own time."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.until: OrderedDict[tuple[str, RequestId], float] = OrderedDict()
-        """Time until which each is kept, the newest last."""
+        """Time until which each request is kept, newest last."""
 
     def holds(self, key: tuple[str, RequestId], now: float) -> bool:
-        """Return whether a request has ended and its budget is not over."""
+        """Return whether a request has ended and is kept."""
         return self.until.get(key, now) > now
 
     def add(self, keys: Iterable[tuple[str, RequestId]], until: float, now: float) -> None:
-        """Keep requests until a time; one that is kept already is renewed."""
+        """Keep requests until a time, or longer than before."""
         for key in keys:
             self.until[key] = until
             self.until.move_to_end(key)
         self.forget(now)
 
     def forget(self, now: float) -> None:
-        """Forget the oldest ones, as long as there are too many or the time of the oldest is over."""
+        """Forget the oldest requests while there are too many or their time is over."""
         while self.until and (len(self.until) > self._most or next(iter(self.until.values())) <= now):
             self.until.popitem(last=False)

@@ -1,15 +1,15 @@
-"""Waves of tracks: a process runs blocks side by side on several holders and joins their results.
+"""Waves of tracks: a process runs blocks on several holders in parallel and joins the results.
 
-A wave (``docs/architecture.md``, "Tracks") is a request within a request. Its joiner keeps the request, in the stage
-``JOINING``, and holds one more for each track: the same tokens, the track's blocks, and itself as the source to which
-they return. So custody, hop deadlines, credits and RETURN serve tracks as they serve requests. The joiner's own track
-goes to its own engine.
+A wave is a request within a request (``docs/architecture.md``, "Waves of tracks"). Its joiner keeps the request in the
+stage ``JOINING`` and holds a further request for each track: the same tokens, the blocks of the track, and itself as
+the source. Custody, deadlines, credits and the way home therefore work for tracks as for requests. The joiner's own
+track goes to its own engine.
 
-A track ends with the tokens that come back, or without them: its holder is lost, refuses, or shows no progress by its
-hop's deadline. When all have ended, the additions are summed in track order (``ls_edge.core.arrangement.join``) and the
-request goes on. Blocks that a track did not run remain to be run, in a later wave or by the next holder; where the
-itinerary has ``skip``, and as long as skips are left, they are left out. If the joiner dies, the process that
-kept the copy before it runs the wave again; the holders of tracks drop them, since their source is gone.
+A track ends with the tokens that come back, or without them: its holder is lost, refuses, or misses the deadline of the
+hop. When all tracks have ended, their additions are summed in track order (``ls_edge.core.arrangement.join``), and the
+request continues. Blocks that a track did not run remain for a later wave or the next holder; with ``skip`` in the
+itinerary they are skipped while skips are left. If the joiner dies, the keeper of the previous copy runs the wave
+again, and the holders drop their tracks, since the source of these is gone.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from ls_edge.runtime.routing.state.turn import Turn
 
 
 class WaveJoiner:
-    """The waves that a machine has open. The stage JOINING belongs to this part."""
+    """Owner of the stage ``JOINING``: the open waves of a process."""
 
     def __init__(self, turn: Turn, custody: Custody, decisions: Decisions) -> None:
         self.join: Callable[[Any, Sequence[Any]], Any] = arrangement.join
-        """Function that sums the additions of tracks; a simulation, whose tokens are not arrays, sets its own."""
+        """Function that sums the additions of tracks. Simulations replace it, since their tokens are not arrays."""
         self._turn = turn
         self._custody = custody
         self._decisions = decisions
 
-    # The beginning.
+    # Start of a wave.
 
     def split(self, request: HeldRequest, local: LocalNode) -> bool:
-        """Begin a wave of more than one track, if it pays and there is room; return whether one was begun."""
+        """Start a wave of several tracks if it pays off and there is room; return whether one was started."""
         it, turn = request.itinerary, self._turn
         is_end = has_ends(turn.bands.permitted(it.remaining))
         if it.track is not None or it.via_source or request.upstream is None or is_end:
@@ -86,16 +86,16 @@ class WaveJoiner:
                 self._decisions.offer(track.request, track.plan.holder, track.request.itinerary)
 
     def leave_joining(self, request: HeldRequest, _to: Stage) -> None:
-        """Close the wave; its open tracks end with it."""
+        """Close the wave and end its open tracks."""
         wave, request.wave = request.wave, None
         assert wave is not None
         for track in wave.tracks:
             track.request.open_track = None
             self._custody.end(track.request, "its wave is closed")
-        wave.tracks.clear()  # a cycle of references, which would keep the tokens until a garbage collection
+        wave.tracks.clear()  # a reference cycle would keep the tokens until garbage collection
 
     def _record_unused(self, request: HeldRequest, unused: Sequence[PlannedTrack]) -> None:
-        """Record holders without a track in the trace, once for decisions that repeat block by block."""
+        """Record holders without a track in the trace, once even if the decision is repeated for each block."""
         if not unused:
             return
         at = round((self._turn.now - request.arrived) * 1e6)
@@ -106,10 +106,10 @@ class WaveJoiner:
             if track.holder not in known
         ]
 
-    # What ends a track.
+    # End of a track.
 
     def on_returned(self, event: Arrived) -> None:
-        """Take returned tokens; accept and drop any that do not fit an open track of ours."""
+        """Accept returned tokens, and end the open track that they belong to, if any."""
         run, turn = event.run, self._turn
         turn.send(event.sender, Accept(run.transfer, turn.limits.credits))
         waves = (request.wave for request in self._custody.held.values() if request.wave is not None)
@@ -118,7 +118,7 @@ class WaveJoiner:
             return
         ran = blocks_run(run.itinerary)
         if not event.finite:
-            ran = ()  # they would spoil the sum of all tracks, and the error would look like ours
+            ran = ()  # they would spoil the sum, and the error would seem to be this process's
         visit = next((v for v in run.itinerary.visits if v.holder == track.plan.holder), None)
         times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else (0, 0, 0)
         n = turn.neighbors.get(track.plan.holder)
@@ -131,12 +131,12 @@ class WaveJoiner:
         self._end_track(track, run.returning if event.finite else ReturnReason.NOT_FINITE, event.tokens, ran, times)
 
     def decide(self, request: HeldRequest, usable: frozenset[int]) -> None:
-        """Decide tokens that are, or claim to be, a track of this process."""
+        """Decide a request that is, or claims to be, a track of this process."""
         track = request.open_track
         remaining = request.itinerary.remaining
         if track is None:
             self._custody.end(request, "a track of no open wave")
-        elif track.plan.holder != self._turn.name:  # it was given to a neighbor, and waits only when that failed
+        elif track.plan.holder != self._turn.name:  # given to a neighbor that failed
             self._end_track(track, request.failure or "refused")
         elif remaining and remaining[0] in usable:
             self._decisions.run_here(request, remaining[0])
@@ -144,26 +144,26 @@ class WaveJoiner:
             self._end_own_track(track)
 
     def look_at(self, request: HeldRequest) -> None:
-        """Show the keeper of the copy before that tracks are waited for."""
+        """Send PROGRESS while tracks run."""
         self._decisions.send_progress([request])
         self._custody.watch_wave(request)
 
     def on_ended(self, request: HeldRequest) -> None:
-        """If a request that has ended is a track of ours, end the track without its tokens."""
+        """If an ended request is an open track, end the track without tokens."""
         self.give_up(request, "refused")
 
     def give_up(self, request: HeldRequest, why: str = "late") -> None:
-        """If a request is a track of ours, end it without its tokens."""
+        """If a request is an open track, end the track without tokens."""
         if request.open_track is not None:
             self._end_track(request.open_track, why)
 
     def stop_waiting(self, request: HeldRequest) -> None:
-        """End the tracks of a request that have not come back, since no time is left."""
+        """End all open tracks of a request, at the end of its budget."""
         for track in list(request.wave.tracks) if request.wave is not None else ():
             self.give_up(track.request)
 
     def _end_own_track(self, track: OpenTrack) -> None:
-        """End our own track after our engine has run all that it could."""
+        """End this process's own track after the engine has run what it could."""
         own, whole = track.request.engine, track.wave.request.engine
         queue = round((self._turn.now - track.began) * 1e6) - own.engine_us
         ran = tuple((block, self._turn.name) for block in own.ran)
@@ -179,7 +179,7 @@ class WaveJoiner:
         ran: tuple[Ran, ...] = (),
         times: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        """End a track with the tokens that came back, or without them; ``times``: queue, engine and codec there."""
+        """End a track with or without returned tokens; ``times`` are those of queue, engine and codec."""
         wave = track.wave
         track.out, track.ran = out, ran
         begin, end = (round((at - wave.request.arrived) * 1e6) for at in (track.began, self._turn.now))
@@ -193,7 +193,7 @@ class WaveJoiner:
             self._sum(wave)
 
     def _sum(self, wave: OpenWave) -> None:
-        """Sum the tracks, which have all ended, and decide the request again."""
+        """Sum the tracks after all have ended, and decide the request again."""
         request, turn = wave.request, self._turn
         rows = [track.row for track in wave.tracks if track.row is not None]
         request.tracks += rows

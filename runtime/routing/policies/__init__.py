@@ -1,4 +1,4 @@
-"""The policies by name. A new one is a file in this folder and a line of :data:`POLICIES`."""
+"""Policies by name. A new policy is a file in this folder and a line of :data:`POLICIES`."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ POLICIES: dict[str, Policy] = {
 
 
 def policy_of(name: str) -> Policy:
-    """Return the policy that an itinerary names; ``nearest`` for a name of a newer version that is not known here."""
+    """Return the policy that an itinerary names; ``nearest`` if this version does not know it."""
     return POLICIES.get(name) or POLICIES["nearest"]

@@ -1,4 +1,4 @@
-"""The policy ``fastest``: the holder that is expected to finish a next block first."""
+"""Policy ``fastest``: the holder with the earliest expected finish of a block."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 class Fastest(Policy):
-    """Least expected time of queue, link and engine, shared over the blocks that could run there in one go.
+    """Choose the least expected time of queue, link and engine, per block that could run there in sequence.
 
-    At the holder the block closest to the trained order runs. It never waits for the credit of one holder while
-    another has some.
+    The holder runs the block closest to the trained order. The policy never waits for the credit of one holder while
+    another has one.
     """
 
     name = "fastest"
@@ -29,9 +29,9 @@ class Fastest(Policy):
         patient: bool,  # noqa: ARG002
         tie_break: int,
     ) -> Choice | None:
-        """Return the step with the least expected time a block; None where no holder has a credit."""
+        """Return the step with the least expected time per block; None if no holder has a credit."""
         bands, remaining = local.model.bands, itinerary.remaining
-        # Expected time, rank among equals (no two are the same): the least of them is chosen.
+        # Expected time and a unique rank among equals: the minimum is chosen.
         options: list[tuple[float, int, Choice]] = []
         here = bands.in_one_go(remaining, local.blocks)
         if here:

@@ -1,4 +1,4 @@
-"""The policy ``nearest``: the reachable block that is closest to the trained order."""
+"""Policy ``nearest``: the reachable block that is closest to the trained order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy ``parallel``: waves of tracks that run side by side."""
+"""Policy ``parallel``: waves of tracks that run in parallel."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 class Parallel(Fastest):
-    """Hand the tokens to the best joiner of a wave; where splitting does not pay, as ``fastest``.
+    """Hand the tokens to the best joiner of a wave; if splitting does not pay off, follow ``fastest``.
 
-    A holder that has a block that may run now splits the request itself (``peer/waves.py``).
+    A holder with a block that may run now splits the request itself (``peer/waves.py``).
     """
 
     name = "parallel"
@@ -31,7 +31,7 @@ class Parallel(Fastest):
         patient: bool,
         tie_break: int,
     ) -> Choice | None:
-        """Return the joiner that is expected to be done first, or the step of ``fastest``."""
+        """Return the joiner with the earliest expected finish, or the step of ``fastest``."""
         if local.blocks.isdisjoint(local.model.bands.permitted(itinerary.remaining)):
             joiner = best_joiner(itinerary, local, candidates, tie_break)
             if joiner is not None:

@@ -1,9 +1,9 @@
-"""Base class of the policies, which choose the next block of a request and its holder.
+"""Base class of policies, which choose the next block of a request and its holder.
 
-A policy is a pure function of the itinerary, of the model's bands and of what can be reached. It chooses among the
-remaining blocks of the first band that has any (``Bands.permitted``). Where a block cannot be reached it prefers
-another holder of it, then to run it later in its band (running out of order beats skipping: arXiv 2407.09298). A
-policy never skips: the source does, when nothing else remains and :attr:`Policy.may_skip` allows it.
+A policy is a pure function of the itinerary, the model's bands and the reachable processes. It chooses among the
+remaining blocks of the first band that has any (``Bands.permitted``). If a holder of a block is out of reach, it
+prefers another holder, then to run the block later in its band ("running a layer out of order beats skipping it", arXiv
+2407.09298). Only the source skips blocks, if no other step remains and :attr:`Policy.may_skip` allows it.
 """
 
 from __future__ import annotations
@@ -19,69 +19,66 @@ from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 class RunHere(NamedTuple):
-    """Run the block on the engine of this process."""
+    """Run the block on this process's engine."""
 
     block: int
 
 
 class SendTo(NamedTuple):
-    """Hand the tokens to ``holder``; ``relay`` where it only passes them on."""
+    """Hand the tokens to ``holder``, or with ``relay`` to a process that only passes them on."""
 
     holder: str
     relay: bool = False
 
 
 class Wait(NamedTuple):
-    """A holder can be reached, but has no credit at the moment."""
+    """Wait for the credit of a reachable holder."""
 
     holders: tuple[str, ...] = ()
-    """Whose credit would end the wait; empty where that of any holder of a block that may run now would."""
+    """Holders whose credit ends the wait; empty for all holders of a block that may run now."""
 
 
 Choice = RunHere | SendTo | Wait | ReturnReason
-"""A step; the reason if a request cannot continue from here."""
+"""Step of a request, or the reason why it cannot continue from here."""
 
 
 class Policy:
     """Choice of the next step of a request; ``POLICIES`` has one instance of each subclass.
 
-    The base class is complete: the first remaining block that can be reached, at the holder with the least wait.
+    The base class chooses the first remaining block that can be reached, at the holder with the shortest wait.
     """
 
     name: ClassVar[str]
     needs_order_costs: ClassVar[bool] = False
-    """A source refuses a bundle without measured order costs."""
+    """Whether a source needs a bundle with measured order costs."""
     may_skip: ClassVar[bool] = True
-    """An answer may leave blocks out."""
+    """Whether an answer may skip blocks."""
     may_reorder: ClassVar[bool] = True
-    """Blocks may run in another order than requested."""
+    """Whether blocks may run in another order than requested."""
     runs_in_waves: ClassVar[bool] = False
-    """A holder may run tracks of blocks side by side."""
+    """Whether a holder may run tracks in parallel."""
     batches_freely: ClassVar[bool] = False
-    """A queued request may join an engine call for any of its remaining blocks."""
+    """Whether a queued request may join an engine call for any of its remaining blocks."""
     waits_for_next: ClassVar[bool] = False
-    """The next block runs here if it can, and otherwise waits only for a credit of its own holders.
+    """Whether the next block runs here if possible, and otherwise waits only for a credit of its holders.
 
-    Then a step here depends on no other process, and no other change than a credit ends a wait."""
+    A step here then depends on no other process, and only a credit ends a wait."""
     chains_blocks: ClassVar[bool] = True
-    """One engine call may run consecutive blocks without a new decision between them."""
+    """Whether an engine call may run consecutive blocks without a decision between them."""
 
     def wanted_order(self, bands: Bands, seed: int, request: int) -> tuple[int, ...]:  # noqa: ARG002
-        """Return the preferred order of a request, its first block first; by default the trained order.
-
-        Blocks of an earlier band stand before those of a later one.
-        """
+        """Return the preferred order of a request, by default the trained order; bands keep their sequence."""
         return tuple(range(bands.num_blocks))
 
     def step_here(self, itinerary: Itinerary, local: LocalNode) -> RunHere | None:
-        """Return the block that runs here whatever other processes there are; None where it depends on them."""
+        """Return the block to run here if that does not depend on other processes, else None."""
         if itinerary.track is None and not self.waits_for_next:
             return None
         wanted = self._wanted(itinerary, local)
         return RunHere(wanted[0]) if wanted[0] in local.blocks else None
 
     def _wanted(self, itinerary: Itinerary, local: LocalNode) -> tuple[int, ...]:
-        """Return the blocks that may run next, the preferred one first."""
+        """Return the blocks that may run next, in the preferred order."""
         return local.model.bands.permitted(itinerary.remaining) if self.may_reorder else itinerary.remaining[:1]
 
     def next_step(
@@ -93,13 +90,13 @@ class Policy:
         patient: bool,
         tie_break: int = 0,
     ) -> Choice:
-        """Decide the next step of a request that has blocks remaining.
+        """Return the next step of a request with remaining blocks.
 
-        ``patient``: whether waiting for credit is still better than another order. ``tie_break`` (any number, the same
-        for a request) chooses between equal holders, so that they share the work.
+        With ``patient``, waiting for a credit is still better than another order. ``tie_break``, any number that is
+        constant for a request, chooses between equal holders, so that they share the work.
         """
         wanted = self._wanted(itinerary, local)
-        if itinerary.track is not None:  # the holder of a track runs it, or returns what it has
+        if itinerary.track is not None:  # the holder of a track runs it, or returns it
             return RunHere(wanted[0]) if wanted[0] in local.blocks else ReturnReason.UNREACHABLE
         choice = self.preferred_step(itinerary, local, candidates, patient=patient, tie_break=tie_break)
         if choice is not None:
@@ -116,12 +113,12 @@ class Policy:
         patient: bool,  # noqa: ARG002
         tie_break: int,  # noqa: ARG002
     ) -> Choice | None:
-        """Return what this policy prefers to the first reachable block; None for that block."""
+        """Return the step that this policy prefers to the first reachable block, if any."""
         return None
 
 
 def in_turn(candidates: Sequence[Neighbor], tie_break: int) -> list[tuple[int, Neighbor]]:
-    """Return the candidates with a rank each that ``tie_break`` rotates: the least rank wins between equals."""
+    """Return the candidates, each with a rank that ``tie_break`` rotates; the lowest rank wins between equals."""
     ordered = sorted(candidates, key=lambda c: c.name)
     return [((index + tie_break) % len(ordered), c) for index, c in enumerate(ordered)]
 
@@ -135,7 +132,7 @@ def _first_reachable(
     patient: bool,
     tie_break: int,
 ) -> Choice:
-    """Choose the first preferred block that runs here or has a holder with a credit, else a relay."""
+    """Choose the first block in the preferred order that runs here or has a holder with a credit, else a relay."""
     saturated = False
     for block in wanted:
         if block in local.blocks:
@@ -152,7 +149,9 @@ def _first_reachable(
         return ReturnReason.CREDIT
     relays = [] if itinerary.via_source else [c for c in candidates if c.name not in itinerary.relays]
     behind = [(c, (c.reach_blocks, *c.far_blocks)) for c in relays]
-    for distance in range(max((len(blocks) for _, blocks in behind), default=0)):  # the nearest, of whatever block
+    for distance in range(
+        max((len(blocks) for _, blocks in behind), default=0)
+    ):  # the shortest way first, whatever the block
         for block in wanted:
             ways = [c for c, blocks in behind if distance < len(blocks) and block in blocks[distance]]
             free = [c for c in ways if c.credits > 0]
@@ -168,7 +167,7 @@ def _first_reachable(
 
 
 def _least_wait(candidates: Sequence[Neighbor], itinerary: Itinerary, tie_break: int) -> Neighbor:
-    """Return the candidate with the least wait, then the longest run of next blocks, then by ``tie_break``."""
+    """Return the candidate with the shortest wait, then the longest run of next blocks, then by ``tie_break``."""
     ranked = in_turn(candidates, tie_break)
     return min(ranked, key=lambda one: (one[1].wait_us, -_run_length(one[1].blocks, itinerary.remaining), one[0]))[1]
 

@@ -1,4 +1,4 @@
-"""The policy ``quality``: the block and holder with the least expected loss, plus their time at a given weight."""
+"""Policy ``quality``: the block and holder with the least sum of expected loss and weighted time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 
 class Quality(Policy):
-    """Minimise ``loss + latency_weight * seconds`` over blocks and holders.
+    """Minimize ``loss + latency_weight * seconds`` over blocks and holders.
 
-    The loss is that of the bundle's measured order costs (``ls_edge.core.order_costs``), ``latency_weight`` the
-    itinerary's. It waits for a holder's credit where that is worth more than the wait. A process without measured
-    costs goes by ``nearest``.
+    The loss comes from the bundle's measured order costs (``ls_edge.core.order_costs``), ``latency_weight`` from the
+    itinerary. The policy waits for a holder's credit if that is worth the time. Without measured costs it follows
+    ``nearest``.
     """
 
     name = "quality"
@@ -33,7 +33,7 @@ class Quality(Policy):
         patient: bool,
         tie_break: int,
     ) -> Choice | None:
-        """Return the step of least cost; None without costs, at stem and head, or where no holder has a credit."""
+        """Return the step with the least cost; None without costs, at stem and head, or if no holder has a credit."""
         permitted = local.model.bands.permitted(itinerary.remaining)
         costs = local.model.costs
         if costs is None or has_ends(permitted):
@@ -43,7 +43,7 @@ class Quality(Policy):
         loss = {block: _regret(costs, block, permitted, slot) for block in permitted}
         here = local.blocks & remaining
         seconds = (local.wait_us / max(1, len(here)) + local.block_us) / 1e6
-        # Cost, rank among equals, block: the least of them is chosen.
+        # Cost, rank among equals, block: the minimum is chosen.
         options: list[tuple[float, int, int, Choice]] = [
             (loss[block] + weight * seconds, -1, block, RunHere(block)) for block in here
         ]
@@ -65,11 +65,9 @@ class Quality(Policy):
 
 
 def _regret(costs: OrderCosts, block: int, remaining: Sequence[int], slot: int) -> float:
-    """Nats that running ``block`` now costs, beyond what it would cost at a later time of its band drawn at random.
+    """Return the cost, in nats, of running ``block`` now rather than at a random later slot of its band.
 
-    ``remaining`` are the blocks of that band.
-
-    Only this difference distinguishes blocks, since each of them has to run at some time.
+    ``remaining`` are the blocks of the band. Every block has to run at some time, so only this difference matters.
     """
     row = costs.slot[block]
     later = range(slot + 1, slot + len(remaining))

@@ -1,4 +1,4 @@
-"""The policy ``sequential``: the trained order, or no answer."""
+"""Policy ``sequential``: the trained order, or no answer."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Plan of the blocks that run side by side, and of their holders: a pure function of measured times.
+"""Plan of a wave: the tracks that run in parallel, and their holders, as a pure function of measured times.
 
-The holder of the tokens runs one track itself and gives others to neighbors. Each block goes to the holder that would
-finish it first, counting its queue, the transfer there and back, and the blocks given to it before. So a slower device
-gets a shorter track, and a device that is not worth its transfer gets none. A wave has blocks of one band, and each
-band is cut into ``waves_wanted`` waves.
+The holder of the tokens runs one track itself and gives the others to neighbors. Each block goes to the holder that
+would finish it first, including its queue, both transfers, and the blocks that it has been given already. A slower
+device therefore gets a shorter track, and a device that is not worth the transfers gets none. A wave has blocks of one
+band, and each band is divided into ``waves_wanted`` waves.
 
-Which blocks go into which track depends on loss, not on time (:func:`assign_blocks`). Assigned in turn (0, 2, 4 beside
-1, 3, 5) every block stays as close to its preferred slot as the lengths allow, and neighbors run side by side. Where
-costs were measured (``ls_edge.core.order_costs``), blocks of different tracks are swapped while the estimate falls.
-Both respect what each holder has.
+The blocks of each track are chosen by loss, not by time (:func:`assign_blocks`). Assigned in turn (0, 2, 4 and 1, 3,
+5), blocks stay as close to their preferred slots as the lengths allow, and consecutive blocks run in parallel. With
+measured costs (``ls_edge.core.order_costs``), blocks of different tracks are swapped while the estimate falls. Both
+steps give a holder only blocks that it has.
 
-Plain Python with a bounded number of steps, for every decision: the search is local and may stop short of the best.
+The code runs for every decision, so the search is local, with a bounded number of steps, and may miss the optimum.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.neighbors import Neighbor
 
 _ROUNDING = 1e-9
-"""Nats; a swap that saves less may be undone by the next."""
+"""Least saving of a swap, in nats, above rounding errors."""
 
 
 def plan_wave(
     itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Neighbor]
 ) -> tuple[list[PlannedTrack], list[PlannedTrack]]:
-    """Return the tracks of the next wave of a request whose tokens ``name`` holds, its own first.
+    """Return the tracks of the next wave of a request that ``name`` holds, its own first, and the unused candidates.
 
-    One track means that splitting does not pay, none that the holder can run nothing itself. Neighbors with suitable
-    blocks that get no track come second, with the time that a single block would take.
+    One track means that splitting does not pay off, none that ``name`` itself can run no block. The unused candidates
+    have suitable blocks but no track; their time is that of a single block.
     """
     remaining = local.model.bands.permitted(itinerary.remaining)
     tracks = _tracks(itinerary, remaining, name, local, _helpers(remaining, candidates))
@@ -52,7 +52,7 @@ def plan_wave(
         costs=local.model.costs,
         swaps=local.limits.swaps,
     )
-    assert assigned is not None  # the tracks themselves are such an assignment
+    assert assigned is not None  # the tracks themselves are one
     for track, blocks in zip(used, assigned, strict=True):
         track.blocks = blocks
     for track in unused:
@@ -61,7 +61,7 @@ def plan_wave(
 
 
 def _helpers(remaining: Sequence[int], candidates: Sequence[Neighbor]) -> list[PlannedTrack]:
-    """Return tracks without blocks for the candidates that can take some, in the order of their names."""
+    """Return tracks without blocks for the candidates that can take some, sorted by name."""
     return [
         PlannedTrack(c.name, allowed, c.block_us, c.wait_us + c.trip_us)
         for c in sorted(candidates, key=lambda c: c.name)
@@ -72,9 +72,9 @@ def _helpers(remaining: Sequence[int], candidates: Sequence[Neighbor]) -> list[P
 def _tracks(
     itinerary: Itinerary, remaining: tuple[int, ...], name: str, local: LocalNode, helpers: Sequence[PlannedTrack]
 ) -> list[PlannedTrack]:
-    """Return the tracks of the next wave, that of ``name`` first; none where it can run nothing itself.
+    """Return the tracks of the next wave, with ``name`` first; none if it can run no block itself.
 
-    Their lengths and ends are settled, which of the blocks is in which track is not.
+    Lengths and times are final, the choice of blocks is not.
     """
     own = PlannedTrack(name, local.blocks.intersection(remaining), local.beside_us or local.block_us, local.wait_us)
     if not own.allowed:
@@ -87,10 +87,10 @@ def _tracks(
     for track in tracks:
         for block in track.allowed:
             holders[block] += 1
-    # Blocks with few holders first, so that who holds little gets what it can run.
+    # Assign scarce blocks first, so that a small holder gets one that it can run.
     left = sorted(remaining, key=holders.__getitem__)
     given: list[tuple[PlannedTrack, int]] = []
-    ends = [0]  # end of a wave of the first n blocks
+    ends = [0]  # times at which a wave of the first n blocks would end
     while left:
         best: PlannedTrack | None = None
         end_us = 0
@@ -121,15 +121,15 @@ def _tracks(
 
 
 def _begun(itinerary: Itinerary, bands: Bands) -> int:
-    """Return the number of waves of the present band so far."""
+    """Return the number of waves of the current band so far."""
     present = bands.band_of(itinerary.remaining[0])
     return sum(any(bands.band_of(block) == present for t in wave for block, _ in t) for wave in itinerary.waves)
 
 
 def _size(ends: Sequence[int], waves: int, tracks: int) -> int:
-    """Return the number of blocks to run now: about an equal share for each of ``waves``, rounded to the earlier end.
+    """Return the number of blocks to run now: about an equal share of ``waves``, rounded so that all end earlier.
 
-    There are fewer waves where there would not be a block for every track.
+    There are fewer waves if a wave would not have a block for every track.
     """
     blocks = len(ends) - 1
     others = max(0, min(waves, math.ceil(blocks / tracks)) - 1)
@@ -149,7 +149,7 @@ def best_joiner(
     itinerary: Itinerary, local: LocalNode, candidates: Sequence[Neighbor], tie_break: int
 ) -> Neighbor | None:
     """Return the joiner with the earliest expected finish, for tokens that this process cannot run."""
-    options: list[tuple[float, int, int]] = []  # expected time, rank among equals, index: the least is chosen
+    options: list[tuple[float, int, int]] = []  # expected time, rank among equals, index: the minimum is chosen
     candidates, remaining = sorted(candidates, key=lambda c: c.name), local.model.bands.permitted(itinerary.remaining)
     helpers = _helpers(remaining, candidates)
     for index, c in enumerate(candidates):
@@ -165,7 +165,7 @@ def best_joiner(
     return candidates[min(options)[2]] if options else None
 
 
-# The blocks of each track.
+# Blocks of each track.
 
 
 def assign_blocks(
@@ -177,11 +177,11 @@ def assign_blocks(
     costs: OrderCosts | None,
     swaps: int = Limits.swaps,
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Assign ``blocks``, in the preferred order, to tracks of ``lengths`` blocks; each track keeps that order.
+    """Assign ``blocks``, given in the preferred order, to tracks of ``lengths`` blocks; each track keeps that order.
 
-    ``allowed`` holds, for each track, the blocks that its holder has; ``before`` counts the blocks of earlier waves.
-    ``costs`` without ``beside`` are not used, since they do not cover tracks. Return None if no such assignment exists
-    or the lengths do not add up to the blocks. A track of length 0 comes back empty.
+    ``allowed`` has the blocks of each track's holder, ``before`` is the number of blocks in earlier waves. ``costs``
+    without ``beside`` do not cover tracks and are not used. Return None if there is no such assignment, or if the
+    lengths do not add up to the blocks.
     """
     track_of = _assigned(blocks, lengths, allowed)
     if track_of is None:
@@ -196,7 +196,7 @@ def assign_blocks(
 
 
 def _assigned(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]) -> list[int] | None:
-    """Return the track of each block, each in turn given to the shortest track; None if there is no assignment."""
+    """Return the track of each block, always the shortest possible; None if there is no assignment."""
     if sum(lengths) != len(blocks):
         return None
     track_of: list[int] = []
@@ -219,9 +219,9 @@ def _assigned(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[C
 def _make_room(
     at: int, track_of: list[int], blocks: Sequence[int], room: Sequence[bool], allowed: Sequence[Collection[int]]
 ) -> int | None:
-    """Move blocks along the shortest chain of tracks (an augmenting path) and place block ``at``.
+    """Place block ``at`` by moving others along the shortest chain of tracks (an augmenting path).
 
-    Returns the track that has one more for it; None where no chain ends in a track with room.
+    Return the track that becomes longer; None if no chain ends in a track with room.
     """
     came: dict[int, int] = {}
     queue = [at]
@@ -242,9 +242,9 @@ def _make_room(
 
 
 class _Assignment:
-    """Blocks in the preferred order, each in a track, and the costs of changing that.
+    """Assignment of blocks to tracks, and the costs of changing it.
 
-    Blocks are given by their place in that order.
+    Blocks are given by their index in the preferred order.
     """
 
     def __init__(
@@ -260,9 +260,9 @@ class _Assignment:
         self._costs_in_slot = [costs.slot[block] for block in blocks]
         self._slots: list[int] = []
         self._apart = [[0.0] * len(blocks) for _ in blocks]
-        """Extra cost of two blocks in different tracks."""
+        """Extra cost of two blocks that are in different tracks."""
         self._to_track = [[0.0] * tracks for _ in blocks]
-        """Sum of :attr:`_apart` of a block and all blocks of a track."""
+        """Sum of the extra costs of a block and all blocks of a track."""
         length = [before] * tracks
         for track in track_of:
             self._slots.append(length[track])
@@ -275,7 +275,7 @@ class _Assignment:
                 self._to_track[j][track_of[i]] += more
 
     def swap_if_cheaper(self, early: int, late: int) -> bool:
-        """Let two blocks of different tracks change places if the estimate falls; return whether they did."""
+        """Swap two blocks of different tracks if that lowers the estimate; return whether they were swapped."""
         track_of, slots, in_slot = self.track_of, self._slots, self._costs_in_slot
         track, other = track_of[early], track_of[late]
         of_early, of_late = self._to_track[early], self._to_track[late]
@@ -310,12 +310,12 @@ class _Assignment:
 
 @lru_cache(32)
 def _pairs(count: int) -> list[tuple[int, int]]:
-    """Return all pairs of places, close ones first."""
+    """Return all pairs of indices, close pairs first."""
     return [(early, early + distance) for distance in range(1, count) for early in range(count - distance)]
 
 
 def _improve(assignment: _Assignment, blocks: Sequence[int], allowed: Sequence[Collection[int]], swaps: int) -> None:
-    """Swap blocks of different tracks while that saves cost, beginning with blocks close in the preferred order."""
+    """Swap blocks of different tracks while the estimate falls, starting with blocks close in the preferred order."""
     track_of, pairs, improves = assignment.track_of, _pairs(len(blocks)), True
     while improves:
         improves = False

@@ -1,4 +1,4 @@
-"""Ended requests of a source, which counts late answers and tells its peers to stop."""
+"""Ended requests of a source: late answers are counted, and peers are told to stop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest
 from ls_edge.runtime.routing.state.limits import Limits
 
 MAX_REMEMBERED = 4096
-"""Limit on ended requests that are remembered, to count late answers."""
+"""Limit on ended requests that are remembered to count late answers."""
 CANCEL_AT_MOST = 256
 """Limit on the requests in one CANCEL."""
 
@@ -23,12 +23,12 @@ class EndedRequests:
         self.cancel_at = INFINITY
         self._limits = limits
         self.numbers: dict[RequestId, int] = {}
-        """Numbers of the ended requests that are remembered."""
+        """Number of each request that is remembered."""
         self._untold: dict[RequestId, float] = {}
-        """Ended requests that peers have not been told about, and their deadlines."""
+        """Deadlines of ended requests that peers have not been told about."""
 
     def add(self, copy: HeldRequest, number: int, now: float, *, soon: bool) -> None:
-        """Remember a request, and inform the peers immediately unless ``soon`` suffices."""
+        """Remember a request, and tell the peers immediately, or with ``soon`` together with others."""
         self.numbers[copy.request] = number
         if len(self.numbers) > MAX_REMEMBERED:
             del self.numbers[next(iter(self.numbers))]

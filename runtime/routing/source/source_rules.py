@@ -1,15 +1,14 @@
-"""The rules of a source, which admits requests, keeps their furthest tokens and is the only one to end them.
+"""Rules of a source, which submits requests, keeps their furthest tokens, and alone ends them.
 
-A request has one current copy: the stem's tokens, or those of the last RETURN that got further. The copy is never
-given up before the request ends: when its next holder has passed it on it is ``AWAY``, watched through MOVED messages,
-and routed again when both the holder and the keeper of the copy before are lost, or when there is no news for too long.
+A request has one current copy: the tokens of the stem, or of the returned transfer that got furthest. The copy is kept
+until the request ends: when its next holder has passed it on, it is ``AWAY`` and watched through MOVED messages. It is
+rerouted if both the holder and the keeper of the previous copy are lost, or if there is no news for too long.
 
-A request ends with the first answer that comes back; later ones are counted and dropped. What comes back is used only
-as far as the request allows it: its parameters (policy, skips, the order of blocks) are kept here and not taken
-from the wire, and its id consists of random bits that only processes with its tokens have. When nothing that may
-run now can be reached, the source skips it (at most ``max_skips`` blocks, after a short wait for holders to come
-back), which lets the next band run, and at the end of the budget it answers from the furthest tokens if that many
-skips are allowed, else with an error.
+A request ends with the first answer that comes back; later answers are counted and dropped. Returned tokens count only
+as far as the request allows: its policy, skips and order are kept here and not taken from the wire, and its id consists
+of random bits that only processes with its tokens have. If no block that may run now can be reached, the source skips
+such blocks (at most ``max_skips``, after a short wait for holders to come back), so that the next band can run. At the
+end of the budget it answers from the furthest tokens if enough skips are allowed, else with an error.
 """
 
 from __future__ import annotations
@@ -61,44 +60,44 @@ from ls_edge.runtime.routing.state.turn import Turn
 
 _NO_HOLDER = "had no reachable holder"
 _TOO_LATE = "did not run in time"
-_NO_TRACK = "stood in a track that did not come back"
+_NO_TRACK = "belonged to a track that did not come back"
 _WHY_NOT_RUN = {ReturnReason.UNREACHABLE.value: _NO_HOLDER, ReturnReason.CREDIT.value: "got no peer's credit"}
 
 
 def source_machine(name: str, *, limits: Limits, rng: random.Random, model: Model | None = None) -> SourceMachine:
     """Return the machine of a process that has images.
 
-    ``rng`` draws what identifies requests too: in a process it has to be a source of secrets.
+    ``rng`` also draws the ids of requests: a process has to use a source of secrets.
     """
     return Machine(name, SourceRules, limits=limits, rng=rng, model=model or Model())
 
 
 @dataclass(eq=False)
 class OpenRequest:
-    """A request without an outcome."""
+    """Request without an outcome."""
 
     number: int
     asked: Itinerary
-    """Itinerary as submitted; every return must be consistent with it."""
+    """Itinerary as submitted; returned itineraries must be consistent with it."""
     copy: HeldRequest
-    """The furthest tokens."""
+    """Furthest tokens."""
     trail: Trail
     earlier_reroutes: int = 0
-    """Reroutes of the copies before."""
+    """Number of reroutes of previous copies."""
     not_finite: list[str] = field(default_factory=list)
-    """Processes that returned it because of values that are not finite, or with such tokens."""
+    """Processes that returned the request because of NaN or infinity, or with such tokens."""
     left_out: dict[int, str] = field(default_factory=dict)
     """Blocks that this source has skipped, with the reason."""
     watch_returns: bool = False
 
     @property
     def attempts(self) -> int:
-        """Branches that were begun from the source's own copy."""
+        """Number of branches that started from the source's own copy."""
         return 1 + self.earlier_reroutes + self.copy.reroutes
 
 
 class SourceRules:
-    """What a source does with requests, beyond what every process does."""
+    """Rules of a source."""
 
     def __init__(self, machine: Machine[SourceRules]) -> None:
         self._machine = machine
@@ -106,12 +105,12 @@ class SourceRules:
         self._custody = custody = machine.custody
         self.requests: dict[int, OpenRequest] = {}
         self.rejected: dict[str, Rejection] = {}
-        """Impossible answers and returns by sender; replaced with each one."""
+        """Rejected answers by sender. Each rejection replaces the dictionary: other threads read it."""
         self._node = LocalNode(model=turn.model, limits=turn.limits)
         self._reachable: frozenset[int] = frozenset()
-        """Blocks that were reachable at the last look."""
+        """Blocks that were reachable when last checked."""
         self._last_reachable: dict[int, float] = {}
-        """Blocks that were reachable before that look, and when they last were."""
+        """Time at which each block was last reachable, before that check."""
         self._looked_at = -INFINITY
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._ended = EndedRequests(turn.limits)
@@ -141,7 +140,7 @@ class SourceRules:
             Stage.ENDED: StageActions(None),
         }
 
-    # Taking in.
+    # Arrival of requests and tokens.
 
     def _on_submit(self, event: Submit) -> None:
         turn = self._turn
@@ -163,7 +162,7 @@ class SourceRules:
         self._custody.hold(copy, "submitted")
 
     def _take_in(self, event: Arrived) -> None:
-        """Accept what comes home, and use it if it can be true and gets the request further."""
+        """Accept tokens that come home, and use them if they are plausible and further than the current copy."""
         run, sender, turn = event.run, event.sender, self._turn
         turn.send(sender, Accept(run.transfer, 1))
         request = self._by_id.get(run.transfer.request)
@@ -181,7 +180,7 @@ class SourceRules:
             self._reject(sender, lie, copy)
             self._pass_over(copy, sender)
             if copy.downstream == sender:
-                self._machine.reroute(copy, f"{sender} gave back what cannot be")
+                self._machine.reroute(copy, f"{sender} returned an impossible itinerary")
         elif is_former_holder(copy, sender, needs_relay=needs_relay):
             if not run.itinerary.remaining:
                 self.duplicates[request.number] += 1
@@ -194,7 +193,7 @@ class SourceRules:
             self._take_back(request, event)
 
     def _take_back(self, request: OpenRequest, event: Arrived) -> None:
-        """Continue with tokens that came home, or with our own if these are no further, since they may differ."""
+        """Continue with returned tokens if they are further; otherwise with the own copy, since they may be false."""
         run, sender, turn, old = event.run, event.sender, self._turn, request.copy
         itinerary, tokens = as_asked(request.asked, run.itinerary, old.itinerary.avoid), event.tokens
         gained = itinerary.blocks_done > old.itinerary.blocks_done
@@ -228,7 +227,7 @@ class SourceRules:
         )
         request.earlier_reroutes += old.reroutes
         request.trail.before = request.trail.holder = ""
-        self._custody.end(old, f"{sender} brought it back")
+        self._custody.end(old, f"returned by {sender}")
         self._custody.hold(request.copy, f"from {sender}: {run.returning}")
 
     def _reject(self, sender: str, why: str, copy: HeldRequest | None = None) -> None:
@@ -244,26 +243,26 @@ class SourceRules:
             self._machine.avoid(copy, name, n.backoff_until)
 
     def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
-        """Try one other holder after values that are not finite, then end the request and name the holders."""
+        """Try another holder after NaN or infinity; if that happens again, fail the request and name the holders."""
         request.not_finite.append(sender)
         machine, turn, copy = self._machine, self._turn, request.copy
-        why = "NaN or infinity in what it computed"
+        why = "NaN or infinity in its output"
         turn.note(NoteKind.NOT_FINITE, sender, copy.request, why)
         machine.avoid(copy, sender, copy.deadline)
         others = machine.decisions.others_could_run(copy, copy.avoid)
         if others and len(request.not_finite) < turn.limits.holders_not_finite:
-            machine.reroute(copy, "numbers that are not finite")
+            machine.reroute(copy, "NaN or infinity")
         else:
             self._fail(request, _not_finite(request))
 
-    # Deciding.
+    # Decisions.
 
     def local_node(self) -> LocalNode:
-        """Return a node without blocks: a source runs none."""
+        """Return a node without blocks, since a source runs none."""
         return self._node
 
     def next_step(self, request: HeldRequest) -> bool:
-        """Answer a request that has no blocks left; return whether it was one. Every other step is the policy's."""
+        """Answer a request without remaining blocks; return whether it was one."""
         if request.itinerary.remaining:
             return False
         self._complete(self._by_id[request.request])
@@ -283,7 +282,7 @@ class SourceRules:
             else:
                 self._custody.wait(request, "unreachable", skip_at)
             return
-        # No event announces the end of a pause of offers.
+        # The end of a pause of offers raises no event.
         held_back = bool(request.avoid) or any(n.backoff_until > turn.now for n in turn.neighbors)
         until = turn.now + turn.limits.look_again if held_back else None
         decisions, lacks_credit = self._machine.decisions, reason is ReturnReason.CREDIT
@@ -292,10 +291,10 @@ class SourceRules:
         self._custody.wait_for(request, names, until, or_change=held_back)
 
     def _look_at_reach(self, event: Event | None = None) -> None:
-        """Note which blocks are reachable: a neighbor that is heard of has them, or leads to them.
+        """Record which blocks are reachable, at or through neighbors that are not silent.
 
-        What an event has changed was as before until now; who has fallen silent was last heard of before. Where one
-        bundle is demanded, what is behind neighbors does not count.
+        Until an event changes them, blocks count as reachable up to now; without an event, up to the previous check. If
+        a bundle is demanded, blocks behind neighbors do not count.
         """
         neighbors, until = self._turn.neighbors, self._looked_at if event is None else self._turn.now
         good = [n for n in neighbors if n.serves and not n.is_silent]
@@ -305,7 +304,7 @@ class SourceRules:
         self._looked_at = self._turn.now
 
     def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
-        """Leave blocks out; the remaining ones may run now, or the request is complete."""
+        """Skip blocks; then remaining blocks may run, or the request is complete."""
         copy = request.copy
         copy.itinerary = copy.itinerary.skip(blocks)
         request.left_out.update(dict.fromkeys(blocks, why))
@@ -314,7 +313,7 @@ class SourceRules:
         else:
             self._complete(request)
 
-    # Ends.
+    # End of a request.
 
     def _complete(self, request: OpenRequest) -> None:
         copy, attempts, seen = request.copy, request.attempts, tuple(request.trail.seen)
@@ -332,14 +331,14 @@ class SourceRules:
             self._end_request(self.requests[event.request], "abandoned")
 
     def _end_request(self, request: OpenRequest, why: str, *, soon: bool = False) -> None:
-        """Forget a request and inform the peers, immediately unless ``soon`` suffices."""
+        """Forget a request and tell the peers immediately, or with ``soon`` together with others."""
         copy = request.copy
         del self.requests[request.number], self._by_id[copy.request]
         self._custody.end(copy, why)
         self._ended.add(copy, request.number, self._turn.now, soon=soon)
 
     def out_of_budget(self, request: HeldRequest) -> bool:
-        """Answer from the furthest tokens at the end of the budget, if that many skips are allowed, else fail."""
+        """Answer from the furthest tokens at the end of the budget if enough skips are allowed, else fail."""
         owner, itinerary = self._by_id[request.request], request.itinerary
         if not itinerary.remaining:
             self._complete(owner)
@@ -349,7 +348,7 @@ class SourceRules:
             self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self._turn.bands))
         return True
 
-    # Watching what is away.
+    # Requests that are AWAY.
 
     def _on_moved(self, sender: str, message: Moved) -> None:
         request = self._by_id.get(message.transfer.request)
@@ -357,25 +356,25 @@ class SourceRules:
             return
         copy, custody, is_new = request.copy, self._custody, sender != request.trail.holder
         request.trail.moved(message.before, sender)
-        if copy.stage is Stage.AWAY and is_new:  # repeated MOVED from the same holder extends nothing
+        if copy.stage is Stage.AWAY and is_new:  # a repeated MOVED of the same holder extends nothing
             custody.timers.set(copy, custody.news_by(copy))
         elif copy.stage is Stage.CUSTODY and copy.downstream == message.before:
             self._machine.passed_on(copy, sender)
 
     def _on_lost(self, request: HeldRequest) -> None:
-        """Start a new branch of an away request without news, or kept for too long."""
+        """Reroute an ``AWAY`` request without news, or kept for too long."""
         holder = self._by_id[request.request].trail.holder
-        is_beyond = self._turn.neighbors.is_beyond(holder)  # then another process may be the cause
+        is_beyond = self._turn.neighbors.is_beyond(holder)  # if so, another process may be the cause
         if not is_beyond and holder in ("", request.downstream):
             self._pass_over(request, request.downstream)
         elif not is_beyond:
             self._machine.avoid(request, holder, self._turn.now + self._turn.limits.away_floor)
         self._machine.reroute(request, "no news of it for too long")
 
-    # Following up.
+    # End of a turn.
 
     def finish(self) -> float:
-        """Send the CANCEL that is due, or soon is if something is sent anyway; return the time of the next one."""
+        """Send CANCEL if it is due, or due soon and other messages are sent; return the time of the next one."""
         turn = self._turn
         ahead = turn.limits.cancel_every / 2 if turn.instructions else 0.0
         if turn.now + ahead >= self._ended.cancel_at:
@@ -392,16 +391,16 @@ class SourceRules:
 
 
 SourceMachine = Machine[SourceRules]
-"""The machine of a process that has images; made by :func:`source_machine`."""
+"""Machine of a process that has images, made by :func:`source_machine`."""
 
 
 def _learn_from(itinerary: Itinerary, old: HeldRequest, turn: Turn) -> None:
-    """End the pauses of those that ran blocks, and note which were slow, for longer deadlines."""
+    """End the pauses of processes that ran blocks, and record the slow ones, which get longer deadlines."""
     for holder in {holder for _, holder in blocks_run(itinerary)}:
         n = turn.neighbors.get(holder)
         if n is not None:
             n.reset_back_off()
-    slow_us = turn.limits.hop_floor * 1e6 / turn.limits.hop_factor  # faster ones need no longer deadline
+    slow_us = turn.limits.hop_floor * 1e6 / turn.limits.hop_factor  # faster processes need no longer deadline
     for visit in itinerary.visits:
         n = turn.neighbors.get(visit.holder)
         if n is not None and visit.blocks and visit.engine_us > slow_us * len(visit.blocks):
@@ -419,7 +418,7 @@ def _why_skipped(skipped: tuple[int, ...], left_out: dict[int, str], bands: Band
 
 
 def _name(blocks: list[int] | tuple[int, ...], bands: Bands) -> str:
-    """Return blocks for a message, with their band if the model has several."""
+    """Return the names of blocks for a message, with their band if the model has several."""
     found = {bands.name(bands.band_of(block)) for block in blocks}
     band = found.pop() if len(found) == 1 else ""
     return f"{name_blocks(blocks)} of {band}" if band else name_blocks(blocks)
@@ -428,7 +427,7 @@ def _name(blocks: list[int] | tuple[int, ...], bands: Bands) -> str:
 def _not_finite(request: OpenRequest) -> NotFinite:
     names = ", ".join(dict.fromkeys(request.not_finite))
     return NotFinite(
-        f"request {request.number}: NaN or infinity in what {names} computed; check the image, and the bundle with "
+        f"request {request.number}: NaN or infinity in the output of {names}; check the image, and the bundle with "
         "'ls-edge verify'"
     )
 
@@ -438,7 +437,7 @@ def _too_late(request: OpenRequest, bands: Bands) -> BudgetExceeded | Overloaded
     stuck = bands.permitted(it.remaining)
     left = _name(stuck, bands)
     behind = len(it.remaining) - len(stuck)
-    waits = f", and {behind} of later bands had to wait for {'it' if len(stuck) == 1 else 'them'}" if behind else ""
+    waits = f", so {behind} of later bands could not run" if behind else ""
     if reason == ReturnReason.CREDIT:
         return Overloaded(
             f"request {request.number}: no peer had a credit for {left} within the budget{waits}; "
@@ -446,6 +445,6 @@ def _too_late(request: OpenRequest, bands: Bands) -> BudgetExceeded | Overloaded
         )
     why = _NO_HOLDER if reason == ReturnReason.UNREACHABLE else _TOO_LATE
     return BudgetExceeded(
-        f"request {request.number}: {left} {why} within the budget{waits} and at most {it.max_skips} may "
+        f"request {request.number}: {left} {why} within the budget{waits}; at most {it.max_skips} may "
         "be skipped; check the peers, or raise --budget-ms or --max-skips"
     )

@@ -1,4 +1,4 @@
-"""Inputs of a routing decision besides the request and the neighbors: this process and the model."""
+"""Model and process that a routing decision is about."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ ONE_BAND = Bands(0)
 
 
 class Model(NamedTuple):
-    """What routing knows of the model, from the bundle's manifest."""
+    """Properties of the model, from the bundle's manifest."""
 
     bands: Bands = ONE_BAND
-    """A block may run once all bands before its own have ended."""
     costs: OrderCosts | None = None
-    """Measured order costs, for policies that need them; None where the bundle has none."""
+    """Measured order costs; None if the bundle has none."""
     bundle_id: str = ""
-    """In a peer the bundle that it serves; in a source the only one whose blocks may run, empty for any."""
+    """In a peer, the bundle that it serves; in a source, the only bundle whose blocks may run, empty for any."""
 
 
 class LocalNode(NamedTuple):
-    """Blocks that this process can run, and their times."""
+    """Blocks that this process can run, and how long they take."""
 
     blocks: frozenset[int] = frozenset()
     wait_us: int = 0
-    """Expected time until its engine would begin."""
+    """Expected time until the engine is free."""
     block_us: int = 0
-    """Usual time of one engine call."""
+    """Typical time of an engine call."""
     model: Model = Model()
     limits: Limits = Limits()
     beside_us: int = 0
-    """Usual time of one engine call while tokens of other tracks are transferred; 0 if not measured."""
+    """Typical time of an engine call while other tracks are transferred; 0 if not measured."""

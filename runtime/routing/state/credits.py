@@ -1,4 +1,4 @@
-"""Credits: how many more requests a peer accepts from each sender, by counts of what it holds."""
+"""Credits: the number of further requests that a peer accepts from each sender, given what it holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HANDED_ON = (Stage.OFFERED, Stage.CUSTODY)
 
 
 def counted(before: Stage, after: Stage) -> tuple[int, int]:
-    """Return what a transition adds to the numbers of copies and of held requests."""
+    """Return the change of the numbers of copies and of held requests in a transition."""
     copies = (after in _HANDED_ON) - (before in _HANDED_ON)
     held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
     return copies, held
@@ -21,25 +21,25 @@ def counted(before: Stage, after: Stage) -> tuple[int, int]:
 
 @dataclass
 class Credits:
-    """Counts of held requests, which each transition changes, and the room that they leave to senders.
+    """Counts of held requests, updated by each transition, and the room that is left for senders.
 
-    A request *works* unless it is a copy that is kept for the next holder, from the moment that it was sent there. The
-    credits of a peer are shared equally by sources, half of them reserved for transfers between peers.
+    A request *works* until it is sent to the next holder; from then on it is a copy. Sources share the credits of a
+    peer equally; half of the credits are reserved for transfers between peers.
     """
 
     limits: Limits = field(repr=False)
     copies: int = 0
-    """Requests in the stages ``OFFERED`` and ``CUSTODY``."""
+    """Number of requests in the stages ``OFFERED`` and ``CUSTODY``."""
     working: int = 0
     working_of: dict[str, int] = field(default_factory=dict)
-    """Working requests by owner; aliases of a source count as one."""
+    """Number of working requests by owner; aliases of a source count as one owner."""
     working_from_owner: int = 0
-    """Working requests that came from their source itself."""
+    """Number of working requests that came directly from their source."""
     last_let_in: dict[str, float] = field(default_factory=dict, compare=False)
-    """Time of the last transfer of each linked source to this peer; aliases count as one."""
+    """Time of the last direct transfer by source; aliases count as one source."""
 
     def moved(self, request: HeldRequest, change: tuple[int, int]) -> None:
-        """Count a transition."""
+        """Update the counts for a transition."""
         copies, held = change
         self.copies += copies
         works = held - copies
@@ -54,14 +54,14 @@ class Credits:
 
     @property
     def total(self) -> int:
-        """Requests that would be accepted now, from whomever they come."""
+        """Number of requests that would be accepted now from all senders together."""
         free, room = self.limits.credits - self.working, self.limits.custody - self.copies
         if free > room:
             free = room
         return free if free > 0 else 0
 
     def room(self, owner: str) -> int:
-        """Return how many more requests a source may have here: all share the credits equally."""
+        """Return how many more requests a source may have here; sources share the credits equally."""
         account, working_of = owner_of(owner), self.working_of
         sources = len(working_of) + (account not in working_of)
         return max(1, self.limits.credits // sources) - working_of.get(account, 0)
@@ -71,10 +71,10 @@ class Credits:
         return max(0, min(self.total - self.limits.reserved, self.room(name)), self.guaranteed(name, now))
 
     def guaranteed(self, source: str, now: float) -> int:
-        """Return how many transfers a linked source may make even if others hold all credits and never let go.
+        """Return how many transfers of a linked source are accepted even if others hold all credits forever.
 
-        That a request belongs to a source is only a peer's word where it came from one; so a source that was not let in
-        for a while may make one whatever is held in its name.
+        A peer that passes on a request may lie about its source. A source that was not let in for a while may therefore
+        make one transfer, whatever is held in its name.
         """
         limits, account = self.limits, owner_of(source)
         if self.working_from_owner >= limits.credits:
@@ -83,9 +83,9 @@ class Credits:
         return max(int(starved), limits.guaranteed - self.working_of.get(account, 0))
 
     def let_in(self, source: str, now: float) -> None:
-        """Note that a source made a transfer itself."""
+        """Record a direct transfer of a source."""
         self.last_let_in[owner_of(source)] = now
 
     def forget(self, source: str) -> None:
-        """Forget a source whose link is gone."""
+        """Forget a source whose link has ended."""
         self.last_let_in.pop(owner_of(source), None)

@@ -1,8 +1,8 @@
-"""The requests that a process holds: the table of their transitions, and all that a transition changes.
+"""Requests that a process holds, and the table of their transitions.
 
-A process *holds* requests: tokens, their itinerary, and the transfer by which they came. Handing one on takes three
-steps (OFFERED, CUSTODY, ENDED or AWAY), and a copy stays here until the last of them. :data:`TRANSITIONS` lists all
-steps and the method of :class:`Custody` that makes each; :meth:`Custody.transition` is the only way to take one.
+A process *holds* requests: tokens, their itinerary, and the transfer that brought them. Handing a request on takes
+three steps (OFFERED, CUSTODY, then ENDED or AWAY); a copy stays here until the last one. :data:`TRANSITIONS` lists all
+transitions, each with the method of :class:`Custody` that makes it; :meth:`Custody.transition` calls the method.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from ls_edge.runtime.routing.state.waiting_requests import WaitingRequests
 
 
 class StageActions(NamedTuple):
-    """Actions of a source or a peer in one stage of a request."""
+    """Actions of a source or a peer in one stage."""
 
     on_time: Callable[[HeldRequest], object] | None
-    """Called when the time of a request has come; that of ``ENDED`` comes immediately."""
+    """Called when a request is due; in ``ENDED``, immediately."""
     on_leave: Callable[[HeldRequest, Stage], object] | None = None
-    """Called when a request leaves the stage, with the stage that follows."""
+    """Called with a request that leaves the stage, and the next stage."""
 
 
 Stages = Mapping[Stage, StageActions]
 
 
 class InvalidTransition(Exception):
-    """A held request would change between two stages that the table does not connect."""
+    """The table has no transition between two stages of a request."""
 
     def __init__(self, request: HeldRequest, to: Stage, why: str) -> None:
         super().__init__(f"{request.stage.value} -> {to.value} ({why}) is not a transition of\n{request.history()}")
 
 
 class Custody:
-    """The held requests of a process."""
+    """Held requests of a process."""
 
     def __init__(self, turn: Turn) -> None:
         self.held: dict[TransferId, HeldRequest] = {}
         self.sent: dict[TransferId, HeldRequest] = {}
-        """Transfers whose answers still count."""
+        """Requests by their latest transfer, while its replies count."""
         self.waiting = WaitingRequests()
         self.timers: Timers[HeldRequest] = Timers()
         self.credits = Credits(turn.limits)
         self.own_us = 0
-        """Usual time of the remaining work of this process for a request: an engine call; in a source, the head."""
+        """Typical time of the work that a request still needs here: an engine call; in a source, the head."""
         self.queued: list[HeldRequest] = []
         """Requests in the stage ``QUEUED``."""
         self._turn = turn
@@ -62,12 +62,12 @@ class Custody:
         self._on_end: Callable[[HeldRequest], object] | None = None
 
     def follow(self, stages: Stages) -> None:
-        """Take the actions of a source or a peer from now on."""
+        """Set the actions of a source or a peer."""
         self._on_leave = {stage: actions.on_leave for stage, actions in stages.items() if actions.on_leave is not None}
         self._on_end = stages[Stage.ENDED].on_time
 
     def hold(self, request: HeldRequest, why: str) -> None:
-        """Hold a new request; unless it leaves its wait before, it is decided at the end of this turn."""
+        """Hold a new request, and decide it at the end of this turn."""
         request.number = next(self.timers.numbers)
         request.owner = request.itinerary.owner
         self.held[request.transfer] = request
@@ -79,9 +79,9 @@ class Custody:
         self.waiting.ready.append(request)
 
     def wait(self, request: HeldRequest, why: str, until: float | None = None) -> None:
-        """Make a request wait until a neighbor changes, or until ``until``, or the end of its budget.
+        """Make a request wait until a neighbor changes, until ``until``, or until its budget ends.
 
-        One that did not wait has to be decided in the same turn if no time is given.
+        Without a time, the caller has to decide a request in this turn that was not waiting before.
         """
         if request.stage is not Stage.WAITING:
             self.transition(request, Stage.WAITING, why)
@@ -92,9 +92,9 @@ class Custody:
     def wait_for(
         self, request: HeldRequest, holders: tuple[str, ...], until: float | None, *, or_change: bool = False
     ) -> None:
-        """Make a waiting request wait for a credit of ``holders``; it is decided in turn with others that do.
+        """Make a waiting request wait for a credit of ``holders``, behind others that wait for it.
 
-        Without holders, or with ``or_change``, any change of a neighbor is followed by a decision.
+        Without holders, or with ``or_change``, it is decided again after any change of a neighbor.
         """
         end = self.budget_end(request)
         if until is not None and request.waiting_since is None:
@@ -129,13 +129,13 @@ class Custody:
         self.waiting.add(request)
 
     def _queue(self, request: HeldRequest, block: int) -> None:
-        """Queue a request for the engine of this process, which runs ``block`` next."""
+        """Queue a request for the engine, which is to run ``block``."""
         request.engine.block, request.engine.queued_at = block, self._turn.now
         self.timers.set(request, request.deadline)
         self.queued.append(request)
 
     def _run(self, request: HeldRequest, until: float) -> None:
-        """Watch the call of a request, which counts as stuck at ``until``."""
+        """Watch the engine call of a request, which counts as stuck from ``until`` on."""
         request.engine.until = until
         self.watch_call(request)
 
@@ -168,12 +168,12 @@ class Custody:
         )
 
     def _keep(self, request: HeldRequest) -> None:
-        """Keep a copy: the next holder has the tokens, and has to show progress from now on."""
+        """Keep a copy of a request that the next holder has accepted; its deadlines begin."""
         request.ran_at = self._turn.now
         self.extend(request, self.budget_end(request))
 
     def _watch(self, request: HeldRequest) -> None:
-        """Wait for news of a request that this process answers for, and that the next holder has passed on."""
+        """Wait for news of a request that the next holder has passed on."""
         self.timers.set(request, self.news_by(request))
 
     def _end(self, request: HeldRequest) -> None:
@@ -181,7 +181,7 @@ class Custody:
         self.timers.end(request, len(self.held))
         if self._on_end is not None:
             self._on_end(request)
-        request.tokens = None  # outdated timers refer to the request for a while
+        request.tokens = None  # outdated timers still refer to the request
 
     # Actions on leaving a stage, for the tables of the rules.
 
@@ -190,7 +190,7 @@ class Custody:
         self.queued.remove(request)
 
     def leave_hop(self, request: HeldRequest, to: Stage) -> None:
-        """Count one transfer less on its way to the next holder; unless it has arrived, ignore its further answers."""
+        """Stop counting an offer; unless the next holder has accepted it, ignore further replies."""
         n = self._turn.neighbors.get(request.downstream)
         if request.stage is Stage.OFFERED and n is not None:
             n.offers -= 1
@@ -201,20 +201,20 @@ class Custody:
     # Deadlines of a request and of a transfer.
 
     def budget_end(self, request: HeldRequest) -> float:
-        """Return the time at which the budget ends a request in its present stage.
+        """Return the time at which the budget of a request ends in its current stage.
 
-        That is before its deadline while work remains here: in a source, and in a peer that has not handed it on.
+        It is earlier than the deadline while work remains here: in a source, and in a peer that has not handed it on.
         """
         deadline, stage, is_peer = request.deadline, request.stage, request.trail is None
         if is_peer and (request.returning or (stage is not Stage.WAITING and stage is not Stage.JOINING)):
             return deadline
         own, limits = self.own_us / 1e6, self._turn.limits
-        if is_peer:  # however slow the engine was measured to be, most of the budget is tried
+        if is_peer:  # a wrong measurement of the engine must not prevent the attempt
             own = min(own, limits.call_share * (deadline - request.arrived))
         return deadline - limits.way_back - own
 
     def news_by(self, request: HeldRequest) -> float:
-        """Return the time by which there has to be news of a request that is AWAY."""
+        """Return the time by which news of an ``AWAY`` request is due."""
         turn = self._turn
         now, neighbors, limits = turn.now, turn.neighbors, turn.limits
         if request.trail is None:  # a track, which has to come back
@@ -223,14 +223,14 @@ class Custody:
         n = neighbors.get(holder)
         request.keep_until = now + limits.keep_share * max(0.0, end - now)
         if neighbors.is_beyond(holder) or (n is not None and neighbors.leads_beyond(n)):
-            # A process without a link to this source sends no MOVED; the keeper of the copy before watches over it.
+            # A process without a link to this source sends no MOVED; the keeper of the previous copy watches it.
             return min(request.keep_until, request.keep_end, end)
         work = len(request.itinerary.remaining) * neighbors.usual_call(holder)
         patience = max(limits.away_floor, neighbors.hop_deadline(holder) + work)
         return min(now + patience, request.keep_until, request.keep_end, end)
 
     def extend(self, request: HeldRequest, end: float) -> None:
-        """Give the next holder time until its next sign of progress; ``end`` is that of the budget."""
+        """Give the next holder a new deadline for progress; ``end`` is the end of the budget."""
         turn, accepted = self._turn, request.stage is Stage.CUSTODY
         request.hop_at = turn.now + turn.neighbors.hop_deadline(
             request.downstream, accepted=accepted, failures=request.reroutes
@@ -238,7 +238,7 @@ class Custody:
         self.check_hop(request, end)
 
     def check_hop(self, request: HeldRequest, end: float) -> None:
-        """Set the time of the next check of a transfer; ``end`` is that of the budget."""
+        """Set the time of the next check of a transfer; ``end`` is the end of the budget."""
         at = min(request.hop_at, request.keep_until, request.keep_end, end)
         if request.stage is Stage.OFFERED and request.upstream is not None:
             at = min(at, self._turn.now + self._turn.limits.look_again)
@@ -249,11 +249,11 @@ class Custody:
         self.timers.set(request, min(request.engine.until, self._turn.now + self._turn.limits.progress_every))
 
     def watch_wave(self, request: HeldRequest) -> None:
-        """Set the time of the next check of a request whose tracks run."""
+        """Set the time of the next check of an open wave."""
         self.timers.set(request, min(self._turn.now + self._turn.limits.look_again, self.budget_end(request)))
 
     def left_by(self, name: str) -> list[tuple[HeldRequest, str]]:
-        """Return the requests that are watched and were with a process, each with the other process that has a copy."""
+        """Return the ``AWAY`` requests that a process has or keeps, each with the other process that has a copy."""
         found = []
         for request in self.held.values():
             trail = request.trail
@@ -286,7 +286,7 @@ class Custody:
 
 
 def _with_visit(itinerary: Itinerary, request: HeldRequest, name: str, now: float) -> Itinerary:
-    """Return the itinerary with the time that a request spent in this process; a source adds none."""
+    """Return the itinerary with the time that a request spent in this process."""
     engine, waited_us = request.engine, request.waited_us
     queue = max(0, round((now - request.arrived) * 1e6) - engine.engine_us - waited_us)
     visit = Visit(name, engine.ran, queue, engine.engine_us, request.codec_us, waited_us, tuple(request.tracks))
@@ -295,10 +295,10 @@ def _with_visit(itinerary: Itinerary, request: HeldRequest, name: str, now: floa
 
 @dataclass(slots=True)
 class Step:
-    """A transition of a held request."""
+    """Transition of a held request."""
 
     make: Callable[..., None]
-    """Method of :class:`Custody` that changes the request."""
+    """Method of :class:`Custody` that makes the transition."""
     when: str
     change: tuple[int, int] = (0, 0)
     """Change of the numbers of copies and of held requests."""
@@ -337,6 +337,6 @@ TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
     (Stage.CUSTODY, Stage.ENDED): Step(Custody._end, "RELEASE; CANCEL, end of the budget, answer or error"),
     (Stage.AWAY, Stage.ENDED): Step(Custody._end, "answer or error; the track has come back"),
 }
-"""All transitions; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` shows them."""
+"""All transitions; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` lists them."""
 for _pair, _step in TRANSITIONS.items():
     _step.change = counted(*_pair)

@@ -1,7 +1,6 @@
-"""Events that go into the routing machines and instructions that come out of them.
+"""Events that go into a routing machine, and instructions that come out of it.
 
-Nothing here does input or output. ``tokens`` are opaque
-to routing: arrays in a process, anything in a simulation.
+``tokens`` are opaque to routing: arrays in a process, anything in a simulation.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from ls_edge.runtime.protocol.messages import (
 
 
 class NeighborUp(msgspec.Struct, frozen=True):
-    """A process sent HELLO or WELCOME on a link, for the first time or with changes."""
+    """A process sent HELLO or WELCOME, for the first time or with changes."""
 
     hello: Hello
 
 
 class NeighborDown(msgspec.Struct, frozen=True):
-    """The last link to a process has ended, or it sent BYE."""
+    """The last link to a process ended, or it sent BYE."""
 
     name: str
     why: str
@@ -54,24 +53,24 @@ class Arrived(msgspec.Struct, frozen=True):
     tokens: Any
     codec_us: int = 0
     finite: bool = True
-    """All values of the tokens are finite."""
+    """Whether all values of the tokens are finite."""
 
 
 class Received(msgspec.Struct, frozen=True):
-    """Any other message arrived."""
+    """Another message arrived."""
 
     sender: str
     message: Message
 
 
 class Unsendable(msgspec.Struct, frozen=True):
-    """An instruction could not be executed: no link to the process, or the queue of its link is full."""
+    """An instruction could not be executed: there is no link to the process, or its queue is full."""
 
     failed: Send | Forward
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """The engine ran ``blocks``, one after the other, for these transfers."""
+    """The engine ran ``blocks`` in sequence for these transfers."""
 
     blocks: tuple[int, ...]
     transfers: tuple[TransferId, ...]
@@ -80,52 +79,52 @@ class Computed(msgspec.Struct, frozen=True):
 
 
 class ComputeFailed(msgspec.Struct, frozen=True):
-    """The engine raised an error on ``block``, or (``not_finite``) returned NaN or infinity."""
+    """The engine raised an error on ``block``, or returned NaN or infinity (``not_finite``)."""
 
     block: int
     transfers: tuple[TransferId, ...]
-    """Transfers of the call without an output: all of them, unless ``rest`` has the others."""
+    """Transfers without an output: all transfers of the call, or those that ``rest`` lacks."""
     why: str
     not_finite: bool = False
-    """Finite tokens went in and others came out, which may be due to the model or the image."""
+    """Whether finite inputs gave NaN or infinity, which may be due to the model or the image."""
     rest: Computed | None = None
-    """Result of the same call for the other transfers of its batch."""
+    """Result of the same call for the other transfers of the batch."""
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """An image was decoded, which took ``us``."""
+    """An image was decoded in ``us`` microseconds, or cannot be decoded."""
 
     transfer: TransferId
     tokens: Any
-    """The image with its pixels; what goes home instead if it cannot be decoded."""
+    """Decoded image; if it cannot be decoded, the tokens to send home instead."""
     us: int
     why: str = ""
-    """Reason why it cannot be decoded."""
+    """Reason why it cannot be decoded, or empty."""
 
 
 class Warm(msgspec.Struct, frozen=True):
-    """The engine has warmed up; one call took ``block_us``."""
+    """The engine has warmed up; a call takes ``block_us``."""
 
     block_us: int
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Accept nothing new and hand on everything held."""
+    """The process is to accept nothing new, and to hand on everything that it holds."""
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """Stem tokens of an image to answer by ``deadline`` (seconds of the caller's clock)."""
+    """Tokens of an image that is to be answered by ``deadline``, in seconds of the caller's clock."""
 
     request: int
     itinerary: Itinerary
     tokens: Any
     deadline: float
     watch_returns: bool = False
-    """Report each RETURN that is used as :class:`Returned`."""
+    """Report tokens that came home and are used, as :class:`Returned`."""
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """The caller has abandoned this request."""
+    """The caller has abandoned a request."""
 
     request: int
 
@@ -148,7 +147,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Forward(msgspec.Struct, frozen=True):
-    """Send tokens to a process, as a RUN whose codec and shape the executor adds."""
+    """Send tokens to a process, as a RUN to which the executor adds codec and shape."""
 
     to: str
     transfer: TransferId
@@ -156,52 +155,52 @@ class Forward(msgspec.Struct, frozen=True):
     itinerary: Itinerary
     tokens: Any
     returning: str = ""
-    """Reason for sending the tokens back to the source (``ReturnReason``); empty while they go forward."""
+    """Reason (``ReturnReason``) for sending the tokens back to the source; empty while they go forward."""
     bundle_id: str = ""
-    """The only bundle whose blocks may run on them; empty for any of the model."""
+    """Bundle whose blocks alone may run on the tokens; empty for any bundle of the model."""
 
     def run(self, codec: str, count: int, dim: int) -> Run:
-        """Return the message for tokens of ``count`` rows and ``dim`` columns that are encoded as ``codec``."""
+        """Return the message for tokens of ``count`` rows and ``dim`` columns, encoded as ``codec``."""
         return Run(
             self.transfer, self.budget_us, self.itinerary, codec, count, dim, self.returning, self.bundle_id or UNSET
         )
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """Run blocks, one after the other, for a batch of transfers.
+    """Run blocks in sequence for a batch of transfers.
 
-    Answered by :class:`Computed` or :class:`ComputeFailed`.
+    The result is :class:`Computed` or :class:`ComputeFailed`.
     """
 
     blocks: tuple[int, ...]
     transfers: tuple[TransferId, ...]
     tokens: tuple[Any, ...]
     slots: tuple[int, ...]
-    """Slot of the first block, for each transfer."""
+    """Slot of the first block for each transfer."""
 
 
 class Decode(msgspec.Struct, frozen=True):
-    """Decode an image for the stem. Answered by :class:`Decoded`."""
+    """Decode an image for the stem. The result is :class:`Decoded`."""
 
     transfer: TransferId
     image: Any
 
 
 class Complete(msgspec.Struct, frozen=True):
-    """Run the head on the last tokens of a request; they are its logits already where a peer has."""
+    """Run the head on the last tokens of a request; if a peer has run it, they are the logits."""
 
     request: int
     itinerary: Itinerary
     tokens: Any
     attempts: int
     seen_holders: tuple[str, ...] = ()
-    """Processes that had its tokens as observed by the source; the itinerary is what holders report."""
+    """Processes that had the tokens, as observed by the source; the itinerary has what holders report."""
     why_skipped: str = ""
-    """Reason for leaving blocks out; empty if none were."""
+    """Reason why blocks were skipped; empty if none were."""
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """Tokens of a request that is watched came back from ``sender`` and are its furthest now."""
+    """Report that tokens of a watched request came back from ``sender`` and are used from now on."""
 
     request: int
     sender: str
@@ -210,7 +209,7 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """A request ends without an answer."""
+    """End a request without an answer."""
 
     request: int
     error: RequestError
@@ -219,7 +218,7 @@ class Fail(msgspec.Struct, frozen=True):
 
 
 class NoteKind(str, Enum):
-    """Kind of a :class:`Note`; its value is the text of the log line."""
+    """Kind of a :class:`Note`; the value is the text of the log line."""
 
     LOST = "lost"
     SUSPECT = "suspect"
@@ -235,7 +234,7 @@ class NoteKind(str, Enum):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A line for the log: ``what`` happened to which process."""
+    """Log ``what`` happened to which process."""
 
     what: NoteKind
     peer: str = ""
@@ -247,14 +246,14 @@ Instruction = Send | Forward | Compute | Decode | Complete | Returned | Fail | N
 
 
 MAY_WAIT = frozenset((Release, Moved))
-"""Messages that no process waits for; they are sent with the next one to the same process."""
+"""Messages that no process waits for; they are sent together with the next one to the same process."""
 
 
 def in_order(instructions: list[Instruction]) -> list[Instruction]:
-    """Return instructions in the order of their execution, otherwise as they were decided.
+    """Return instructions in the order in which to execute them, otherwise in the order of the decisions.
 
     Tracks for other holders come first, since their wave waits for the transfer. Engines start before other messages
-    are written, since the thread of the sockets may take this core while it writes.
+    are written, since the socket thread may occupy this core while it writes.
     """
     return sorted(instructions, key=_turn) if len(instructions) > 1 else instructions
 

@@ -1,4 +1,4 @@
-"""A request that a process holds, the stages it goes through, and the records that engine, waves and sources add."""
+"""A request that a process holds, its stages, and the records that the engine, waves and sources add to it."""
 
 from __future__ import annotations
 
@@ -16,62 +16,62 @@ INFINITY = float("inf")
 MAX_HOLDERS_SEEN = 64
 """Limit on the remembered holders of a request."""
 STORY = 16
-"""Transitions that a held request remembers: enough for two visits of the engine, small compared with its tokens."""
+"""Transitions that a held request remembers: enough for two engine calls, and small compared with its tokens."""
 
 
 class Stage(Enum):
-    """Stage of a held request; only peers have ``QUEUED``, ``RUNNING`` and ``JOINING``."""
+    """Stage of a held request; ``QUEUED``, ``RUNNING`` and ``JOINING`` exist only in peers."""
 
     NEW = "new"
     WAITING = "waiting"
-    """Undecided: no holder, or no credit."""
+    """Without a next step: no holder is reachable, or none has a credit."""
     QUEUED = "queued"
     RUNNING = "running"
     OFFERED = "offered"
-    """Sent to the next holder, which has not answered yet."""
+    """Sent to the next holder, which has not replied yet."""
     CUSTODY = "custody"
-    """Accepted by the next holder; a copy is kept here."""
+    """Accepted by the next holder; this process keeps a copy."""
     AWAY = "away"
-    """The next holder has passed it on; this process still answers for it."""
+    """Passed on by the next holder; this process is still responsible for it."""
     JOINING = "joining"
-    """Its tracks run side by side."""
+    """Split into tracks that run in parallel."""
     ENDED = "ended"
-    """Not held any more."""
+    """No longer held."""
 
-    __hash__ = object.__hash__  # each transition looks pairs of stages up; Enum's own hash is computed in Python
+    __hash__ = object.__hash__  # each transition looks up a pair of stages; Enum computes its own hash in Python
 
 
 class EngineVisit(msgspec.Struct, eq=False):
-    """Work of the engine of this process for a request."""
+    """Work of this process's engine for a request."""
 
     block: int = -1
     """Block that is queued or running."""
     queued_at: float = 0.0
     until: float = 0.0
-    """Time at which the running call counts as stuck."""
+    """Time from which the running call counts as stuck."""
     ran: tuple[int, ...] = ()
     engine_us: int = 0
 
 
 class Trail(msgspec.Struct, eq=False):
-    """Whereabouts of a request as its source knows them, from ACCEPT, RELEASE and MOVED."""
+    """Location of a request as its source knows it from ACCEPT, RELEASE and MOVED."""
 
     holder: str = ""
-    """Process that has the tokens, after the next holder has passed them on."""
+    """Process that has the tokens; empty until the next holder has passed them on."""
     before: str = ""
-    """Process that keeps the copy before that of :attr:`holder`."""
+    """Process that keeps the previous copy."""
     passed_on: set[str] = set()
-    """Former holders, whose next holders have passed the request on as well."""
+    """Former holders that need no copy any more: their next holders have passed the request on, too."""
     seen: dict[str, None] = {}
-    """Processes that have accepted it, sent MOVED or returned it, in order."""
+    """Processes that have accepted the request, sent MOVED or returned it, in order."""
 
     def accepted(self, by: str) -> None:
-        """Note that a process has the tokens now."""
+        """Record that a process has the tokens now."""
         self.passed_on.discard(by)
         self.note(by)
 
     def moved(self, before: str, holder: str) -> None:
-        """Note that ``holder`` has the tokens now and ``before`` the copy."""
+        """Record that ``holder`` has the tokens now, and ``before`` the copy."""
         if self.before:
             self.passed_on.add(self.before)
         self.passed_on -= {before, holder}
@@ -79,80 +79,80 @@ class Trail(msgspec.Struct, eq=False):
         self.note(before, holder)
 
     def note(self, *names: str) -> None:
-        """Remember processes that had the tokens."""
+        """Record processes that had the tokens."""
         for name in names:
             if len(self.seen) < MAX_HOLDERS_SEEN:
                 self.seen[name] = None
 
 
 class HeldRequest(msgspec.Struct, eq=False):
-    """Tokens that this process holds, their itinerary, and the transfer by which they came."""
+    """Tokens that this process holds, their itinerary, and the transfer that brought them."""
 
     transfer: TransferId
     itinerary: Itinerary
     tokens: Any
     deadline: float
-    """End of the request's budget, on the clock of this process."""
+    """End of the budget, on this process's clock."""
     upstream: str | None
-    """Process that gets PROGRESS and RELEASE; None in the source and for the tracks of a joiner."""
+    """Process that gets PROGRESS and RELEASE; None in the source, and for a joiner's tracks."""
     arrived: float
     tie_break: int = 0
-    """Chooses between equal holders: counts up, so that they take turns."""
+    """Counter that chooses between equal holders, so that they take turns."""
     returning: str = ""
     avoid: dict[str, float] = {}
-    """Processes that are not offered it, and until when: they refused it or returned it unchanged."""
+    """Processes that refused the request or returned it unchanged, each with the time until which it gets no offer."""
     codec_us: int = 0
     is_decoded: bool | None = None
-    """Of an image: whether this process has its pixels; None before it has begun to decode it."""
+    """Whether the image is decoded; None before decoding starts."""
     bundle_id: str = ""
-    """The only bundle whose blocks may run on them; empty for any of the model."""
+    """Bundle whose blocks alone may run on the tokens; empty for any bundle of the model."""
     stage: Stage = Stage.NEW
     number: int = 0
-    """Counts up over the requests that a machine holds."""
+    """Rank among the requests of a machine: the oldest has the lowest."""
     owner: str = ""
     downstream: str = ""
     sent: TransferId | None = None
-    """The transfer by which they were last handed on."""
+    """Latest transfer to a next holder."""
     check_at: float = INFINITY
-    """Time of the next check in its present stage; set only by :class:`Timers`."""
+    """Time of the next check in the current stage; set only by ``Timers``."""
     timer_at: float = INFINITY
-    """Earliest entry of it among the timers."""
+    """Time of its earliest entry in ``Timers``."""
     ran_at: float = 0.0
-    """Time at which its next holder accepted it or last reported a further block."""
+    """Time at which the next holder accepted it or last reported another block."""
     hop_at: float = INFINITY
-    """Deadline for progress of its next holder."""
+    """Deadline for progress of the next holder."""
     keep_until: float = INFINITY
-    """Deadline for a further block of its next holder."""
+    """Deadline for another block of the next holder."""
     keep_end: float = INFINITY
-    """Deadline of its next holder in any case."""
+    """Deadline of the next holder, whatever it reports."""
     most_done: int = 0
-    """Blocks that have run, as far as its next holder has reported."""
+    """Number of blocks that have run, as reported by the next holder."""
     waiting_since: float | None = None
-    """Start of its wait for a credit or another process."""
+    """Start of the current wait for a credit or a process."""
     waits_for: tuple[str, ...] = ()
-    """Neighbors whose credit it waits for, in the stage ``WAITING``."""
+    """Neighbors whose credit it waits for in the stage ``WAITING``."""
     reason: str = ""
-    """Reason that it could not continue when that was last tried (``ReturnReason``)."""
+    """Reason (``ReturnReason``) why the last attempt to continue failed."""
     reroutes: int = 0
     progress_at: float = 0.0
-    """Time of the last PROGRESS that was sent for it."""
+    """Time of the last PROGRESS that this process sent for it."""
     failure: str = ""
-    """Reason that the last holder of a track did not run it."""
+    """Reason why the holder of a track did not run it."""
     engine: EngineVisit = msgspec.field(default_factory=EngineVisit)
     waves: int = 0
-    """Waves of it that this process has begun."""
+    """Number of waves that this process has begun."""
     tracks: list[TrackSpan] = []
-    """Tracks of these waves, for the trace."""
+    """Tracks of those waves, for the trace."""
     waited_us: int = 0
-    """Time for which tracks of others were waited for."""
+    """Time spent waiting for the tracks of other holders."""
     wave: OpenWave | None = None
     open_track: OpenTrack | None = None
-    """The track of a wave of this process that these tokens are, until the track ends."""
+    """Track that these tokens belong to, while a wave of this process is open."""
     trail: Trail | None = None
     way_out: str = ""
-    """In its source: process that brought it home from beyond the reach of the source."""
+    """In its source: process that returned it from a holder out of the source's reach."""
     story: deque[tuple[float, Stage, Stage, str]] = msgspec.field(default_factory=lambda: deque(maxlen=STORY))
-    """Its last transitions: time, from, to, why."""
+    """Latest transitions: time, from, to, reason."""
 
     @property
     def request(self) -> RequestId:
@@ -160,17 +160,17 @@ class HeldRequest(msgspec.Struct, eq=False):
         return self.transfer.request
 
     def history(self) -> str:
-        """Return its story, a line a transition."""
+        """Return the story, one transition per line."""
         lines = [f"{at:.6f} {before.value} -> {after.value}: {why}" for at, before, after, why in self.story]
         return "\n".join([f"request {self.request.hex()[:8]}, transfer {self.transfer.hop}:", *lines])
 
 
 class InvalidState(Exception):
-    """Internal state is inconsistent; raised only by ``Machine.validate``."""
+    """Internal state is inconsistent. Raised only by ``Machine.validate``."""
 
 
 def require(holds: bool, what: str, request: HeldRequest | None = None) -> None:
-    """Raise :class:`InvalidState`, with the story of the request that it concerns, unless ``holds``."""
+    """Raise :class:`InvalidState` with the request's story unless ``holds``."""
     if not holds:
         raise InvalidState(f"{what}\n{request.history()}" if request else what)
 
@@ -181,15 +181,15 @@ class PlannedTrack:
 
     holder: str
     allowed: frozenset[int]
-    """Blocks of the wave that it has."""
+    """Blocks of the wave that the holder has."""
     block_us: int
     expected_us: int
-    """Time from the start of the wave until its tokens are back; before its first block, the time to reach it."""
+    """Time from the start of the wave until the tokens are back; without blocks, time to reach the holder."""
     blocks: tuple[int, ...] = ()
 
 
 class OpenTrack(msgspec.Struct, eq=False):
-    """A track of a wave from its start until its end."""
+    """A track of an open wave."""
 
     wave: OpenWave
     plan: PlannedTrack
@@ -198,11 +198,11 @@ class OpenTrack(msgspec.Struct, eq=False):
     out: Any = None
     ran: tuple[Ran, ...] = ()
     row: TrackSpan | None = None
-    """Set when it has ended."""
+    """Its line of the trace, once it has ended."""
 
 
 class OpenWave(msgspec.Struct, eq=False):
-    """The tracks that a request in the stage ``JOINING`` waits for."""
+    """Tracks that a request in the stage ``JOINING`` waits for."""
 
     ident: int
     request: HeldRequest

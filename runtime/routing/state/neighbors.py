@@ -1,8 +1,8 @@
-"""The neighbors of a process: linked processes, their last STATE, and suspicions.
+"""Neighbors of a process: linked processes, their latest STATE, measurements and suspicions.
 
-A process is under suspicion after a hop to it passed its deadline. It gets nothing for a while that doubles with each
-strike, and is trusted again as soon as it shows progress: a process that hangs looks idle, and must not attract work by
-it. Nor must one that refuses or returns whatever it is given: it is passed over for a while that doubles, too.
+A process that misses the deadline of a hop is under suspicion: a process that hangs looks idle, and must not attract
+work. It gets no tokens for a time that doubles with each strike, and is trusted again as soon as it shows progress. A
+process that refuses or returns everything is passed over for a time that doubles as well.
 """
 
 from __future__ import annotations
@@ -17,92 +17,90 @@ from ls_edge.runtime.protocol.messages import Hello, State, TransferId
 from ls_edge.runtime.routing.state.limits import Limits
 
 MAX_UNANSWERED = 1024
-"""Limit on remembered transfers without an answer, from which link times are learned."""
+"""Limit on remembered transfers without a reply, whose time is measured."""
 _ALIAS = re.compile(r"\.[0-9a-f]{8}$")
 _as_set = lru_cache(1024)(frozenset[int])
-"""Sets of the tuples of blocks, which are mostly the same."""
+"""Cached conversion of tuples of blocks: most of them repeat."""
 
 
 @lru_cache(4096)
 def owner_of(name: str) -> str:
-    """Return the name in ``peers.yaml`` behind the alias of a source process."""
+    """Return the name in ``peers.yaml`` that the alias of a source process belongs to."""
     return _ALIAS.sub("", name)
 
 
 def clamped(took: float, usual: float, before: float, limits: Limits) -> float:
-    """Return a measured time with outliers limited: one pause does not make a device slow, two long times in a row do.
+    """Return a measured time with outliers clamped: one pause does not make a device slow, two in a row do.
 
-    ``usual`` and ``before`` (the measurement before this one) are in the unit of ``took``.
+    ``usual`` (0 if unknown) and ``before``, the previous measurement, have the unit of ``took``.
     """
     return min(took, max(limits.clamp * usual, before)) if usual else took
 
 
 def faded(usual: float, since: float, limits: Limits) -> float:
-    """Return what is left of a measured time after ``since`` seconds, so that what was slow once is tried again."""
+    """Return a measured time faded by its age in seconds, so that a link that was slow once is tried again."""
     return usual * math.pow(0.5, since / limits.fade)
 
 
 @dataclass(slots=True, eq=False)
 class Neighbor:
-    """A linked process: its description, its last STATE, measurements, and what would become of tokens there.
+    """Linked process: its description, its latest STATE, and measurements.
 
-    Values that it reports of itself are within bounds (``claims.believable``), since they may be wrong or forged.
+    Times that it reports may be wrong or forged; ``claims.believable`` bounds them.
     """
 
     hello: Hello
     all: Neighbors
     name: str = ""
     blocks: frozenset[int] = frozenset()
-    """Blocks that it serves."""
     reach_blocks: frozenset[int] = frozenset()
-    """Blocks of the processes that it is linked to."""
+    """Blocks that its own neighbors serve."""
     far_blocks: tuple[frozenset[int], ...] = ()
     """Blocks that are 2, 3, … links away from it."""
     bundle_id: str = ""
-    """Bundle that it serves."""
     block_us: int = 0
-    """Usual time of one of its engine calls, as it announces it."""
+    """Typical time of one of its engine calls, as announced."""
     state: State | None = None
     state_at: float = 0.0
     serves: bool = False
-    """It is a peer, warm, not draining and not stuck."""
+    """Whether it is a peer that is warm, not draining and not stuck."""
     offers: int = 0
-    """Transfers on their way to it that it has neither accepted nor refused."""
+    """Number of transfers that it has neither accepted nor refused yet."""
     strikes: int = 0
     suspected_until: float = 0.0
     suspected_at: float = 0.0
-    """Time at which it last came under suspicion."""
+    """Start of the latest suspicion."""
     refused_until: float = 0.0
     backoff_until: float = 0.0
-    """End of the pause of offers after it refused or returned a transfer; STATE does not end it."""
+    """End of the pause after it refused or returned a transfer; STATE does not end the pause."""
     backoffs: int = 0
-    """Transfers refused or returned unchanged since the last progress."""
+    """Number of transfers refused or returned unchanged since the last progress."""
     link_at: float = 0.0
     last_link_us: float = 0.0
     calls_when_suspected: int = -1
     usual_link_us: float = 0.0
-    """Usual time of a transfer to it until it is accepted."""
+    """Typical time from a transfer to its ACCEPT."""
     call_us: float = 0.0
-    """Usual time of one of its blocks, as this process has seen it; 0 before the first."""
+    """Typical time of one of its blocks, as measured here; 0 before the first."""
     usual_trip_us: float = 0.0
-    """Usual time of a track of it beyond queue and engine."""
+    """Typical time of a track without queue and engine."""
     trip_at: float = 0.0
     reported_credits: int = 0
     """Credits in its latest STATE, ACCEPT or REFUSE."""
     was_available: bool = False
-    """It could be handed tokens at its last STATE, and has not been suspected since."""
+    """Whether it was :attr:`available` at its latest STATE, and has not been suspected since."""
     moved_at: float = 0.0
-    """Time of its last finished engine call or accepted transfer."""
+    """Time of its latest finished engine call or accepted transfer."""
     _expected_link: tuple[float, int] = (-1.0, 0)
-    """Latest time and result of :attr:`link_us`, since a decision needs it several times."""
+    """Time and result of the latest :attr:`link_us`: a decision needs it several times."""
 
     def greeted(self, hello: Hello) -> None:
-        """Note what it says of itself."""
+        """Record its description."""
         self.hello, self.name, self.blocks = hello, hello.name, _as_set(hello.blocks)
         self.bundle_id = hello.bundle_id
 
     def reported(self, state: State, now: float) -> None:
-        """Note a STATE."""
+        """Record a STATE."""
         self.state, self.state_at, self.reported_credits = state, now, state.credits
         self.serves = self.hello.role == "peer" and state.warm and not state.draining and not state.stuck
         self.block_us = state.block_us
@@ -111,30 +109,30 @@ class Neighbor:
 
     @property
     def available(self) -> bool:
-        """Whether it may be handed tokens at all."""
+        """Whether it may be given tokens at all."""
         return self.serves and self.all.now >= self.suspected_until
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has sent no STATE since it came under suspicion."""
+        """Whether it has sent no STATE since the suspicion began."""
         return self.strikes > 0 and self.state_at < self.suspected_at
 
-    # What would become of tokens that are handed to it: policies decide by this.
+    # Cost of handing tokens to it, on which policies base their choice.
 
     @property
     def credits(self) -> int:
-        """Transfers that it would accept now beyond those in flight; only a few on a slow link."""
+        """Number of transfers that it would accept now, besides those in flight; a slow link allows only a few."""
         now = self.all.now
         if self.state is None or now < self.refused_until or now < self.backoff_until:
             return 0
         reported = self.reported_credits
         if reported * (self.usual_link_us + 1) <= self.all.limits.window * 1e6 and self.usual_link_us:
-            return max(0, reported - self.offers)  # a link that is not slow; looking closer costs more than a decision
+            return max(0, reported - self.offers)  # not a slow link; the exact window would cost more than a decision
         return max(0, min(reported, self._window) - self.offers)
 
     @property
     def window_left(self) -> int:
-        """Number of further transfers that may be in flight to it; only a few on a slow link."""
+        """Number of further transfers that may be in flight; a slow link allows only a few."""
         return self._window - self.offers
 
     @property
@@ -147,7 +145,7 @@ class Neighbor:
 
     @property
     def link_us(self) -> int:
-        """Expected time of a transfer to it; an old measurement fades."""
+        """Expected time of a transfer; an old measurement fades."""
         now = self.all.now
         at, expected = self._expected_link
         if at != now:
@@ -158,9 +156,9 @@ class Neighbor:
 
     @property
     def trip_us(self) -> int:
-        """Expected time of a track there and back; a measurement fades.
+        """Expected time of both transfers of a track; an old measurement fades.
 
-        ACCEPT comes late to a busy core, so times of transfers are a worse estimate than a trip that was measured.
+        A measured trip is the better estimate: on a busy core, ACCEPT is read late, and transfers seem to take longer.
         """
         usual = self.usual_trip_us
         if not usual:
@@ -170,10 +168,10 @@ class Neighbor:
 
     @property
     def wait_us(self) -> int:
-        """Expected microseconds until its engine could begin with something new.
+        """Expected time until its engine could begin a new request.
 
-        Its queue has been getting shorter since its STATE. Transfers on their way come first. A process that has said
-        nothing since it came under suspicion counts as busier by each second.
+        Its queue has become shorter since its STATE, and transfers in flight come first. A suspect that remains silent
+        counts as busier every second.
         """
         state, now = self.state, self.all.now
         if state is None:
@@ -184,13 +182,13 @@ class Neighbor:
         return left + round((now - self.suspected_at) * 1e6) if self.is_silent else left
 
     def leads_to(self, blocks: Iterable[int]) -> bool:
-        """Return whether some of these blocks can be reached through it, apart from its own."""
+        """Return whether it can relay tokens to a holder of one of these blocks."""
         return any(not far.isdisjoint(blocks) for far in (self.reach_blocks, *self.far_blocks))
 
     # Measurements.
 
     def accepted_after(self, seconds: float) -> None:
-        """Learn from a transfer."""
+        """Update the time of a transfer from a new measurement."""
         limits, now, took = self.all.limits, self.all.now, seconds * 1e6
         if self.usual_link_us:
             counted = clamped(took, max(self.usual_link_us, 1000.0), self.last_link_us, limits)
@@ -201,13 +199,13 @@ class Neighbor:
         self._expected_link = (now, round(self.usual_link_us))
 
     def ran_after(self, seconds: float) -> None:
-        """Learn how long it took to run a block; slow processes earn trust in several steps."""
+        """Update the time of a block; a slow process earns longer deadlines step by step."""
         limits = self.all.limits
         took = min(seconds * 1e6, limits.clamp * self.call_us if self.call_us else limits.hop_floor * 1e6)
         self.call_us += (took - self.call_us) * (limits.smooth if self.call_us else 1.0)
 
     def track_took(self, seconds: float, inside_us: int) -> None:
-        """Learn from a track that came back after ``seconds``, of which ``inside_us`` were its queue and engine."""
+        """Update the time of a trip from a track that took ``seconds``, ``inside_us`` of them in queue and engine."""
         limits, trip = self.all.limits, max(1.0, seconds * 1e6 - inside_us)
         weight = limits.smooth_fast if trip < self.usual_trip_us else limits.smooth_slow
         self.usual_trip_us += (weight if self.usual_trip_us else 1.0) * (trip - self.usual_trip_us)
@@ -223,11 +221,11 @@ class Neighbor:
         self.backoff_until = self.all.now + min(limits.backoff_most, pause)
 
     def reset_back_off(self) -> None:
-        """End the pause of offers after progress."""
+        """End the pause of offers, after progress."""
         self.backoffs, self.backoff_until = 0, 0.0
 
     def suspect(self) -> None:
-        """Count a strike: a hop to it passed its deadline. It has to earn longer ones again."""
+        """Count a strike, after a missed deadline. It has to earn longer deadlines again."""
         limits, now = self.all.limits, self.all.now
         self.suspected_at = now
         self.suspected_until = now + min(limits.suspect_most, limits.suspect_base * 2**self.strikes)
@@ -237,52 +235,51 @@ class Neighbor:
         self.calls_when_suspected = self.state.calls if self.state else -1
 
     def clear_suspicion(self) -> None:
-        """Trust it again, since it showed progress."""
+        """End the suspicion, after progress."""
         self.strikes, self.suspected_until = 0, 0.0
 
 
 class Neighbors:
-    """All linked processes."""
+    """All neighbors of the process ``name``."""
 
     def __init__(self, name: str, limits: Limits) -> None:
-        """``name`` is that of this process."""
         self.name = name
         self.limits = limits
         self.by_name: dict[str, Neighbor] = {}
         self.now = 0.0
         self._unanswered: dict[TransferId, tuple[str, float]] = {}
-        """Receiver and time of each unanswered transfer, including the ones that were given up."""
+        """Receiver and time of each transfer without a reply, including those given up."""
         self.reach_version = 0
-        """Counts changes of links, of the availability of neighbors, and of the blocks that they reach."""
+        """Counter of changes of links, of the availability of neighbors, and of the blocks that they reach."""
 
     def __iter__(self) -> Iterator[Neighbor]:
         return iter(self.by_name.values())
 
     def get(self, name: str) -> Neighbor | None:
-        """Return the neighbor of this name if it is linked."""
+        """Return the neighbor of this name, or None."""
         return self.by_name.get(name)
 
     def add(self, hello: Hello) -> Neighbor:
-        """Note a process that has a link now, or what it says of itself again."""
+        """Add a process that has a link now, or update its description."""
         n = self.by_name.setdefault(hello.name, Neighbor(hello, self))
         n.greeted(hello)
         self.reach_version += 1
         return n
 
     def offered(self, transfer: TransferId, to: str) -> None:
-        """Note a transfer to a neighbor, whose answer tells how long it took."""
+        """Record a transfer, to measure the time until its reply."""
         self.by_name[to].offers += 1
         self._unanswered[transfer] = (to, self.now)
         if len(self._unanswered) > MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
 
     def answered(self, transfer: TransferId, name: str) -> float | None:
-        """Return the seconds until a transfer to a process was answered; None if there was no such transfer."""
+        """Return the seconds from a transfer to its reply; None if there was no such transfer to ``name``."""
         to, at = self._unanswered.pop(transfer, ("", 0.0))
         return self.now - at if to == name else None
 
     def candidates(self) -> list[Neighbor]:
-        """Return the peers that may be handed tokens now."""
+        """Return the peers that may be given tokens now."""
         now = self.now
         return [n for n in self.by_name.values() if n.serves and now >= n.suspected_until]
 
@@ -292,24 +289,25 @@ class Neighbors:
         return n is not None and n.hello.role == "source"
 
     def is_beyond(self, name: str) -> bool:
-        """Return whether a process is linked to a neighbor but not to this process."""
+        """Return whether a process is linked to a neighbor, but not to this process."""
         return name not in self.by_name and self.reach(name)
 
     def reach(self, name: str) -> bool:
-        """Return whether a neighbor says that it has a link to a process."""
+        """Return whether a neighbor reports a link to a process."""
         return any(n.state and name in n.state.reaches for n in self.by_name.values())
 
     def leads_beyond(self, n: Neighbor) -> bool:
-        """Return whether a neighbor is linked to a peer that this process is not. Names of sources are aliases."""
+        """Return whether a neighbor is linked to a peer to which this process has no link."""
         known = self.by_name
         others = () if n.state is None else n.state.reaches
+        # Sources are excluded: the name of a source process is an alias.
         return any(name not in known and name != self.name and owner_of(name) == name for name in others)
 
     def hop_deadline(self, name: str, *, accepted: bool = True, failures: int = 0) -> float:
-        """Return the seconds that a transfer may show no progress; until it is accepted the way there counts as well.
+        """Return the seconds that a transfer may take without progress, including the transfer until it is accepted.
 
-        A request that was routed again after ``failures`` gets twice the time for each. On machines that are starved
-        of computing time, copies of everything would otherwise go round and make it worse.
+        Each of the ``failures`` of a request doubles the time: on an overloaded machine, further copies of the same
+        requests would only add to the load.
         """
         limits, n = self.limits, self.by_name.get(name)
         patience = limits.hop_floor
@@ -327,9 +325,9 @@ class Neighbors:
         return max(patience, min(wanted, most))
 
     def usual_call(self, name: str) -> float:
-        """Return the seconds that a process announces for a block, as far as it, or one of its kind, was seen to take.
+        """Return the seconds that a process announces for a block, at most those measured for it or its engine type.
 
-        An announcement alone would make others wait for a process that is silent.
+        An announcement alone would make others wait for a silent process.
         """
         n = self.by_name.get(name)
         if n is None:
@@ -338,14 +336,14 @@ class Neighbors:
         return min(n.block_us, n.call_us or max(kind, default=0.0)) / 1e6
 
     def have_recovered(self) -> bool:
-        """Return whether a suspicion has ended by time since the last call or STATE."""
+        """Return whether a suspicion has expired since the last call."""
         found = [n for n in self if not n.was_available and n.available]
         for n in found:
             n.was_available = True
         return bool(found)
 
     def update(self, name: str, state: State) -> bool:
-        """Note a STATE; return whether it differs from the last."""
+        """Record a STATE; return whether it differs from the one before."""
         n = self.by_name.get(name)
         if n is None:
             return False

@@ -1,4 +1,4 @@
-"""Times at which requests have to be looked at, the earliest first; for held requests, and for those of a source."""
+"""Times of the next check of requests, earliest first: for held requests, and for the requests of a source."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Generic, Protocol, TypeVar
 from ls_edge.runtime.routing.state.held_request import INFINITY
 
 _SPARE = 64
-"""Entries beyond four for each request, after which outdated ones are swept out."""
+"""Number of entries, besides four per request, from which outdated entries are removed."""
 
 
 class Timed(Protocol):
-    """A request, or anything else that has to be looked at in time."""
+    """A request, or anything else that is to be checked at some time."""
 
     number: int
-    """Order among those whose time has come."""
+    """Rank among those that are due."""
     check_at: float
-    """Time of the next look."""
+    """Time of the next check."""
     timer_at: float
     """Time of its earliest entry."""
 
@@ -52,14 +52,14 @@ class Timers(Generic[T]):
         return len(self._heap)
 
     def set(self, request: T, at: float) -> None:
-        """Set the time of the next look at a request."""
+        """Set the time of the next check of a request."""
         request.check_at = at
         if at < request.timer_at:
             request.timer_at = at
             heapq.heappush(self._heap, (at, next(self.numbers), request))
 
     def end(self, request: T, left: int) -> None:
-        """Look at a request no longer; ``left`` is the number of the others."""
+        """Stop checking a request; ``left`` is the number of other requests."""
         request.check_at = INFINITY
         if len(self._heap) > 4 * left + _SPARE:
             kept = []
@@ -88,7 +88,7 @@ class Timers(Generic[T]):
         return INFINITY
 
     def due(self, now: float) -> list[T]:
-        """Return the requests whose time has come, in the order of their numbers."""
+        """Return the requests that are due, by their numbers."""
         due = []
         while self.next <= now:
             _, _, request = heapq.heappop(self._heap)
@@ -99,5 +99,5 @@ class Timers(Generic[T]):
         return sorted(due, key=lambda request: request.number)
 
     def has_entry(self, request: T) -> bool:
-        """Return whether a request comes up in time."""
+        """Return whether a request will be due in time."""
         return any(at == request.timer_at <= request.check_at and one is request for at, _, one in self._heap)

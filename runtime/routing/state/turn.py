@@ -1,4 +1,4 @@
-"""The turn of a machine: its time, what follows from its events, and what all parts of the machine read."""
+"""Turn of a machine: its time and instructions, and the settings that all parts of the machine read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ls_edge.runtime.routing.state.neighbors import Neighbors
 
 
 class Turn:
-    """Events that are handled together: when, and what follows from them."""
+    """Turn in which a process handles events together."""
 
     def __init__(self, name: str, limits: Limits, model: Model, rng: random.Random) -> None:
         """``rng`` draws branches."""
@@ -25,7 +25,7 @@ class Turn:
         self.neighbors = Neighbors(name, limits)
         self.now = 0.0
         self.instructions: list[Instruction] = []
-        """Instructions that follow from the events so far."""
+        """Instructions of this turn so far."""
 
     def begin(self, now: float) -> None:
         """Begin a turn; time never decreases."""
@@ -38,5 +38,5 @@ class Turn:
         self.instructions.append(Send(to, message))
 
     def note(self, what: NoteKind, peer: str = "", request: RequestId | None = None, why: str = "") -> None:
-        """Write a line to the log."""
+        """Add a line to the log."""
         self.instructions.append(Note(what, peer, request, why))

@@ -1,4 +1,4 @@
-"""Waiting requests, indexed by the event that ends the wait: a credit or any change of a neighbor."""
+"""Waiting requests, indexed by the event that ends the wait: a credit, or any change of a neighbor."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage, requi
 
 
 class WaitingRequests:
-    """An index of the requests in the stage ``WAITING``."""
+    """Index of the requests in the stage ``WAITING``."""
 
     def __init__(self) -> None:
         self.ready: deque[HeldRequest] = deque()
-        """Requests that are decided at the end of the event, if they still wait."""
+        """Requests to decide at the end of the turn, unless they wait no longer."""
         self.may_have_room: dict[str, None] = {}
-        """Neighbors that may take more than before, and for which requests wait."""
+        """Neighbors that requests wait for, and that may have more room than before."""
         self._for_credit: dict[str, dict[int, HeldRequest]] = {}
-        """Requests that wait for the credit of a neighbor, by its name, the first that began to wait first."""
+        """Requests that wait for the credit of a neighbor, by its name, longest wait first."""
         self._for_change: dict[int, HeldRequest] = {}
-        """Requests that wait for anything else, or for more than a credit: each change of a neighbor may end it."""
+        """Requests that any change of a neighbor may concern."""
 
     def __bool__(self) -> bool:
         return bool(self._for_change or self._for_credit)
@@ -30,9 +30,9 @@ class WaitingRequests:
         self._for_change[request.number] = request
 
     def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...], *, or_change: bool) -> None:
-        """Make a waiting request wait for the credit of these, and (``or_change``, or if none is given) any change.
+        """Make a waiting request wait for a credit of ``credit_of``, and with ``or_change`` for any change as well.
 
-        Where it waits for the credit of one of them already, it keeps its place.
+        Without names it waits for any change. It keeps its place in the queues that it is in already.
         """
         for name in request.waits_for:
             if name not in credit_of:
@@ -46,32 +46,32 @@ class WaitingRequests:
             self._for_change.pop(request.number, None)
 
     def remove(self, request: HeldRequest, _to: Stage | None = None) -> None:
-        """Remove a request that waits no longer."""
+        """Remove a request that no longer waits."""
         for name in request.waits_for:
             self._remove_from(name, request)
         request.waits_for = ()
         self._for_change.pop(request.number, None)
 
     def decide_changed(self) -> None:
-        """Decide again the requests whose wait any change of a neighbor may end."""
+        """Decide the requests again that wait for any change of a neighbor."""
         self.ready.extend(self._for_change.values())
 
     def decide_for_credit_of(self, name: str) -> None:
-        """Decide again the requests that wait for the credit of a neighbor."""
+        """Decide the requests again that wait for the credit of a neighbor."""
         self.ready.extend(self._for_credit.get(name, {}).values())
 
     def note_room(self, name: str) -> None:
-        """Note that a neighbor may be able to take more than before."""
+        """Record that a neighbor may have more room than before."""
         if name in self._for_credit:
             self.may_have_room[name] = None
 
     def use_room(self, room: Callable[[str], int], decide: Callable[[HeldRequest], None]) -> None:
-        """Decide again what waits for a neighbor of :attr:`may_have_room`, and remove the neighbor from there.
+        """Take a neighbor out of :attr:`may_have_room`, and decide requests that wait for it, longest wait first.
 
-        As many are decided as the neighbor has ``room`` for, in the order in which they began to wait.
+        At most as many are decided as the neighbor has ``room`` for.
         """
         name, _ = self.may_have_room.popitem()
-        passed = 0  # those that were decided, and wait for it still
+        passed = 0  # number that were decided and still wait for it
         while woken := self._first(name, passed, room(name)):
             for request in woken:
                 if name in request.waits_for:
@@ -79,11 +79,11 @@ class WaitingRequests:
                     passed += name in request.waits_for
 
     def _first(self, name: str, passed: int, most: int) -> list[HeldRequest]:
-        """Return the requests that wait for the credit of a neighbor, behind those that were ``passed``."""
+        """Return at most ``most`` requests that wait for the credit of a neighbor, after the first ``passed``."""
         return list(itertools.islice(self._for_credit.get(name, {}).values(), passed, passed + max(0, most)))
 
     def check(self, held: Collection[HeldRequest]) -> None:
-        """Check that the index has the waiting ones of the held requests; see ``Machine.validate``."""
+        """Check that the index lists exactly the waiting requests; see ``Machine.validate``."""
         known = {request.number for request in held}
         for request in held:
             waits = {name for name, those in self._for_credit.items() if request.number in those}
