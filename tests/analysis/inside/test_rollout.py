@@ -5,10 +5,8 @@ import pytest
 import torch
 
 from ls_edge.analysis.inside.rollout import inspect, rollout_of
-from ls_edge.core.bands import Bands
-from ls_edge.training.inspection.inspected import Inspected
-from ls_edge.training.models.small_models import build, image_spec_of
-from ls_edge.training.models.torch_blocks import TorchBlocks
+from ls_edge.training.models.small_models import build
+from tests.analysis.runs import inspected
 
 
 def published(attentions):
@@ -25,10 +23,11 @@ def published(attentions):
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
 @pytest.mark.parametrize("args", [{}, {"class_token": True, "global_pool": "token"}])
-def test_rollout_is_the_published_one(args, order):
+def test_rollout_equals_the_published_implementation(args, order):
     torch.manual_seed(0)
     view = build("vit_digits", {"depth": 3, "embed_dim": 32, **args})
-    model = TorchBlocks(view)
+    run = inspected(view)
+    model = run.model
     images = np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)
     seen, tokens = [], model.stem(images)
     for block in order:
@@ -40,10 +39,9 @@ def test_rollout_is_the_published_one(args, order):
         tokens = model.block(block, tokens, 0)
     whole = published(seen)
     expected = whole[:, 0, 1:] if args else whole.mean(dim=1)
-    inspected = Inspected(model, Bands(3), 0, image_spec_of(view))
-    found = rollout_of(inspected, model.stem(images), order).reshape(2, -1)
+    found = rollout_of(run, model.stem(images), order).reshape(2, -1)
     assert found == pytest.approx(expected.numpy(), rel=1e-4)
-    found = inspect(inspected, [(images, None)])
+    found = inspect(run, [(images, None)])
     assert (found.images, found.grid, len(found.random)) == (2, (4, 4), 2)
     texts = ["trained order", "random order"]
     assert [one.text for one in found.pictures] == ["image 1", *texts, "image 2", *texts]

@@ -5,22 +5,8 @@ import pytest
 import timm
 import torch
 
-from ls_edge.analysis import analyze
-from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
-from ls_edge.core.bands import Bands
-from ls_edge.training.inspection.inspected import Inspected
-from ls_edge.training.models.small_models import build, image_spec_of
-from ls_edge.training.models.torch_blocks import TorchBlocks
-
-
-def images_for(model, count, seed=0):
-    height, width = model.view.image_size
-    return np.random.default_rng(seed).standard_normal((count, 3, height, width)).astype(np.float32)
-
-
-def measured(model, *batches):
-    plan = AnalysisPlan(AnalysisSettings(what=("attention",)), Bands(model.num_blocks))
-    return analyze(model, [(batch, np.zeros(len(batch), int)) for batch in batches], plan).attention
+from ls_edge.training.models.small_models import build
+from tests.analysis.runs import analyzed, images_for, inspected, measured
 
 
 @pytest.mark.parametrize(
@@ -31,13 +17,14 @@ def measured(model, *batches):
     ],
 )
 def test_distance_and_entropy_are_those_of_the_weights(name, arguments, prefix):
-    model = TorchBlocks(build(name, arguments))
+    run = inspected(build(name, arguments))
+    model = run.model
     with torch.no_grad():
         for parameter in model.view.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(3)  # attention that differs between heads
-    images = images_for(model, 5)
-    found = measured(model, images[:3], images[3:])
+    images = images_for(run, 5)
+    found = measured(run, "attention", images, size=3)
     height, width = found.grid
     assert found.prefix_tokens == prefix
     places = np.array([(row, column) for row in range(height) for column in range(width)], float)
@@ -60,13 +47,14 @@ def test_distance_and_entropy_are_those_of_the_weights(name, arguments, prefix):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_fused_attention_is_as_before_and_answers_too(fused):
-    model = TorchBlocks(build("vit_digits", {"depth": 2, "embed_dim": 24, "num_heads": 3}))
+def test_fused_attention_and_answers_are_unchanged(fused):
+    run = inspected(build("vit_digits", {"depth": 2, "embed_dim": 24, "num_heads": 3}))
+    model = run.model
     for block in model.view.blocks:
         block.attn.fused_attn = fused
-    images = images_for(model, 2)
+    images = images_for(run, 2)
     before = model.head(model.block(0, model.stem(images), 0))
-    measured(model, images)
+    measured(run, "attention", images)
     assert [block.attn.fused_attn for block in model.view.blocks] == [fused] * 2
     assert not any(block.attn.attn_drop._forward_pre_hooks for block in model.view.blocks)
     assert np.array_equal(model.head(model.block(0, model.stem(images), 0)), before)
@@ -80,11 +68,10 @@ def test_fused_attention_is_as_before_and_answers_too(fused):
         ("beit_base_patch16_224", {"img_size": 48, "embed_dim": 24, "num_heads": 3}, 1),
     ],
 )
-def test_families_with_rotary_positions_and_biases(name, arguments, prefix):
+def test_families_with_rotary_positions_and_biases_have_statistics(name, arguments, prefix):
     if not timm.is_model(name):
         pytest.skip(f"this timm has no {name}")
-    model = TorchBlocks(build(name, {"num_classes": 3, **arguments}, kept=[0, 1]))
-    found = measured(model, images_for(model, 2))
+    found = measured(inspected(build(name, {"num_classes": 3, **arguments}, kept=[0, 1])), "attention")
     assert found.prefix_tokens == prefix
     patches = found.grid[0] * found.grid[1]
     assert len(found.entropy) == len(found.distance) == 2
@@ -100,18 +87,14 @@ def test_families_with_rotary_positions_and_biases(name, arguments, prefix):
     ],
 )
 def test_families_without_plain_attention_have_a_reason(name, arguments, why):
-    model = TorchBlocks(build(name, arguments, kept=[0, 1]))
-    plan = AnalysisPlan(AnalysisSettings(what=("attention", "layer_scale")), Bands(2))
-    batch = np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, int)
-    found = analyze(model, [batch], plan, inspected=Inspected(model, Bands(2), 0, image_spec_of(model.view)))
+    found = analyzed(inspected(build(name, arguments, kept=[0, 1])), ["attention", "layer_scale"])
     assert why in found.reasons["attention"]
     assert found.attention is None
 
 
-def test_a_block_in_several_places():
+def test_a_block_in_several_places_has_statistics_for_each():
     view = build("vit_digits", {"depth": 2, "embed_dim": 24, "num_heads": 3})
     view.keep_blocks([0, 0, 1])
-    model = TorchBlocks(view)
-    found = measured(model, images_for(model, 2))
+    found = measured(inspected(view), "attention")
     assert len(found.entropy) == 3
     assert found.entropy[0] != found.entropy[1]

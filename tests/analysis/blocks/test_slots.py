@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
+from tests.analysis.models import Layers, analyzed, drawn
+
+
+def test_accuracies_are_those_of_images_run_one_by_one():
+    model = Layers(mark=0.3)
+    images, labels = drawn(model, 120)
+    right = {}
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        order = Bands(4).random_order(0, number)
+        _, logits = model.run(image[None], order)
+        for slot, block in enumerate(order):
+            right.setdefault((block, slot), []).append(logits.argmax() == label)
+    found = analyzed(model, "slots", count=120).slots
+    for block in range(4):
+        assert found.accuracy[block] == [pytest.approx(np.mean(right[block, slot])) for slot in range(4)]
+        assert found.images[block] == [len(right[block, slot]) for slot in range(4)]
+
+
+def test_blocks_stay_in_their_bands():
+    found = analyzed(Layers(), "slots", count=120, bands=Bands.from_json("0/1-3")).slots
+    assert found.accuracy[0][1:] == [None] * 3
+    assert sum(found.images[1]) == 120
+
+
+def test_a_block_to_map_that_the_model_lacks_is_refused():
+    with pytest.raises(UsageError, match="--block 4: the model has blocks 0 to 3"):
+        analyzed(Layers(), "slots", block=4)
