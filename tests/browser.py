@@ -61,20 +61,20 @@ class Browser:
         while True:
             answer = self._receive()
             if answer.get("id") == self._last:
-                return answer["result"]
+                return answer.get("result", {})  # an error if the page changes meanwhile
             self.events.append(answer)
 
     def evaluate(self, expression):
         """The value of a JavaScript expression, under the policy of the page."""
         options = {"returnByValue": True, "allowUnsafeEvalBlockedByCSP": False}
-        return self.call("Runtime.evaluate", expression=expression, **options)["result"].get("value")
+        return self.call("Runtime.evaluate", expression=expression, **options).get("result", {}).get("value")
 
     def wait_for(self, expression, seconds=60.0):
-        """Wait until an expression is true."""
+        """Wait until an expression is true; look at each frame that the browser draws."""
         end = time.monotonic() + seconds
         while not self.evaluate(expression):
             assert time.monotonic() < end, expression
-            time.sleep(0.1)
+            self.call("Runtime.evaluate", expression="new Promise(requestAnimationFrame)", awaitPromise=True)
 
     def show(self, address, width, height, scheme="light"):
         """Open a page at a size of the window, in a color scheme."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.core.text import format_ranges, name_blocks, parse_ranges
+from ls_edge.core.text import format_ranges, name_blocks, parse_ranges, shorten, show, show_ms
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,14 @@ def test_text_that_is_not_a_list_of_ranges_is_refused(text, part):
 
 def test_blocks_are_named_in_the_singular_and_plural():
     assert [name_blocks(blocks) for blocks in ([3], {0, 1, 7})] == ["block 3", "blocks 0-1, 7"]
+
+
+def test_numbers_have_about_three_digits():
+    assert [show_ms(v) for v in (None, 0.0, 0.424, 9.13, 131.4, 2400.0, 72000.0)] == [
+        "\N{EN DASH}", "0 ms", "0.42 ms", "9.1 ms", "131 ms", "2.40 s", "72 s",
+    ]  # fmt: skip
+    assert show(123456) == "123,456"
+
+
+def test_long_text_is_shortened_in_the_middle():
+    assert shorten("a" * 10 + "b" * 10, 9) == "aaaa…bbbb"

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -16,6 +17,7 @@ from PIL import Image
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
+from ls_edge.device.requirements import require
 from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report import charts
 from ls_edge.report.html import write_comparison, write_report
@@ -202,7 +204,7 @@ def hostile_run():
     return summarize(records, events, context), records, events
 
 
-def test_whatever_comes_from_outside_is_escaped(tmp_path):
+def test_texts_from_outside_are_escaped(tmp_path):
     summary, records, events = hostile_run()
     write_report(tmp_path / "a.html", summary, records, events, title=HOSTILE)
     write_comparison(tmp_path / "b.html", [(HOSTILE, summary, records, events)], title=HOSTILE, lede=HOSTILE)
@@ -226,7 +228,7 @@ def test_a_comparison_holds_every_run(tmp_path, simulated):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_small_and_empty_runs(tmp_path, simulated, count):
+def test_small_and_empty_runs_have_reports(tmp_path, simulated, count):
     run = simulated(count, lost=None) if count else None
     records = run.records if run else []
     path = tmp_path / "r.html"
@@ -236,7 +238,7 @@ def test_small_and_empty_runs(tmp_path, simulated, count):
     read(tmp_path / "c.html")
 
 
-def test_a_run_in_which_everything_failed(tmp_path, simulated):
+def test_a_run_without_answers_has_a_report(tmp_path, simulated):
     records = [
         msgspec.structs.replace(r, error="Overloaded: no credit", prediction=None, visits=(), waves=())
         for r in simulated(20).records
@@ -249,7 +251,7 @@ def test_a_run_in_which_everything_failed(tmp_path, simulated):
 
 
 @pytest.mark.slow
-def test_long_runs_make_no_larger_files(tmp_path, simulated):
+def test_files_of_long_runs_are_bounded(tmp_path, simulated):
     sizes = []
     for times in (1, 12):
         run = simulated(1000, seed=1)
@@ -300,7 +302,7 @@ def test_pictures_have_light_paper_where_style_sheets_are_not_read(tmp_path, run
     assert (0, 0, 0) not in colors
 
 
-def test_a_picture_of_nothing_is_an_error(tmp_path):
+def test_a_chart_without_data_is_an_error(tmp_path):
     nothing = summarize([], [], RunContext())
     for chart in (charts.slot_heatmap(RunData(nothing, [], [])), charts.accuracy_comparison([("x", nothing)])):
         with pytest.raises(UsageError, match="nothing to draw"):
@@ -308,7 +310,7 @@ def test_a_picture_of_nothing_is_an_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_comparison_picture(tmp_path, run_with_loss):
+def test_a_comparison_is_an_svg_file(tmp_path, run_with_loss):
     charts.write_svg(tmp_path / "p.svg", charts.accuracy_comparison([("one", run_with_loss.summary)]))
     assert "one" in "".join(ElementTree.parse(tmp_path / "p.svg").getroot().itertext())
 
@@ -322,12 +324,7 @@ def test_a_path_that_cannot_be_written_is_one_clear_line(tmp_path, run_with_loss
 
 
 def test_without_the_libraries_a_report_is_refused_with_what_to_install(monkeypatch):
-    import importlib.util
-
-    from ls_edge.device.requirements import require
-
     require("--report", "report")
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "altair" else found(name))
+    monkeypatch.setitem(sys.modules, "altair", None)  # as if it were not installed
     with pytest.raises(UsageError, match=r"--report needs altair \(extra report\); to install: "):
         require("--report", "report")

@@ -67,7 +67,7 @@ def test_failed_requests_and_those_without_a_label_are_not_wrong(run):
     assert charts.accuracy_by_class(RunData(run.summary, unlabeled, run.events)) is None
 
 
-def test_wrong_images_are_small_and_those_that_can_be_read(run):
+def test_wrong_images_are_small_and_unreadable_ones_left_out(run):
     found = wrong_images(run.records, images(unreadable={9}))
     assert [one.record.id for one in found] == [0, 1, 18, 27, 36, 45, 54]
     kind, encoded = found[2].source.split(",")
@@ -86,7 +86,7 @@ def test_a_run_of_wrong_answers_shows_some_of_them_once_each(run):
     assert found[-1].record.id > 50
 
 
-def test_a_page_names_the_classes(run, tmp_path):
+def test_the_page_names_the_classes(run, tmp_path):
     write_report(
         tmp_path / "r.html", run.summary, run.records, run.events, classes=CLASSES, images=images(unreadable={9})
     )

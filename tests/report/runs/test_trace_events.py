@@ -63,7 +63,7 @@ def assert_complete(events, records):
 
 
 @pytest.mark.parametrize("policy", ["nearest", "parallel"])
-def test_the_events_of_a_real_run(peers, tiny_bundle, tmp_path, policy):
+def test_events_of_a_real_run_are_complete(peers, tiny_bundle, tmp_path, policy):
     path = tmp_path / "events.json"
     with Source.open(load_peers(peers.path), tiny_bundle, policy=policy, max_inflight=4) as source:
         run = run_dataset(source, open_data("digits", "eval").take(24), concurrency=4)
@@ -90,7 +90,7 @@ def test_lanes_are_named_and_few(run_with_loss):
     assert max(tid for _, tid in used) <= most
 
 
-def test_a_run_with_a_loss(run_with_loss):
+def test_a_loss_and_a_return_are_events(run_with_loss):
     records = run_with_loss.records
     events = list(trace_events(records, run_with_loss.events))
     assert_nested(events)
@@ -120,14 +120,14 @@ def test_arrows_join_a_request_over_the_processes(run_with_loss):
         )  # fmt: skip
 
 
-def test_waves_of_tracks(run_in_waves):
+def test_tracks_of_a_wave_are_complete(run_in_waves):
     events = list(trace_events(run_in_waves.records, run_in_waves.events))
     assert_nested(events)
     assert_complete(events, run_in_waves.records)
     assert {"wait (lost)", "wait (late)"} <= {event["name"] for event in slices(events)}
 
 
-def test_nothing_and_what_comes_from_outside(tmp_path):
+def test_empty_runs_and_texts_from_outside_are_written(tmp_path):
     path = tmp_path / "e.json"
     write_trace_events(path, summarize([], [], RunContext()), [], [])
     assert [e["name"] for e in json.loads(path.read_text())["traceEvents"]] == ["process_name", "process_sort_index"]

@@ -1,0 +1,77 @@
+import re
+import threading
+
+from ls_edge.core.records import PeerEvent, PeerState
+from ls_edge.report.progress import RunProgress
+from tests.report.terminals import console, written
+
+
+def test_progress_in_a_file_has_lines_for_events_and_the_end(run_with_loss):
+    out = console(terminal=False)
+    with RunProgress(400, run_with_loss.context.peers, console=out, line_every_s=1e9) as progress:
+        progress.note("waiting for block 3")
+        for event in run_with_loss.events:
+            progress.event(event)
+        for record in run_with_loss.records:
+            progress.record(record)
+    lines = written(out).splitlines()
+    assert lines[0] == "run: waiting for block 3"
+    assert "board-b lost (the connection was closed)" in lines[1]
+    assert "board-b is back" in lines[2]
+    assert lines[3].startswith("run: 400/400")
+    assert f"{run_with_loss.summary.degraded} degraded" in lines[3]
+    assert "3 of 3 peers alive" in lines[3]
+    assert len(lines) == 4
+    assert "\x1b" not in written(out)
+
+
+def test_times_of_progress_count_from_the_start_of_the_run():
+    out = console(terminal=False)
+    progress = RunProgress(1, ["a"], console=out)
+    with progress:  # 50 seconds after the source was opened, as with a long wait for holders
+        progress.event(PeerEvent(50_000_000, "a", PeerState.LOST, ""))
+    assert re.search(r"run: \d\.\d\d s: a lost", written(out))
+
+
+def test_progress_lines_follow_their_interval(run_with_loss):
+    out = console(terminal=False)
+    with RunProgress(3, console=out, line_every_s=0.0) as progress:
+        for record in run_with_loss.records[:3]:
+            progress.record(record)
+    assert [line.split()[1] for line in written(out).splitlines()] == ["1/3", "2/3", "3/3", "3/3"]
+
+
+def test_progress_on_a_terminal_shows_counts_and_lost_peers(run_with_loss, wait_until):
+    out = console(terminal=True)
+    before = threading.active_count()
+    with RunProgress(400, run_with_loss.context.peers, console=out, label="digits") as progress:
+        for event in run_with_loss.events[:-1]:
+            progress.event(event)
+        for record in run_with_loss.records:
+            progress.record(record)
+    wait_until(lambda: threading.active_count() == before)
+    text = written(out)
+    assert "digits" in text
+    assert "400/400" in text
+    assert "(lost)" in text
+
+
+def test_a_peers_name_cannot_write_to_the_terminal():
+    out = console(terminal=False)
+    with RunProgress(1, ["[bold]x"], console=out) as progress:
+        progress.event(PeerEvent(0, "\x1b]0;title\x07[bold]x", PeerState.LOST, "\x1b[2J"))
+    assert "\x1b" not in written(out)
+    assert "[bold]x lost" in written(out)
+
+
+def test_records_of_many_threads_are_counted(run_with_loss):
+    out = console(terminal=False)
+    with RunProgress(4000, console=out, line_every_s=1e9) as progress:
+        threads = [
+            threading.Thread(target=lambda: [progress.record(r) for r in run_with_loss.records]) for _ in range(10)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert "4,000/4,000" in written(out)

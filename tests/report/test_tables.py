@@ -1,0 +1,76 @@
+import re
+
+import msgspec
+
+from ls_edge.core.records import RunContext
+from ls_edge.evaluation.run_summary import summarize
+from ls_edge.report.html import write_report
+from ls_edge.report.tables import comparison_table, peers_table, print_summary
+from ls_edge.report.terminal import print_table
+from tests.report.terminals import console, written
+
+
+def test_tables_into_a_file_are_plain(run_with_loss):
+    out = console(terminal=False)
+    print_summary(run_with_loss.summary, out)
+    text = written(out)
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert "400 of 400" in text
+    assert "board-b  3-5" in text
+    assert "lost once" in text
+    for value in ("p50", "p95", "p99", "max", "accuracy", "throughput", "degraded", "hops"):
+        assert value in text
+
+
+def test_tables_go_to_standard_output(run_with_loss, capsys):
+    print_summary(run_with_loss.summary)
+    captured = capsys.readouterr()
+    assert "throughput" in captured.out
+    assert "…" not in captured.out
+    assert captured.err == ""
+
+
+def test_tables_on_a_terminal_have_color(run_with_loss):
+    out = console(terminal=True)
+    print_summary(run_with_loss.summary, out, title="A run")
+    assert "\x1b[" in written(out)
+    assert "A run" in written(out)
+
+
+def test_a_narrow_terminal_keeps_the_names_of_rows(run_with_loss):
+    out = console(terminal=False, width=60)
+    print_summary(run_with_loss.summary, out)
+    assert "skipped blocks" in written(out)
+
+
+def test_the_terminal_and_the_page_write_the_same_numbers(run_with_loss, tmp_path):
+    run = run_with_loss
+    summary = msgspec.structs.replace(run.summary, throughput=2557.9, duration_s=5.73)
+    out = console(terminal=False)
+    print_summary(summary, out)
+    write_report(tmp_path / "r.html", summary, run.records, run.events)
+    page = re.sub(r"<[^>]*>", "", (tmp_path / "r.html").read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
+    assert "medians per hop: wire 0.38 ms" in written(out)
+    assert "medians per hop: 0.38 ms wire" in page
+    for text in (written(out), page):
+        assert "2,558" in text
+        assert "2557.9" not in text
+
+
+def test_a_comparison_has_a_row_for_each_run(run_with_loss, simulated):
+    out = console(terminal=False, width=140)
+    bad = simulated(100, quality=0.1)
+    runs = [("shuffled", run_with_loss.summary), ("unshuffled [red]", bad.summary)]
+    print_table(comparison_table(runs, title="Two models"), out)
+    text = written(out)
+    assert "unshuffled [red]" in text
+    assert f"{100 * bad.summary.top1:.1f} %" in text
+    assert comparison_table([]).row_count == 0
+
+
+def test_an_empty_run_has_tables():
+    out = console(terminal=False)
+    print_summary(summarize([], [], RunContext()), out)
+    assert "0 of 0" in written(out)
+    assert peers_table(summarize([], [], RunContext())).row_count == 0
