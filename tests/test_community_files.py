@@ -44,14 +44,14 @@ def test_local_hooks_run_tools_of_the_environment():
     assert all(f'"{name}>=' in pyproject for name in installed)
 
 
-def test_workflows():
+def test_workflows_follow_their_schema():
     assert [path.stem for path in WORKFLOWS] == ["images", "release", "site", "tests"]
     for schema in ("vendor.github-workflows", "custom.github-workflows-require-timeout"):
         lint("check-jsonschema", "--builtin-schema", schema, *WORKFLOWS)
     lint("yamllint", "-s", "-d", f"{{extends: default, rules: {RULES}}}", GITHUB, ROOT / "mkdocs.yml")
 
 
-def test_workflows_for_actionlint():
+def test_workflows_pass_actionlint():
     lint("actionlint", *WORKFLOWS)
 
 

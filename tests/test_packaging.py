@@ -69,7 +69,7 @@ def test_the_sdist_contains_every_file(built):
     assert expected() | others <= names
 
 
-def test_the_metadata(built):
+def test_the_metadata_is_complete(built):
     with zipfile.ZipFile(built[0]) as wheel:
         text = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name}
     assert "ls-edge = ls_edge.__main__:main" in text["entry_points.txt"]

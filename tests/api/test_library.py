@@ -87,7 +87,7 @@ def test_rounds_in_one_process_leave_nothing_behind(tmp_path):
 
 
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
-def test_results_print_as_the_commands_and_draw_themselves(tiny_bundle, command):
+def test_results_print_like_the_commands_and_draw_themselves(tiny_bundle, command):
     options = {"orders": 2, "limit": 20, "threads": 1}
     steps = []
     result = ls_edge.evaluate(tiny_bundle, "digits", keep=[2], on_progress=lambda *step: steps.append(step), **options)

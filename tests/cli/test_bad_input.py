@@ -435,7 +435,7 @@ def test_a_mistake_is_one_line(command, zoo, monkeypatch, code, words, what):
 
 
 @pytest.mark.parametrize("arguments", [("verify", "nowhere\udcff"), ("eval", "bundle", "--data", "\udce9")])
-def test_names_that_are_no_text(process, zoo, monkeypatch, arguments):
+def test_names_that_are_not_text_are_printed(process, zoo, monkeypatch, arguments):
     monkeypatch.chdir(zoo)
     done = process(*arguments)
     assert done.returncode in (1, 2)
@@ -443,7 +443,7 @@ def test_names_that_are_no_text(process, zoo, monkeypatch, arguments):
     assert rb"\x" in done.stderr
 
 
-def test_json_of_names_that_are_no_text(process, zoo):
+def test_names_that_are_not_text_are_escaped_in_json(process, zoo):
     shutil.copytree(zoo / "bundle", zoo / "odd\udcff\x1b[2J", dirs_exist_ok=True)
     done = process("verify", zoo / "odd\udcff\x1b[2J", "--json")
     assert json.loads(done.stdout)["bundle"].endswith(r"odd\xff\x1b[2J")
@@ -454,7 +454,7 @@ def test_json_of_names_that_are_no_text(process, zoo):
 
 
 @pytest.mark.parametrize("device", ["/dev/full", "closed"])
-def test_output_that_takes_nothing(zoo, device):
+def test_output_that_cannot_be_written_is_one_line(zoo, device):
     """A full disk below standard output, and a reader that has gone."""
     if device == "closed":
         read, write = os.pipe()
@@ -475,7 +475,7 @@ def test_output_that_takes_nothing(zoo, device):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 @pytest.mark.parametrize("name", ["bundle/manifest.json", "good.yaml", "k.key_secret"])
-def test_files_that_may_not_be_read(zoo, name, tmp_path):
+def test_files_without_permission_are_one_line(zoo, name, tmp_path):
     path = zoo / name
     mode = path.stat().st_mode
     path.chmod(0)

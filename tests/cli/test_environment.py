@@ -32,7 +32,7 @@ def test_a_run_needs_no_flags_but_the_data(command, keyed_peers, bundle):
 
 
 @pytest.mark.usefixtures("environment")
-def test_flags_win(command, tmp_path):
+def test_flags_win_over_variables(command, tmp_path):
     missing = tmp_path / "missing.yaml"
     code, _, errors = command("status", "--peers", missing)
     assert code == 2
@@ -40,7 +40,7 @@ def test_flags_win(command, tmp_path):
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_variable_does_not_contradict_a_flag(command, tmp_path):
+def test_a_variable_never_contradicts_a_flag(command, tmp_path):
     code, _, errors = command("push", "--rollback", "--wait", 1)
     assert "give --bundle FOLDER" not in errors
     assert (code, "laptop' may not push" in errors) == (2, True)
@@ -53,7 +53,7 @@ def test_a_variable_does_not_contradict_a_flag(command, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run", "predict", "serve", "peer", "push", "status"])
-def test_the_help_names_the_variables(command, name):
+def test_the_help_names_each_variable(command, name):
     code, out, _ = command(name, "--help")
     assert code == 0
     assert all(f"LS_EDGE_{variable}" in out for variable in ("PEERS", "BUNDLE", "SECRET_KEY"))

@@ -27,7 +27,7 @@ def test_only_files_of_the_command_are_replaced(command, bundle, tmp_path, words
         assert code == 0, errors
 
 
-def test_a_plan_replaces_a_file_only_if_asked(command, bundle, tmp_path):
+def test_a_plan_replaces_a_file_only_with_overwrite(command, bundle, tmp_path):
     profile, out = tmp_path / "a.json", tmp_path / "peers.yaml"
     code, _, errors = command("profile", bundle, "--duration", 0.02, "--threads", 1, "--name", "a", "--out", profile)
     assert code == 0, errors

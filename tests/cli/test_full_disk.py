@@ -33,7 +33,7 @@ def complaint(err):
 
 
 @pytest.mark.parametrize("left", [0, pytest.param(120_000, marks=pytest.mark.slow)])
-def test_export_leaves_no_half_bundle_and_keeps_the_old_one(command, tiny_bundle, disk, left):
+def test_export_on_a_full_disk_keeps_the_old_bundle(command, tiny_bundle, disk, left):
     run = tiny_bundle.parent / "run"
     assert command("export", run, "--out", disk / "old", "--per-block")[0] == 0
     before = {name: (disk / name).read_bytes() for name in entries(disk) if (disk / name).is_file()}
@@ -49,7 +49,7 @@ def test_export_leaves_no_half_bundle_and_keeps_the_old_one(command, tiny_bundle
         pass
 
 
-def test_training_says_so_and_leaves_no_half_run(ls_edge, disk, tmp_path):
+def test_training_on_a_full_disk_leaves_no_half_run(ls_edge, disk, tmp_path):
     (tmp_path / "train.yaml").write_text(CONFIG)
     fill(disk, 100_000)
     done = ls_edge.run(
@@ -61,7 +61,7 @@ def test_training_says_so_and_leaves_no_half_run(ls_edge, disk, tmp_path):
     assert not [name for name in entries(disk) if name.endswith(".part")]
 
 
-def test_a_profile_is_a_failure_and_no_wrong_usage(command, bundle, disk):
+def test_a_profile_on_a_full_disk_is_a_failure(command, bundle, disk):
     fill(disk, 0)
     code, _, err = command("profile", bundle, "--out", disk / "profile.json", "--duration", "0.05", "--threads", "1")
     assert (code, "No space left on device" in complaint(err)) == (1, True), err

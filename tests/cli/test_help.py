@@ -65,7 +65,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
-def test_help_without_the_heavy_packages():
+def test_help_works_without_the_heavy_packages():
     done = run("--help", blocked=(*HEAVY, *OF_SERVE))
     assert (done.returncode, done.stderr) == (0, "")
     for command in COMMANDS:
@@ -84,7 +84,7 @@ print(json.dumps(said))
 """
 
 
-def test_help_of_each_command_without_the_heavy_packages():
+def test_help_of_each_command_works_without_the_heavy_packages():
     asked = [[command, flag] for command in COMMANDS for flag in ("--help", "-h")]
     done = python(EACH_HELP, json.dumps(asked), blocked=(*HEAVY, *OF_SERVE))
     assert (done.returncode, done.stderr) == (0, "")
@@ -124,13 +124,13 @@ def test_the_core_needs_nothing_of_the_other_rooms():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_block_blocks():
+def test_the_import_block_of_these_tests_works():
     done = python("import torch", blocked=HEAVY)
     assert done.returncode == 1
     assert "(blocked)" in done.stderr
 
 
-def test_version():
+def test_the_version_is_printed():
     for done in (run("--version"), subprocess_module("--version")):
         assert (done.returncode, done.stdout, done.stderr) == (0, f"ls-edge, version {__version__}\n", "")
 
@@ -177,13 +177,13 @@ def test_no_command_shows_the_help(arguments):
     assert "Commands:\n" in done.stdout + done.stderr
 
 
-def test_the_reference_is_what_the_commands_say():
+def test_the_reference_is_up_to_date():
     path = ROOT / "docs" / "commands.md"
     assert path.read_text(encoding="utf-8") == reference(), "out of date: run 'make docs'"
     assert "None" not in reference()  # an option of which click shows a range without ends
 
 
-def test_the_reference_does_not_depend_on_what_was_asked_before():
+def test_the_reference_does_not_depend_on_earlier_help():
     """In an interpreter of its own: click keeps the help option of a command that it made first."""
     code = (
         "import sys, click; from ls_edge.cli.main import cli; from docs.reference import reference; "

@@ -42,14 +42,14 @@ def python(code, *arguments, **options):
 @pytest.mark.parametrize(
     ("number", "line"), [(signal.SIGINT, "ls-edge: interrupted\n"), (signal.SIGTERM, "ls-edge: terminated\n")]
 )
-def test_a_signal_in_the_first_import(command, number, line):
+def test_a_signal_in_the_first_import_is_one_line(command, number, line):
     arguments = [command] if command.startswith("-") else [command, "--help"]
     done = python(AT_IMPORT.format(module="click", number=int(number)), *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", line)
 
 
 @pytest.mark.parametrize("module", ["numpy", "ls_edge.runtime.source.source"])
-def test_a_signal_that_an_import_swallows(module, write_peers, tiny_bundle):
+def test_a_signal_that_an_import_swallows_ends_the_process(module, write_peers, tiny_bundle):
     peers = write_peers({"a": range(6)})
     done = python(
         AT_IMPORT.format(module=module, number=int(signal.SIGINT)),
@@ -82,7 +82,7 @@ def test_a_signal_at_work_lets_it_clean_up(number, word, tmp_path):
 STUBBORN = AT_WORK.replace('print("cleaned up", file=sys.stderr)', "os.kill(os.getpid(), {number}); time.sleep(60)")
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path):
+def test_a_second_signal_ends_the_command_immediately(tmp_path):
     done = python(STUBBORN.format(number=int(signal.SIGINT)), "bench", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "ls-edge: interrupted\n")
 
@@ -103,7 +103,7 @@ print(os.waitpid(child, 0)[1])
 """
 
 
-def test_a_forked_process_is_ended_by_sigterm_as_ever():
+def test_sigterm_ends_a_forked_process():
     done = python(FORKED)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{int(signal.SIGTERM)}\n", "")
 

@@ -18,7 +18,7 @@ def calls(bundle, tmp_path):
     }
 
 
-def test_the_engines_use_the_provider(command, calls, tmp_path):
+def test_engines_use_the_chosen_provider(command, calls, tmp_path):
     code, printed, errors = command("bench", *calls["bench"], "--provider", "cpu")
     assert code == 0, errors
     assert json.loads(printed)["provider"] == "CPUExecutionProvider"

@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_used_leaves_the_peer_as_it_is(tmp_path, tiny_bund
 
 
 @needs_curve
-def test_a_key_that_was_taken_away_ends_its_links(write_peers, tmp_path, tiny_bundle, serve, wait_until):
+def test_a_removed_key_ends_its_links(write_peers, tmp_path, tiny_bundle, serve, wait_until):
     pairs = {name: new_keys(name, tmp_path)[0] for name in ("a", "laptop", "guest")}
     path = write_peers({"a": ALL}, keys=pairs, sources=["laptop", "guest"])
     peer = serve(Peer.open(path, "a", tiny_bundle, secret_key=tmp_path / "a.key_secret"))
@@ -93,7 +93,7 @@ def test_a_key_that_was_taken_away_ends_its_links(write_peers, tmp_path, tiny_bu
             guest.reload()
 
 
-def test_what_a_source_cannot_take_over_changes_nothing(write_peers, tmp_path, tiny_bundle, serve):
+def test_a_file_that_a_source_cannot_use_changes_nothing(write_peers, tmp_path, tiny_bundle, serve):
     path = write_peers({"a": ALL}, sources=["laptop"])
     serve(Peer.open(path, "a", tiny_bundle))
     with Source.open(path, tiny_bundle) as source:

@@ -50,7 +50,7 @@ def on_a_terminal(*arguments, columns=20, term="xterm", **env):
 
 
 @pytest.mark.parametrize("env", ASCII, ids=lambda env: "=".join(*env.items()))
-def test_encodings_without_a_character_get_escapes(process, bundle, env):
+def test_characters_that_an_encoding_lacks_are_escaped(process, bundle, env):
     clean = dict.fromkeys(("LANG", "LC_ALL", "LC_CTYPE", "PYTHONIOENCODING", "PYTHONUTF8"), "")
     done = process("eval", bundle, *EVAL, **{**clean, **env})
     assert done.returncode == 0, done.stderr
@@ -82,7 +82,7 @@ def test_the_utf8_terminal_keeps_its_characters(process, bundle):
     assert "±" in done.stdout.decode("utf-8")
 
 
-def test_help_needs_ascii_only(command):
+def test_help_is_ascii(command):
     for name in COMMANDS:
         code, out, _ = command(name, "--help")
         assert code == 0
@@ -90,7 +90,7 @@ def test_help_needs_ascii_only(command):
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_twenty_columns_lose_no_figure(bundle, term):
+def test_twenty_columns_lose_no_number(bundle, term):
     code, text = on_a_terminal("eval", bundle, *EVAL, term=term)
     assert code == 0, text
     figures = plain(text)
@@ -108,7 +108,7 @@ BENCH = ("bench", "--duration", "0.05", "--threads", 1)
 
 @pytest.mark.parametrize("arguments", [BENCH, ("verify",)], ids=lambda arguments: arguments[0])
 @pytest.mark.parametrize("how", [{"columns": 20}, {"columns": 1}, {"term": "dumb", "PYTHONIOENCODING": "ascii"}])
-def test_other_commands_on_odd_terminals(bundle, arguments, how):
+def test_commands_work_on_odd_terminals(bundle, arguments, how):
     code, text = on_a_terminal(arguments[0], bundle, *arguments[1:], **how)
     assert code == 0, text
     assert "…" not in text
@@ -116,7 +116,7 @@ def test_other_commands_on_odd_terminals(bundle, arguments, how):
         assert "1 thread, " in plain(text).replace("\r\n", "")
 
 
-def test_a_live_run_on_twenty_columns():
+def test_a_live_run_fits_twenty_columns():
     out = Console(file=io.StringIO(), force_terminal=True, width=20, color_system=None, legacy_windows=False)
     with RunProgress(1234, ["a", "b"], console=out) as progress:
         for number in range(12):
@@ -125,7 +125,7 @@ def test_a_live_run_on_twenty_columns():
     assert "7.2" in out.file.getvalue()
 
 
-def test_a_live_run_on_a_terminal_without_a_cursor(monkeypatch):
+def test_a_live_run_prints_lines_on_a_terminal_without_a_cursor(monkeypatch):
     out = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "dumb"})
     with RunProgress(2, ["a"], console=out) as progress:
         progress.event(PeerEvent(1000, "a", PeerState.LOST))
@@ -145,7 +145,7 @@ def record(number, latency):
 
 
 @pytest.mark.parametrize("width", [1, 7, 20, 39])
-def test_tables_of_a_run_at_any_width(width):
+def test_tables_of_a_run_fit_any_width(width):
     summary = summarize(
         [record(n, 7.25) for n in range(3)], [PeerEvent(0, "a", PeerState.ALIVE)], RunContext(classes=10)
     )

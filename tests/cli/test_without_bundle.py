@@ -10,7 +10,7 @@ from .serving import Server, picture
 PLACEMENT = {"a": "all", "b": "stem, 0-5, head"}
 
 
-def test_predict_and_run_answer_as_with_the_bundle(peers, tiny_bundle, tmp_path, command):
+def test_predict_and_run_answer_as_with_a_bundle(peers, tiny_bundle, tmp_path, command):
     (tmp_path / "photo.jpg").write_bytes(picture(kind="JPEG"))
     (tmp_path / "torn.jpg").write_bytes(picture(kind="JPEG")[:300])
     words = ["predict", "--peers", peers.path, "--json", tmp_path / "photo.jpg", tmp_path / "torn.jpg"]
@@ -31,7 +31,7 @@ def test_predict_and_run_answer_as_with_the_bundle(peers, tiny_bundle, tmp_path,
 
 
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
-def test_stem_and_head_have_their_names_wherever_parts_are_shown(peers, tmp_path, command):
+def test_stem_and_head_are_named_wherever_parts_are_shown(peers, tmp_path, command):
     files = {name: tmp_path / name for name in ("trace", "events.json", "run.html", "run.json", "all.html")}
     words = ["--peers", peers.path, "--data", "digits", "--limit", "30", "--policy", "parallel", "--json"]
     outputs = ["--trace", files["trace"], "--trace-events", files["events.json"], "--report", files["run.html"]]

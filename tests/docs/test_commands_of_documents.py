@@ -42,7 +42,7 @@ def place(tmp_path, make_bundle, monkeypatch):
     return tmp_path
 
 
-def test_the_commands_of_the_readme(place, ls_edge):
+def test_the_commands_of_the_readme_work(place, ls_edge):
     peers = with_free_ports(blocks("README.md", "yaml")[0])
     Path("peers.yaml").write_text(peers, encoding="utf-8")
     text = "".join([blocks("README.md", "bash")[1], *blocks("docs/running.md", "bash")])
@@ -66,7 +66,7 @@ def test_the_commands_of_the_readme(place, ls_edge):
     assert len(Path("t.jsonl").read_text().splitlines()) == 359
 
 
-def test_keys_and_peers_of_boards(place, command):
+def test_the_keys_and_peers_of_boards_work(place, command):
     (line,) = [block for block in blocks("docs/boards.md", "bash") if block.startswith("ls-edge keys new")]
     code, out, _ = command(*shlex.split(line)[1:])
     assert code == 0
@@ -76,12 +76,12 @@ def test_keys_and_peers_of_boards(place, command):
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_files_of_peers(place, number):
+def test_example_files_of_peers_are_valid(place, number):
     Path("peers.yaml").write_text(blocks("docs/peers.md", "yaml")[number], encoding="utf-8")
     assert load_peers("peers.yaml").peers
 
 
-def test_settings_of_training(place):
+def test_example_settings_of_training_are_valid(place):
     from ls_edge.training.config import read_config
 
     Path("ablation.yaml").write_text(blocks("docs/training.md", "yaml")[0], encoding="utf-8")
@@ -117,7 +117,7 @@ def served(place):
     thread.join(10)
 
 
-def test_python_of_the_documents(served, capsys, monkeypatch):
+def test_the_python_of_the_documents_runs(served, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", types.SimpleNamespace(VideoCapture=Camera))
     with Source.open("peers.yaml", "bundle") as source:
         source.wait_ready()

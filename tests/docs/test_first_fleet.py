@@ -119,7 +119,7 @@ def test_the_example_has_a_picture_of_each_class():
     assert sum(path.stat().st_size for path in pictures) < 20_000
 
 
-def test_what_is_not_run_installs():
+def test_lines_that_are_not_run_only_install():
     pip = r'pip install "\$\(ls ls_edge-\*\.whl\)\['
     allowed = rf"python -m build|for board in .*scp|(/usr/bin/)?python3 -m venv|{pip}|ls-edge doctor"
     for where, lines in blocks("sh"):

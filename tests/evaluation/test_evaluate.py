@@ -4,50 +4,15 @@ import pytest
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands
-from ls_edge.core.errors import DataError, UsageError
 from ls_edge.evaluation.evaluate import aggregate, evaluate
-from ls_edge.evaluation.measure import blocks_to_run, logits_of
 from ls_edge.evaluation.orders import (
     DRAWS,
-    EvaluationOrders,
-    default_keep,
-    default_shapes,
-    graded_orders,
     kendall_tau,
 )
-from ls_edge.evaluation.settings import EvaluationSettings
+from tests.evaluation.models import Digits, Sums, images, plan_of
 
 
-def plan_of(own, **settings):
-    return EvaluationOrders(EvaluationSettings.of(settings), own)
-
-
-class Digits:
-    """Block i appends its number to the tokens; the answer is 1 if ``right`` accepts the numbers, else 0."""
-
-    def __init__(self, blocks, right):
-        self.num_blocks = blocks
-        self.right = right
-        self.runs = 0
-
-    def stem(self, images):
-        return ()
-
-    def block(self, index, tokens, slot):
-        assert slot == len(tokens)
-        self.runs += 1
-        return (*tokens, index)
-
-    def head(self, tokens):
-        answer = int(self.right(tokens))
-        return np.tile(np.eye(2)[answer], (4, 1))
-
-
-def images(count=1):
-    return [(np.zeros((4, 3, 2, 2), np.float32), np.ones(4, np.int64))] * count
-
-
-def test_a_model_that_only_knows_the_trained_order():
+def test_a_model_that_knows_only_the_trained_order_fails_in_others():
     plan = plan_of(Bands(4), orders=50, keep=[2, 4], seed=3)
     found = evaluate(Digits(4, lambda order: order == (0, 1, 2, 3)), images(2), plan)
     right = sum(order == (0, 1, 2, 3) for order in Bands(4).random_orders(50, 3)) / 50
@@ -59,7 +24,7 @@ def test_a_model_that_only_knows_the_trained_order():
     assert found.images == 8
 
 
-def test_figures_are_over_orders_and_draws():
+def test_statistics_are_over_orders_and_draws():
     starts = {order: order[0] == 1 for order in Bands(3).random_orders(20, 0)}
     found = evaluate(Digits(3, lambda order: order[:1] == (1,)), images(), plan_of(Bands(3), orders=20, keep=[1, 2]))
     values = np.array([starts[order] for order in Bands(3).random_orders(20, 0)], float)
@@ -72,15 +37,7 @@ def test_figures_are_over_orders_and_draws():
     assert found.kept["2"].sequential == pytest.approx(np.mean(two))
 
 
-def test_common_starts_run_once():
-    model = Digits(5, lambda order: True)
-    orders = plan_of(Bands(5), orders=30).all_orders()
-    seen = dict(logits_of(model, np.zeros((4, 3, 2, 2)), orders))
-    assert set(seen) == set(orders)
-    assert model.runs == blocks_to_run(orders) < sum(map(len, orders))
-
-
-def test_the_document():
+def test_the_document_has_the_keys_of_the_contract():
     document = msgspec.to_builtins(evaluate(Digits(4, lambda order: True), images(), plan_of(Bands(4))))
     assert set(document) >= {"sequential", "arbitrary", "kept", "position_accuracy", "images"}
     assert set(document["arbitrary"]) == {"top1_mean", "top1_std", "top1_p5", "top1_worst", "orders"}
@@ -91,44 +48,14 @@ def test_the_document():
     assert document["arrangements"] is document["kendall"] is None
 
 
-def test_default_keep_is_quarters():
-    assert default_keep(12) == [3, 6, 9]
-    assert default_keep(8) == [2, 4, 6]
-    assert default_keep(1) == []
-
-
-def test_errors():
-    with pytest.raises(UsageError, match="keep 5 is not possible: the model has 4 blocks"):
-        plan_of(Bands(4), keep=[5])
-    with pytest.raises(UsageError, match="orders is 0"):
-        plan_of(Bands(4), orders=0)
-    with pytest.raises(DataError, match="no images"):
-        evaluate(Digits(2, lambda order: True), [], plan_of(Bands(2)))
-
-
-class Sums:
-    """Tokens are numbers; block i adds its power of ten and its input, so the sum shows the tracks."""
-
-    num_blocks = 4
-
-    def stem(self, images):
-        return 0.0
-
-    def block(self, index, tokens, slot):
-        return tokens + (10**index if tokens == 0 else 0)
-
-    def head(self, tokens):
-        return np.tile(np.eye(2)[int(tokens == 1111)], (4, 1))
-
-
-def test_tracks_run_side_by_side():
+def test_tracks_run_in_parallel():
     found = evaluate(Sums(), images(), plan_of(Bands(4), orders=2, arrangements=True)).arrangements
     assert [(item.tracks, item.blocks) for item in found] == [(2, 1), (2, 2), (4, 1)]
     # Only four blocks in parallel all start from zero and add their own power of ten.
     assert [(item.trained, item.arbitrary, item.arbitrary_std) for item in found] == [(0, 0, 0), (0, 0, 0), (1, 1, 0)]
 
 
-def test_everything_is_evaluated_within_the_bands():
+def test_no_order_or_arrangement_leaves_the_bands():
     bands = Bands.from_json("0/1-4/5")
 
     class Watched(Digits):
@@ -151,25 +78,7 @@ def test_everything_is_evaluated_within_the_bands():
     assert all(list(order) == sorted(order) for order in fixed.all_orders())
 
 
-def test_shapes_and_dealing():
-    assert default_shapes(12) == [(2, 1), (2, 2), (2, 6), (4, 1), (12, 1)]
-    assert default_shapes(1) == []
-    assert default_shapes(3) == [(2, 1), (3, 1)]
-    assert Bands(5).equal_waves([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
-
-
-def test_kendall_tau():
-    assert kendall_tau([0, 1, 2, 3]) == 1.0
-    assert kendall_tau([3, 2, 1, 0]) == -1.0
-    assert kendall_tau([1, 0, 2]) == pytest.approx(1 / 3)
-    assert kendall_tau([0]) == 1.0
-    taus = [kendall_tau(order) for order in graded_orders(8, 200, 0)]
-    assert min(taus) < -0.9
-    assert max(taus) > 0.9
-    assert np.histogram(taus, 8, (-1, 1))[0].min() >= 5
-
-
-def test_accuracy_by_distance_from_the_trained_order():
+def test_accuracies_are_grouped_by_distance_from_the_trained_order():
     found = evaluate(
         Digits(5, lambda order: kendall_tau(order) > 0), images(), plan_of(Bands(5), orders=40, kendall=True)
     ).kendall
@@ -179,7 +88,7 @@ def test_accuracy_by_distance_from_the_trained_order():
     assert found[-1].top1 == 1.0
 
 
-def test_blocks_that_name_their_slot():
+def test_predicted_slots_are_compared_with_those_of_the_blocks():
     class Tells(Digits):
         def slots_of(self, index, tokens):
             return np.full(4, len(tokens) - 1 if index else 7)
@@ -189,7 +98,7 @@ def test_blocks_that_name_their_slot():
     ).position_accuracy == pytest.approx(0.75)
 
 
-def test_several_models_as_one():
+def test_several_models_have_means_and_pooled_deviations():
     plan = plan_of(Bands(4), orders=10, kendall=True)
     good, bad = (evaluate(Digits(4, right), images(), plan) for right in (lambda o: True, lambda o: o == (0, 1, 2, 3)))
     both = aggregate([good, bad])
@@ -210,7 +119,7 @@ def test_several_models_as_one():
     ]
 
 
-def test_accuracy_by_freedom():
+def test_bands_are_evaluated_from_a_fixed_order_to_full_freedom():
     """A model that fails as soon as block 0 does not come first, or 3 comes before 2."""
     own = Bands.from_json("0-1/2-3")
     plan = plan_of(own, bands="0-3", orders=30, keep=[], freedom=True)
@@ -230,7 +139,7 @@ def test_accuracy_by_freedom():
     )
 
 
-def test_freedom_over_several_models():
+def test_freedom_is_averaged_over_models():
     plan = plan_of(Bands(3), orders=6, keep=[], freedom=True)
     good = evaluate(Digits(3, lambda order: True), images(), plan)
     bad = evaluate(Digits(3, lambda order: order[0] == 0), images(), plan)

@@ -58,7 +58,7 @@ def test_the_documents_keys_are_those_of_the_contract():
     assert {"blocks", "requests", "busy", "state"} <= document["peers"]["a"].keys()
 
 
-def test_figures_of_a_small_run():
+def test_statistics_of_a_small_run_are_exact():
     records = [
         record(0),
         record(1, latency_us=20_000, prediction=2, attempts=3, duplicates=2),
@@ -117,7 +117,7 @@ def test_failed_requests_with_labels_do_not_lower_top1():
 
 
 @pytest.mark.parametrize("records", [[], [failed(0)], [failed(0), failed(1, "weird")]])
-def test_nothing_answered_gives_nulls_and_no_nan(records):
+def test_a_run_without_answers_has_nulls_instead_of_nan(records):
     text = summarize(records, [], RunContext()).to_json()
     assert "NaN" not in text
     document = json.loads(text)
@@ -129,7 +129,7 @@ def test_nothing_answered_gives_nulls_and_no_nan(records):
     assert document["skips"] == {"mean": None, "max": None, "reasons": {}}
 
 
-def test_no_labels_gives_no_accuracy():
+def test_a_run_without_labels_has_no_accuracy():
     summary = summarize([record(0, label=None)], [], RunContext())
     assert summary.top1 is None
     assert summary.top1_interval is None
@@ -159,7 +159,7 @@ def test_order_tau_is_the_mean_over_answers(orders, expected):
     assert summarize(records, [], RunContext()).order_tau == expected
 
 
-def test_wilson_interval_against_published_values():
+def test_wilson_intervals_equal_published_values():
     # Agresti and Coull, 1998: 0 of 10 and 9 of 10.
     assert wilson(0, 10) == (0.0, pytest.approx(0.2775, abs=1e-4))
     assert wilson(9, 10) == (pytest.approx(0.5958, abs=1e-4), pytest.approx(0.9821, abs=1e-4))
@@ -169,13 +169,13 @@ def test_wilson_interval_against_published_values():
     assert math.isclose(high, 1.0)
 
 
-def test_hops_from_the_order_where_there_are_no_visits():
+def test_without_visits_hops_are_counted_from_the_order():
     assert record(0, visits=(), waves=plain((0, "a"), (1, "a"), (2, "b"), (3, "a"))).hops == 4
     assert record(0, visits=(), waves=()).hops == 0
     assert record(0).hops == 3
 
 
-def test_blocks_side_by_side_count_for_all_their_holders():
+def test_parallel_blocks_count_for_all_their_holders():
     waves = ((((0, "a"), (1, "a")), ((2, "b"),)), (((3, "c"),),))
     summary = summarize([record(0, waves=waves, visits=())], [], RunContext())
     assert {name: peer.requests for name, peer in summary.peers.items()} == {"a": 1, "b": 1, "c": 1}
@@ -195,7 +195,7 @@ def wave_record():
     return record(0, waves=waves, visits=(visit,), latency_us=11_000)
 
 
-def test_work_of_a_wave_counts_once_and_for_whoever_did_it():
+def test_work_of_a_wave_counts_once_for_its_holder():
     summary = summarize([wave_record()], [], RunContext(peers={"d": PeerContext((0,))}))
     assert {name: (p.requests, p.blocks_run, p.blocks) for name, p in summary.peers.items()} == {
         "d": (0, 0, (0,)),
@@ -210,12 +210,12 @@ def test_work_of_a_wave_counts_once_and_for_whoever_did_it():
     assert summary.hops.engine_ms_p50 == pytest.approx((4.5 + 3.5) / 2)
 
 
-def test_error_types():
+def test_errors_are_counted_by_type():
     assert error_type("Overloaded: no credit: anywhere") == "Overloaded"
     assert error_type("") == "unknown"
 
 
-def test_quantiles_of_one_value():
+def test_quantiles_of_one_value_equal_it():
     import numpy as np
 
     assert set(msgspec.to_builtins(quantiles(np.array([4.0]))).values()) == {4.0}

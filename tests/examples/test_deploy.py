@@ -102,7 +102,7 @@ def writable_in_kubernetes():
 
 
 @pytest.mark.parametrize("where", [UNIT, SERVE_UNIT, *IMAGES, "compose.yaml", "daemonset.yaml"])
-def test_what_the_program_writes_is_writable_and_lasts(where, monkeypatch):
+def test_paths_that_the_program_writes_are_writable_and_persistent(where, monkeypatch):
     text = (FOLDER / where).read_text()
     if where.endswith(".service"):
         variables, writable = environment_of_unit(text), writable_in_unit(text)
@@ -132,7 +132,7 @@ def test_systemd_accepts_the_unit(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_dockerfiles(name):
+def test_dockerfiles_pass_their_linter(name):
     lint("hadolint", FOLDER / name)
 
 
@@ -186,7 +186,7 @@ def test_the_playbook_is_short_and_names_existing_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "daemonset.yaml", "playbook.yml"])
-def test_yaml(name):
+def test_yaml_files_pass_their_linter(name):
     rules = "{line-length: {max: 160}, document-start: disable}"
     lint("yamllint", "-s", "-d", f"{{extends: default, rules: {rules}}}", FOLDER / name)
 

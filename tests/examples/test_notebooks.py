@@ -24,7 +24,7 @@ def run_cell(code, names):
     return value._repr_html_() if hasattr(value, "_repr_html_") else repr(value)
 
 
-def test_there_are_three():
+def test_there_are_three_notebooks():
     assert [path.stem for path in NOTEBOOKS] == ["any_order", "lose_a_device", "plan_a_fleet"]
     for path in NOTEBOOKS:
         assert all(not c.get("outputs") for c in json.loads(path.read_text())["cells"])
@@ -35,7 +35,7 @@ def test_there_are_three():
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook(path, tmp_path, monkeypatch, capsys):
+def test_every_cell_of_a_notebook_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     shown = [run_cell(code.replace("epochs = 12", "epochs = 3"), names) for code in cells(path)]

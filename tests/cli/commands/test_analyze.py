@@ -49,7 +49,7 @@ def numbers(value):
     return [value] if isinstance(value, (int, float)) else []
 
 
-def test_a_run_and_its_bundle_give_the_same_figures(command, both):
+def test_a_run_and_its_bundle_give_the_same_numbers(command, both):
     run, bundle = (document(command, path, *FEW) for path in both)
     lacks = {"class_attention", "mixing"}
     assert set(run["reasons"]) - {"probe", "umap"} == lacks  # 24 images are too few
@@ -63,7 +63,7 @@ def test_a_run_and_its_bundle_give_the_same_figures(command, both):
         assert numbers(bundle[kind]) == pytest.approx(numbers(run[kind]), rel=1e-4, abs=1e-4)
 
 
-def test_the_document(command, both, tmp_path):
+def test_the_document_has_every_kind_and_the_settings(command, both, tmp_path):
     found = document(command, both[1], *FEW, "--batch-size", 7)
     assert set(found) == {"schema", "images", "skipped", *KINDS, "reasons", "settings"}
     assert (found["schema"], found["images"], found["skipped"]) == (1, 24, 0)
@@ -77,7 +77,7 @@ def test_the_document(command, both, tmp_path):
     assert other["importance"]["trained"] == pytest.approx(found["importance"]["trained"], rel=1e-5)
 
 
-def test_what_was_asked_for(command, both):
+def test_only_the_kinds_that_were_asked_for_are_measured(command, both):
     found = document(command, both[1], *FEW, "--what", "attention,agreement", "--bands", "0/1-4/5")
     assert found["agreement"] is not None
     assert "shows neither attention nor gradients" in found["reasons"].pop("attention")
@@ -85,14 +85,14 @@ def test_what_was_asked_for(command, both):
     assert found["settings"]["bands"] == [[0], [1, 2, 3, 4], [5]]
 
 
-def test_the_bands_of_a_bundle(command, banded_bundle):
+def test_blocks_move_within_the_bands_of_a_bundle(command, banded_bundle):
     found = document(command, banded_bundle, *FEW, "--what", "importance,contribution")
     moves = [one["moved_to"] for one in found["importance"]["blocks"]]
     assert moves == [None, 4, 4, 1, 1, None]
     assert found["contribution"]["random"][0][1:] == [None] * 5
 
 
-def test_the_verdict_and_what_is_empty(command, banded_bundle, both):
+def test_the_verdict_and_the_reasons_for_empty_cells_are_given(command, banded_bundle, both):
     found = msgspec.convert(document(command, banded_bundle, *FEW), Analysis)
     share = f"{100 * found.agreement.random.same_class:.1f} %"
     losses = {one.importance: one.block for one in found.importance.blocks}
@@ -112,7 +112,7 @@ def test_the_verdict_and_what_is_empty(command, banded_bundle, both):
     assert verdict(steady) == "Block order hardly matters: 97.0 % of the answers stay the same in random order."
 
 
-def test_the_table(command, both):
+def test_the_table_has_a_row_for_each_block(command, both):
     code, out, err = command("analyze", both[0], *FEW)
     assert code == 0, err
     lines = out.splitlines()
@@ -130,7 +130,7 @@ def test_the_table(command, both):
 
 
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
-def test_the_report(command, both, tmp_path):
+def test_the_page_has_the_charts_and_pictures_of_each_kind(command, both, tmp_path):
     path = tmp_path / "a.html"
     code, _, err = command("analyze", both[0], *FEW, "--report", path)
     assert code == 0, err
@@ -148,7 +148,7 @@ def test_the_report(command, both, tmp_path):
     assert "None: an engine shows neither attention nor gradients" in page
 
 
-def test_blocks_that_share_their_weights(command, shared_bundle):
+def test_blocks_that_share_weights_move_without_effect(command, shared_bundle):
     found = document(command, shared_bundle, *FEW)
     assert found["settings"]["shared"] == [[0, 1, 2, 3]]
     assert found["agreement"]["random"]["same_class"] == 1
@@ -156,7 +156,7 @@ def test_blocks_that_share_their_weights(command, shared_bundle):
 
 
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
-def test_two_models_side_by_side(command, both, tmp_path):
+def test_two_models_are_shown_side_by_side(command, both, tmp_path):
     what = ("--what", "slots,norms,pairs", "--report", tmp_path / "both.html")
     code, out, err = command("analyze", both[0], "--against", both[1], *FEW, *what, "--json")
     assert code == 0, err

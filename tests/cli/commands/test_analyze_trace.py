@@ -40,7 +40,7 @@ def trace(tmp_path):
     return path
 
 
-def test_the_document(command, trace):
+def test_the_document_counts_orders_skips_and_mistakes(command, trace):
     code, out, err = command("analyze", trace, "--data", "digits", "--json")
     assert code == 0, err
     found = msgspec.json.decode(out, type=TraceAnalysis)
@@ -74,7 +74,7 @@ def test_the_page_shows_the_images(command, trace, tmp_path):
     assert "<b>7</b>, not 1; without 2, right with all blocks" in page
 
 
-def test_what_does_not_go_with_a_trace_or_is_none(command, trace, tmp_path):
+def test_options_for_models_and_broken_lines_are_refused(command, trace, tmp_path):
     code, _, err = command("analyze", trace, "--data", "digits", "--what", "slots")
     assert (code, "which has neither --against nor --what" in err) == (2, True)
     broken = tmp_path / "broken.jsonl"

@@ -39,7 +39,7 @@ def test_this_hardware():
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warn", 0), ("bad", 1)])
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_exit_code_and_output(monkeypatch, capsys, status, code, flags):
+def test_the_worst_finding_decides_the_exit_code(monkeypatch, capsys, status, code, flags):
     findings = [Finding("ok", "Python", "3.10"), Finding(status, "engines", "[none]", "pip install 'x[cpu]'")]
     monkeypatch.setattr(doctor, "examine", lambda _: findings)
     with pytest.raises(SystemExit) as ended:
@@ -74,7 +74,7 @@ def fleet(bundle, write_peers, serve, tmp_path):
     return ours, tmp_path / "laptop.key_secret"
 
 
-def test_every_peer_in_one_document(command, fleet):
+def test_one_document_has_every_peer(command, fleet):
     path, key = fleet
     code, printed, errors = command("doctor", "--peers", path, "--secret-key", key, "--wait", "4", "--json")
     assert code == 1, errors
@@ -97,7 +97,7 @@ def test_every_peer_in_one_document(command, fleet):
     assert len({peers[name]["reason"] for name in ("old", "other", "down")}) == 3
 
 
-def test_every_peer_in_one_table(command, fleet):
+def test_one_table_has_every_peer(command, fleet):
     path, key = fleet
     code, printed, errors = command("doctor", "--peers", path, "--secret-key", key, "--wait", "4")
     assert code == 1, errors
@@ -109,7 +109,7 @@ def test_every_peer_in_one_table(command, fleet):
     assert "\x1b[31m" not in printed
 
 
-def test_asking_peers_with_the_wrong_words(command, fleet, tmp_path):
+def test_a_key_without_peers_is_refused(command, fleet, tmp_path):
     path, _ = fleet
     for arguments, code, message in (
         (("--peers", path), 2, "--secret-key"),

@@ -49,7 +49,7 @@ def test_blocks_that_share_their_weights_are_named(command, shared_bundle, two):
     assert "steps of one block" not in command("eval", two[0], *EVAL)[1]
 
 
-def test_names_in_the_json(command, two):
+def test_the_json_names_each_evaluation(command, two):
     code, out, _ = command("eval", *two, two[0], *EVAL, "--json")
     assert code == 0
     document = json.loads(out)
@@ -60,7 +60,7 @@ def test_names_in_the_json(command, two):
 
 
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
-def test_names_in_the_picture(command, two, tmp_path):
+def test_the_figure_names_each_evaluation(command, two, tmp_path):
     code, _, err = command("eval", *two, *EVAL, "--figure", tmp_path / "accuracy.svg")
     assert code == 0, err
     text = (tmp_path / "accuracy.svg").read_text(encoding="utf-8")
@@ -92,7 +92,7 @@ def test_names_that_are_alike_when_shortened_are_numbered():
         (["/"], ["/"]),
     ],
 )
-def test_distinct_names(paths, names):
+def test_names_are_the_parts_of_paths_that_differ(paths, names):
     assert distinct_names(paths) == names
 
 
@@ -123,13 +123,13 @@ def test_runs_of_different_depth_are_not_averaged(two):
         check_alike(like, two[0], EvaluationOrders(EvaluationSettings(), Bundle.open(two[0]).bands))
 
 
-def test_a_figure_of_too_many():
+def test_a_figure_of_too_many_runs_is_refused():
     with pytest.raises(UsageError, match="holds 1 to 10 runs"):
         accuracy_figure([evaluation(str(n)) for n in range(11)])
 
 
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
-def test_accuracy_against_freedom(command, two, tmp_path):
+def test_the_figure_of_freedom_has_a_curve_for_each_evaluation(command, two, tmp_path):
     code, out, err = command("eval", *two, *EVAL, "--freedom", "--figure", tmp_path / "freedom.svg", "--json")
     assert code == 0, err
     first, second = json.loads(out)["evaluations"]
@@ -162,7 +162,7 @@ def test_accuracy_against_freedom(command, two, tmp_path):
     assert "24 allowed, its own bands" in out
 
 
-def test_evaluations_without_freedom_have_no_such_figure(command, two, tmp_path):
+def test_a_figure_of_freedom_needs_evaluations_with_freedom(command, two, tmp_path):
     (tmp_path / "e.json").write_text(command("eval", two[0], *EVAL, "--json")[1], encoding="utf-8")
     code, _, err = command("report", tmp_path / "e.json", "--freedom", tmp_path / "f.svg")
     assert (code, "make one with eval --freedom --json" in err) == (2, True), err

@@ -36,7 +36,7 @@ def test_the_secret_is_never_printed(tmp_path, capsys):
     assert "a.key_secret" in printed.err
 
 
-def test_a_second_time_is_an_error(tmp_path, capsys):
+def test_existing_keys_are_not_overwritten(tmp_path, capsys):
     keys_new(capsys, "a", "--out", str(tmp_path))
     before = (tmp_path / "a.key_secret").read_bytes()
     code, printed = keys_new(capsys, "a", "--out", str(tmp_path))

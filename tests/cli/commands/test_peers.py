@@ -13,7 +13,7 @@ from ls_edge.runtime.transport.keys import load_secret
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
 
-def test_the_file_and_the_keys_make_a_fleet(command, bundle, tmp_path):
+def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
     out = tmp_path / "fleet"
     hosts = ["127.0.0.1", "b=127.0.0.1", "orin-2.local"]
     code, printed, _ = command("peers", "new", *hosts, "--source", "laptop", "--bundle", bundle, "--out", out)

@@ -119,7 +119,7 @@ def test_independent_copies_win_where_tokens_take_longer_than_images(command, bu
     assert printed.startswith("Independent copies of the whole model are best: ")
 
 
-def test_throughput_of_a_fleet_and_its_baselines(command, bundle, profile, tmp_path):
+def test_the_throughput_of_a_fleet_is_compared_with_baselines(command, bundle, profile, tmp_path):
     out = tmp_path / "peers.yaml"
     found = planned(
         command, "--bundle", bundle, "--profiles", profile("fast", 2.0), profile("slow", 6.0), "--objective",
@@ -139,7 +139,7 @@ def test_throughput_of_a_fleet_and_its_baselines(command, bundle, profile, tmp_p
     assert all(entry["address"] == f"tcp://{entry['name']}:5555" for entry in written["peers"])
 
 
-def test_a_model_that_fits_no_board_alone(command, bundle, profile, tmp_path):
+def test_a_model_that_fits_no_board_alone_is_distributed(command, bundle, profile, tmp_path):
     """Three blocks to a board at most; one that is known keeps its address and key."""
     base = tmp_path / "base.yaml"
     base.write_text(
@@ -163,7 +163,7 @@ def test_a_model_that_fits_no_board_alone(command, bundle, profile, tmp_path):
     assert {peer.name: peer.blocks for peer in file.peers} == {k: tuple(v) for k, v in found["placement"].items()}
 
 
-def test_energy_and_survival(command, bundle, profile):
+def test_energy_and_survival_are_objectives(command, bundle, profile):
     boards = profile("hungry", 1.0, watts=20.0), profile("frugal", 2.0, watts=4.0)
     found = planned(command, "--bundle", bundle, "--profiles", *boards, "--objective", "energy")
     assert found["placement"]["frugal"] == ["stem", 0, 1, 2, 3, "head"]  # the source is as hungry as it is fast
@@ -182,7 +182,7 @@ def test_energy_and_survival(command, bundle, profile):
     assert found["baselines"]["single"]["whole_share"] == 0.9
 
 
-def test_the_batch_is_what_the_peers_will_run(command, bundle, profile, measured, tmp_path):
+def test_the_batch_is_that_of_the_peers(command, bundle, profile, measured, tmp_path):
     """Eight at once take three times as long as one: taken for throughput, not for a request alone."""
     path = profile("a", 2.0)
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -218,7 +218,7 @@ def test_the_batch_is_what_the_peers_will_run(command, bundle, profile, measured
     assert known["max_batch"] == {"a": 8, "b": 1}
 
 
-def test_zones_links_and_devices_alike(command, bundle, profile, tmp_path):
+def test_zones_links_and_several_devices_of_a_kind_are_planned(command, bundle, profile, tmp_path):
     board = profile("orin", 1.0)
     model = Bundle.open(bundle).manifest.model_id
     names = ("laptop", "o1", "o2", "o3")
@@ -276,7 +276,7 @@ def test_a_plan_takes_the_links_as_measured_in_the_codec(command, bundle, profil
     assert not any("none was measured as" in line for line in half["assumptions"])
 
 
-def test_bad_input(command, bundle, profile, tmp_path, make_bundle):
+def test_unusable_profiles_and_options_are_one_line(command, bundle, profile, tmp_path, make_bundle):
     a, b = profile("a"), profile("b")
     other = make_bundle(tmp_path / "other", seed=9)
     hot = profile("hot", throttled_by=["cpu-thermal at 100"])
@@ -314,7 +314,7 @@ def test_bad_input(command, bundle, profile, tmp_path, make_bundle):
 )
 @pytest.mark.parametrize("flag", ["--profiles", "--links"])
 @pytest.mark.parametrize("name", ["plan", "simulate"])
-def test_documents_that_are_deep_long_or_endless(command, bundle, profile, tmp_path, name, flag, content):
+def test_deep_long_and_endless_documents_are_refused(command, bundle, profile, tmp_path, name, flag, content):
     path = tmp_path / "given.json" if content else "/dev/zero"
     if content:
         path.write_bytes(content)
@@ -327,7 +327,7 @@ def test_documents_that_are_deep_long_or_endless(command, bundle, profile, tmp_p
     assert errors.count("\n") == 1
 
 
-def test_bands_of_the_bundle(command, make_bundle, profile, tmp_path):
+def test_a_plan_respects_the_bands_of_the_bundle(command, make_bundle, profile, tmp_path):
     """Every block has its place: only the trained order is simulated, and each board gets a stretch of it."""
     folder = make_bundle(tmp_path / "fixed")
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))

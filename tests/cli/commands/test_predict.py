@@ -45,7 +45,7 @@ def in_one_process(bundle, path):
     return [(opened.manifest.classes[i], probabilities[i]) for i in order]
 
 
-def test_all_images_of_a_folder_in_json(ls_edge, complaints, command, photos, tiny_bundle):
+def test_every_image_of_a_folder_has_a_line_of_json(ls_edge, complaints, command, photos, tiny_bundle):
     done = ls_edge.run(*command, photos, "--json", "--top", "2", "--policy", "sequential")
     assert done.returncode == 0
     assert complaints(done) == []
@@ -61,7 +61,7 @@ def test_all_images_of_a_folder_in_json(ls_edge, complaints, command, photos, ti
         assert [top["probability"] for top in line["top"]] == pytest.approx([p for _, p in expected], abs=1e-4)
 
 
-def test_all_classes_add_up_to_one(ls_edge, command, photos):
+def test_probabilities_of_all_classes_add_up_to_one(ls_edge, command, photos):
     done = ls_edge.run(*command, photos / "03.png", "--json", "--top", "1000")
     (line,) = [json.loads(text) for text in done.stdout.splitlines()]
     assert len(line["top"]) == 10
@@ -69,7 +69,7 @@ def test_all_classes_add_up_to_one(ls_edge, command, photos):
     assert sorted(top["label"] for top in line["top"]) == list("0123456789")
 
 
-def test_for_people(ls_edge, command, photos):
+def test_the_text_names_the_most_likely_classes(ls_edge, command, photos):
     done = ls_edge.run(*command, photos / "03.png", "--top", "2")
     assert done.returncode == 0
     (line,) = done.stdout.splitlines()
@@ -79,7 +79,7 @@ def test_for_people(ls_edge, command, photos):
     assert rest.endswith(" ms)")
 
 
-def test_an_encoded_image_on_standard_input(ls_edge, command, photos):
+def test_standard_input_is_an_encoded_image(ls_edge, command, photos):
     with (photos / "03.png").open("rb") as stream:
         done = ls_edge.run(*command, "-", "--json", stdin=stream)
     assert done.returncode == 0
@@ -103,7 +103,7 @@ def test_an_image_that_cannot_be_read_is_a_line_with_an_error(ls_edge, complaint
     assert len(complaints(done)) == len(done.stdout.splitlines()) == 1
 
 
-def test_nothing_that_can_be_read_needs_no_peers(ls_edge, complaints, write_peers, tiny_bundle, tmp_path):
+def test_without_a_readable_image_no_peer_is_needed(ls_edge, complaints, write_peers, tiny_bundle, tmp_path):
     (tmp_path / "empty").mkdir()
     nobody = write_peers({"a": range(6)})
     done = ls_edge.run("predict", "--peers", nobody, "--bundle", tiny_bundle, "nowhere", tmp_path / "empty")
@@ -115,7 +115,7 @@ def test_nothing_that_can_be_read_needs_no_peers(ls_edge, complaints, write_peer
     ]
 
 
-def test_a_missing_block(ls_edge, complaints, tiny_bundle, photos, tmp_path):
+def test_a_missing_block_is_named_or_skipped(ls_edge, complaints, tiny_bundle, photos, tmp_path):
     with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": [0, 1, 2, 3, 4], "b": [5]}) as local:
         local.wait_warm("a")
         local.kill("b")
@@ -155,7 +155,7 @@ class VideoCapture:
 """
 
 
-def test_the_frames_of_a_camera(ls_edge, complaints, command, photos, tmp_path):
+def test_frames_of_a_camera_are_answered(ls_edge, complaints, command, photos, tmp_path):
     picture = Image.open(photos / "03.png").convert("RGB")
     red, green, blue = picture.split()
     Image.merge("RGB", (red.point(lambda v: v // 2), green, blue.point(lambda v: 255 - v))).save(photos / "color.png")
@@ -227,7 +227,7 @@ def test_each_frame_of_a_video_is_answered_here_and_by_peers(ls_edge, complaints
         assert [json.loads(line)["image"] for line in done.stdout.splitlines()] == [f"{clip}#{i}" for i in range(12)]
 
 
-def test_a_video_is_data_of_a_run(ls_edge, peers, tiny_bundle, clip, tmp_path):
+def test_a_run_answers_the_frames_of_a_video(ls_edge, peers, tiny_bundle, clip, tmp_path):
     trace = tmp_path / "trace.jsonl"
     asked = ["run", "--peers", peers.path, "--bundle", tiny_bundle, "--data", clip, "--json", "--trace", trace]
     done = ls_edge.run(*asked)
@@ -238,7 +238,7 @@ def test_a_video_is_data_of_a_run(ls_edge, peers, tiny_bundle, clip, tmp_path):
     assert sorted(line["image"] for line in lines) == sorted(f"{clip}#{i}" for i in range(12))
 
 
-def test_what_cannot_be_opened_is_one_line(ls_edge, complaints, tiny_bundle, tmp_path):
+def test_a_camera_or_video_that_cannot_be_opened_is_one_line(ls_edge, complaints, tiny_bundle, tmp_path):
     pytest.importorskip("cv2")
     (tmp_path / "clip.mp4").write_bytes(b"no video")
     streams = {tmp_path / "clip.mp4": "cannot be decoded as a video", "rtsp://127.0.0.1:9/x": "check the address"}

@@ -10,7 +10,7 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 
 
-def test_profile_of_a_device(command, bundle, tmp_path):
+def test_a_profile_has_the_times_of_every_part(command, bundle, tmp_path):
     out = tmp_path / "profile.json"
     code, printed, errors = command(
         "profile",
@@ -34,7 +34,7 @@ def test_profile_of_a_device(command, bundle, tmp_path):
     assert "profile: idle (0/8)" in errors
 
 
-def test_tables(command, bundle, tmp_path):
+def test_tables_have_the_times_of_each_batch_size(command, bundle, tmp_path):
     code, printed, _ = command(
         "profile", bundle, "--out", tmp_path / "p.json", "--duration", 0.02, "--threads", 1, "--name", "a"
     )
@@ -43,7 +43,7 @@ def test_tables(command, bundle, tmp_path):
     assert f"written to {tmp_path / 'p.json'}" in printed
 
 
-def test_bad_input(command, bundle, tmp_path, complaints):
+def test_wrong_options_are_refused(command, bundle, tmp_path, complaints):
     for arguments, message in (
         (("--out", tmp_path / "p.json", "--batch", "1,x"), "'1,x' is not a list of numbers"),
         (("--out", tmp_path / "p.json", "--batch", "0"), "from 1 to 1024"),
@@ -56,7 +56,7 @@ def test_bad_input(command, bundle, tmp_path, complaints):
     assert not (tmp_path / "p.json").exists()
 
 
-def test_links_between_peers(command, bundle, write_peers, serve, tmp_path):
+def test_links_between_peers_are_measured_in_every_codec(command, bundle, write_peers, serve, tmp_path):
     path = write_peers({"a": [0, 1], "b": [2, 3]})
     for name in "ab":
         serve(Peer.open(path, name, bundle))
@@ -103,7 +103,7 @@ def test_a_peer_measures_what_it_serves(tmp_path, bundle, command):
     )
 
 
-def test_links_bad_input(command, bundle, write_peers, tmp_path):
+def test_wrong_options_of_links_are_refused(command, bundle, write_peers, tmp_path):
     path = write_peers({"a": [0]})
     out = tmp_path / "links.json"
     for arguments, code, message in (
@@ -121,7 +121,7 @@ def test_links_bad_input(command, bundle, write_peers, tmp_path):
     assert not out.exists()
 
 
-def test_a_device_that_throttles(command, bundle, tmp_path, monkeypatch):
+def test_a_device_that_throttles_is_marked_and_refused_by_plan(command, bundle, tmp_path, monkeypatch):
     """The sensors are those of a board whose processor is at its limit."""
     zone = tmp_path / "board/sys/class/thermal/thermal_zone0"
     zone.mkdir(parents=True)

@@ -64,7 +64,7 @@ def test_timm_alone_has_the_logits_of_the_run(run, published):
     np.testing.assert_allclose(plain_logits(f"local-dir:{folder}"), logits_of(run, images), atol=1e-5)
 
 
-def test_the_card_says_what_it_is(run, published):
+def test_the_card_describes_the_model(run, published):
     _, folder = published
     card = (folder / "README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])
@@ -105,7 +105,7 @@ def test_changed_weights_are_refused(published, tmp_path):
         load_run(folder)
 
 
-def test_a_method_with_parameters_is_not_plain_but_comes_back(tmp_path):
+def test_a_method_with_parameters_is_read_back_but_not_by_timm_alone(tmp_path):
     ls_edge.train("digits", tmp_path / "run", epochs=0, depth=2, method="position")
     result = ls_edge.publish(tmp_path / "run", tmp_path / "out")
     assert not result.timm
@@ -114,7 +114,7 @@ def test_a_method_with_parameters_is_not_plain_but_comes_back(tmp_path):
     assert load_run(tmp_path / "out").weights_sha256 == load_run(tmp_path / "run").weights_sha256
 
 
-def test_what_cannot_be_published(run, tmp_path):
+def test_foreign_folders_and_broken_evaluations_are_refused(run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
     with pytest.raises(UsageError, match="not an empty folder"):
@@ -137,7 +137,7 @@ def hub():
 
 
 @pytest.mark.slow
-def test_there_and_back_through_a_hub(run, hub, tmp_path, process, published):
+def test_a_run_goes_to_a_hub_and_back(run, hub, tmp_path, process, published):
     env = hub.environment(tmp_path / "cache")
     done = process("publish", run, "--to", "hf-hub:someone/digits", "--json", timeout=150, **env)
     assert done.returncode == 0, done.stderr.decode()

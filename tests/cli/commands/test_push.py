@@ -13,7 +13,7 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
 
-def test_json_of_a_push_and_of_one_that_fails(tmp_path, make_bundle, ls_edge, complaints):
+def test_a_push_and_a_failed_push_have_json(tmp_path, make_bundle, ls_edge, complaints):
     make_bundle(tmp_path / "bundle", blocks=4)
     cluster = LocalCluster(
         tmp_path / "fleet", tmp_path / "bundle", {"a": (0, 1), "b": (2, 3)}, sources=["laptop"], keys=True, stores=True
@@ -39,7 +39,7 @@ def test_json_of_a_push_and_of_one_that_fails(tmp_path, make_bundle, ls_edge, co
         assert json.loads(done.stdout)["peers"]["b"]["state"] == "failed"
 
 
-def test_what_cannot_begin_is_one_line(tmp_path, make_bundle, ls_edge, complaints, write_peers):
+def test_a_push_that_cannot_begin_is_one_line(tmp_path, make_bundle, ls_edge, complaints, write_peers):
     make_bundle(tmp_path / "bundle", blocks=4)
     file = write_peers({"a": (0, 1, 2, 3)})
     for words, said in (

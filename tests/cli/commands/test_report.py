@@ -37,7 +37,7 @@ def documents(command, bundle, write_peers, serve, tmp_path):
     return [tmp_path / f"{name}.json" for name in ("profile", "plan", "alone", "several")]
 
 
-def test_what_commands_print_side_by_side(command, documents, tmp_path):
+def test_documents_of_commands_are_compared(command, documents, tmp_path):
     out = tmp_path / "compared.html"
     code, printed, errors = command("report", *documents, "--out", out, "--json")
     assert code == 0, errors
@@ -114,7 +114,7 @@ def test_an_evaluation_and_a_benchmark_have_rows(tmp_path):
     ]  # fmt: skip
 
 
-def test_bad_input(command, tmp_path):
+def test_other_files_are_refused(command, tmp_path):
     for name, text, message in (
         ("none.json", None, "no such file"),
         ("text.json", "hello", "is not JSON"),

@@ -142,7 +142,7 @@ def test_a_run_that_is_stopped_prints_its_summary(
     assert f"{word} after {summary['requests']} of 5000 requests" in line
 
 
-def test_ctrl_c_while_a_run_waits_for_peers(ls_edge, complaints, tiny_bundle, tmp_path):
+def test_ctrl_c_ends_the_wait_for_peers(ls_edge, complaints, tiny_bundle, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as mute:  # takes the connection and says nothing
         path = tmp_path / "peers.yaml"
         address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
@@ -173,7 +173,7 @@ def test_a_disk_that_becomes_full_costs_the_trace_and_nothing_else(ls_edge, comp
     assert 0 < len(records) < 200
 
 
-def test_a_disk_that_really_becomes_full(ls_edge, complaints, command, tmp_path):
+def test_a_full_disk_costs_the_trace_and_leaves_the_summary(ls_edge, complaints, command, tmp_path):
     (tmp_path / "disk").mkdir()
     disk = in_a_small_disk(tmp_path / "disk", size="16k")
     if disk is None:
@@ -205,7 +205,9 @@ def test_a_report_that_fails_leaves_the_summary(ls_edge, complaints, command, tm
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_standard_output_that_takes_nothing(ls_edge, complaints, command, tmp_path, flags):
+def test_output_that_cannot_be_written_is_an_error_and_the_files_are_complete(
+    ls_edge, complaints, command, tmp_path, flags
+):
     report, trace = tmp_path / "r.html", tmp_path / "t.jsonl"
     with open("/dev/full", "w") as full:
         done = ls_edge.run(*command, "--limit", "20", "--report", report, "--trace", trace, *flags, stdout=full)
@@ -217,7 +219,7 @@ def test_standard_output_that_takes_nothing(ls_edge, complaints, command, tmp_pa
     assert len(list(read_trace(trace))) == 20
 
 
-def test_few_file_descriptors_are_one_line(ls_edge, complaints, command):
+def test_too_few_file_descriptors_are_one_line(ls_edge, complaints, command):
     def few():
         resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 
@@ -237,7 +239,7 @@ def test_a_soft_limit_of_file_descriptors_is_raised(ls_edge, command):
     assert ls_edge.run(*command, "--limit", "3", prepare=few).returncode == 0
 
 
-def test_some_answers_are_shown_with_their_names(ls_edge, command):
+def test_some_answers_are_printed_with_class_names(ls_edge, command):
     done = ls_edge.run(*command, "--limit", "40")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
@@ -285,7 +287,7 @@ def test_a_missing_block_ends_the_run_before_its_first_image(ls_edge, complaints
         assert json.loads(out)["answered"] == 10
 
 
-def test_a_run_in_which_nothing_was_answered_has_failed(ls_edge, slow, command):
+def test_a_run_without_an_answer_has_failed(ls_edge, slow, command):
     done = ls_edge.run(*command, "--limit", "6", "--budget-ms", "30", "--max-skips", "0", "--json")
     assert done.returncode == 1
     summary = json.loads(done.stdout)
@@ -312,7 +314,7 @@ def test_a_block_that_loses_its_last_holder_is_shown_while_the_run_goes_on(ls_ed
         assert json.loads(out)["answered"] >= len(lines_of(trace)) > 0
 
 
-def test_why_peers_cannot_be_used_is_said_by_run(
+def test_the_reasons_that_peers_cannot_be_used_are_printed(
     ls_edge, complaints, write_peers, serve, tiny_bundle, other_bundle, wait_until
 ):
     path = write_peers({"ours": [0, 1], "other": [2, 3], "gone": [4], "nowhere": [5]})
@@ -341,7 +343,7 @@ def test_why_peers_cannot_be_used_is_said_by_run(
     assert all(one in complaints(done)[0] for one in ("other: ", "gone: ", "nowhere: "))
 
 
-def test_a_peer_that_took_no_part_is_named_with_the_reason(ls_edge, complaints, write_peers, serve, tiny_bundle):
+def test_a_peer_without_work_is_named_with_the_reason(ls_edge, complaints, write_peers, serve, tiny_bundle):
     path = write_peers({"all": range(6), "gone": [4]})
     peer = serve(Peer(load_peers(path), "all", Bundle.open(tiny_bundle)))
     done = ls_edge.run("run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "300", "--json")
@@ -351,7 +353,7 @@ def test_a_peer_that_took_no_part_is_named_with_the_reason(ls_edge, complaints, 
     assert peer.machine.rules.warm
 
 
-def test_another_bundle_where_the_same_is_demanded(ls_edge, complaints, peers, tiny_bundle, tmp_path):
+def test_another_bundle_is_refused_if_the_same_is_demanded(ls_edge, complaints, peers, tiny_bundle, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(tiny_bundle, copy)
     opened = Bundle.open(copy)
@@ -371,7 +373,7 @@ def test_another_bundle_where_the_same_is_demanded(ls_edge, complaints, peers, t
 
 
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
-def test_refused_keys(ls_edge, complaints, write_peers, serve, tiny_bundle, tmp_path, wait_until):
+def test_refusing_peers_are_named(ls_edge, complaints, write_peers, serve, tiny_bundle, tmp_path, wait_until):
     keys = {name: new_keys(name, tmp_path / "keys")[0] for name in ("a", "laptop", "stranger")}
     path = write_peers({"a": range(6)}, keys=keys, sources=["laptop"])
     peer = serve(Peer(load_peers(path), "a", Bundle.open(tiny_bundle), keys=keys["a"]))
@@ -407,9 +409,7 @@ def test_json_holds_every_setting_in_force(ls_edge, peers, tiny_bundle):
     assert (settings["bundle"], settings["max_skips"], settings["max_inflight"]) == (str(tiny_bundle), 1, 4)
 
 
-def test_run_and_bench_warn_where_the_model_was_trained_on_the_images(
-    ls_edge, complaints, peers, tiny_bundle, tmp_path
-):
+def test_run_and_bench_warn_if_the_model_was_trained_on_the_images(ls_edge, complaints, peers, tiny_bundle, tmp_path):
     for label in ("0", "1"):
         (tmp_path / "data" / label).mkdir(parents=True)
         Image.new("L", (16, 16), 9 * int(label)).save(tmp_path / "data" / label / "a.png")
@@ -433,7 +433,7 @@ def test_run_and_bench_warn_where_the_model_was_trained_on_the_images(
     assert "nowhere: no such folder or tar" in complaints(missing)[0]
 
 
-def test_a_run_that_starts_its_own_peers(ls_edge, complaints, tiny_bundle, tmp_path, peers):
+def test_a_run_starts_peers_of_its_own_and_ends_them(ls_edge, complaints, tiny_bundle, tmp_path, peers):
     run = ["run", "--bundle", tiny_bundle, "--data", "digits", "--limit", "4"]
     env = {**os.environ, "LS_EDGE_PEERS": str(peers.path), "TMPDIR": str(tmp_path)}
     done = ls_edge.run(*run, "--local", "3", "--json", env=env)

@@ -33,7 +33,7 @@ def profile(bundle, tmp_path_factory):
     return path
 
 
-def test_a_fleet_as_json_and_as_a_table(command, bundle, profile):
+def test_a_fleet_has_json_and_a_table(command, bundle, profile):
     flags = ("--bundle", bundle, "--profiles", profile, "--devices", 8, "--requests", 200, "--site-size", 4)
     code, printed, errors = command("simulate", *flags, "--json", "--jobs", 1)
     assert code == 0, errors
@@ -67,7 +67,7 @@ def test_the_example_of_the_document_shows_what_a_second_holder_is_worth(command
 
 
 @pytest.mark.leaks_ok("vl-convert keeps its threads")
-def test_losses_are_in_the_exit_code_and_in_the_report(command, bundle, profile, tmp_path):
+def test_losses_change_the_exit_code_and_are_reported(command, bundle, profile, tmp_path):
     pytest.importorskip("altair")
     report, document = tmp_path / "fleet.html", tmp_path / "fleet.json"
     flags = (
@@ -91,7 +91,7 @@ def test_losses_are_in_the_exit_code_and_in_the_report(command, bundle, profile,
     assert (row["kind"], row["throughput"]) == ("simulate", found["throughput"])
 
 
-def test_links_codec_and_batches_count_as_in_a_plan(command, bundle, profile):
+def test_links_codec_and_batches_change_the_latency(command, bundle, profile):
     """Two boards with room for half of the model each: tokens take three transfers."""
 
     def simulate(*flags):
@@ -113,7 +113,7 @@ def test_links_codec_and_batches_count_as_in_a_plan(command, bundle, profile):
     assert any("batches of up to 4" in line for line in simulate("--batch", 4)["assumptions"])
 
 
-def test_no_answer_at_all_is_a_failure(command, bundle, profile):
+def test_a_fleet_without_answers_is_a_failure(command, bundle, profile):
     code, printed, _ = command(
         "simulate", "--bundle", bundle, "--profiles", profile, "--devices", 1, "--requests", 5, "--budget-ms", 2,
         "--json",
@@ -135,7 +135,7 @@ def test_no_answer_at_all_is_a_failure(command, bundle, profile):
         (("--site-size", "65"), "65 is not in the range"),
     ],
 )
-def test_one_line_for_what_cannot_be_used(command, bundle, profile, flags, message):
+def test_unusable_settings_are_one_line(command, bundle, profile, flags, message):
     code, printed, errors = command(
         "simulate", "--bundle", bundle, "--profiles", profile, "--devices", 2, "--requests", 5, *flags
     )

@@ -55,7 +55,7 @@ def asked(ls_edge, path, *arguments, code=0):
     return json.loads(done.stdout)["peers"]
 
 
-def test_peers_that_are_well(ls_edge, peers, tiny_bundle):
+def test_healthy_peers_are_alive(ls_edge, peers, tiny_bundle):
     manifest = Bundle.open(tiny_bundle).manifest
     found = asked(ls_edge, peers.path)
     assert list(found) == ["a", "b"]
@@ -75,7 +75,7 @@ def test_peers_that_are_well(ls_edge, peers, tiny_bundle):
     assert "blocks 0-1, 4-5: one holder only" in done.stdout
 
 
-def test_the_table_holds_what_is_used(ls_edge, peers):
+def test_the_table_names_engines_and_with_verbose_addresses(ls_edge, peers):
     done = ls_edge.run("status", "--peers", peers.path)
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["peer", "state", "key", "blocks", "queue", "latency", "bundle", "engine"]
@@ -86,7 +86,7 @@ def test_the_table_holds_what_is_used(ls_edge, peers):
     assert peers.file.peer("a").address in everything
 
 
-def test_peers_that_refuse_a_third_are_named(ls_edge, tiny_bundle, tmp_path):
+def test_missing_links_between_peers_are_named(ls_edge, tiny_bundle, tmp_path):
     placement = {"a": range(4), "b": range(2, 6), "c": range(6)}
     local = LocalCluster(tmp_path / "local", tiny_bundle, placement, keys=True, sources=["laptop"])
     right, other = local.path, new_keys("other", tmp_path)[0].public.decode()
@@ -116,7 +116,7 @@ def test_peers_that_refuse_a_third_are_named(ls_edge, tiny_bundle, tmp_path):
         local.close()
 
 
-def test_it_leaves_no_trace_in_routing(peers, tiny_bundle, wait_until):
+def test_an_observer_leaves_no_trace_in_routing(peers, tiny_bundle, wait_until):
     file = load_peers(peers.path)
     with Source.open(file, tiny_bundle) as source:
         assert source.wait_ready() == ()
@@ -146,7 +146,7 @@ def _log_of(peers, name):
     return peers.log_path(name).read_text().splitlines()
 
 
-def test_peers_that_are_not_there(ls_edge, tiny_bundle, tmp_path, write_peers):
+def test_unreachable_peers_are_lost(ls_edge, tiny_bundle, tmp_path, write_peers):
     with LocalCluster(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         local.kill("b")
@@ -168,7 +168,7 @@ def test_peers_that_are_not_there(ls_edge, tiny_bundle, tmp_path, write_peers):
     assert asked(ls_edge, nobody, "--wait", "1", code=1)["a"]["state"] == "lost"
 
 
-def test_something_else_that_listens_there(ls_edge, tmp_path):
+def test_another_program_at_the_address_is_silent(ls_edge, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         path = tmp_path / "peers.yaml"
         path.write_text(f"peers: [{{name: a, address: 'tcp://127.0.0.1:{server.getsockname()[1]}', blocks: [0]}}]")
@@ -177,7 +177,7 @@ def test_something_else_that_listens_there(ls_edge, tmp_path):
     assert found["reason"]
 
 
-def test_a_peer_at_another_ones_address(ls_edge, peers, tmp_path):
+def test_a_peer_at_the_address_of_another_is_refused(ls_edge, peers, tmp_path):
     path = tmp_path / "peers.yaml"
     path.write_text(peers.path.read_text().replace("name: a", "name: c"))
     found = asked(ls_edge, path, code=3)
@@ -185,7 +185,7 @@ def test_a_peer_at_another_ones_address(ls_edge, peers, tmp_path):
     assert "is 'a'; correct the addresses" in found["c"]["reason"]
 
 
-def test_another_bundle(ls_edge, peers, other_bundle, tiny_bundle):
+def test_another_bundle_is_a_reason(ls_edge, peers, other_bundle, tiny_bundle):
     assert asked(ls_edge, peers.path, "--bundle", tiny_bundle)["a"]["reason"] is None
     found = asked(ls_edge, peers.path, "--bundle", other_bundle, code=1)
     ours, theirs = (Bundle.open(bundle).manifest.model_id[:12] for bundle in (other_bundle, tiny_bundle))
@@ -201,7 +201,9 @@ def keys(tmp_path):
 
 
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
-def test_keys(ls_edge, complaints, write_peers, serve, keys, tiny_bundle, tmp_path, wait_until):
+def test_wrong_and_missing_keys_differ(
+    ls_edge, complaints, write_peers, serve, keys, tiny_bundle, tmp_path, wait_until
+):
     path = write_peers(PLACEMENT, keys=keys, sources=["laptop"])
     bundle = Bundle.open(tiny_bundle)
     serving = [serve(Peer(load_peers(path), name, bundle, keys=keys[name])) for name in PLACEMENT]
@@ -231,7 +233,7 @@ def test_keys(ls_edge, complaints, write_peers, serve, keys, tiny_bundle, tmp_pa
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback")
-def test_addresses_of_version_6(ls_edge, write_peers, serve, tiny_bundle, wait_until):
+def test_peers_have_addresses_of_ip_version_6(ls_edge, write_peers, serve, tiny_bundle, wait_until):
     path = write_peers(PLACEMENT)
     path.write_text(path.read_text().replace("127.0.0.1", "[::1]"))
     bundle = Bundle.open(tiny_bundle)
@@ -265,7 +267,7 @@ def on_terminal(ls_edge, path):
     return process, reader, shows
 
 
-def test_watching(ls_edge, tiny_bundle, tmp_path, wait_until):
+def test_top_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_until):
     with LocalCluster(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         out, err = tmp_path / "out", tmp_path / "err"
@@ -296,7 +298,7 @@ def test_watching(ls_edge, tiny_bundle, tmp_path, wait_until):
         assert err.read_text() == "ls-edge: interrupted\n"
 
 
-def test_top_on_a_narrow_terminal(tmp_path):
+def test_top_fits_a_narrow_terminal(tmp_path):
     path = tmp_path / "peers.yaml"
     path.write_text("peers: [{name: a, address: 'tcp://127.0.0.1:5555', blocks: [0, 1]}]")
     status = PeerStatus(True, "none", PeerState.ALIVE, "", "", (0, 1), True, 2, 14, 30, 1.25, 0.4, "", (), "", None)
@@ -366,7 +368,7 @@ def test_an_observer_may_only_listen(peers, wait_until):
 # The file alone.
 
 
-def test_a_check_of_the_file_asks_nobody(ls_edge, complaints, tmp_path, tiny_bundle):
+def test_a_check_of_the_file_needs_no_peer(ls_edge, complaints, tmp_path, tiny_bundle):
     path = tmp_path / "peers.yaml"
     path.write_text(
         """

@@ -22,7 +22,7 @@ def events(folder):
     return {name: {event.step: event.value for event in found.Scalars(name)} for name in found.Tags()["scalars"]}
 
 
-def test_curves_by_order_kept_and_slot_are_in_tensorboard(tmp_path):
+def test_tensorboard_gets_curves_by_order_blocks_kept_and_slot(tmp_path):
     plain = ls_edge.train("digits", tmp_path / "plain", epochs=1, depth=2, method="predict")
     logged = ls_edge.train("digits", tmp_path / "logged", epochs=1, depth=2, method="predict", log="tensorboard")
     assert logged.val_loss == plain.val_loss  # the curves do not change the training
@@ -58,7 +58,7 @@ def test_wandb_gets_the_curves(tmp_path, process):
     assert b"wandb sync" in done.stdout
 
 
-def test_a_library_that_does_not_load_is_named_with_the_reason_and_its_extra(tmp_path, monkeypatch):
+def test_a_library_that_does_not_load_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match=r"^--log wandb needs wandb \(extra wandb\); to install: pip install 'wandb>="):
         ls_edge.train("digits", tmp_path / "run", epochs=1, log="wandb")
