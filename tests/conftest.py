@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import importlib.metadata
 import logging
 import os
 import subprocess
@@ -259,6 +260,21 @@ def shared_bundle(made_once, shared_runs):
     from ls_edge.training.runs.checkpoint import load_run
 
     return made_once("shared", lambda folder: export_run(load_run(shared_runs / "run"), folder))
+
+
+@pytest.fixture
+def install_only(monkeypatch):
+    """Return a function that replaces the installed distributions: versions by name."""
+
+    def install(versions):
+        def version(name):
+            if name not in versions:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+
+    return install
 
 
 @pytest.fixture

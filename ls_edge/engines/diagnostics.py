@@ -43,9 +43,9 @@ import json, sys
 import numpy
 from ls_edge.engines.onnxruntime import open_session
 session = open_session(bytes.fromhex(sys.argv[1]), "a product of matrices", provider=sys.argv[2], threads=1)
-x = numpy.full((4, 4), 1 + 2.0 ** -12, numpy.float32)  # TF32 and half precision round this to 1
+x = numpy.full((4, 4), 1 + 2.0 ** -12, numpy.float32)  # TF32 and half precision round this to 1: an error of 0.002
 error = numpy.abs(session.run(None, {"x": x})[0] - x @ x).max()
-print(json.dumps({"right": bool(error < 1e-3), "exact": bool(error < 1e-5)}))
+print(json.dumps({"right": bool(error < 1e-2), "exact": bool(error < 1e-5)}))
 """
 
 _TENSORRT_CODE = """

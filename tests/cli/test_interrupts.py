@@ -59,45 +59,50 @@ def test_a_signal_that_an_import_swallows_ends_the_process(module, write_peers, 
 
 
 AT_WORK = """
-import os, signal, sys, time
-from ls_edge.core import bundle
-def work(folder):
+import os, signal, sys, types
+import click
+from ls_edge.cli import main as commands
+@click.command()
+def work():
     try:
         os.kill(os.getpid(), {number})
-        time.sleep(60)
+        signal.pause()
     finally:
         print("cleaned up", file=sys.stderr)
-bundle.Bundle.open = work
+commands.COMMANDS["work"] = "Work without end."
+sys.modules["ls_edge.cli.commands.work"] = types.SimpleNamespace(command=work)
 from ls_edge.__main__ import main
 main()
 """
 
 
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
-def test_a_signal_at_work_lets_it_clean_up(number, word, tmp_path):
-    done = python(AT_WORK.format(number=int(number)), "bench", tmp_path)
+def test_a_command_cleans_up_after_a_signal(number, word):
+    done = python(AT_WORK.format(number=int(number)), "work")
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"cleaned up\nls-edge: {word}\n")
 
 
-STUBBORN = AT_WORK.replace('print("cleaned up", file=sys.stderr)', "os.kill(os.getpid(), {number}); time.sleep(60)")
+STUBBORN = AT_WORK.replace('print("cleaned up", file=sys.stderr)', "os.kill(os.getpid(), {number}); signal.pause()")
 
 
-def test_a_second_signal_ends_the_command_immediately(tmp_path):
-    done = python(STUBBORN.format(number=int(signal.SIGINT)), "bench", tmp_path)
+def test_a_second_signal_ends_the_command_immediately():
+    done = python(STUBBORN.format(number=int(signal.SIGINT)), "work")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "ls-edge: interrupted\n")
 
 
 FORKED = """
-import os, signal, sys, time
+import os, signal
 from ls_edge.cli import interrupts
 interrupts.install()
+reading, writing = os.pipe()
 child = os.fork()
 if child == 0:
     try:
-        time.sleep(60)
+        os.write(writing, b"1")
+        signal.pause()
     finally:
         os._exit(7)
-time.sleep(0.2)
+os.read(reading, 1)
 os.kill(child, signal.SIGTERM)
 print(os.waitpid(child, 0)[1])
 """

@@ -10,12 +10,14 @@ from ls_edge.device import hardware, requirements
 ROOT = Path(__file__).parents[2]
 
 
-def without(monkeypatch, *names):
-    monkeypatch.setattr(requirements, "installed", lambda name: None if name in names else "99.0")
+def all_but(*names):
+    """Versions of all requirements but some."""
+    every = (item.name for group in requirements.requirements().values() for item in group)
+    return {name: "99.0" for name in every if name not in names}
 
 
-def test_missing_packages_are_named_and_never_the_project(monkeypatch):
-    without(monkeypatch, "torch", "timm", "onnx", "onnxruntime")
+def test_missing_packages_are_named_and_never_the_project(install_only):
+    install_only(all_but("torch", "timm", "onnx", "onnxruntime", "onnxruntime-gpu"))
     assert re.fullmatch(r"pip install 'torch>=[\d.]+' 'timm>=[\d.]+'", requirements.install_command("train"))
     assert re.fullmatch(
         r"pip install 'torch>=[\d.]+' 'timm>=[\d.]+' 'onnx>=[\d.]+'", requirements.install_command("train", "export")
@@ -23,15 +25,15 @@ def test_missing_packages_are_named_and_never_the_project(monkeypatch):
     assert "ls-edge" not in requirements.install_command("train", "export", "cpu")
 
 
-def test_all_packages_of_an_extra_are_named_if_none_is_missing(monkeypatch):
-    without(monkeypatch)
+def test_all_packages_of_an_extra_are_named_if_none_is_missing(install_only):
+    install_only(all_but())
     command = requirements.install_command("train")
     assert command.startswith("pip install 'torch>=")
     assert "safetensors" in command
 
 
-def test_a_package_that_is_too_old_counts_as_missing(monkeypatch):
-    monkeypatch.setattr(requirements, "installed", lambda name: "0.9.1" if name == "timm" else "99.0")
+def test_a_package_that_is_too_old_counts_as_missing(install_only):
+    install_only({**all_but(), "timm": "0.9.1"})
     assert re.fullmatch(r"pip install 'timm>=[\d.]+'", requirements.install_command("train"))
 
 
@@ -44,29 +46,29 @@ def test_a_package_that_is_too_old_counts_as_missing(monkeypatch):
         (True, "aarch64", "install the onnxruntime-gpu wheel that NVIDIA provides for this board's JetPack"),
     ],
 )
-def test_the_build_of_onnxruntime_fits_the_machine(monkeypatch, nvidia, processor, advice):
+def test_the_build_of_onnxruntime_fits_the_machine(monkeypatch, install_only, nvidia, processor, advice):
     monkeypatch.setattr(hardware, "has_nvidia", lambda: nvidia)
     monkeypatch.setattr(requirements.platform, "machine", lambda: processor)
-    without(monkeypatch, *requirements.ORT_BUILDS)
+    install_only(all_but(*requirements.ORT_BUILDS))
     assert requirements.engine_advice().startswith(advice)
     assert requirements.install_command("cpu") == requirements.engine_advice()
 
 
-def test_an_installed_build_of_onnxruntime_is_kept(monkeypatch):
-    without(monkeypatch, "onnxruntime", "onnx")
+def test_an_installed_build_of_onnxruntime_is_kept(install_only):
+    install_only(all_but("onnxruntime", "onnx"))
     assert re.fullmatch(r"pip install 'onnx>=[\d.]+'", requirements.install_command("export", "cpu"))
 
 
-def test_bounds_are_read_for_an_extra_with_a_hyphen(monkeypatch):
+def test_bounds_are_read_for_an_extra_with_a_hyphen(install_only):
     """The index's tools write the upper bound first."""
     found = requirements.requirements()
     assert all(item.name not in ("nvidia-cuda-runtime-cu12", "tensorrt-cu12") for item in found[""])
     (tensorrt, runtime) = found["tensorrt-cu12"]
     assert (tensorrt.name, tensorrt.least, tensorrt.below) == ("tensorrt-cu12", "10.3", "12")
     assert str(runtime) == "'nvidia-cuda-runtime-cu12>=12.6,<13'"
-    monkeypatch.setattr(requirements, "installed", {"nvidia-cuda-runtime-cu12": "13.0.1"}.get)
+    install_only({"nvidia-cuda-runtime-cu12": "13.0.1"})
     assert not requirements.satisfied(runtime)
-    monkeypatch.setattr(requirements, "installed", {"nvidia-cuda-runtime-cu12": "12.9.79"}.get)
+    install_only({"nvidia-cuda-runtime-cu12": "12.9.79"})
     assert requirements.satisfied(runtime)
 
 

@@ -28,7 +28,7 @@ def two(tmp_path_factory, make_bundle):
 
 def test_every_table_has_a_name_and_one_table_has_all(command, two):
     code, out, err = command("eval", *two, *EVAL)
-    assert code == 0, err
+    assert (code, err.count("evaluate: 13 orders (20/20)")) == (0, 2), err
     lines = out.splitlines()
     assert [line.split(":")[0] for line in lines if "images of digits" in line] == ["first/bundle", "second/bundle"]
     rows = [line.split()[0] for line in lines[-4:] if line.strip()]
@@ -97,20 +97,19 @@ def test_names_are_the_parts_of_paths_that_differ(paths, names):
 
 
 @pytest.mark.parametrize("extra", [["--figure", "."], ["--keep", "9"]])
-def test_a_mistake_is_found_before_the_work(command, two, extra, monkeypatch):
-    monkeypatch.setattr("ls_edge.api.evaluation.measure", lambda *_, **__: pytest.fail("evaluated"))
+def test_a_mistake_is_found_before_the_work(command, two, extra):
     code, out, err = command("eval", two[0], *EVAL, *extra)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
 
 
-def test_a_fault_of_the_last_bundle_is_found_before_the_first_is_evaluated(command, two, tmp_path, monkeypatch):
-    monkeypatch.setattr("ls_edge.api.evaluation.measure", lambda *_, **__: pytest.fail("evaluated"))
+def test_a_fault_of_the_last_bundle_is_found_before_the_first_is_evaluated(command, two, tmp_path):
     shutil.copytree(two[1], tmp_path / "broken")
     (tmp_path / "broken" / "manifest.json").write_text("{}")
     code, _, err = command("eval", two[0], tmp_path / "broken", *EVAL)
     assert code == 1
     assert str(tmp_path / "broken") in err
+    assert "evaluate:" not in err
 
 
 def test_runs_of_different_depth_are_not_averaged(two):

@@ -131,7 +131,7 @@ def test_a_missing_block_is_named_or_skipped(ls_edge, complaints, tiny_bundle, p
 
 
 CV2 = """
-import numpy, time, types
+import numpy, types
 from PIL import Image
 CAP_PROP_BUFFERSIZE = 38
 utils = types.SimpleNamespace(logging=types.SimpleNamespace(
@@ -148,7 +148,6 @@ class VideoCapture:
         self.left -= 1
         if self.left < 0:
             return False, None
-        time.sleep(0.03)
         return True, numpy.asarray(Image.open({path!r}).convert("RGB"))[:, :, ::-1]
     def release(self):
         print("released")

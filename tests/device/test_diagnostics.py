@@ -1,0 +1,118 @@
+"""Probes survive what they look for, and each fault of packages and hardware has its line."""
+
+import importlib.metadata
+
+import pytest
+
+from ls_edge.device import diagnostics, hardware
+from ls_edge.device.diagnostics import Finding, probe, worst
+
+
+def pairs(findings):
+    return {finding.what: finding for finding in findings}
+
+
+def test_a_probe_hands_back_its_last_line():
+    assert probe("print('noise'); print('{\"a\": 1}')").found == {"a": 1}
+    assert probe("import sys, json; print(json.dumps({'got': sys.argv[1]}))", "x").found == {"got": "x"}
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os.abort()", "crashed with SIGABRT"),
+        ("raise ImportError('libcuda.so.1: not found')", "ImportError: libcuda.so.1: not found"),
+        ("import sys; sys.exit('no such device')", "no such device"),
+        ("import sys; sys.exit(3)", "ended with 3"),
+        ("print('no json')", "ended with 0"),
+    ],
+)
+def test_a_probe_that_fails_says_why(code, why):
+    tried = probe(code)
+    assert tried.found is None
+    assert tried.why == why
+
+
+def test_a_probe_that_hangs_is_ended():
+    tried = probe("import signal; signal.pause()", limit_s=0.3)
+    assert tried.found is None
+    assert "did not end within" in tried.why
+
+
+def test_a_probe_does_not_import_from_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+    assert "the wrong one" not in probe("import onnxruntime; print('{}')").why
+
+
+CORE = dict.fromkeys(("click", "msgspec", "numpy", "pillow", "pyyaml", "pyzmq", "rich"), "99.0")
+
+
+def test_a_board_without_extras_is_well(install_only):
+    install_only({**CORE, "onnxruntime": "1.20.1"})
+    found = pairs(diagnostics.check_packages())
+    assert {finding.status for finding in found.values()} == {"ok"}
+    assert "needed to train" in found["train"].detail
+    assert found["train"].fix.startswith("pip install 'torch>=")
+    assert found["onnxruntime"].detail == "1.20.1"
+
+
+def test_of_two_builds_of_onnxruntime_that_for_the_machine_is_kept(install_only, monkeypatch):
+    install_only({**CORE, "onnxruntime": "1.20.1", "onnxruntime-gpu": "1.20.1"})
+    monkeypatch.setattr(hardware, "has_nvidia", lambda: True)
+    found = pairs(diagnostics.check_packages())["ONNX Runtime"]
+    assert found.status == "bad"
+    assert found.detail == "onnxruntime and onnxruntime-gpu are installed and overwrite each other's files"
+    assert found.fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxruntime-gpu[cuda,cudnn]'"
+    monkeypatch.setattr(hardware, "has_nvidia", lambda: False)
+    assert pairs(diagnostics.check_packages())["ONNX Runtime"].fix.endswith("&& pip install onnxruntime")
+
+
+def test_packages_that_are_missing_or_old_are_named_with_the_fix(install_only):
+    install_only({**CORE, "torch": "2.15.0+cu130", "timm": "0.9.1", "pyzmq": "25.1"})
+    found = pairs(diagnostics.check_packages())
+    assert (found["pyzmq"].status, found["pyzmq"].detail) == ("bad", "25.1, older than 26.0")
+    assert (found["torch"].status, found["torch"].detail) == ("ok", "2.15.0+cu130")
+    assert found["timm"].status == "warn"
+    assert found["train"].status == "warn"
+    assert "safetensors" in found["train"].fix
+    install_only({})
+    assert worst(list(diagnostics.check_packages())) == "bad"
+
+
+def test_every_requirement_of_the_core_is_checked():
+    required = {line.split(">")[0].lower() for line in importlib.metadata.requires("ls-edge") if "extra" not in line}
+    assert required <= set(pairs(diagnostics.check_packages()))
+
+
+def test_the_worst_status_is_that_of_all():
+    assert worst([]) == "ok"
+    assert worst([Finding("ok", "", ""), Finding("bad", "", ""), Finding("warn", "", "")]) == "bad"
+    assert worst([Finding("warn", "", ""), Finding("ok", "", "")]) == "warn"
+
+
+def test_libzmq_without_curve_is_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "zmq.py").write_text("zmq_version = lambda: '4.3.5'\nhas = lambda feature: False\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (found,) = diagnostics.check_zmq()
+    assert found.status == "warn"
+    assert "without CURVE" in found.detail
+
+
+def test_cores_that_the_control_group_does_not_grant_are_a_warning(tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.write_text("0::/a/b\n")
+    (tmp_path / "root/a/b").mkdir(parents=True)
+    assert hardware.cpu_quota(tmp_path / "root", own) is None
+    (tmp_path / "root/a/b/cpu.max").write_text("max 100000\n")
+    (tmp_path / "root/a/cpu.max").write_text("150000 100000\n")
+    assert hardware.cpu_quota(tmp_path / "root", own) == 1.5
+    (tmp_path / "root/cpu").mkdir()
+    (tmp_path / "root/cpu/cpu.cfs_quota_us").write_text("50000\n")
+    (tmp_path / "root/cpu/cpu.cfs_period_us").write_text("100000\n")
+    assert hardware.cpu_quota(tmp_path / "root", own) == 0.5
+    monkeypatch.setattr(hardware, "cpu_quota", lambda: 0.5)
+    found = pairs(diagnostics.check_hardware())["cores"]
+    assert found.status == "warn"
+    assert "limit the threads of all peers together to 1" in found.fix

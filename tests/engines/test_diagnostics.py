@@ -1,0 +1,156 @@
+"""Each engine library is tried in a process of its own, and each fault has its line."""
+
+import os
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from ls_edge.engines import diagnostics as engines
+from tests.engines.conftest import DOUBLES
+
+
+def pairs(findings):
+    return {finding.what: finding for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("ours", "operator", "rows"), [(engines.PRODUCT_MODEL, "MatMul", 4), (engines.LAYER_MODEL, "Add", "B")]
+)
+def test_the_models_of_probes_are_those_that_onnx_writes(ours, operator, rows):
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [rows, 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node(operator, ["x", "x"], ["y"])], "square", [x], [y])
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    onnx.checker.check_model(model, full_check=True)
+    assert bytes.fromhex(ours) == model.SerializeToString(deterministic=True)
+
+
+def test_the_model_of_products_multiplies():
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(bytes.fromhex(engines.PRODUCT_MODEL), providers=["CPUExecutionProvider"])
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    assert np.array_equal(session.run(None, {"x": x})[0], x @ x)
+
+
+def test_engines_that_load_are_found():
+    pytest.importorskip("onnxruntime")
+    found = pairs(engines.check_engines())
+    assert found["engine CPUExecutionProvider"].status == "ok"
+    if "engine TensorRT" not in found and "engine CUDAExecutionProvider" not in found:
+        auto = "takes CPUExecutionProvider (not TensorRT: not installed; not CUDAExecutionProvider: not installed)"
+        assert found["engine auto"].detail == auto
+
+
+ONNX_RUNTIME = """
+import os, sys
+sys.path.remove({folder!r})
+del sys.modules["onnxruntime"]
+import numpy, onnxruntime_cuda
+
+class OnnxRuntime(onnxruntime_cuda.OnnxRuntimeWithCuda):
+    def InferenceSession(self, *arguments, **options):
+        session = super().InferenceSession(*arguments, **options)
+        {fault}
+        return session
+
+sys.modules["onnxruntime"] = OnnxRuntime()
+"""
+
+
+@pytest.fixture
+def install_onnxruntime(tmp_path, monkeypatch):
+    """Return a function that installs the double of onnxruntime-gpu for probes, whose sessions have a fault."""
+
+    def install(fault):
+        (tmp_path / "onnxruntime.py").write_text(ONNX_RUNTIME.format(folder=str(tmp_path), fault=fault))
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{DOUBLES}")
+
+    return install
+
+
+def test_providers_that_are_listed_but_do_not_load_are_named(install_onnxruntime):
+    install_onnxruntime("os.abort()")
+    found = pairs(engines.check_onnxruntime("onnxruntime-gpu"))
+    assert found["engine CUDAExecutionProvider"].status == "warn"
+    assert "SIGABRT" in found["engine CUDAExecutionProvider"].detail
+    assert found["engine CPUExecutionProvider"].status == "bad"
+    assert found["engine CPUExecutionProvider"].fix == "pip install --force-reinstall onnxruntime-gpu"
+
+
+def test_a_provider_that_rounds_float32_is_named(install_onnxruntime):
+    install_onnxruntime("session.run = lambda *a, run=session.run: [y.astype(numpy.float16) for y in run(*a)]")
+    found = pairs(engines.check_onnxruntime("onnxruntime-gpu"))["engine CUDAExecutionProvider"]
+    assert found.status == "warn"
+    assert "rounds float32" in found.detail
+
+
+@pytest.fixture
+def hide(monkeypatch):
+    """Return a function that makes modules appear not installed."""
+    return lambda *names: [monkeypatch.setitem(sys.modules, name, None) for name in names]
+
+
+def test_without_an_engine_library_there_is_one_warning(hide, install_only):
+    hide("onnxruntime", "tensorrt")
+    install_only({})
+    (found,) = engines.check_engines()
+    assert (found.status, found.what) == ("warn", "engines")
+
+
+def test_tensorrt_builds_and_runs_a_layer(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLES))
+    monkeypatch.syspath_prepend(DOUBLES)
+    (found,) = engines.check_tensorrt()
+    assert (found.status, found.fix) == ("ok", None)
+    assert found.detail == "TensorRT 10.3.0 on Double of a GPU, builds and runs a layer"
+    (tmp_path / "tensorrt").mkdir()
+    (tmp_path / "tensorrt" / "__init__.py").write_text("raise ImportError('libnvinfer.so.10: cannot open')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (found,) = engines.check_tensorrt()
+    assert (found.status, found.fix) == ("warn", "use --engine onnx")
+    assert "libnvinfer.so.10: cannot open" in found.detail
+
+
+OURS = f"python3.{sys.version_info.minor}"
+OTHER = f"python3.{sys.version_info.minor - 1}"
+
+
+@pytest.mark.parametrize(
+    ("python", "words", "wanted"), [(OTHER, f"made for {OTHER} while this is {OURS}", OTHER), ("python3", "", OURS)]
+)
+def test_tensorrt_that_the_environment_hides_is_found(hide, tmp_path, python, words, wanted):
+    hide("tensorrt")
+    assert list(engines.check_tensorrt(tmp_path)) == []
+    (tmp_path / python / "dist-packages" / "tensorrt").mkdir(parents=True)
+    (found,) = engines.check_tensorrt(tmp_path)
+    assert found.fix == f"make the environment again with: {wanted} -m venv --system-site-packages .venv"
+    assert "which this environment does not see" in found.detail
+    assert words in found.detail
+
+
+def test_a_cuda_runtime_newer_than_the_driver_is_explained(monkeypatch, install_only):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLES))  # its driver supports CUDA 12.6
+    install_only({"onnxruntime-gpu": "1.31.1"})
+    (found,) = engines.check_cuda()
+    assert (found.status, found.fix) == ("ok", None)
+    assert re.fullmatch(r"12\.6 in \S*libcudart\S*; the driver supports 12\.6", found.detail)
+    monkeypatch.setenv("CUDA_DOUBLE_RUNTIME", "12080")
+    (found,) = engines.check_cuda()
+    assert found.status == "warn"
+    assert "CUDA 12.8 is newer than the driver supports (12.6, error 35)" in found.detail
+    assert "use --engine onnx" in found.fix
+
+
+def test_a_wheel_made_for_numpy_1_is_explained(monkeypatch, tmp_path):
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").write_text(
+        "import sys\nsys.stderr.write('A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1.0')\n"
+        "raise ImportError('numpy.core.multiarray failed to import')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (found,) = engines.check_onnxruntime("onnxruntime-gpu")
+    assert found.status == "bad"
+    assert found.fix.startswith("pip install 'numpy<2'")
