@@ -21,7 +21,7 @@ def metrics_port(address: str) -> Iterator[Callable[[Collector, EngineCores], st
     Errors name the flag.
     """
     require("--metrics", "metrics")
-    from ls_edge.runtime.serve.listener import open_listener
+    from ls_edge.runtime.serve.http.listener import open_listener
     from ls_edge.runtime.serve.metrics import registry_of
     from ls_edge.runtime.serve.scrape_server import ScrapeServer
 

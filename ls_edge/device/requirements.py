@@ -34,7 +34,7 @@ MODULES = {
     "export": ("torch", "timm", "onnx"),
     "metrics": ("prometheus_client",),
     "report": ("altair", "jinja2", "vl_convert"),
-    "serve": ("prometheus_client", "starlette", "uvicorn", "httptools", "python_multipart"),
+    "serve": ("prometheus_client", "aiohttp"),
 }
 """Modules whose presence :func:`require` checks, by extra."""
 

@@ -8,12 +8,12 @@ which a request gives one: ``image`` (encoded files), ``pixels`` (RGB), or ``inp
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,11 +23,22 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, printable
 from ls_edge.runtime.source.results import Answer
 
-EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository")
+if TYPE_CHECKING:
+    from ls_edge.runtime.serve.service import Statistics
+
+T = TypeVar("T")
+
+EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics")
+ONLY_VERSION = "1"
+"""Version that clients ask for who know no other."""
 MAX_BATCH = 256
 """Limit of images in a request."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """HTTP header: the length of the JSON document in front of binary tensors."""
+_OUTPUTS = ("logits", "probabilities", "label")
+_WORDS = {"int": "an integer", "float": "a number", "str": "a string", "bool": "a boolean"}
+"""Names of types in JSON, by those in Python."""
+_STAGES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 _SHOWN = 64
 """Limit of a client's value in an error, in characters."""
 
@@ -44,23 +55,24 @@ class _Input(msgspec.Struct, frozen=True):
     name: _Name
     shape: Annotated[list[_Side], Meta(min_length=1, max_length=8)]
     datatype: Annotated[str, Meta(max_length=16)]
-    parameters: _InputParameters = _InputParameters()
-    data: list[Any] | None = None
+    parameters: _InputParameters | None = None
+    data: msgspec.Raw = msgspec.Raw()
+    """JSON of the values, flat or nested; empty without."""
 
 
 class _OutputParameters(msgspec.Struct, frozen=True):
     binary_data: bool | None = None
-    classification: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
+    classification: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
 
 
 class _Output(msgspec.Struct, frozen=True):
     name: _Name
-    parameters: _OutputParameters = _OutputParameters()
+    parameters: _OutputParameters | None = None
 
 
 class _Parameters(msgspec.Struct, frozen=True):
-    binary_data_output: bool = False
-    timeout: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    binary_data_output: bool | None = None
+    timeout: Annotated[int, Meta(ge=0, le=1 << 62)] | None = None
     """Microseconds; 0 for none (Triton)."""
 
 
@@ -68,9 +80,22 @@ class InferRequest(msgspec.Struct, frozen=True):
     """Document of a request."""
 
     inputs: Annotated[list[_Input], Meta(min_length=1, max_length=8)]
-    id: _Name = ""
-    parameters: _Parameters = _Parameters()
-    outputs: Annotated[list[_Output], Meta(max_length=8)] = []
+    id: _Name | None = None
+    parameters: _Parameters | None = None
+    outputs: Annotated[list[_Output], Meta(max_length=8)] | None = None
+
+
+class _Timed(msgspec.Struct, frozen=True):
+    parameters: _Parameters | None = None
+
+
+def timeout_of(body: bytes, json_length: int | None) -> int:
+    """Return the timeout of a request in microseconds; 0 for none, or if the request is not valid."""
+    try:
+        found = msgspec.json.decode(body[:json_length], type=_Timed).parameters if b'"timeout"' in body else None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return 0
+    return 0 if found is None or found.timeout is None else found.timeout
 
 
 def parse_request(body: bytes, json_length: int | None) -> tuple[InferRequest, bytes]:
@@ -78,11 +103,20 @@ def parse_request(body: bytes, json_length: int | None) -> tuple[InferRequest, b
     length = len(body) if json_length is None else json_length
     if length > len(body):
         raise DataError(f"{HEADER_LENGTH} is {length} and the body has {len(body)} bytes; send the whole body")
+    request = _decoded(body[:length], InferRequest, "the request")
+    for output in request.outputs or ():
+        if output.name not in _OUTPUTS:
+            raise DataError(f"output {shown(output.name)} is not known; use logits, probabilities or label")
+    return request, body[length:]
+
+
+def _decoded(content: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
+    """Decode JSON; raise :class:`DataError` in the words of JSON."""
     try:
-        document = msgspec.json.decode(body[:length], type=InferRequest)
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise DataError(f"the request is not valid: {printable(str(error)[:200])}") from None
-    return document, body[length:]
+        why = re.sub(r"`(int|float|str|bool)`", lambda match: _WORDS[match[1]], str(error)[:200])
+        raise DataError(f"{name} is not valid: {printable(why)}") from None
 
 
 def metadata(bundle: Bundle) -> dict[str, Any]:
@@ -133,49 +167,79 @@ def version_of(bundle: Bundle) -> str:
     return bundle.manifest.bundle_id[:16]
 
 
+def statistics(bundle: Bundle, found: Statistics) -> dict[str, Any]:
+    """Return the statistics of a model, as Triton's statistics extension has them."""
+    stages = {stage: found.stages.get(stage, [0, 0.0]) for stage in _STAGES}
+    return {
+        "name": bundle.manifest.model,
+        "version": version_of(bundle),
+        "last_inference": round(found.last_s * 1e3),
+        "inference_count": found.images,
+        "execution_count": stages["success"][0],
+        "inference_stats": {
+            stage: {"count": count, "ns": round(seconds * 1e9)} for stage, (count, seconds) in stages.items()
+        },
+        "batch_stats": [],
+    }
+
+
 def images_of(
-    request: InferRequest, binary: bytes, preprocess: Callable[[bytes | np.ndarray, str], np.ndarray]
+    request: InferRequest,
+    binary: bytes,
+    size: Sequence[int],
+    preprocess: Callable[[bytes | np.ndarray, str], np.ndarray],
 ) -> list[np.ndarray]:
     """Return the images of a request as float32 ``[3, H, W]``; raise :class:`DataError`.
 
-    ``preprocess`` is that of the source, for encoded images and pixels.
+    ``size`` is the height and width that the model takes, ``preprocess`` that of the source, for encoded images and
+    pixels.
     """
     if len(request.inputs) != 1:
         names = ", ".join(shown(one.name) for one in request.inputs)
         raise DataError(f"the request has the inputs {names}; give one of image, pixels and input")
     (given,) = request.inputs
-    expected = {"image": "BYTES", "pixels": "UINT8", "input": "FP32"}.get(given.name)
-    if expected is None:
+    kinds = {"image": ("BYTES", "[N]"), "pixels": ("UINT8", "[N, H, W, 3]")}
+    kinds["input"] = ("FP32", f"[N, 3, {size[0]}, {size[1]}]")
+    if given.name not in kinds:
         raise DataError(f"input {shown(given.name)} is not known; use image, pixels or input")
-    if given.datatype != expected:
-        raise DataError(f"input {given.name} has the datatype {shown(given.datatype)}; use {expected}")
-    count = given.shape[0]
+    datatype, shape = kinds[given.name]
+    if given.datatype != datatype:
+        raise DataError(f"input {given.name} has the datatype {shown(given.datatype)}; use {datatype}")
+    count, rest = given.shape[0], given.shape[1:]
     if not 1 <= count <= MAX_BATCH:
         raise DataError(f"input {given.name} has a batch of {count}; use 1 to {MAX_BATCH} images")
-    raw = _binary_of(given, binary)
-    if expected == "BYTES":
-        if len(given.shape) > 2 or given.shape[1:] not in ([], [1]):
-            raise DataError(f"input image has the shape {given.shape}; use [N]")
-        files = _texts(given.data, count) if raw is None else _split(raw, count)
-        return [preprocess(file, f"image {index}") for index, file in enumerate(files)]
-    if len(given.shape) != 4:
-        shape = "[N, H, W, 3]" if given.name == "pixels" else "[N, 3, H, W]"
+    fits = {"image": rest in ([], [1]), "pixels": len(rest) == 3 and rest[2] == 3, "input": rest == [3, *size]}
+    if not fits[given.name]:
         raise DataError(f"input {given.name} has the shape {given.shape}; use {shape}")
-    array = _array(given, raw, np.dtype("uint8" if expected == "UINT8" else "<f4"))
-    if expected == "FP32":
-        return list(array.astype(np.float32, copy=False))
-    return [preprocess(np.ascontiguousarray(pixels), f"image {index}") for index, pixels in enumerate(array)]
+    raw = _binary_of(given, binary)
+    if datatype == "FP32":
+        return list(_array(given, raw, np.dtype("<f4")).astype(np.float32, copy=False))
+    if datatype == "UINT8":
+        array = _array(given, raw, np.dtype("uint8"))
+        return [preprocess(np.ascontiguousarray(pixels), f"image {index}") for index, pixels in enumerate(array)]
+    files = _files(given, count) if raw is None else _elements(raw, count)
+    if files is not None:
+        return [preprocess(file, f"image {index}") for index, file in enumerate(files)]
+    assert raw is not None
+    try:
+        return [preprocess(raw, "image 0")]  # the file alone, as OpenVINO Model Server's documents send it
+    except DataError as error:
+        (length,) = struct.unpack_from("<I", raw.ljust(4, b"\0"))
+        raise DataError(
+            f"{error}; if its first 4 bytes are its length, they say {length} bytes and {max(0, len(raw) - 4)} follow"
+        ) from None
 
 
 def _binary_of(given: _Input, binary: bytes) -> bytes | None:
-    size = given.parameters.binary_data_size
+    size = None if given.parameters is None else given.parameters.binary_data_size
+    has_data = bytes(given.data) not in (b"", b"null")
     if size is None:
-        if given.data is None:
+        if not has_data:
             raise DataError(f"input {given.name} has neither data nor binary_data_size")
         if binary:
             raise DataError(f"{len(binary)} bytes follow the document, and no input has a binary_data_size")
         return None
-    if given.data is not None:
+    if has_data:
         raise DataError(f"input {given.name} has data and binary_data_size; use one of them")
     if int(size) != len(binary):
         raise DataError(f"input {given.name} has a binary_data_size of {size} and {len(binary)} bytes of binary data")
@@ -191,8 +255,8 @@ def _array(given: _Input, raw: bytes | None, dtype: np.dtype[Any]) -> np.ndarray
             )
         return np.frombuffer(raw, dtype).reshape(given.shape)
     try:
-        values = np.array(given.data, dtype=np.float64)
-    except (ValueError, TypeError, RecursionError, OverflowError):
+        values = np.array(_values_of(given, float), dtype=np.float64)
+    except ValueError:
         raise DataError(f"the data of input {given.name} are not numbers of shape {given.shape}") from None
     if values.size != count:
         raise DataError(f"input {given.name} of shape {given.shape} needs {count} numbers and has {values.size}")
@@ -202,21 +266,33 @@ def _array(given: _Input, raw: bytes | None, dtype: np.dtype[Any]) -> np.ndarray
         return values.astype(dtype).reshape(given.shape)
 
 
-def _texts(data: Sequence[Any] | None, count: int) -> list[bytes]:
+def _values_of(given: _Input, kind: Any) -> Any:
+    """Return the values of an input, as nested as they are given."""
+    content = bytes(given.data)
+    opening = re.match(rb"[\[\s]*", content)
+    for _ in range(min(content.count(b"[", 0, opening.end() if opening else 0), 8)):
+        kind = list[kind]
+    return _decoded(content, kind, f"the data of input {given.name}")
+
+
+def _files(given: _Input, count: int) -> list[bytes]:
     """Return encoded images, which JSON holds in base64."""
-    texts = [text for one in data or () for text in (one if isinstance(one, list) else [one])]
+    texts = [text for one in _values_of(given, str) for text in (one if isinstance(one, list) else [one])]
     if len(texts) != count:
         raise DataError(f"input image has {len(texts)} elements and a batch of {count}")
     try:
-        return [base64.b64decode(text, validate=True) for text in texts]
-    except (TypeError, ValueError, binascii.Error):
+        return [base64.b64decode("".join(text.split()), validate=True) for text in texts]
+    except (TypeError, ValueError):
         raise DataError(
             "the data of input image are not texts in base64; encode the files, or send them binary"
         ) from None
 
 
-def _split(raw: bytes, count: int) -> list[bytes]:
-    """Return the elements of BYTES: each follows its length, 4 bytes with the lowest first."""
+def _elements(raw: bytes, count: int) -> list[bytes] | None:
+    """Return the elements of BYTES, each of which follows its length, 4 bytes with the lowest first.
+
+    Return None for one element whose length is not there.
+    """
     found: list[bytes] = []
     at = 0
     while len(found) < count and at + 4 <= len(raw):
@@ -225,21 +301,24 @@ def _split(raw: bytes, count: int) -> list[bytes]:
         at += 4 + length
     if at == len(raw) and len(found) == count:
         return found
-    if count == 1:  # the file alone, as OpenVINO Model Server's documents send it
-        return [raw]
-    raise DataError(f"the binary data of input image are not {count} elements, each behind its length of 4 bytes")
+    if count == 1:
+        return None
+    raise DataError(
+        f"the binary data of input image are not {count} elements, each behind its length of 4 bytes: the lengths of "
+        f"the first {len(found)} lead to byte {at} of {len(raw)}"
+    )
 
 
 def response_of(request: InferRequest, bundle: Bundle, answers: Sequence[Answer]) -> tuple[bytes, int | None]:
     """Return the body of a response, and the length of its document if binary tensors follow it."""
-    wanted = request.outputs or [_Output(name) for name in ("logits", "probabilities", "label")]
+    wanted = request.outputs or [_Output(name) for name in _OUTPUTS]
     outputs: list[dict[str, Any]] = []
     binary: list[bytes] = []
     for output in wanted:
         datatype, shape, values = _values(output, bundle, answers)
         one: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
-        as_binary = output.parameters.binary_data
-        if request.parameters.binary_data_output if as_binary is None else as_binary:
+        as_binary = output.parameters and output.parameters.binary_data
+        if (request.parameters and request.parameters.binary_data_output) if as_binary is None else as_binary:
             if isinstance(values, np.ndarray):
                 data = values.tobytes()
             else:
@@ -259,19 +338,12 @@ def response_of(request: InferRequest, bundle: Bundle, answers: Sequence[Answer]
     return b"".join([head, *binary]), len(head) if binary else None
 
 
-def check_outputs(request: InferRequest) -> None:
-    """Raise :class:`DataError` if a request wants outputs that do not exist."""
-    for output in request.outputs:
-        if output.name not in ("logits", "probabilities", "label"):
-            raise DataError(f"output {shown(output.name)} is not known; use logits, probabilities or label")
-
-
 def _values(
     output: _Output, bundle: Bundle, answers: Sequence[Answer]
 ) -> tuple[str, list[int], np.ndarray | list[str]]:
     """Return the datatype, shape and values of an output."""
     classes = bundle.manifest.classes
-    top = min(output.parameters.classification, len(classes))
+    top = min((output.parameters and output.parameters.classification) or 0, len(classes))
     if top:
         texts = [text for answer in answers for text in _classification(output.name, answer, classes, top)]
         return "BYTES", [len(answers), top], texts

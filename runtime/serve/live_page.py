@@ -7,16 +7,14 @@ import itertools
 import json
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
 from importlib.resources import files
 from typing import Any
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from aiohttp import web
 
-from ls_edge.runtime.serve.service import RETRY_AFTER, Service
+from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
+from ls_edge.runtime.serve.http.router import begin_response
+from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.results import Answer
 
 MAX_WATCHERS = 16
@@ -42,47 +40,40 @@ class LivePage:
         """Show answers on the pages that are open."""
         self._recent.extend(zip(answers, self._numbers, strict=False))
 
-    async def show(self, _request: Request) -> Response:
+    async def show(self, _request: web.BaseRequest) -> web.Response:
         """Return the page, which loads nothing else and calls this server alone."""
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:; "
             "media-src blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
-        return Response(
-            self._html.replace("{{nonce}}", nonce), media_type="text/html", headers={"Content-Security-Policy": policy}
+        return web.Response(
+            text=self._html.replace("{{nonce}}", nonce),
+            content_type="text/html",
+            headers={"Content-Security-Policy": policy},
         )
 
-    async def events(self, _request: Request) -> Response:
-        """Return a stream of the state and the answers since the event before."""
+    async def events(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Send the state, and the answers since the event before, until the server stops."""
         if self.watchers >= MAX_WATCHERS:
-            raise HTTPException(503, f"{MAX_WATCHERS} pages are open, the limit; close one", RETRY_AFTER)
-        return _Events(self)
-
-    async def stream(self) -> AsyncIterator[str]:
-        """Yield events until the server stops."""
-        shown = 0
-        while not self._service.is_stopping:
-            answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
-            shown = answers[-1]["number"] if answers else shown
-            event = json.dumps({"status": self._service.status(), "answers": answers}, allow_nan=False)
-            yield f"data: {event}\n\n"
-            await asyncio.sleep(_INTERVAL_S)
-
-
-class _Events(StreamingResponse):
-    """Response that streams events, and counts as a watcher from the moment that it was allowed to."""
-
-    def __init__(self, page: LivePage) -> None:
-        super().__init__(page.stream(), media_type="text/event-stream")
-        self._page = page
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._page.watchers += 1
+            raise Refusal(503, f"{MAX_WATCHERS} pages are open, the limit; close one", RETRY_AFTER)
+        # nginx would collect events for some seconds.
+        headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        if request.method == "HEAD":
+            return web.Response(headers=headers)
+        response, shown = web.StreamResponse(headers=headers), 0
+        self.watchers += 1
         try:
-            await super().__call__(scope, receive, send)
+            await begin_response(request, response)
+            while not self._service.is_stopping:
+                answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
+                shown = answers[-1]["number"] if answers else shown
+                event = json.dumps({"status": self._service.status(), "answers": answers}, allow_nan=False)
+                await response.write(f"data: {event}\n\n".encode())
+                await asyncio.sleep(_INTERVAL_S)
         finally:
-            self._page.watchers -= 1
+            self.watchers -= 1
+        return response
 
 
 def _event_of(answer: Answer, number: int) -> dict[str, Any]:

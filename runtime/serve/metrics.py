@@ -7,6 +7,7 @@ device. Label values come from ``peers.yaml``, this package, the bundle and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -18,6 +19,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile
@@ -73,13 +75,12 @@ class PeerCollector(Collector):
 class SourceCollector(Collector):
     """Metrics of a source."""
 
-    def __init__(self, source: Callable[[], Source]) -> None:
-        """``source`` returns the source that is used now."""
+    def __init__(self, source: Source) -> None:
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
-        source = self._source()
+        source = self._source
         counts, snapshot = source.counts, source.snapshot
         listed = source.name if source.peers.source(source.name) is not None else ""  # else it is random at each start
         yield _build("source", listed, source.bundle.manifest.bundle_id)
@@ -110,6 +111,45 @@ class SourceCollector(Collector):
         yield _histogram("ls_edge_source_latency_seconds", "Time from submission to answer.", counts.latency)
         yield from _links(source.link_counts, snapshot.reroutes)
         yield from _dropped(snapshot.dropped)
+
+
+class SuccessiveCollector(Collector):
+    """Metrics of collectors that follow one another: counts are those of all, other values those of the latest."""
+
+    def __init__(self, *collectors: Collector) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        *before, latest = self._collectors
+        counts: dict[str, dict[tuple[str, ...], Sample]] = {}
+        for collector in (*before, latest):
+            for metric in collector.collect():
+                if metric.type in ("counter", "histogram"):
+                    known = counts.setdefault(metric.name, {})
+                    for sample in metric.samples:
+                        key = (sample.name, *sample.labels.values())
+                        known[key] = sample._replace(value=sample.value + known[key].value) if key in known else sample
+                    metric.samples = list(known.values())
+                if collector is latest:
+                    yield metric
+
+    def add(self, collector: Collector) -> None:
+        """Take a collector that follows the others."""
+        self._collectors = (*self._collectors, collector)
+
+    def merge(self) -> None:
+        """Keep the counts of all collectors but the latest, which have ended."""
+        *before, latest = self._collectors
+        self._collectors = (_Ended(list(SuccessiveCollector(*before).collect())), latest)
+
+
+@dataclass
+class _Ended(Collector):
+    metrics: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.metrics
 
 
 class DeviceCollector(Collector):

@@ -11,7 +11,7 @@ from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 
 from ls_edge.device.worker import introduce_thread
 from ls_edge.runtime.peer.cores import EngineCores
-from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS, url_of
+from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS, url_of
 
 SCRAPE_SILENCE_S = 10.0
 """Seconds without a byte after which a connection to ``--metrics`` is closed."""

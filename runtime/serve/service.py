@@ -1,8 +1,7 @@
 """Images in, answers out: the source behind ``ls-edge serve``, its limits, and its exchange for another one.
 
 Methods run on the event loop of the server unless they say otherwise. At most ``max_inflight`` requests are worked on
-at the same time and more are refused with 503, so memory is bounded and no request waits in a queue that its client
-does not see.
+at the same time, and a limited number waits for that, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from prometheus_client import Gauge, Histogram
 
 from ls_edge.core.errors import (
     BudgetExceeded,
@@ -33,6 +30,10 @@ from ls_edge.core.errors import (
 )
 from ls_edge.core.parts import shown_parts
 from ls_edge.core.text import name_blocks
+from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
+from ls_edge.runtime.serve.http.router import BUCKETS_S
+from ls_edge.runtime.serve.metrics import SourceCollector, SuccessiveCollector, registry_of
+from ls_edge.runtime.serve.places import Places
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
@@ -41,7 +42,6 @@ DECODERS = 2
 """Large images that are decoded at the same time, whatever ``--concurrency`` is; each may need half a gigabyte."""
 OVER_BUDGET_S = 2.0
 """Seconds over the budget after which a request is abandoned here."""
-RETRY_AFTER = {"Retry-After": "1"}
 _TOO_LATE = "the budget ended before the image was decoded; give it more time"
 _POLL_S = 0.01
 """Interval of checks for the end of requests, in seconds."""
@@ -65,16 +65,44 @@ class _Backend:
     """Requests that use it."""
 
 
+@dataclass
+class Statistics:
+    """Counts and times of inference requests, as in Triton's statistics extension."""
+
+    images: int = 0
+    last_s: float = 0.0
+    """Time of the latest answer, in seconds since 1970."""
+    stages: dict[str, list[float]] = field(default_factory=dict)
+    """Count and seconds of each stage."""
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Count a request."""
+        found = self.stages.setdefault(stage, [0, 0.0])
+        found[0] += 1
+        found[1] += seconds
+
+
 class Service:
     """Answers images through a source."""
 
-    def __init__(self, source: Source, *, holder_wait_s: float) -> None:
-        """``holder_wait_s`` limits the time that an image waits for missing holders."""
+    def __init__(self, source: Source, *, holder_wait_s: float, queue: int) -> None:
+        """``holder_wait_s`` limits the time that an image waits for missing holders, ``queue`` how many wait."""
         self._backend = _Backend(source)
         self._lock = threading.Lock()
         self._holder_wait_s = holder_wait_s
         self._decoders = ThreadPoolExecutor(source.settings.max_inflight, "decoder")
         self._large_images = threading.BoundedSemaphore(DECODERS)
+        self.places = Places(source.settings.max_inflight, queue)
+        self.statistics = Statistics()
+        self._sources = SuccessiveCollector(SourceCollector(source))
+        self.registry = registry_of(self._sources)
+        Gauge(
+            "ls_edge_http_queue_length", "Requests that wait for a place of --concurrency.", registry=self.registry
+        ).set_function(lambda: self.places.waiting)
+        self._waits = Histogram(
+            "ls_edge_http_queue_seconds", "Time that requests waited for a place of --concurrency.",
+            registry=self.registry, buckets=BUCKETS_S,
+        )  # fmt: skip
         self.is_stopping = False
 
     @property
@@ -117,6 +145,8 @@ class Service:
             "concurrency": source.settings.max_inflight,
             "budget_ms": source.settings.budget_ms,
             "in_flight": source.counts.in_flight,
+            "queue": self.places.queue,
+            "waiting": self.places.waiting,
             "missing_blocks": shown_parts(snapshot.missing_blocks),
             "peers": peers,
         }
@@ -125,56 +155,69 @@ class Service:
         """Refuse new images; the others are finished. Any thread may call it."""
         self.is_stopping = True
 
-    def exchange(self, source: Source, timeout: float) -> Source:
-        """Use another source for new requests, wait for those of the one before, and return that one for closing.
+    def exchange(self, source: Source, timeout: float) -> None:
+        """Use another source for new requests, wait for those of the one before, and close that one.
 
         Any thread other than the server's may call it.
         """
+        self._sources.add(SourceCollector(source))
         with self._lock:
             before, self._backend = self._backend, _Backend(source)
         end = time.monotonic() + timeout
         while before.requests and time.monotonic() < end:
             time.sleep(_POLL_S)
-        return before.source
+        before.source.close()
+        self._sources.merge()
 
     def close(self) -> None:
         """End the decoders, and close the source."""
         self._decoders.shutdown(wait=False, cancel_futures=True)
         self.source.close()
 
-    @contextlib.contextmanager
-    def place(self) -> Iterator[Source]:
-        """Take one of the places for requests; raise 503 if there is none."""
+    @contextlib.asynccontextmanager
+    async def place(self, end: float) -> AsyncIterator[Source]:
+        """Wait for one of the places for requests until ``end``; raise :class:`Refusal` if there is none."""
         if self.is_stopping:
-            raise HTTPException(503, "the server is stopping", RETRY_AFTER)
-        with self._lock:
-            backend = self._backend
-            most = backend.source.settings.max_inflight
-            if backend.requests >= most:
-                raise HTTPException(503, f"{most} images are being answered, the limit; try again", RETRY_AFTER)
-            backend.requests += 1
+            raise Refusal(503, "the server is stopping", RETRY_AFTER)
+        began = time.monotonic()
+        used_s = None
         try:
-            yield backend.source
+            await self.places.take(end)
+            placed = time.monotonic()
+            self._waits.observe(placed - began)
+            self.statistics.add("queue", placed - began)
+            try:
+                with self._lock:
+                    backend = self._backend
+                    backend.requests += 1
+                yield backend.source
+                used_s = time.monotonic() - placed
+            finally:
+                with self._lock:
+                    backend.requests -= 1
+                self.places.give_back(used_s)
         finally:
-            with self._lock:
-                backend.requests -= 1
+            self.statistics.add("fail" if used_s is None else "success", time.monotonic() - began)
 
-    async def answer(self, source: Source, decode: Decode, budget_ms: float, receive: Receive) -> list[Answer]:
-        """Return the answers to the images of ``decode``, which runs on a decoder's thread.
+    async def answer(self, source: Source, decode: Decode, end: float) -> list[Answer]:
+        """Return the answers to the images of ``decode``, which runs on a decoder's thread, until ``end``.
 
-        Expected errors become :class:`HTTPException`. If the client goes away, which ``receive`` tells, stop the work
-        on the images and raise :class:`ClientDisconnect`.
+        Expected errors become :class:`Refusal`. If the task is cancelled, because the client has gone away, stop the
+        work on the images.
         """
-        end = time.monotonic() + budget_ms / 1e3
+        began = decoded = time.monotonic()
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         futures: list[Future[Answer]] = []
 
         def submit() -> None:
+            nonlocal decoded
             images = self._decode_in_turn(decode, end)
+            decoded = time.monotonic()
             left_s = self._wait_for_holders(source, end)
             try:
-                futures.extend(source.submit(image, name="the body", budget_ms=left_s * 1e3) for image in images)
+                for index, image in enumerate(images):
+                    futures.append(source.submit(image, name=f"image {index}", budget_ms=left_s * 1e3))
             finally:
                 for future in futures:
                     future.add_done_callback(wake)
@@ -191,26 +234,27 @@ class Service:
         # Submitting on the decoder's thread saves a change of threads.
         submitting = self._decoders.submit(submit)
         submitting.add_done_callback(wake)
-        gone = loop.create_task(until_gone(receive))
         try:
             # A little longer than the thread waits for holders, so that its error says what is missing.
-            for seconds in (budget_ms / 1e3 + _POLL_S, OVER_BUDGET_S):
-                await asyncio.wait((ended, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for seconds in (end - began + _POLL_S, OVER_BUDGET_S):
+                await asyncio.wait((ended,), timeout=seconds)
                 if ended.done():
                     submitting.result()
-                    return [future.result() for future in futures]
-                if gone.done():
-                    raise ClientDisconnect
+                    answers = [future.result() for future in futures]
+                    self.statistics.add("compute_input", decoded - began)
+                    self.statistics.add("compute_infer", time.monotonic() - decoded)
+                    self.statistics.images += len(answers)
+                    self.statistics.last_s = time.time()
+                    return answers
                 if not submitting.done():
                     raise BudgetExceeded(_TOO_LATE)
             raise BudgetExceeded("the budget ended before there was an answer; give it more time")
         except (DataError, UsageError) as error:
-            raise HTTPException(400, str(error)) from None
+            raise Refusal(400, str(error)) from None
         except RequestError as error:
             status = _STATUS_OF.get(type(error), 500)
-            raise HTTPException(status, str(error), RETRY_AFTER if status == 503 else None) from None
+            raise Refusal(status, str(error), RETRY_AFTER if status == 503 else None) from None
         finally:
-            gone.cancel()
             submitting.add_done_callback(lambda _: [future.cancel() for future in futures])
 
     def _decode_in_turn(self, decode: Decode, end: float) -> Sequence[np.ndarray]:
@@ -228,14 +272,8 @@ class Service:
         """Return the seconds that are left."""
         missing = source.wait_ready(min(self._holder_wait_s, end - time.monotonic()), may_miss=source.max_skips)
         if not source.may_skip(missing):
-            raise HTTPException(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)
+            raise Refusal(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)
         left_s = end - time.monotonic()
         if left_s <= 0:
             raise BudgetExceeded(_TOO_LATE)
         return left_s
-
-
-async def until_gone(receive: Receive) -> None:
-    """Return when the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

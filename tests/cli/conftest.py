@@ -25,8 +25,9 @@ from ls_edge.core.bundle import (
     write_manifest,
 )  # fmt: skip
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
-
-from .serving import PLACEMENT
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
+from tests.runtime.serve.serving import PLACEMENT
 
 
 def hear_ctrl_c():
@@ -180,6 +181,16 @@ def bundle(tmp_path_factory):
 def swarm(tmp_path_factory, bundle):
     """Peers of ``bundle`` that nobody changes."""
     with LocalCluster(tmp_path_factory.mktemp("peers"), bundle, PLACEMENT) as local:
+        local.wait_warm()
+        yield local
+
+
+@pytest.fixture
+def slow(tmp_path, bundle):
+    """One peer, whose engine takes 0.1 s for a block."""
+    local = FaultyCluster(tmp_path / "slow", bundle, {"a": [0, 1, 2, 3]})
+    local.set_faults("a", Faults(least_ms=100))  # before it starts, so that it knows
+    with local:
         local.wait_warm()
         yield local
 

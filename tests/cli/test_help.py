@@ -17,7 +17,7 @@ from ls_edge.cli.main import COMMANDS, cli
 from ls_edge.version import __version__
 
 HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "onnxruntime", "tensorrt", "safetensors")
-OF_SERVE = ("starlette", "uvicorn", "httptools", "h11", "anyio", "multipart", "python_multipart")
+OF_SERVE = ("aiohttp", "yarl", "multidict")
 """What only `ls-edge serve` needs."""
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from .serving import Server, picture
+from tests.runtime.serve.serving import Server, picture
 
 PLACEMENT = {"a": "all", "b": "stem, 0-5, head"}
 

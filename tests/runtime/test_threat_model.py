@@ -13,16 +13,8 @@ from ls_edge.runtime.routing.peer import engine_queue, orphans
 from ls_edge.runtime.routing.source import ended_requests
 from ls_edge.runtime.routing.state import held_request
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.serve import (
-    access,
-    application,
-    inference_protocol,
-    listener,
-    live_page,
-    scrape_server,
-    server,
-    service,
-)
+from ls_edge.runtime.serve import application, inference_protocol, live_page, scrape_server, service
+from ls_edge.runtime.serve.http import access, bodies, connection, listener, server
 from ls_edge.runtime.source import audit, peer_monitor
 from ls_edge.runtime.store import installer
 from ls_edge.runtime.transport import connections, handshake, keys, links, node, problems
@@ -35,6 +27,7 @@ HOMES = {
     "problems": problems, "framing": framing,
     "engine_queue": engine_queue, "orphans": orphans, "Limits": Limits(), "peer_monitor": peer_monitor,
     "decoding": decoding, "installer": installer, "access": access, "application": application,
+    "bodies": bodies, "connection": connection,
     "inference_protocol": inference_protocol, "listener": listener, "live_page": live_page,
     "scrape_server": scrape_server, "server": server, "service": service,
 }  # fmt: skip

@@ -25,7 +25,7 @@ from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import FindingRow
-from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS
+from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS
 
 _GC_AFTER = 10_000
 """Number of new objects that starts a garbage collection (default 700); requests leave no garbage."""

@@ -30,7 +30,7 @@ from ls_edge.evaluation.run_summary import RunSummary, summarize
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.runs.trace_events import write_trace_events
 from ls_edge.report.tables import print_summary
-from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS
+from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS
 from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
 
@@ -156,7 +156,7 @@ def command(
         if serve_metrics is not None:
             from ls_edge.runtime.serve.metrics import SourceCollector
 
-            url = serve_metrics(SourceCollector(lambda: source), source.cores)
+            url = serve_metrics(SourceCollector(source), source.cores)
             click.echo(f"ls-edge: metrics at {url}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
         reload = stack.enter_context(interrupts.ReloadRequest())

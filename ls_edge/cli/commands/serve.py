@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,11 +22,10 @@ from ls_edge.core.text import short_id
 from ls_edge.device.requirements import require
 from ls_edge.runtime.source.source import Source
 
-if TYPE_CHECKING:
-    from ls_edge.runtime.serve.service import Service
-
 log = logging.getLogger("ls_edge.runtime")
 
+QUEUE = 8
+"""Default of ``--queue``, as a multiple of ``--concurrency``."""
 _LOOK_EVERY_S = 0.25
 """Interval of checks for a signal, in seconds."""
 _SEND_WITHIN_S = 2.0
@@ -42,6 +41,7 @@ _READY_WITHIN_S = 5.0
         "ls-edge serve --peers peers.yaml",
         "ls-edge serve --peers peers.yaml --bundle bundle --http 127.0.0.1:8000 --concurrency 8",
         "ls-edge serve --peers peers.yaml --bundle bundle --tls-cert cert.pem --tls-key key.pem",
+        "ls-edge serve --peers peers.yaml --allow-host edge.example --trusted-proxy 127.0.0.1",
     ),
 )
 @options.PEERS
@@ -51,8 +51,16 @@ _READY_WITHIN_S = 5.0
 @options.path("--tls-key", "Private key of --tls-cert (PEM).")
 @options.path("--token-file", "Bearer tokens that clients need, one a line.")
 @options.flag("--insecure-http", "Allow --http off the loopback without TLS or tokens.")
+@options.names("--allow-host", "Host name of this server, in addition to the loopback.")
+@options.names("--trusted-proxy", "Proxy whose X-Forwarded-For names the client in logs.", "ADDRESS")
 @options.flag("--access-log", "Log each request.")
-@options.concurrency(256, "Concurrent images; further ones are refused with 503.")
+@options.concurrency(256, "Concurrent images.")
+@options.count(
+    "--queue",
+    f"Images that wait for others; further ones are refused with 503.  [default: {QUEUE} times --concurrency]",
+    least=0,
+    most=4096,
+)
 @options.wait("Time that an image waits for missing holders before it is refused with 503.")
 @options.count(
     "--max-body", "Size limit of an encoded image.", least=1024, most=1 << 28, default=16 << 20, metavar="BYTES"
@@ -67,8 +75,11 @@ def command(
     tls_key: Path | None,
     token_file: Path | None,
     insecure_http: bool,
+    allow_host: tuple[str, ...],
+    trusted_proxy: tuple[str, ...],
     access_log: bool,
     concurrency: int,
+    queue: int | None,
     wait: float,
     max_body: int,
     log_json: bool,
@@ -83,14 +94,17 @@ def command(
     The server listens immediately, even if blocks have no holders yet: /health/ready tells which. Off the loopback it
     needs --tls-cert, --tls-key and --token-file, or --insecure-http.
 
-    On SIGHUP the server reads peers.yaml and the bundle again, without losing a request. On SIGTERM or Ctrl-C it
-    refuses new requests, finishes the others, and ends with exit code 0; a second signal ends it immediately.
+    On SIGHUP the server reads peers.yaml, the bundle, the certificate and the tokens again, without losing a
+    request. On SIGTERM or Ctrl-C it refuses new requests, finishes the others, and ends with exit code 0; a second
+    signal ends it immediately.
     """
     require("ls-edge serve", "serve")
-    from ls_edge.runtime.serve.access import Access, read_tokens
     from ls_edge.runtime.serve.application import Application
-    from ls_edge.runtime.serve.listener import open_listener, parse_address
-    from ls_edge.runtime.serve.server import MAX_IDLE_CONNECTIONS, HttpServer, check_tls
+    from ls_edge.runtime.serve.http.access import Access
+    from ls_edge.runtime.serve.http.bodies import BodyReader
+    from ls_edge.runtime.serve.http.connection import Connections
+    from ls_edge.runtime.serve.http.listener import open_listener, parse_address
+    from ls_edge.runtime.serve.http.server import MAX_IDLE_CONNECTIONS, Certificate, HttpServer
     from ls_edge.runtime.serve.service import Service
 
     set_up(as_json=log_json)
@@ -102,28 +116,37 @@ def command(
             f"--http {http} is not on the loopback, so it needs --tls-cert, --tls-key and --token-file; or listen on "
             "127.0.0.1 behind a reverse proxy, or allow it with --insecure-http"
         )
-    tokens = read_tokens(token_file) if token_file is not None else ()
-    tls = (tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
-    if tls is not None:
-        check_tls(*tls)
+    access = Access(token_file, loopback_only=is_local, hosts=allow_host, proxies=trusted_proxy)
+    tls = Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
+    queue = QUEUE * concurrency if queue is None else queue
 
     def open_source() -> Source:
         return Source.open(peers, bundle, max_inflight=concurrency, **settings)
 
-    connections = concurrency + MAX_IDLE_CONNECTIONS
-    open_peers(peers, connections)
+    connections = Connections(concurrency + queue + MAX_IDLE_CONNECTIONS)
+    open_peers(peers, connections.most)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(http, "--http"))
-        service = Service(open_source(), holder_wait_s=wait)
+        service = Service(open_source(), holder_wait_s=wait, queue=queue)
         note_model(service.source.witnesses)
         stack.callback(service.close)
-        access = Access(tokens, loopback_only=is_local)
-        application = Application(service, access, max_body=max_body, access_log=access_log)
+        application = Application(service, access, BodyReader(max_body), access_log=access_log)
         stop = stack.enter_context(interrupts.StopRequest())
         reload = stack.enter_context(interrupts.ReloadRequest())
         server = stack.enter_context(
-            HttpServer(listener, application, max_connections=connections, tls=tls, cores=service.source.cores)
+            HttpServer(listener, application.handle, connections, tls=tls, cores=service.source.cores)
         )
+
+        def reload_source() -> None:
+            source = open_source()
+            source.wait_ready(_READY_WITHIN_S, may_miss=source.max_skips)
+            service.exchange(source, settings["budget_ms"] / 1e3 + _SEND_WITHIN_S)
+
+        parts = {f"{peers} and the bundle": reload_source}
+        if token_file is not None:
+            parts = {str(token_file): access.reload, **parts}
+        if tls is not None:
+            parts = {f"{tls_cert} and {tls_key}": tls.reload, **parts}
         fields = {
             "url": server.url,
             "policy": settings["policy"],
@@ -133,7 +156,8 @@ def command(
         while not stop and service.source.is_open and server.is_alive:
             time.sleep(_LOOK_EVERY_S)
             if reload.take():
-                _reload(service, open_source, settings["budget_ms"] / 1e3 + _SEND_WITHIN_S)
+                for files, read_again in parts.items():
+                    _reload(files, read_again)
         if not stop:
             raise LsEdgeError("the server stopped after an internal error, see the log; start it again")
         log.info("stopping", extra={"in_flight": service.source.counts.in_flight})
@@ -142,13 +166,10 @@ def command(
             log.warning("stopped with unsent answers", extra={"in_flight": service.source.counts.in_flight})
 
 
-def _reload(service: Service, open_source: Callable[[], Source], timeout: float) -> None:
-    """Switch to a new source with the current peers.yaml and bundle; keep the old source if that fails."""
+def _reload(files: str, read_again: Callable[[], None]) -> None:
     try:
-        source = open_source()
+        read_again()
     except LsEdgeError as error:
-        log.warning("not reloaded", extra={"why": str(error)})
-        return
-    source.wait_ready(_READY_WITHIN_S, may_miss=source.max_skips)
-    service.exchange(source, timeout).close()
-    log.info("reloaded", extra={"bundle": short_id(source.bundle.manifest.bundle_id), "peers": len(source.peers.peers)})
+        log.warning("not reloaded", extra={"files": files, "why": str(error)})
+    else:
+        log.info("reloaded", extra={"files": files})

@@ -16,13 +16,12 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer.counts import PeerSnapshot
-from ls_edge.runtime.serve.listener import open_listener
+from ls_edge.runtime.serve.http.listener import open_listener
 from ls_edge.runtime.serve.metrics import PeerCollector, registry_of
 from ls_edge.runtime.serve.scrape_server import ScrapeServer
+from tests.runtime.serve.serving import Server, picture
 
-from .serving import Server, picture
-
-FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
+FOLDER = Path(__file__).parents[3] / "examples" / "monitoring"
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [1, 2, 3]}
 METRICS = ("--metrics", "127.0.0.1:0")
 BOARD = {

@@ -26,7 +26,7 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.routing.state.events import Note, NoteKind, Tick
-from ls_edge.runtime.serve.listener import MAX_SCRAPE_CONNECTIONS, open_listener, parse_address
+from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS, open_listener, parse_address
 from ls_edge.runtime.serve.metrics import DeviceCollector, PeerCollector, SourceCollector, registry_of
 from ls_edge.runtime.serve.scrape_server import ScrapeServer
 from ls_edge.runtime.source.source import Source
@@ -79,7 +79,7 @@ def peers(file, tiny_bundle, serve):
 def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images, wait_until):
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(Source.open(file, tiny_bundle, policy="fastest"))
-        of_source = stack.enter_context(listening(SourceCollector(lambda: source)))
+        of_source = stack.enter_context(listening(SourceCollector(source)))
         each = [
             stack.enter_context(listening(PeerCollector(lambda: file, lambda p=p: p.snapshot))) for p in peers.values()
         ]
@@ -143,7 +143,7 @@ def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images
 def test_errors_and_what_was_cancelled(file, tiny_bundle, images):
     with (
         Source.open(file, tiny_bundle, max_skips=0, budget_ms=100) as source,
-        listening(SourceCollector(lambda: source)) as url,
+        listening(SourceCollector(source)) as url,
     ):
         futures = [source.submit(image, budget_ms=60_000 if cancel else None)
                    for image, cancel in zip(images(3), (False, False, True), strict=True)]  # fmt: skip
@@ -221,10 +221,10 @@ def test_a_peer_that_waits_for_a_bundle(write_peers, serve, tmp_path, wait_until
 
 
 def test_each_figure_is_documented_and_no_other(file, tiny_bundle):
-    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
     with Source.open(file, tiny_bundle) as source:
         families = [
-            *SourceCollector(lambda: source).collect(),
+            *SourceCollector(source).collect(),
             *PeerCollector(lambda: file, lambda: PeerSnapshot("a")).collect(),
             *DeviceCollector(Sensors()).collect(),
         ]

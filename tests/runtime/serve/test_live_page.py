@@ -1,15 +1,18 @@
-"""The live page in a browser: an image is dropped, a peer is killed, and the answers take another way."""
+"""Events of the live page, and the page in a browser: the answers take another way when a peer is killed."""
 
 import base64
+import json
 import os
+import re
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from tests.browser import Browser, needs_browser
-
-from .serving import Server, picture
+from tests.runtime.serve.serving import Server, picture
 
 pytestmark = needs_browser
 PLACEMENT = {"attic": [0, 1, 2, 3], "cellar": [0, 1, 2, 3]}
@@ -62,3 +65,34 @@ def test_answers_take_another_way_on_the_page(tmp_path, bundle, ls_edge):
             assert {url for url in browser.requested() if not url.startswith((address, f"blob:{address}"))} <= {
                 "data:,"
             }
+
+
+def test_events_follow_the_answers(swarm, bundle, ls_edge):
+    server = Server(ls_edge, swarm.path, bundle)
+    status, headers, body = server.ask("GET", "/")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    page = body.decode()
+    nonce = re.search(r"script-src 'nonce-([\w-]+)'", headers["Content-Security-Policy"])[1]
+    assert f'<script nonce="{nonce}">' in page
+    assert "{{nonce}}" not in page
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+    with socket.create_connection(server.address, timeout=10) as connection:
+        connection.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        stream = connection.makefile("rb")
+        assert stream.readline() == b"HTTP/1.1 200 OK\r\n"
+
+        def event():
+            while not (line := stream.readline()).startswith(b"data: "):
+                assert line
+            return json.loads(line[6:])
+
+        assert set(event()["status"]["peers"]) == {"a", "b", "c"}
+        answer = server.predict(picture())[1]
+        end = time.monotonic() + 10
+        while not (answers := event()["answers"]):
+            assert time.monotonic() < end
+        (shown,) = answers
+        assert shown["label"] == answer["top"][0]["label"]
+        assert [step for wave in shown["waves"] for track in wave for step in track] == answer["order"]
+        assert server.stop() == 0  # an open page does not hold it up
+        assert stream.read()[-5:] == b"0\r\n\r\n"

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from ls_edge.engines.pipeline import Pipeline
 
 PLACEMENT = {"a": [0, 1, 2], "b": [1, 2, 3], "c": [0, 3]}
 """Of a bundle of four blocks, each of which has two holders."""
+TOKENS = ["first-token-of-sixteen", "second-token-of-sixteen"]
 OCTETS = {"Content-Type": "application/octet-stream"}
 
 
@@ -76,6 +78,7 @@ class Server:
         """Everything that comes back for bytes, until the server closes the connection."""
         with socket.create_connection(self.address, timeout=30) as connection:
             connection.sendall(data)  # all of it, as most clients do before they read
+            connection.shutdown(socket.SHUT_WR)  # else the server waits some seconds for the rest of a refused body
             received = b""
             with contextlib.suppress(ConnectionError):
                 while part := connection.recv(65536):
@@ -101,3 +104,18 @@ def samples(server):
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def status_of(server, method, path, headers, body=None):
+    status, reply, _ = server.ask(method, path, b"" if body is None else body, headers)
+    return status, reply
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+def together(*calls):
+    """Results of calls that run at the same time, in their order."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]

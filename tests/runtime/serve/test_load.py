@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
-
-from .serving import PLACEMENT, Server, picture, samples
+from tests.runtime.serve.serving import PLACEMENT, Server, picture, samples
 
 pytestmark = pytest.mark.slow
 SECONDS = 60

@@ -1,0 +1,1 @@
+"""HTTP without images: connections, requests, and their limits."""

@@ -1,0 +1,133 @@
+"""Access to ``ls-edge serve``: bearer tokens, the hosts and pages that browsers name, and addresses of clients."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from ls_edge.core.errors import UsageError
+from ls_edge.core.files import read_file
+from ls_edge.core.peers_file import is_loopback_host
+from ls_edge.runtime.serve.http.replies import Refusal
+
+MIN_TOKEN = 16
+"""Least length of a token, in characters."""
+OPEN_PATHS = ("/", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")
+"""Paths without a token: health for load balancers and probes, and the page, which has no data and asks for one."""
+_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?", re.ASCII)
+
+
+def read_tokens(path: Path) -> tuple[bytes, ...]:
+    """Return the tokens of ``--token-file``, one a line; lines that are empty or begin with ``#`` are left out."""
+    try:
+        lines = [line.strip() for line in read_file(path, 1 << 16).decode("ascii").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not ASCII text"
+        raise UsageError(f"--token-file {path} cannot be read ({why}); give a file with one token a line") from None
+    tokens = tuple(line.encode() for line in lines if line and not line.startswith("#"))
+    if not tokens or min(map(len, tokens)) < MIN_TOKEN or any(b" " in token for token in tokens):
+        raise UsageError(
+            f"--token-file {path} must have one token a line, each of at least {MIN_TOKEN} characters without spaces; "
+            "make one with: openssl rand -hex 32"
+        )
+    return tokens
+
+
+class Access:
+    """Decides about requests by their headers."""
+
+    def __init__(
+        self,
+        token_file: Path | None = None,
+        *,
+        loopback_only: bool,
+        hosts: Sequence[str] = (),
+        proxies: Sequence[str] = (),
+    ) -> None:
+        """``loopback_only`` refuses other names of the host than ``hosts``, unless there are tokens.
+
+        A page that a browser of this machine shows can point its own host name at 127.0.0.1 (DNS rebinding).
+        ``proxies`` are addresses or networks whose ``X-Forwarded-For`` is believed.
+        """
+        self._token_file = token_file
+        self._tokens: tuple[bytes, ...] = ()
+        self.reload()
+        self._loopback_only = loopback_only and token_file is None
+        self._hosts = frozenset(host.lower() for host in hosts)
+        if wrong := next((host for host in self._hosts if not _HOST.fullmatch(host)), None):
+            raise UsageError(f"--allow-host {wrong!r} is not a host name; give one without port, such as edge.example")
+        self._proxies = [_network(proxy) for proxy in proxies]
+
+    def reload(self) -> None:
+        """Read the token file again; raise :class:`UsageError` and keep the tokens if it cannot be used."""
+        if self._token_file is not None:
+            self._tokens = read_tokens(self._token_file)
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Raise :class:`Refusal` for a request that is not allowed."""
+        headers = request.headers
+        host = headers.get("Host", "")
+        name = _split(f"//{host}")[1]
+        if self._loopback_only and host and name not in self._hosts and not is_loopback_host(name):
+            raise Refusal(
+                403, "this server does not answer to that host name; behind a proxy, use --allow-host or --token-file"
+            )
+        origin = headers.get("Origin")
+        if request.method == "POST" and origin is not None:
+            address, name = _split(origin)
+            if address != host.lower() and name not in self._hosts:
+                raise Refusal(403, "requests from pages of another site are not allowed; see --allow-host")
+        if self._tokens and request.path not in OPEN_PATHS and not self._is_known(headers.get("Authorization", "")):
+            raise Refusal(401, "send a token: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+
+    def client_of(self, request: web.BaseRequest) -> str:
+        """Return the address of a client: of the last one on the way that is not a trusted proxy."""
+        client = request.remote or ""
+        forwarded = ",".join(request.headers.getall("X-Forwarded-For", ()))
+        for address in reversed(forwarded.split(",")):
+            if not self._is_proxy(client) or not _is_address(address.strip()):
+                break
+            client = address.strip()
+        return client
+
+    def _is_proxy(self, address: str) -> bool:
+        return _is_address(address) and any(ip_address(address) in network for network in self._proxies)
+
+    def _is_known(self, authorization: str) -> bool:
+        scheme, _, given = authorization.partition(" ")
+        token = given.strip().encode("utf-8", "replace")
+        # All are compared, in constant time each.
+        found = [hmac.compare_digest(token, known) for known in self._tokens]
+        return scheme.lower() == "bearer" and any(found)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Return host and port, and the host alone, in lower case; empty if they cannot be read."""
+    try:
+        parts = urlsplit(url)
+        return parts.netloc.lower(), parts.hostname or ""
+    except ValueError:
+        return "", ""
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        raise UsageError(
+            f"--trusted-proxy {text!r} is not an address; give, for example, 10.0.0.1 or 10.0.0.0/8"
+        ) from None

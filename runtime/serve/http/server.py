@@ -1,0 +1,139 @@
+"""HTTP server of ``ls-edge serve``: aiohttp on a thread of its own, and its certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from ls_edge.core.errors import UsageError
+from ls_edge.device.worker import introduce_thread
+from ls_edge.runtime.peer.cores import EngineCores
+from ls_edge.runtime.serve.http.connection import Connection, Connections
+from ls_edge.runtime.serve.http.listener import url_of
+
+MAX_LINE, MAX_HEADERS = 16 << 10, 64
+"""Limits of a line of a header, in bytes, and of their number."""
+MAX_IDLE_CONNECTIONS = 512
+"""Connections in addition to those whose images are being answered or wait."""
+_END_S = 1.0
+"""Time for the thread to end, in seconds."""
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class HttpServer:
+    """Server that answers requests with a handler, started by the constructor; a context manager."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        handler: Handler,
+        connections: Connections,
+        *,
+        tls: Certificate | None = None,
+        cores: EngineCores | None = None,
+    ) -> None:
+        """Serve on a listening socket and take ownership of it. The thread stays off ``cores``, those of the engine."""
+        self.url = url_of(listener, "https" if tls else "http")
+        self._listener = listener
+        self._handler = handler
+        self._connections = connections
+        self._tls = None if tls is None else tls.context
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        with (cores or EngineCores()).others():  # where the threads that are started here stay
+            self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> HttpServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether connections are served: False after :meth:`close` and after an internal error."""
+        return self._thread.is_alive()
+
+    def drain(self, timeout: float) -> bool:
+        """Accept no more connections and wait until all responses are sent; return False after ``timeout`` s."""
+        self._call(self._stopping.set)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """End all connections and the thread."""
+        self._call(self._abort)
+        self._thread.join(_END_S)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        if self._thread.is_alive() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    def _abort(self) -> None:
+        self._stopping.set()
+        for connection in list(self._connections.open):
+            connection.abort()
+
+    def _run(self) -> None:
+        introduce_thread("http")
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        # Any client can make aiohttp log; what matters is answered or counted.
+        silent = logging.Logger("silent", logging.CRITICAL + 1)
+        http = web.Server(
+            self._handler, handler_cancellation=True, access_log=None, logger=silent,
+            max_line_size=MAX_LINE, max_field_size=MAX_LINE, max_headers=MAX_HEADERS, auto_decompress=False,
+        )  # fmt: skip
+        server = await self._loop.create_server(
+            lambda: Connection(http(), self._connections), sock=self._listener, ssl=self._tls
+        )
+        await self._stopping.wait()
+        server.close()
+        for connection in list(self._connections.open):
+            connection.end_after_requests()
+        while self._connections.open:
+            self._connections.changed.clear()
+            await self._connections.changed.wait()
+
+
+class Certificate:
+    """TLS certificate and key of a server, which can be read again while it runs."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raise :class:`UsageError` if the files cannot be used."""
+        self._files = certificate, key
+        self.context = self._newest = self._read()
+        """Context that uses the newest certificate for new connections."""
+        self.context.sni_callback = lambda connection, _name, _context: setattr(connection, "context", self._newest)
+
+    def reload(self) -> None:
+        """Read the files again; raise :class:`UsageError` and keep what there was if they cannot be used."""
+        self._newest = self._read()
+
+    def _read(self) -> ssl.SSLContext:
+        certificate, key = self._files
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(certificate, key, password=lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            why = error.strerror or str(error)
+            raise UsageError(
+                f"--tls-cert {certificate} and --tls-key {key} cannot be used ({why}); give a PEM certificate chain "
+                "and its key without a password"
+            ) from None
+        return context

@@ -1,0 +1,72 @@
+"""Places for requests that are worked on, and the queue of those that wait for one."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import itertools
+import time
+
+from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
+
+_MARGIN = 1.5
+"""Time that has to be left for a request that gets a place, as a multiple of the usual time in a place."""
+_RECENT = 8
+"""Number of requests over which the usual time is averaged."""
+
+
+class Places:
+    """A number of places. Methods run on one event loop.
+
+    The request with the earliest deadline gets the next place. One that could not be answered by its deadline gets
+    none: under a load beyond the capacity, the places would otherwise be taken by requests whose answers come too late.
+    """
+
+    def __init__(self, count: int, queue: int) -> None:
+        """Give ``count`` places; at most ``queue`` requests wait for one."""
+        self.count = self._free = count
+        self.queue = queue
+        self._waiting: list[tuple[float, int, asyncio.Future[bool]]] = []
+        self._numbers = itertools.count()
+        self._usual_s = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+        return len(self._waiting)
+
+    async def take(self, deadline: float) -> None:
+        """Take a place, before ``deadline`` by the monotonic clock; raise :class:`Refusal`."""
+        if self._free:
+            self._free -= 1
+            return
+        if len(self._waiting) >= self.queue:
+            raise Refusal(
+                503, f"{self.count} images are being answered and {self.queue} wait, the limit; try again", RETRY_AFTER
+            )
+        place = asyncio.get_running_loop().create_future()
+        entry = deadline, next(self._numbers), place
+        bisect.insort(self._waiting, entry)
+        try:
+            await asyncio.wait((place,), timeout=deadline - time.monotonic())
+            if not place.done() or not place.result():
+                raise Refusal(504, "the budget ended before the image had its turn; give it more time, or send fewer")
+        except BaseException:
+            if not place.done():
+                self._waiting.remove(entry)
+            elif place.result():
+                self.give_back()
+            raise
+
+    def give_back(self, used_s: float | None = None) -> None:
+        """Give a place back, after ``used_s`` seconds of work on an answer."""
+        if used_s is not None:
+            self._usual_s += (used_s - self._usual_s) / _RECENT
+        while self._waiting:
+            deadline, _, place = self._waiting.pop(0)
+            is_worth_it = deadline - time.monotonic() >= _MARGIN * self._usual_s
+            place.set_result(is_worth_it)
+            if is_worth_it:
+                return
+            self._usual_s *= 1 - 1 / _RECENT  # it may be shorter by now, which only requests with a place can show
+        self._free += 1

@@ -1,0 +1,68 @@
+"""Commands and bundles of the tests of commands, and servers in this process."""
+
+import contextlib
+import http.client
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ls_edge.runtime.serve.http.access import Access
+from ls_edge.runtime.serve.http.connection import Connections
+from ls_edge.runtime.serve.http.listener import open_listener
+from ls_edge.runtime.serve.http.router import Route, Router
+from ls_edge.runtime.serve.http.server import HttpServer
+from tests.cli.conftest import bundle, command, ls_edge, ls_edge_of_module, process, slow, swarm  # noqa: F401
+from tests.runtime.serve.serving import TOKENS
+
+
+@pytest.fixture
+def serve_routes():
+    """Start a server in this process: ``serve_routes([("GET", "/path", handler)], most=4)`` is its address."""
+    with contextlib.ExitStack() as stack:
+
+        def start(routes, most=4, tls=None, kind=Connections, **limits):
+            router = Router(
+                [Route(*route) for route in routes], Access(loopback_only=True), CollectorRegistry(), access_log=False
+            )
+            listener = open_listener("127.0.0.1:0", "--http")
+            address = listener.getsockname()
+            stack.enter_context(HttpServer(listener, router, kind(most, **limits), tls=tls))
+            return address
+
+        yield start
+
+
+@pytest.fixture
+def ask():
+    """Ask a server: ``ask(address, "GET", "/path")`` is status, headers and body."""
+
+    def request(address, method, path, body=None, headers=()):
+        with contextlib.closing(http.client.HTTPConnection(*address, timeout=30)) as connection:
+            connection.request(method, path, body, dict(headers))
+            reply = connection.getresponse()
+            return reply.status, reply.headers, reply.read()
+
+    return request
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    path = tmp_path / "tokens.txt"
+    path.write_text("# of two clients\n" + "\n".join(TOKENS) + "\n\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    return cert, key

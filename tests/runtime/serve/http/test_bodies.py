@@ -1,0 +1,103 @@
+"""Bodies of requests: encodings, limits before and after decompression, and expectations."""
+
+import gzip
+import socket
+import zlib
+
+import pytest
+from aiohttp import web
+
+from ls_edge.runtime.serve.http.bodies import BodyReader
+
+MOST = 1 << 16
+PLAIN = bytes(range(256)) * 100
+
+
+@pytest.fixture
+def address(serve_routes):
+    bodies = BodyReader(MOST, 30.0)
+
+    async def echo(request):
+        with await bodies.read(request) as body:
+            body.seek(0)
+            return web.Response(body=body.read())
+
+    return serve_routes([("POST", "/", echo)])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [
+        ("identity", PLAIN),
+        ("gzip", gzip.compress(PLAIN)),
+        ("GZIP", gzip.compress(PLAIN)),
+        ("x-gzip", gzip.compress(PLAIN)),
+        ("deflate", zlib.compress(PLAIN)),
+        ("gzip", gzip.compress(b"")),
+    ],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_compressed_bodies_are_unpacked(address, ask, encoding, packed, chunked):
+    body = iter([packed[:10], packed[10:]]) if chunked else packed
+    status, _, reply = ask(address, "POST", "/", body, {"Content-Encoding": encoding})
+    assert (status, reply) == (200, zlib.decompress(packed, 47) if encoding != "identity" else PLAIN)
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "gzip, deflate", "x"])
+def test_other_encodings_are_refused(address, ask, encoding):
+    status, headers, reply = ask(address, "POST", "/", gzip.compress(PLAIN), {"Content-Encoding": encoding})
+    assert (status, headers["Accept-Encoding"]) == (415, "gzip, deflate")
+    assert b"use gzip, deflate" in reply
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "words"),
+    [
+        ("gzip", PLAIN, "the body is not gzip"),
+        ("deflate", gzip.compress(PLAIN), "the body is not deflate"),
+        ("gzip", gzip.compress(PLAIN)[:-9], "is not one whole stream"),
+        ("gzip", gzip.compress(PLAIN) + b"more", "is not one whole stream"),
+        ("gzip", b"", "is not one whole stream"),
+    ],
+)
+def test_bodies_that_cannot_be_unpacked_are_refused(address, ask, encoding, body, words):
+    status, _, reply = ask(address, "POST", "/", body, {"Content-Encoding": encoding})
+    assert status == 400
+    assert words in reply.decode()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_small_body_that_unpacks_to_a_large_one_is_refused(address, ask, encoding):
+    packed = (gzip.compress if encoding == "gzip" else zlib.compress)(bytes(50 * MOST))
+    assert len(packed) < MOST
+    status, _, reply = ask(address, "POST", "/", packed, {"Content-Encoding": encoding})
+    assert (status, reply) == (413, b'{"error": "the body has more than 65536 bytes; send a smaller one"}\n')
+
+
+def test_compressed_body_is_limited_as_it_is_sent(address, ask):
+    status, _, _ = ask(address, "POST", "/", iter([bytes(MOST)] * 3), {"Content-Encoding": "gzip"})
+    assert status == 400  # not gzip
+    empty = gzip.compress(b"")
+    status, _, _ = ask(address, "POST", "/", iter([empty] + [bytes(MOST)] * 3), {"Content-Encoding": "gzip"})
+    assert status == 413
+
+
+def expecting(address, expectation, length, path="/"):
+    """What comes first for a request that expects something."""
+    with socket.create_connection(address, timeout=30) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nExpect: {expectation}\r\nContent-Length: {length}\r\n\r\n"
+        connection.sendall(head.encode())
+        return connection.recv(1 << 16)
+
+
+def test_client_that_waits_for_100_gets_a_refusal_instead_of_it(address):
+    assert expecting(address, "100-continue", 100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert expecting(address, "100-Continue", 100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    for given, status in (
+        (("100-continue", MOST + 1), 413),
+        (("100-continue", 10, "/no/such/path"), 404),
+        (("200-ok", 10), 417),
+    ):
+        reply = expecting(address, *given)
+        assert int(reply.split()[1]) == status
+        assert b"Connection: close" in reply

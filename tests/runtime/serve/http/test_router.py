@@ -1,0 +1,156 @@
+"""Rules for every request: ids, the access log, slow clients, and requests that mean no good."""
+
+import contextlib
+import json
+import re
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
+from tests.runtime.serve.serving import Server, picture, samples, status_of
+
+
+@pytest.fixture(scope="module")
+def server(ls_edge_of_module, swarm, bundle):
+    """A server that no test changes."""
+    return Server(ls_edge_of_module, swarm.path, bundle)
+
+
+def test_responses_and_the_access_log_carry_ids_and_traces(swarm, bundle, ls_edge):
+    server = Server(ls_edge, swarm.path, bundle, "--access-log", "--log-json")
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    headers = {"Content-Type": "image/png", "X-Request-ID": "mine-1", "traceparent": trace}
+    status, reply = status_of(server, "POST", "/predict", headers, picture())
+    assert (status, reply["X-Request-ID"]) == (200, "mine-1")
+    assert re.fullmatch(r"00-4bf92f3577b34da6a3ce929d0e0e4736-[0-9a-f]{16}-01", reply["traceparent"])
+    assert reply["traceparent"] != trace
+    status, reply = status_of(server, "GET", "/no", {"X-Request-ID": "two words", "traceparent": "00-0-0-0"})
+    assert reply["X-Request-ID"] != "two words"
+    assert reply["traceparent"] is None
+    server.stop()
+    lines = [json.loads(line) for line in server.process.stderr]
+    first, second = (line for line in lines if line["event"] == "request")
+    assert (first["id"], first["trace"], first["path"], first["status"]) == (
+        "mine-1", "4bf92f3577b34da6a3ce929d0e0e4736", "/predict", 200,
+    )  # fmt: skip
+    assert first["ms"] > 0
+    assert (second["path"], second["status"]) == ("/no", 404)
+
+
+def test_client_that_goes_away_cancels_its_image(tmp_path, bundle, ls_edge, wait_until):
+    local = FaultyCluster(tmp_path, bundle, {"a": [0, 1, 2, 3]})
+    local.set_faults("a", Faults(least_ms=500))
+    with local:
+        local.wait_warm()
+        server = Server(ls_edge, local.path, bundle, "--concurrency", 1)
+        wait_until(lambda: server.get("/health/ready")[0] == 200)
+        body = picture()
+        with socket.create_connection(server.address, timeout=10) as connection:
+            head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            wait_until(lambda: server.get("/status")[1]["in_flight"] == 1)
+        wait_until(lambda: samples(server)["ls_edge_source_cancelled_requests_total",] == 1)
+        wait_until(lambda: samples(server).get(("ls_edge_http_responses_total", "/predict", "499")) == 1)
+        local.set_faults("a", Faults())
+        wait_until(lambda: server.predict(body)[0] == 200)  # its place is free
+
+
+def test_slow_clients_do_not_slow_others(server, wait_until):
+    assert server.predict(picture())[0] == 200
+    over = threading.Event()
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(server.address, timeout=10)) for _ in range(40)]
+
+        def drip():
+            head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n" + bytes(1000)
+            for byte in head:
+                for connection in slow[:20]:
+                    with contextlib.suppress(OSError):
+                        connection.sendall(bytes([byte]))
+                if over.wait(0.02):
+                    return
+
+        for connection in slow[20:30]:  # these never read
+            with contextlib.suppress(OSError):
+                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                replies = list(pool.map(lambda seed: server.predict(picture(seed))[0], range(20)))
+            assert replies == [200] * 20
+            assert server.get("/health/live")[0] == 200
+        finally:
+            over.set()
+            thread.join()
+    wait_until(lambda: server.get("/health/live")[0] == 200)
+
+
+NAMES = (
+    "Content-Length|Transfer-Encoding|Content-Type|Host|Expect|Connection|Authorization|Origin|Content-Encoding|"
+    "Inference-Header-Content-Length|traceparent|X-Request-ID|Accept|Upgrade"
+)
+VALUES = (
+    "chunked|gzip|-1|1|99999999999999999999|multipart/form-data|multipart/form-data; boundary=x|application/json|"
+    "image/png|localhost|[::1|close|100-continue|null|http://[|Bearer x|websocket|*/*"
+)
+PATHS = (
+    "/|/predict|/predict?top=2&logits=1|/predict?top=%00|/status|/events?x|/metrics|/v2|/v2/models/tiny/infer|"
+    "/v2/models/tiny/versions/1|/v2/repository/index|/%2e%2e/|//|*"
+)
+DISPOSITIONS = ('form-data; name="file"; filename="a.png"', 'form-data; name="a"', "form-data", ";;;=", "\x00", "")
+PART = st.tuples(
+    st.sampled_from(["--x", "--x--", "--y", "--", ""]),
+    st.sampled_from(DISPOSITIONS).map("Content-Disposition: {}".format),
+    st.sampled_from([picture(), b"", b"text"]) | st.binary(max_size=40),
+)
+FORM = st.lists(PART, max_size=4).map(
+    lambda parts: (
+        b"".join(f"{line}\r\n{head}\r\n\r\n".encode() + body + b"\r\n" for line, head, body in parts) + b"--x--\r\n"
+    )
+)
+VALUE = st.sampled_from(VALUES.split("|")).map(str.encode) | st.binary(max_size=30).map(
+    lambda value: re.sub(rb"[\r\n]", b"", value)
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["GET", "POST", "HEAD", "PUT", "OPTIONS", "predict", "G\x00"]),
+    st.sampled_from(PATHS.split("|")),
+    st.lists(st.tuples(st.sampled_from(NAMES.split("|")), VALUE), max_size=3),
+    FORM | st.sampled_from([picture(), b"{}", b""]) | st.binary(max_size=60),
+    st.sampled_from(["whole", "whole", "short", "unframed"]),
+)
+def test_whatever_http_is_sent_nothing_fails(server, method, path, headers, body, framing):
+    lines = [f"{method} {path} HTTP/1.1".encode(), *(name.encode() + b": " + value for name, value in headers)]
+    names = {name for name, _ in headers}
+    lines += [b"Host: localhost"] * ("Host" not in names)
+    if framing == "whole" and not names & {"Content-Length", "Transfer-Encoding"}:
+        lines.append(b"Content-Length: %d" % len(body))
+    elif framing == "short":
+        lines.append(b"Content-Length: %d" % (len(body) + 5))
+    is_whole = lines[-1] == b"Content-Length: %d" % len(body)
+    with socket.create_connection(server.address, timeout=30) as connection:
+        connection.sendall(b"\r\n".join([*lines, b"", b""]) + body)
+        if not is_whole:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)  # else the server waits for the rest
+        reply = b""
+        with contextlib.suppress(ConnectionError):
+            reply = connection.recv(1 << 16)
+    assert not is_whole or reply.startswith(b"HTTP/1.")
+    assert re.match(rb"HTTP/1.[01] (?!500)[1-5]\d\d |$", reply), reply
+    assert b"Traceback" not in reply
+
+
+def test_server_is_as_well_as_before(server):
+    assert server.predict(picture())[0] == 200
+    seen = {key[2] for key in samples(server) if key[0] == "ls_edge_http_responses_total"}
+    assert seen <= {"200", "400", "401", "403", "404", "405", "408", "413", "415", "417", "499", "505"}

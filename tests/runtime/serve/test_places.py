@@ -1,0 +1,136 @@
+"""Places for requests that are worked on, and the queue: who is next, and who waits in vain."""
+
+import asyncio
+import time
+
+import pytest
+
+from ls_edge.runtime.serve.http.replies import Refusal
+from ls_edge.runtime.serve.places import Places
+
+
+def run(scenario):
+    return asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+def later(seconds):
+    return time.monotonic() + seconds
+
+
+async def waiting(places, count):
+    while places.waiting != count:
+        await asyncio.sleep(0)
+
+
+def test_request_beyond_places_and_queue_is_refused():
+    async def scenario():
+        places = Places(2, 1)
+        await places.take(later(30))
+        await places.take(later(30))
+        third = asyncio.ensure_future(places.take(later(30)))
+        await waiting(places, 1)
+        with pytest.raises(Refusal, match="2 images are being answered and 1 wait") as caught:
+            await places.take(later(30))
+        assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "1"})
+        places.give_back()
+        await third
+        assert places.waiting == 0
+
+    run(scenario())
+
+
+def test_earliest_deadline_is_next():
+    async def scenario():
+        places, order = Places(1, 10), []
+
+        async def work(name, deadline):
+            await places.take(deadline)
+            order.append(name)
+            places.give_back(0.0)
+
+        await places.take(later(30))
+        now = time.monotonic()
+        tasks = []
+        for name, seconds in (("c", 20), ("a", 10), ("b", 15), ("a too", 10)):
+            tasks.append(asyncio.ensure_future(work(name, now + seconds)))
+            await waiting(places, len(tasks))
+        places.give_back(0.0)
+        await asyncio.gather(*tasks)
+        assert order == ["a", "a too", "b", "c"]
+
+    run(scenario())
+
+
+def test_request_whose_deadline_comes_first_gets_no_place():
+    async def scenario():
+        places = Places(1, 10)
+        await places.take(later(30))
+        with pytest.raises(Refusal, match="the budget ended before the image had its turn") as caught:
+            await places.take(later(0.01))
+        assert caught.value.status == 504
+        assert places.waiting == 0
+        places.give_back()
+        await places.take(later(30))  # the place is free
+
+    run(scenario())
+
+
+def test_request_that_could_not_be_answered_in_time_gets_no_place():
+    async def scenario():
+        places = Places(1, 10)
+        for _ in range(30):
+            await places.take(later(30))
+            places.give_back(20.0)  # the usual time
+        await places.take(later(100))
+        hopeless = asyncio.ensure_future(places.take(later(10)))
+        fine = asyncio.ensure_future(places.take(later(100)))
+        await waiting(places, 2)
+        places.give_back()
+        await fine
+        with pytest.raises(Refusal):
+            await hopeless
+
+    run(scenario())
+
+
+def test_usual_time_that_is_out_of_date_is_forgotten():
+    async def scenario():
+        places = Places(1, 10)
+        for _ in range(30):
+            await places.take(later(30))
+            places.give_back(20.0)
+        for _ in range(200):
+            await places.take(later(100))
+            task = asyncio.ensure_future(places.take(later(5)))
+            await waiting(places, 1)
+            places.give_back()
+            try:
+                await task
+            except Refusal:
+                continue
+            return
+        pytest.fail("no request gets a place any more")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_place_of_a_client_that_goes_away_is_free_again(is_given):
+    async def scenario():
+        places = Places(1, 10)
+        await places.take(later(30))
+        gone = asyncio.ensure_future(places.take(later(30)))
+        await waiting(places, 1)
+        if is_given:
+            places.give_back()
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        if not is_given:
+            places.give_back()
+        assert places.waiting == 0
+        await places.take(later(30))
+        with pytest.raises(Refusal):
+            await places.take(later(0.01))
+
+    run(scenario())
