@@ -48,7 +48,7 @@ class Application:
         self._bodies = bodies
         self._page = LivePage(service)
         self._description = files("ls_edge.runtime.serve").joinpath("openapi.json").read_text(encoding="utf-8")
-        routes = [
+        self.routes = [
             Route("POST", "/predict", self._predict),
             Route("GET", "/", self._page.show),
             Route("GET", "/events", self._page.events),
@@ -64,14 +64,14 @@ class Application:
             Route("GET", "/v2/models/stats", self._v2_statistics),
         ]
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-            routes += [
+            self.routes += [
                 Route("GET", path, functools.partial(self._v2_document, v2.metadata)),
                 Route("GET", f"{path}/ready", self._v2_ready),
                 Route("GET", f"{path}/config", functools.partial(self._v2_document, v2.configuration)),
                 Route("GET", f"{path}/stats", self._v2_statistics),
                 Route("POST", f"{path}/infer", self._v2_infer),
             ]
-        self.handle = Router(routes, access, service.registry, access_log=access_log)
+        self.handle = Router(self.routes, access, service.registry, access_log=access_log)
         """Function that answers a request."""
 
     # Images.
