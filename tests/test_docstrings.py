@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROLE = re.compile(r":(?:class|func|meth|attr|data|mod|exc):`~?([\w.]+)`")
-DOTTED = re.compile(r"``(ls_edge(?:\.\w+)+)``")
+DOTTED = re.compile(r"``(ls_edge(?:\.\w+)+|[A-Z]\w*[a-z]\w*\.\w+)``")
+SEE = re.compile(r"\b[Ss]ee (?:``)?([a-z]+(?:_[a-z]+)+|[A-Z]\w*[a-z]\w*\.\w+)\b(?!\.py)")
+FILE = re.compile(r"``([\w/]+\.(?:py|md|yaml))``")
 
 
 def sources():
@@ -29,6 +31,7 @@ def sources():
 SOURCES = sources()
 NAMES = set(dir(builtins))
 """Classes, functions, constants and imported names of all modules."""
+PARAMETERS = set()
 MEMBERS = defaultdict(set)
 """Methods, fields and attributes of ``self`` by class; bases count as members."""
 
@@ -37,6 +40,8 @@ def read_names(tree):
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             NAMES.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.arg):
+            PARAMETERS.add(node.arg)
     for node in tree.body:
         NAMES.update(
             {node.name} if hasattr(node, "name") else {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
@@ -53,6 +58,20 @@ def read_names(tree):
 
 for text in SOURCES.values():
     read_names(ast.parse(text))
+
+TRACKED = {
+    path.relative_to(ROOT).as_posix()
+    for folder in ("ls_edge", "runtime", "training", "export", "tests", "docs")
+    for path in (ROOT / folder).rglob("*.*")
+}
+"""Files of the repository."""
+OTHERS = {"peers.yaml", "config.yaml", "extension_binary_data.md", "extension_classification.md", "inference_rest.md"}
+"""Files that users write, and documents of others."""
+
+
+def is_file(name):
+    """Whether a path, or the last parts of one, is a file of the repository or of others."""
+    return name in OTHERS or any(path == name or path.endswith(f"/{name}") for path in TRACKED)
 
 
 def has_member(owner, name, seen=()):
@@ -74,8 +93,9 @@ def exists(name, classes):
 def test_references_lead_to_something(module):
     text = SOURCES[module]
     classes = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
-    names = {*ROLE.findall(text), *DOTTED.findall(text)}
+    names = {*ROLE.findall(text), *DOTTED.findall(text), *(set(SEE.findall(text)) - PARAMETERS)}
     assert [name for name in sorted(names) if not exists(name, classes)] == []
+    assert [name for name in sorted({*FILE.findall(text)}) if not is_file(name)] == []
 
 
 def test_references_to_nothing_are_found():
@@ -85,3 +105,8 @@ def test_references_to_nothing_are_found():
     assert exists("FolderInUse.exit_code", [])  # of a base
     for dead in ("Bands.from_yaml", "from_json", "ls_edge.core.bends", "ls_edge.core.bands.Bends", "BendsError"):
         assert not exists(dead, []), dead
+    assert SEE.findall("see execution_order, see ``Machine.validate``, see page 3") == [
+        "execution_order", "Machine.validate",
+    ]  # fmt: skip
+    assert is_file("state/custody.py")
+    assert not is_file("parts/engine.py")

@@ -176,7 +176,7 @@ class MachineDriver:
             self.on_note(instruction)
             self._notes.write(instruction)
         else:
-            if isinstance(instruction, Compute):  # messages that precede it go first, see execution_order
+            if isinstance(instruction, Compute):  # messages that precede it go first, see in_order
                 self.send_outbox()
             self._execute_other(instruction)
 
