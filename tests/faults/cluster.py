@@ -1,4 +1,4 @@
-"""Local peers with faults: engines that fail, links that break, and members that lie."""
+"""Local peers with faults: failing engines, broken links, and lying members."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def module_command(module: str, *arguments: object) -> list[str]:
 
 
 class FaultyCluster(LocalCluster):
-    """Peers whose engines take faults (:meth:`set_faults`), which makes each call a little longer."""
+    """Peers whose engines have faults (:meth:`set_faults`); that makes each call a little longer."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class FaultyCluster(LocalCluster):
         write(self._faults_path(name), faults)
 
     def start_liar(self, name: str, lie: str, *, seed: int = 0) -> None:
-        """Start a member, or a source, as a liar (:mod:`~tests.faults.liar`); it is not waited for."""
+        """Start a member or a source as a liar (:mod:`~tests.faults.liar`), without waiting for it."""
         self.stop_liar(name)
         self._counts_path(name).unlink(missing_ok=True)
         command = module_command("tests.faults.liar_process", self.path, self._bundle, name, lie)

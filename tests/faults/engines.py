@@ -1,7 +1,7 @@
 """Faults of engines: calls that hang, are slow, stall or lie, and a wall clock that jumps.
 
-Each engine call reads the faults in force from a JSON file of :class:`Faults`, which :func:`write` replaces in one
-step. :func:`inject` wraps the engines of a peer of this process; ``python -m tests.faults.peer`` is a peer with faults.
+Each engine call reads the current faults from a JSON file of :class:`Faults`, which :func:`write` replaces atomically.
+:func:`inject` wraps the engines of a peer of this process; ``python -m tests.faults.peer`` is a peer with faults.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Faults(msgspec.Struct, frozen=True):
     """Faults of a peer."""
 
     hang: bool = False
-    """Engine calls do not return while this is set."""
+    """Whether engine calls do not return."""
     slow: float = 1.0
     """Factor on the time of engine calls."""
     least_ms: float = 0.0
-    """Least time of an engine call for each image, as on a slower board."""
+    """Minimum time of an engine call per image, as on a slower board."""
     stall_ms: float = 0.0
     """Length of a random stall of the engine."""
     stall_part: float = 0.0
@@ -36,7 +36,7 @@ class Faults(msgspec.Struct, frozen=True):
     lie: float = 0.0
     """Fraction of engine calls that return their input as if the block had run."""
     not_finite: float = 0.0
-    """Fraction of engine calls whose result has a NaN."""
+    """Fraction of engine calls whose result contains a NaN."""
     clock_jump_s: float = 0.0
     """Offset of the wall clock of the process."""
 
@@ -58,7 +58,7 @@ class Control:
         self.pacer = Pacer()
 
     def read(self) -> Faults:
-        """Return the faults in force; an unreadable file changes nothing."""
+        """Return the current faults; an unreadable file changes nothing."""
         try:
             stat = self._path.stat()
             stamp = (stat.st_mtime_ns, stat.st_ino)
@@ -87,7 +87,7 @@ class FaultyEngine(PacedEngine):
         self._random = random.Random(engine.part)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Run the engine with the faults in force."""
+        """Run the engine with the current faults."""
         called = time.perf_counter()
         result = self._engine.run(inputs)
         faults = self._control.read()

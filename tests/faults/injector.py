@@ -1,4 +1,4 @@
-"""Injects the faults of a course into a :class:`~tests.faults.cluster.FaultyCluster` and undoes each."""
+"""Injector of the faults of a course into a :class:`~tests.faults.cluster.FaultyCluster`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.faults.lies import LIES
 from tests.faults.streams import Attack
 
 START_S = 90.0
-"""Time limit for the start of a peer, which may be paused meanwhile."""
+"""Time limit for the start of a peer, which may be paused meanwhile, in seconds."""
 LINK_S = 4.0
-"""Time limit until a liar is linked to all others, some of which may be down."""
+"""Time limit until a liar is linked to all others, some of which may be down, in seconds."""
 _BACKGROUND = ("pause", "liar")
-"""Kinds that last while other faults come."""
+"""Kinds that last while other faults occur."""
 _GARBAGE_EVERY_S = 0.01
 """Seconds between two broken streams of an attack."""
 
@@ -57,14 +57,15 @@ class FaultInjector:
         self.ended: list[str] = []
         self.given: Counter[str] = Counter()
         self._background: dict[str, threading.Thread] = {}
-        self._begun = 0
+        self._begun = threading.Semaphore(0)
+        self._passed = 0
         self._started = 0.0
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="injector", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._started = time.monotonic()
         self._thread.start()
 
@@ -79,10 +80,10 @@ class FaultInjector:
             raise self._failure
 
     def pace(self, part: float) -> None:
-        """Wait until ``part`` of the time and of the faults has passed, so that requests meet all of them."""
+        """Wait until a fraction ``part`` of the time and of the faults has passed, so that requests meet all faults."""
         time.sleep(max(0.0, self._started + part * self._seconds - time.monotonic()))
-        while self._begun < int(part * len(self._course)) and self._thread.is_alive():
-            time.sleep(0.002)
+        while self._passed < int(part * len(self._course)) and self._thread.is_alive():
+            self._passed += self._begun.acquire(timeout=1.0)
 
     def _run(self) -> None:
         try:
@@ -95,7 +96,7 @@ class FaultInjector:
                         before.join()
                 if fault.kind == "liar":
                     self._start_liar(fault)
-                self._begun += 1
+                self._begun.release()
                 if self._on_fault is not None:
                     self._on_fault(fault)
                 if fault.kind in _BACKGROUND:
@@ -116,7 +117,7 @@ class FaultInjector:
             self._failure = error
 
     def _restart_ended(self) -> None:
-        """Restart peers that have ended on their own: between two faults all peers run."""
+        """Restart peers that have ended on their own, so that all peers run between two faults."""
         gone = [name for name in self._peers.bundles if not self._peers.alive(name)]
         self.ended += gone
         if gone:

@@ -1,4 +1,4 @@
-"""A process with a place in ``peers.yaml`` that does not keep to the protocol: its routing machine and its counts.
+"""A process of ``peers.yaml`` that violates the protocol: its routing machine and its counts.
 
 It greets like any process and reports that it is idle. Its :class:`Lie` (:mod:`~.lies`) defines its reaction to
 transfers, and messages that it sends on its own. It has no engines.
@@ -38,20 +38,20 @@ class LiarCounts(msgspec.Struct):
     """Counts of a liar, which its process writes to a file."""
 
     linked: int = 0
-    """Processes that it is linked to now."""
+    """Number of processes to which it is linked now."""
     received: int = 0
-    """Transfers that were sent or returned to it."""
+    """Number of transfers that were sent or returned to it."""
     sent: int = 0
-    """Messages that it sent."""
+    """Number of messages that it sent."""
     refused: int = 0
-    """Transfers of its own that were refused."""
+    """Number of its own transfers that were refused."""
 
 
 class LyingRules(PeerRules):
-    """Rules of a peer that reports whatever its liar says."""
+    """Rules of a peer whose STATE is made up by its liar."""
 
     def __init__(self, liar: Machine[PeerRules], blocks: Sequence[int], said: Callable[[str], State]) -> None:
-        """``said`` makes its STATE."""
+        """``said`` returns its STATE."""
         super().__init__(liar, frozenset(blocks))
         self.said = said
 
@@ -88,7 +88,7 @@ class Liar(Machine[PeerRules]):
         self.hello = hello
         self.tokens = tokens
         self.logits: Any = None
-        """What it sends as results of the head, ``[1, C]``."""
+        """Logits that it sends as results of the head, ``[1, C]``."""
         self.all_blocks = tuple(range(num_blocks))
         self.lie = lie
         self.given: list[Arrived] = []

@@ -29,7 +29,7 @@ from tests.faults.lies import LIES
 
 
 def start_node(peers: PeersFile, bundle: Bundle, name: str, lie: Lie, key: Path | None, seed: int) -> tuple[Node, Liar]:
-    """Open the links of a liar and make its routing machine."""
+    """Open the links of a liar and create its routing machine."""
     manifest = bundle.manifest
     called = name if lie.role == "peer" else new_alias(name)
     blocks = peers.peer(name).blocks if lie.role == "peer" else ()

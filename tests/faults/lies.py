@@ -32,9 +32,9 @@ from ls_edge.runtime.transport.admission import new_alias
 from tests.faults.liar import Liar, Lie, Sends
 
 _FLOOD = 8
-"""Messages to each process in a turn."""
+"""Messages to each process per turn."""
 _FORMER = 1
-"""Requests about which a former holder lies in a turn. Other tokens are the lie ``poisons``."""
+"""Requests about which a former holder lies per turn. Changed tokens are the lie ``poisons``."""
 _ALIASES = 24
 """Number of sources that one process of a liar pretends to be."""
 
@@ -118,7 +118,7 @@ def _out_of_bands(liar: Liar, event: Arrived) -> Sends:
 
 
 def _bounce(liar: Liar, event: Arrived) -> Sends:
-    """Pass tokens to others as if it had never had them."""
+    """Pass tokens to others as if the liar had never had them."""
     run = event.run
     yield from _accept(liar, event)
     for name in liar.others("peer"):
@@ -126,7 +126,7 @@ def _bounce(liar: Liar, event: Arrived) -> Sends:
 
 
 def _hand_on(liar: Liar, event: Arrived) -> Sends:
-    """Relay a transfer, so that later messages about it are those of a former holder."""
+    """Relay a transfer, so that later messages about it come from a former holder."""
     run = event.run
     others = [name for name in liar.others("peer") if name not in (event.sender, *run.itinerary.relays)]
     yield from _accept(liar, event)
@@ -147,14 +147,14 @@ def _ran_all(liar: Liar, event: Arrived, tokens: Any, by: str = "") -> Sends:
 
 
 def _other(event: Arrived) -> Any:
-    """Other tokens than those that came; a constant added to them would be nothing to a layer norm."""
+    """Return tokens other than the received ones; a layer norm would remove an added constant."""
     if isinstance(event.tokens, EncodedImage):
         return EncodedImage(b"another image")
     return np.ascontiguousarray(event.tokens[..., ::-1])
 
 
 def _results(liar: Liar, event: Arrived) -> Any:
-    """Wrong results of what remains: logits where peers run the head."""
+    """Return wrong results of the remaining parts: logits if peers run the head."""
     return liar.logits.copy() if event.run.itinerary.has_stem else _other(event)
 
 
@@ -177,7 +177,7 @@ def _unchanged_but_wrong(liar: Liar, event: Arrived) -> Sends:
     yield _home(event, "unreachable", _other(event))
 
 
-# Messages of its own accord.
+# Messages that a liar sends on its own.
 
 
 def _progress(growth: int) -> Callable[[Liar], Sends]:
@@ -197,7 +197,7 @@ def _releases(liar: Liar) -> Sends:
 
 
 def _as_former_holder(liar: Liar) -> Sends:
-    """About what it has handed on: RETURN as it was, old RUNs to others, answers to transfers of others."""
+    """Send messages about tokens that it has handed on: RETURN, old RUNs, and answers to transfers of others."""
     rng, others = liar.rng, liar.others("peer")
     for event in rng.sample(liar.given, min(len(liar.given), _FORMER)):
         run, onward = event.run, event.run.transfer._replace(hop=event.run.transfer.hop + 1)
@@ -219,7 +219,7 @@ def _random_transfer(liar: Liar) -> TransferId:
 
 
 def _forge(liar: Liar) -> Sends:
-    """Messages about requests that it was not given, and about those that it has refused."""
+    """Send messages about requests that it was not given, and about requests that it has refused."""
     peers = liar.others("peer")
     by = peers[0] if peers else liar.name
     done = ((tuple((block, by) for block in liar.all_blocks),),)
@@ -240,7 +240,7 @@ def _forge(liar: Liar) -> Sends:
 
 
 def _flood(liar: Liar) -> Sends:
-    """Work for sources that do not exist, with the longest budget that is allowed."""
+    """Send work for sources that do not exist, with the longest allowed budget."""
     for name in liar.others("peer"):
         for number in range(_FLOOD):
             ghost = f"ghost-{liar.turns}-{number}.{liar.rng.getrandbits(32):08x}"
@@ -249,7 +249,7 @@ def _flood(liar: Liar) -> Sends:
 
 
 def _hellos(liar: Liar) -> Sends:
-    """Under its own name as ever new processes, and under those of others."""
+    """Greet under its own name as ever new processes, and under the names of others."""
     for name in liar.neighbors.by_name:
         for one in (liar.name, liar.name, *liar.others("peer"), new_alias("stranger")):
             role = "source" if one.startswith("stranger") else "peer"
@@ -259,7 +259,7 @@ def _hellos(liar: Liar) -> Sends:
 
 
 def _changing(liar: Liar) -> Sends:
-    """Always another STATE, with the largest numbers that are allowed."""
+    """Send a different STATE each time, with the largest allowed numbers."""
     rng, most = liar.rng, MICROSECONDS - 1
     reaches = tuple(f"n-{rng.getrandbits(32):08x}" for _ in range(1000))
     for name in liar.neighbors.by_name:
@@ -271,7 +271,7 @@ def _changing(liar: Liar) -> Sends:
 
 
 def _malformed(liar: Liar) -> Sends:
-    """Messages with what no message may have, behind a greeting that was in order."""
+    """Send messages with invalid fields, after a valid greeting."""
     good, rng = _random_transfer(liar), liar.rng
     waves = ((((liar.all_blocks[0], liar.name), (liar.all_blocks[0], liar.name)),),)
     bad: list[Message] = [
@@ -296,7 +296,7 @@ def _malformed(liar: Liar) -> Sends:
 
 
 def _greed(liar: Liar) -> Sends:
-    """Send as much work as there is room for, with the longest budget, and accept no results."""
+    """Send as much work as possible, with the longest budget, and accept no results."""
     it = Itinerary(liar.name, "nearest", liar.all_blocks, 0)
     for name in liar.others("peer"):
         for _ in range(_FLOOD):

@@ -35,7 +35,7 @@ _COUNT = itertools.count()
 
 
 def reason_to_skip() -> str:
-    """Return why namespaces cannot be made here, or an empty string."""
+    """Return the reason why namespaces cannot be created here, or an empty string."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "network namespaces need Linux and root"
     for program in ("ip", "tc", "bridge"):
@@ -45,7 +45,7 @@ def reason_to_skip() -> str:
         with Net("x"):
             return ""
     except NetError as error:
-        return f"this kernel does not make network namespaces, veth pairs and bridges for us: {error}"
+        return f"this kernel does not let this process create network namespaces, veth pairs and bridges: {error}"
 
 
 class NetError(LinkError):
@@ -97,7 +97,7 @@ class Net:
         return f"10.201.0.{self.names.index(name) + 1}"
 
     def plug(self, name: str, *, into: bool) -> None:
-        """Pull the cable of ``name`` (both ends lose their carrier) or put it back in."""
+        """Pull the cable of ``name``, so that both ends lose their carrier, or plug it in again."""
         _ip("-n", self.ns(_BRIDGE), "link", "set", port(name), "up" if into else "down")
 
     def mute(self, name: str, *, on: bool) -> None:
@@ -106,13 +106,13 @@ class Net:
         _call(*self._within(_BRIDGE), "bridge", "link", "set", "dev", port(name), "state", state)
 
     def cut(self, one: str, other: str, *, on: bool = True) -> None:
-        """Let no packet from ``other`` reach ``one`` and only silence come back; ``on=False`` undoes it."""
+        """Drop all packets from ``other`` to ``one`` silently; ``on=False`` undoes it."""
         _ip("-n", self.ns(other), "route", "add" if on else "del", "blackhole", self.address(one))
 
     def rate(self, mbit: int | None) -> None:
         """Limit each cable, in both directions, by a token bucket filter; None removes the limit.
 
-        The bucket holds half a millisecond: timers that are late make a smaller one slower than its rate.
+        The bucket holds half a millisecond of traffic: late timers make a smaller one slower than its rate.
         """
         for name in self.names:
             for space, device in ((name, "eth0"), (_BRIDGE, port(name))):
@@ -124,7 +124,7 @@ class Net:
                     _tc(self.ns(space), "qdisc", "add", "dev", device, "root", "tbf", *limit)
 
     def sent_bytes(self, name: str) -> int:
-        """Return the bytes that ``name`` has sent over its cable."""
+        """Return the number of bytes that ``name`` has sent over its cable."""
         return int(_call(*self._within(name), "cat", "/sys/class/net/eth0/statistics/tx_bytes"))
 
     @contextlib.contextmanager
@@ -198,7 +198,7 @@ def port(name: str) -> str:
 
 
 def _clear_left_over() -> None:
-    """Remove namespaces of processes that were killed before they could."""
+    """Remove namespaces of processes that were killed before they could do so."""
     for line in _call("ip", "netns", "list").splitlines():
         full = line.split()[0]
         kind, _, rest = full.partition("-")

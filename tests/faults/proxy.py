@@ -1,7 +1,7 @@
-"""A small TCP proxy for links with faults: delay, stalls, a rate, half-open connections, refusals.
+"""A small TCP proxy for links with faults: delay, stalls, a limited rate, half-open connections, refusals.
 
-For machines whose kernel has no ``netem``. It forwards bytes unseen. TCP turns lost packets into stalls, so loss is
-given as stalls: ``stall_part`` of the chunks wait for ``stall_ms``, in order.
+It is for machines whose kernel has no ``netem``, and forwards bytes without reading them. TCP turns lost packets into
+stalls, so loss is emulated by stalls: a fraction ``stall_part`` of the chunks waits for ``stall_ms``, in order.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import dataclass
 
 @dataclass
 class LinkConditions:
-    """The conditions of a link; the fields may be set at any time."""
+    """Conditions of a link; the fields may be set at any time."""
 
     delay_ms: float = 0.0
-    """One way, for each direction."""
+    """Delay of each direction."""
     rate_mbit: float = 0.0
     """Megabits per second for each direction and connection; 0 for no limit."""
     stall_ms: float = 0.0
     stall_part: float = 0.0
     blackhole: bool = False
-    """Whether connections stay open and nothing passes, as after a cable was pulled."""
+    """Whether connections stay open but no byte passes, as after pulling a cable."""
     refuse: bool = False
     """Whether new connections are closed immediately."""
 
@@ -35,6 +35,7 @@ class Proxy:
 
     def __init__(self, port: int, target: tuple[str, int], *, seed: int = 0) -> None:
         self.conditions = LinkConditions()
+        self.delayed_bytes = 0
         self._port = port
         self._target = target
         self._random = random.Random(seed)
@@ -49,11 +50,11 @@ class Proxy:
             raise OSError(f"the proxy on port {port} did not start")
 
     def cut(self) -> None:
-        """Close all connections that pass through."""
+        """Close all connections."""
         self._loop.call_soon_threadsafe(self._cut)
 
     def close(self) -> None:
-        """Stop, with all connections."""
+        """Close all connections and stop."""
         if self._stop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(5)
@@ -108,7 +109,7 @@ class Proxy:
             self._tasks.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Keep reading while chunks wait for their delay, so that a delay does not limit the rate."""
+        """Forward one direction; keep reading while chunks are delayed, so that a delay does not limit the rate."""
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(4096)
         sender = asyncio.create_task(self._send(chunks, writer))
         free_at = time.monotonic()
@@ -120,7 +121,9 @@ class Proxy:
                     free_at = max(free_at, now) + len(data) * 8e-6 / conditions.rate_mbit
                 stalled = conditions.stall_part and self._random.random() < conditions.stall_part
                 due = max(free_at if conditions.rate_mbit else now, now)
-                due += (conditions.delay_ms + (conditions.stall_ms if stalled else 0.0)) / 1e3
+                delay_ms = conditions.delay_ms + (conditions.stall_ms if stalled else 0.0)
+                due += delay_ms / 1e3
+                self.delayed_bytes += len(data) if delay_ms else 0
                 await chunks.put((due, data))
                 if conditions.rate_mbit and free_at > now:
                     await asyncio.sleep(free_at - now)

@@ -1,11 +1,11 @@
-"""A run under a Poisson process of faults, and the outcome of every request.
+"""A run under a Poisson process of faults, and the outcome of each request.
 
-Peers are real processes behind proxies, every block is held by two of them. Faults of every kind come at random times
-while images are on their way; each is undone after a while. At the end every fault is undone and each request is looked
-at: it has exactly one outcome, no error while each block had a living holder, and its answer replays in one process.
+Peers are real processes behind proxies, and two peers hold each block. Faults of every kind occur at random times while
+images are in flight; each is undone after a while. At the end, all faults are undone and each request is checked: it
+has exactly one outcome, no error while each block had a living holder, and its answer replays in one process.
 
-Most faults come one after the other. A pause and a lying member last while others come. What a member spoilt that sends
-wrong tokens is counted apart, since only an audit notices it; there is one in a course with such a member.
+Most faults occur one after the other; a pause and a lying member last while others occur. Answers with wrong tokens
+of a member are counted separately, since only an audit detects them; a course with such a member has an audit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ChaosResult(msgspec.Struct, frozen=True):
     """Messages that the source counted as malformed or refused."""
     ended: list[str] = []
     """Peers that ended on their own."""
-    spoilt: int = 0
+    spoiled: int = 0
     """Answers that do not replay and name the member among their holders that sent wrong tokens."""
     rejected: dict[str, int] = {}
     """Results that the source rejected, by sender."""
@@ -87,12 +87,12 @@ class ChaosResult(msgspec.Struct, frozen=True):
 
     @property
     def unnoticed(self) -> bool:
-        """Whether answers were spoilt and the audit never named who did it."""
-        return bool(self.spoilt) and LIAR not in self.suspects
+        """Whether answers were spoiled and the audit never named the liar."""
+        return bool(self.spoiled) and LIAR not in self.suspects
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was lost, failed, answered twice or not replayed, and no peer ended or was blamed."""
+        """Whether no request was lost, failed, answered twice or not replayed, and no peer ended or was blamed."""
         wrong = self.lost or self.failed or self.twice or self.not_replayed
         return not (wrong or self.ended or self.framed or self.unnoticed)
 
@@ -109,20 +109,20 @@ class ChaosSettings:
     budget_ms: float = 20_000.0
     policy: str = "nearest"
     block_ms: float = 0.0
-    """Least time of an engine call, so that policies have a choice to make with small models, too."""
+    """Minimum time of an engine call, so that policies have a choice with small models, too."""
     kinds: tuple[str, ...] = tuple(KINDS)
     lies: tuple[str, ...] = COURSE_LIES
     keys: bool = False
-    """Whether every process has a key, and so links use CURVE."""
+    """Whether every process has a key, so that links use CURVE."""
 
 
 def run_chaos(
     bundle: Path, other_bundle: Path | None, images: ImageSet, folder: Path, settings: ChaosSettings,
     on_fault: Callable[[Fault], None] | None = None, on_answer: Callable[[], None] | None = None,
 ) -> ChaosResult:  # fmt: skip
-    """Answer images while faults come and go; see the module's docstring.
+    """Answer images under faults; see the docstring of the module.
 
-    ``other_bundle`` is a bundle of another model for the fault of that name, which is left out where it is None.
+    ``other_bundle`` is a bundle of another model for the fault of that name, which does not occur if it is None.
     """
     opened = Bundle.open(bundle)
     placement = _placement(opened.num_blocks)
@@ -161,7 +161,7 @@ def run_chaos(
             spent = time.monotonic() - started
             audits = source.finish_audits(_GIVE_UP)
             counts = source.snapshot
-    bad, worst, spoilt = _replay(opened, images, watch.records, LIAR if spoils else "")
+    bad, worst, spoiled = _replay(opened, images, watch.records, LIAR if spoils else "")
     latencies = [record.latency_us / 1e3 for record in watch.records if record.error is None] or [0.0]
     return ChaosResult(
         seed=settings.seed,
@@ -181,7 +181,7 @@ def run_chaos(
         faults=course,
         dropped=dict(counts.dropped),
         ended=injector.ended,
-        spoilt=spoilt,
+        spoiled=spoiled,
         rejected={name: one.count for name, one in counts.rejected.items()},
         suspects={} if audits is None else dict(audits.suspects),
         liar_was_given=dict(injector.given),
@@ -189,12 +189,12 @@ def run_chaos(
 
 
 def _spoils(lie: str, policy: str) -> bool:
-    """Whether answers may be wrong that a liar had a part in; forged waves are only detected where none are allowed."""
+    """Return whether a liar may cause wrong answers; forged waves are only detected if the policy has none."""
     return lie in LIES and (LIES[lie].spoils or (lie == "waves" and POLICIES[policy].runs_in_waves))
 
 
 def _placement(blocks: int) -> dict[str, list[int]]:
-    """Four peers; every block is held by two, and half of the peers hold neither half alone."""
+    """Return four peers; two hold each block, and half of the peers hold blocks of both halves."""
     half = blocks // 2
     first, second = list(range(half)), list(range(half, blocks))
     return {"anna": first, "ben": second, "cleo": first[::2] + second[::2], "dan": first[1::2] + second[1::2]}
@@ -209,7 +209,7 @@ def _arrays(bundle: Bundle, images: ImageSet) -> dict[str, np.ndarray]:
 
 
 class _Requests:
-    """Submits and keeps every outcome."""
+    """Requests of a run, and all of their outcomes."""
 
     def __init__(self, source: Source, on_answer: Callable[[], None] | None) -> None:
         self.records: list[RequestRecord] = []
@@ -221,7 +221,7 @@ class _Requests:
     def submit_all(
         self, images: ImageSet, concurrency: int, arrays: dict[str, np.ndarray], pace: Callable[[float], None]
     ) -> None:
-        """Submit with at most ``concurrency`` in flight; ``pace(part)`` waits until that part may be submitted."""
+        """Submit with at most ``concurrency`` in flight; ``pace(part)`` waits until this fraction may be submitted."""
         gate = threading.Semaphore(concurrency)
         for index, image in enumerate(images.images):
             pace(index / len(images))
@@ -246,19 +246,19 @@ class _Requests:
 
 
 def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord], liar: str) -> tuple[int, float, int]:
-    """Count answers that their order does not reproduce, with the largest relative difference, and spoilt answers.
+    """Return the number of answers that do not replay, the largest relative error, and the number of spoiled answers.
 
-    A spoilt answer is not what its order gives either, and ``liar`` is among its holders.
+    A spoiled answer does not replay either, but ``liar`` is among its holders.
     """
     arrays, by_id = _arrays(bundle, images), {record.id: record for record in records}
-    bad, worst, spoilt = 0, 0.0, 0
+    bad, worst, spoiled = 0, 0.0, 0
     with Pipeline.open(bundle, threads=1) as pipeline:
         for replayed in replay(pipeline, records, lambda record: arrays[record.image]):
             record, differs = by_id[replayed.id], replayed.error > REPLAY_TOLERANCE["raw"]
             if differs and liar in record.holders:
-                spoilt += 1
+                spoiled += 1
                 continue
             worst = max(worst, replayed.error)
             complete = sorted([*record.arrangement.order, *record.skipped]) == list(range(bundle.num_blocks))
             bad += differs or not complete or bool(bundle.bands.fault(record.arrangement))
-    return bad, worst, spoilt
+    return bad, worst, spoiled

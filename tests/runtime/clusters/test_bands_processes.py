@@ -1,5 +1,4 @@
-"""Real peers with bands: the only holder of a first-band block is killed; refused are peers with other bands
-and who runs blocks out of bands."""
+"""Real peers keep to the bands of a model, and refuse processes with other bands or blocks out of bands."""
 
 import json
 import re
@@ -11,9 +10,7 @@ import pytest
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
-from tests.faults.cluster import FaultyCluster
 from tests.traces import read_trace
 
 PLACEMENT = {"a": [1, 2, 3, 4, 5], "b": [0], "c": [2, 4, 1]}
@@ -21,19 +18,17 @@ WHY = "block 0 of band [0] (1 of 3) had no reachable holder"
 
 
 @pytest.fixture
-def peers(banded_bundle, tmp_path):
-    with LocalCluster(tmp_path / "peers", banded_bundle, PLACEMENT) as local:
-        local.wait_warm()
-        yield local
+def banded(start_peers, banded_bundle):
+    return start_peers(PLACEMENT, banded_bundle)
 
 
 def test_answers_stay_within_the_bands_and_other_bands_are_refused(
-    peers, banded_bundle, tiny_bundle, images, assert_replays
+    banded, banded_bundle, tiny_bundle, images, assert_replays
 ):
     bands, shown = Bundle.open(banded_bundle).bands, images(12)
     orders = set()
     for policy in ("random", "fastest", "parallel"):
-        with Source.open(peers.path, banded_bundle, policy=policy, audit=1.0) as source:
+        with Source.open(banded.path, banded_bundle, policy=policy, audit=1.0) as source:
             assert source.wait_ready() == ()
             answers = [future.result() for future in [source.submit(image) for image in shown]]
             audits = source.finish_audits(10.0)
@@ -45,7 +40,7 @@ def test_answers_stay_within_the_bands_and_other_bands_are_refused(
     assert len(orders) > 5
     assert {(order[0], order[5]) for order in orders} == {(0, 5)}
     ours, theirs = (Bundle.open(folder).manifest.model_id[:12] for folder in (tiny_bundle, banded_bundle))
-    with Source.open(peers.path, tiny_bundle) as source:
+    with Source.open(banded.path, tiny_bundle) as source:
         assert len(source.wait_ready(0.5)) == 6
         for why in source.snapshot.mismatched.values():
             assert ours in why
@@ -53,15 +48,17 @@ def test_answers_stay_within_the_bands_and_other_bands_are_refused(
             assert "with the same bands" in why
 
 
-def test_the_only_holder_of_a_first_band_is_killed(peers, banded_bundle, images, assert_replays, tmp_path):
+def test_the_block_of_a_first_band_is_skipped_when_its_only_holder_is_killed(
+    banded, banded_bundle, images, assert_replays, tmp_path
+):
     shown = images(6)
     with (
-        Source.open(peers.path, banded_bundle, max_skips=1) as lenient,
-        Source.open(peers.path, banded_bundle, policy="sequential", budget_ms=700) as strict,
+        Source.open(banded.path, banded_bundle, max_skips=1) as lenient,
+        Source.open(banded.path, banded_bundle, policy="sequential", budget_ms=700) as strict,
     ):
         assert lenient.wait_ready() == strict.wait_ready() == ()
         assert not lenient.submit(shown[0]).result().degraded
-        peers.kill("b")
+        banded.kill("b")
         answers = [future.result() for future in [lenient.submit(image) for image in shown]]
         for answer in answers:
             assert answer.degraded
@@ -74,7 +71,7 @@ def test_the_only_holder_of_a_first_band_is_killed(peers, banded_bundle, images,
         assert error.value.record.waves == ()
     trace = tmp_path / "trace.jsonl"
     command = [
-        sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(banded_bundle),
+        sys.executable, "-m", "ls_edge", "run", "--peers", str(banded.path), "--bundle", str(banded_bundle),
         "--data", "digits", "--limit", "5", "--wait", "0.3", "--json", "--trace", str(trace),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -84,38 +81,36 @@ def test_the_only_holder_of_a_first_band_is_killed(peers, banded_bundle, images,
     for record in read_trace(trace):
         assert record.why_skipped == WHY
         assert not Bundle.open(banded_bundle).bands.fault(Arrangement.plain([b for b, _ in record.steps]))
-    peers.start("b")
-    peers.wait_warm("b")
-    with Source.open(peers.path, banded_bundle) as source:
+    banded.start("b")
+    banded.wait_warm("b")
+    with Source.open(banded.path, banded_bundle) as source:
         assert source.wait_ready() == ()
         assert not source.submit(shown[0]).result().degraded
 
 
-def test_a_liar_that_runs_blocks_out_of_bands_is_refused_by_source_and_next_holder(
-    banded_bundle, images, assert_replays, wait_until, tmp_path
+def test_source_and_next_holder_refuse_a_liar_that_runs_blocks_out_of_bands(
+    start_peers, banded_bundle, images, assert_replays, wait_until
 ):
     bundle, shown = Bundle.open(banded_bundle), images(18)
     blocks = range(bundle.num_blocks)
-    with FaultyCluster(tmp_path, banded_bundle, dict.fromkeys("ab", blocks), members={"mallory": blocks}) as peers:
-        peers.wait_warm()
-        peers.start_liar("mallory", "bands")
-        with Source.open(peers.path, banded_bundle, max_skips=0) as source:
-            linked = lambda: {name for name, view in source.snapshot.peers.items() if view.state != "lost"}  # noqa: E731
-            wait_until(lambda: linked() == {"a", "b", "mallory"}, what="all three")
-            answers = []
-            for begin in range(0, len(shown), 6):
-                answers += [f.result(30) for f in [source.submit(image) for image in shown[begin : begin + 6]]]
-            wait_until(lambda: peers.liar_counts("mallory").received > 0, what="work for the liar")
-            rejected = source.snapshot.rejected["mallory"]
-        assert_replays(banded_bundle, shown, answers)
-        for answer in answers:
-            assert not answer.degraded
-            assert not bundle.bands.fault(answer.arrangement)
-            assert "mallory" not in answer.record.holders
-        assert rejected.count > 0
-        assert re.search(r"block \d of band .* runs after band \[5\]", rejected.why), rejected.why
-        logs = {name: peers.log_path(name).read_text() for name in "ab"}
-        for log in logs.values():
-            dropped = [line for line in log.splitlines() if "dropped a message" in line and "mallory" in line]
-            assert dropped
-            assert all("itinerary in which block 0 of band [0] remains behind band [5]" in line for line in dropped)
+    peers = start_peers(dict.fromkeys("ab", blocks), banded_bundle, members={"mallory": blocks})
+    peers.start_liar("mallory", "bands")
+    with Source.open(peers.path, banded_bundle, max_skips=0) as source:
+        wait_until(lambda: all(view.state != "lost" for view in source.snapshot.peers.values()), what="all three")
+        answers = []
+        for begin in range(0, len(shown), 6):
+            answers += [f.result(30) for f in [source.submit(image) for image in shown[begin : begin + 6]]]
+        wait_until(lambda: peers.liar_counts("mallory").received > 0, what="work for the liar")
+        rejected = source.snapshot.rejected["mallory"]
+    assert_replays(banded_bundle, shown, answers)
+    for answer in answers:
+        assert not answer.degraded
+        assert not bundle.bands.fault(answer.arrangement)
+        assert "mallory" not in answer.record.holders
+    assert rejected.count > 0
+    assert re.search(r"block \d of band .* runs after band \[5\]", rejected.why), rejected.why
+    for name in "ab":
+        lines = peers.log_path(name).read_text().splitlines()
+        dropped = [line for line in lines if "dropped a message" in line and "mallory" in line]
+        assert dropped
+        assert all("itinerary in which block 0 of band [0] remains behind band [5]" in line for line in dropped)

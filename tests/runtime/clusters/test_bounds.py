@@ -1,4 +1,4 @@
-"""Bounded memory and fair shares: sources that send faster than peers can work, that vanish, that want it all."""
+"""Peers have bounded memory and are shared fairly, whatever sources send."""
 
 import os
 import signal
@@ -17,7 +17,6 @@ from ls_edge.runtime.routing.state.events import Arrived, Complete
 from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.source import Settings, Source
-from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults, inject, write
 from tests.faults.simulation import FaultySimulation
 
@@ -25,18 +24,18 @@ MIB = 2**20
 
 
 def resident(pid):
-    """Bytes of memory that a process has in use."""
+    """Resident memory of a process in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def outcomes(futures, seconds=20.0):
-    """How many were answered, and which errors the others ended with; every one has ended."""
+    """Number of answers and of each error; every request has ended."""
     assert not wait(futures, seconds).not_done
     return Counter(type(future.exception()).__name__ for future in futures)
 
 
 class Ledger:
-    """The most that a peer has ever held, and the most work that it had after it had taken some in."""
+    """Maximum number of requests that a peer held, and of those with work left just after it accepted one."""
 
     def __init__(self, peer):
         self.held = self.work = 0
@@ -48,7 +47,7 @@ class Ledger:
             instructions = handle(events, now)
             items = peer.machine.held.values()
             self.held = max(self.held, len(items))
-            # Copies whose next holder failed are work again, so that alone may be more than the credits.
+            # Copies whose next holder failed are work again, so they alone may exceed the credits.
             if len(items) > before and all(isinstance(e, Arrived) and not e.run.returning for e in events):
                 copies = (Stage.CUSTODY, Stage.OFFERED)
                 self.work = max(self.work, sum(item.stage not in copies for item in items))
@@ -88,23 +87,22 @@ def test_peers_hold_no_more_than_their_credits_and_the_rest_is_overloaded(
     assert_replays(tiny_bundle, pictures[:1], [later])
 
 
-def test_the_memory_of_peers_does_not_follow_what_is_asked_of_them(tmp_path, tiny_bundle, images):
+def test_the_memory_of_peers_does_not_grow_with_the_number_of_requests(start_peers, tiny_bundle, images):
     everything = range(Bundle.open(tiny_bundle).num_blocks)
-    with FaultyCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": 4}) as peers:
-        peers.wait_warm()
-        with Source.open(peers.path, tiny_bundle, max_inflight=1000, max_skips=0) as source:
-            assert source.wait_ready() == ()
-            pictures = images(100)
-            assert outcomes([source.submit(image) for image in pictures]) == {"NoneType": 100}
-            before = {name: resident(process.pid) for name, process in peers.processes.items()}
-            for name in peers.bundles:
-                peers.set_faults(name, Faults(stall_ms=5.0, stall_part=1.0))
-            futures = [source.submit(pictures[i % 100], budget_ms=2500) for i in range(4000)]
-            ended = outcomes(futures)
-            grown = {name: resident(process.pid) - before[name] for name, process in peers.processes.items()}
-            for name in peers.bundles:
-                peers.set_faults(name, Faults())
-            assert outcomes([source.submit(image) for image in pictures]) == {"NoneType": 100}
+    peers = start_peers({"a": everything, "b": everything}, each={"credits": 4})
+    with Source.open(peers.path, tiny_bundle, max_inflight=1000, max_skips=0) as source:
+        assert source.wait_ready() == ()
+        pictures = images(100)
+        assert outcomes([source.submit(image) for image in pictures]) == {"NoneType": 100}
+        before = {name: resident(process.pid) for name, process in peers.processes.items()}
+        for name in peers.bundles:
+            peers.set_faults(name, Faults(stall_ms=5.0, stall_part=1.0))
+        futures = [source.submit(pictures[i % 100], budget_ms=2500) for i in range(4000)]
+        ended = outcomes(futures)
+        grown = {name: resident(process.pid) - before[name] for name, process in peers.processes.items()}
+        for name in peers.bundles:
+            peers.set_faults(name, Faults())
+        assert outcomes([source.submit(image) for image in pictures]) == {"NoneType": 100}
     # Tokens and header of a request are 3 KB, so 4000 of them would be 12 MB.
     assert max(grown.values()) < 3 * MIB, grown
     assert set(ended) <= {"NoneType", "Overloaded", "BudgetExceeded"}
@@ -112,71 +110,69 @@ def test_the_memory_of_peers_does_not_follow_what_is_asked_of_them(tmp_path, tin
 
 
 def credits_seen(source, name):
-    """What a peer last told a source that it would accept."""
+    """Credits that a peer last announced to a source."""
     return source.snapshot.peers[name].credits
 
 
-def test_the_work_of_a_source_that_was_killed_is_dropped_and_another_is_served(
-    tmp_path, tiny_bundle, images, wait_until, assert_replays
+def test_work_of_a_killed_source_is_dropped_and_another_source_is_served(
+    start_peers, tmp_path, tiny_bundle, images, wait_until, assert_replays
 ):
     everything, most = range(Bundle.open(tiny_bundle).num_blocks), 8
-    with FaultyCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": most}) as peers:
-        peers.wait_warm()
-        with Source.open(peers.path, tiny_bundle, max_skips=0) as source:
-            assert source.wait_ready() == ()
-            for name in peers.bundles:
-                # All that the other source gets accepted would take the peers seven seconds.
-                peers.set_faults(name, Faults(stall_ms=150.0, stall_part=1.0))
-            with (tmp_path / "killed.log").open("wb") as log:
-                killed = subprocess.Popen(
-                    [sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle),
-                     "--data", "digits", "--limit", "500", "--concurrency", "60", "--budget-ms", "60000"],
-                    stdout=log, stderr=log,
-                )  # fmt: skip
-            try:
-                wait_until(lambda: all(credits_seen(source, name) == 0 for name in "ab"), 15.0, "full peers")
-            finally:
-                killed.send_signal(signal.SIGKILL)
-                killed.wait()
-            wait_until(lambda: all(credits_seen(source, name) == most - most // 2 for name in "ab"), 15.0, "no load")
-            for name in peers.bundles:
-                peers.set_faults(name, Faults())
-            answers = [future.result(10) for future in [source.submit(image) for image in images(20)]]
+    peers = start_peers({"a": everything, "b": everything}, each={"credits": most})
+    with Source.open(peers.path, tiny_bundle, max_skips=0) as source:
+        assert source.wait_ready() == ()
         for name in peers.bundles:
-            assert "its source went away" in peers.log_path(name).read_text()
+            # The accepted requests of the other source would take the peers seven seconds.
+            peers.set_faults(name, Faults(stall_ms=150.0, stall_part=1.0))
+        with (tmp_path / "killed.log").open("wb") as log:
+            killed = subprocess.Popen(
+                [sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle),
+                 "--data", "digits", "--limit", "500", "--concurrency", "60", "--budget-ms", "60000"],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        try:
+            wait_until(lambda: all(credits_seen(source, name) == 0 for name in "ab"), 15.0, "full peers")
+        finally:
+            killed.send_signal(signal.SIGKILL)
+            killed.wait()
+        wait_until(lambda: all(credits_seen(source, name) == most - most // 2 for name in "ab"), 15.0, "no load")
+        for name in peers.bundles:
+            peers.set_faults(name, Faults())
+        answers = [future.result(10) for future in [source.submit(image) for image in images(20)]]
+    for name in peers.bundles:
+        assert "its source went away" in peers.log_path(name).read_text()
     assert_replays(tiny_bundle, images(20), answers)
 
 
-@pytest.mark.parametrize("greed", [64, 600], ids=["as many on their way", "ten times as many on their way"])
-def test_two_sources_share_the_peers_while_one_asks_for_ten_times_as_much(tmp_path, tiny_bundle, images, greed):
+@pytest.mark.parametrize("greed", [64, 600], ids=["equal", "tenfold"])
+def test_two_sources_share_the_peers_although_one_sends_ten_times_as_much(start_peers, tiny_bundle, images, greed):
     everything = range(Bundle.open(tiny_bundle).num_blocks)
-    with FaultyCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}) as peers:
-        peers.wait_warm()
-        for name in peers.bundles:
-            peers.set_faults(name, Faults(stall_ms=3.0, stall_part=1.0))
-        with (
-            Source.open(peers.path, tiny_bundle, max_skips=0, max_inflight=greed, budget_ms=30_000) as greedy,
-            Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=30_000) as modest,
-        ):
-            assert greedy.wait_ready() == modest.wait_ready() == ()
-            pictures = images(60)
-            futures = [greedy.submit(pictures[i % 60]) for i in range(600)]
-            done_before = sum(future.done() for future in futures)
-            small = [modest.submit(image) for image in pictures]
-            assert outcomes(small) == {"NoneType": 60}
-            greedy_meanwhile = sum(future.done() for future in futures) - done_before
-            for future in futures:
-                future.cancel()
+    peers = start_peers({"a": everything, "b": everything})
+    for name in peers.bundles:
+        peers.set_faults(name, Faults(stall_ms=3.0, stall_part=1.0))
+    with (
+        Source.open(peers.path, tiny_bundle, max_skips=0, max_inflight=greed, budget_ms=30_000) as greedy,
+        Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=30_000) as modest,
+    ):
+        assert greedy.wait_ready() == modest.wait_ready() == ()
+        pictures = images(60)
+        futures = [greedy.submit(pictures[i % 60]) for i in range(600)]
+        done_before = sum(future.done() for future in futures)
+        small = [modest.submit(image) for image in pictures]
+        assert outcomes(small) == {"NoneType": 60}
+        greedy_meanwhile = sum(future.done() for future in futures) - done_before
+        for future in futures:
+            future.cancel()
     assert greedy_meanwhile <= 60 * 2
-    if greed == 64:  # with 600 on its way it has more to think about, and that is its own affair
+    if greed == 64:  # with 600 in flight it is slowed down by itself
         assert greedy_meanwhile >= 60 / 2
 
 
-# The same in simulated time, where nothing is left to chance.
+# The same in simulated time, which is deterministic.
 
 
 def saturated(placement, most, *, policy="nearest", in_flight=64, seconds=3.0):
-    """Keep many requests on their way; return the simulation and the part of the peers' time that was used."""
+    """Keep many requests in flight; return the simulation and the used fraction of the peers' time."""
     limits = Limits(credits=most, custody=4 * most)
     sim = FaultySimulation(placement, blocks=6, limits=limits, block_seconds=0.005)
     sim.run(0.3)
@@ -191,7 +187,7 @@ def saturated(placement, most, *, policy="nearest", in_flight=64, seconds=3.0):
 
 @pytest.mark.parametrize("policy", ["nearest", "sequential", "fastest", "random"])
 @pytest.mark.parametrize("most", [4, 16])
-def test_peers_that_hold_everything_are_busy_all_the_time(policy, most):
+def test_peers_with_all_blocks_are_busy_all_the_time(policy, most):
     sim, used = saturated({"a": range(6), "b": range(6)}, most, policy=policy)
     assert used > 0.95
     assert not sim.notes
@@ -202,13 +198,13 @@ STAGES = {"a": range(3), "b": range(3, 6)}
 
 @pytest.mark.parametrize("policy", ["nearest", "fastest", "random"])
 @pytest.mark.parametrize("most", [4, 16])
-def test_peers_that_need_one_another_do_not_fill_up_with_new_work(policy, most):
+def test_peers_that_depend_on_each_other_do_not_fill_up_with_new_work(policy, most):
     sim, used = saturated(STAGES, most, policy=policy)
     assert not [note for _, _, note in sim.notes if note.what == "suspect"]
     assert used > 0.8
 
 
-def test_what_never_had_a_credit_is_overloaded_however_short_its_budget():
+def test_requests_that_never_had_a_credit_are_overloaded_even_with_a_short_budget():
     sim = FaultySimulation({"a": range(6), "b": range(6)}, blocks=6, limits=Limits(credits=4), block_seconds=0.01)
     sim.run(0.3)
     for _ in range(64):

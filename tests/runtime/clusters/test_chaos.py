@@ -1,4 +1,4 @@
-"""Everything goes wrong at once, and what is left of it: ``run_chaos`` and its command."""
+"""``run_chaos`` and its command: no request is lost under all kinds of faults at once."""
 
 import json
 import subprocess
@@ -35,19 +35,19 @@ def test_a_plan_is_the_same_for_the_same_seed_and_has_every_kind(seed):
     assert all((fault.lie in COURSE_LIES) == (fault.kind == "liar") for fault in faults)
 
 
-def test_a_plan_has_every_lie_once_before_one_comes_again():
+def test_a_plan_has_every_lie_before_one_repeats():
     faults = plan(3, len(COURSE_LIES), 60.0, PEERS, ("liar",))
     assert sorted(fault.lie for fault in faults) == sorted(COURSE_LIES)
     assert {LIES[fault.lie].role for fault in faults if fault.peer == "mallory"} == {"peer"}
     assert {fault.lie for fault in plan(3, 5, 60.0, PEERS, ("liar",), ("busy", "wrong"))} == {"busy", "wrong"}
 
 
-def test_every_lie_is_explained():
+def test_every_lie_has_an_explanation():
     assert set(LIES) == set(LIE_TEXTS)
     assert set(COURSE_LIES) == set(LIES) - {"blames", "poisons"}
 
 
-def test_a_plan_without_a_kind_lacks_only_that():
+def test_a_plan_without_a_kind_has_all_others():
     kinds = tuple(kind for kind in KINDS if kind != "other_bundle")
     assert {fault.kind for fault in plan(0, len(kinds), 10.0, PEERS, kinds)} == set(kinds)
     assert plan(0, 0, 10.0, PEERS) == []
@@ -72,7 +72,7 @@ def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tm
 
 @pytest.mark.slow
 def test_nothing_is_lost_with_bands(banded_bundle, tiny_bundle, tmp_path):
-    """The first and the last block have no other place to go to, and tiny_bundle's peers serve other bands."""
+    """The first and the last block have a fixed place, and peers of ``tiny_bundle`` serve other bands."""
     kinds = ("kill", "stop", "hang", "all_gone", "other_bundle", "liar")
     settings = ChaosSettings(
         seed=4, requests=100, faults=len(kinds), seconds=6.0, policy="parallel", block_ms=2.0, kinds=kinds,
@@ -86,7 +86,7 @@ def test_nothing_is_lost_with_bands(banded_bundle, tiny_bundle, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_band_leaves_nothing_out_of_bands(tiny_bundle, tmp_path):
+def test_a_lie_about_bands_needs_several_bands(tiny_bundle, tmp_path):
     with pytest.raises(UsageError, match="has one band, so nothing is out of bands"):
         run_chaos(
             tiny_bundle, None, open_data("digits", "eval"), tmp_path, ChaosSettings(kinds=("liar",), lies=("bands",))
@@ -94,13 +94,13 @@ def test_one_band_leaves_nothing_out_of_bands(tiny_bundle, tmp_path):
 
 
 @pytest.mark.slow
-def test_wrong_tokens_in_a_course_count_apart_and_name_who_sent_them(tiny_bundle, tmp_path):
+def test_wrong_tokens_are_counted_separately_and_their_sender_is_named(tiny_bundle, tmp_path):
     images = open_data("digits", "eval")
     settings = ChaosSettings(seed=2, requests=80, faults=1, seconds=8.0, kinds=("liar",), lies=("wrong",))
     result = run_chaos(tiny_bundle, None, images, tmp_path, settings)
     assert result.holds, result
     assert (result.answered, result.not_replayed) == (80, 0)
-    assert result.spoilt > 0
+    assert result.spoiled > 0
     assert result.suspects["mallory"].named > 0
     assert result.liar_was_given["wrong"] > 0
 
@@ -114,13 +114,13 @@ def document(**changes):
     return ChaosResult(**(fine | changes))
 
 
-def test_what_a_result_holds():
+def test_a_result_holds_without_losses_and_errors():
     assert document().holds
     found = {"mallory": Suspect(1, 0)}
-    assert document(spoilt=2, suspects=found).holds
+    assert document(spoiled=2, suspects=found).holds
     for wrong in (
         {"lost": 1}, {"failed": {"Overloaded": 1}}, {"twice": 1}, {"not_replayed": 1}, {"ended": ["anna"]},
-        {"spoilt": 1}, {"spoilt": 1, "suspects": {**found, "anna": Suspect(1, 0)}},
+        {"spoiled": 1}, {"spoiled": 1, "suspects": {**found, "anna": Suspect(1, 0)}},
     ):  # fmt: skip
         assert not document(**wrong).holds
 
@@ -130,7 +130,7 @@ def chaos(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
 
 
-def test_arguments_that_cannot_be_used_are_named(tiny_bundle):
+def test_invalid_arguments_are_named(tiny_bundle):
     for code, arguments, text in (
         (2, ["--kinds", "kill,meteor"], "--kinds: 'meteor' is not known; use one or several of kill, stop, "),
         (2, ["--lies", "white"], "--lies: 'white' is not known; use one or several of busy, "),

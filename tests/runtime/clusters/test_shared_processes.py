@@ -1,4 +1,4 @@
-"""A shared trunk on real processes: each peer has the one block, and nothing is lost while one of them lives."""
+"""Real peers with the one block of a shared model lose no request while one of them lives."""
 
 import shutil
 
@@ -17,14 +17,14 @@ IMAGES = 90
 
 
 @pytest.mark.parametrize("killed", ["ab", "ca"])
-def test_any_two_of_three_may_die_and_nothing_is_lost(killed, tmp_path, shared_bundle, assert_replays):
+def test_no_request_is_lost_when_two_of_three_peers_die(killed, tmp_path, shared_bundle, assert_replays):
     bundle = Bundle.open(shared_bundle)
     preprocess = Preprocessor(bundle.manifest.image)
     refs = open_data("digits", "eval").take(IMAGES).images
     pixels = [preprocess(ref.read(), ref.name) for ref in refs]
     labels = np.array([ref.label for ref in refs])
     local = LocalCluster(tmp_path / "peers", shared_bundle, EVERYTHING)
-    for name in EVERYTHING:  # what a board has to have: the manifest and one block
+    for name in EVERYTHING:  # all that a board needs: the manifest and one block
         folder = tmp_path / name
         (folder / "blocks").mkdir(parents=True)
         shutil.copy(shared_bundle / "manifest.json", folder)
@@ -53,6 +53,6 @@ def test_any_two_of_three_may_die_and_nothing_is_lost(killed, tmp_path, shared_b
     assert_replays(shared_bundle, pixels, after)
 
 
-def test_steps_of_one_block_do_not_run_side_by_side(tmp_path, shared_bundle, write_peers):
+def test_steps_of_a_shared_block_do_not_run_in_parallel(shared_bundle, write_peers):
     with pytest.raises(UsageError, match=r"steps of one shared block .* policy parallel cannot run them in parallel"):
         Source.open(write_peers(EVERYTHING), shared_bundle, policy="parallel")

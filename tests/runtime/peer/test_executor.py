@@ -65,6 +65,6 @@ class Spoiling:
 
 @pytest.mark.parametrize("bad", BAD)
 def test_the_first_block_with_nan_or_infinity_is_named(engines, tiny_bundle, bad):
-    spoilt = {**engines, 4: Spoiling(engines[4], bad)}
-    failed = run_blocks(Executor(spoilt), compute((1, 4, 5), [tokens_of(tiny_bundle, 0)]))
+    spoiled = {**engines, 4: Spoiling(engines[4], bad)}
+    failed = run_blocks(Executor(spoiled), compute((1, 4, 5), [tokens_of(tiny_bundle, 0)]))
     assert (failed.block, failed.not_finite, failed.rest) == (4, True, None)
