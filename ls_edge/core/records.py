@@ -70,6 +70,21 @@ class PeerState(str, Enum):
     __str__ = str.__str__
 
 
+class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a peer, with what it announced and last reported; empty or None before that."""
+
+    state: PeerState = PeerState.LOST
+    bundle_id: str | None = None
+    warm: bool = False
+    queue: int | None = None
+    """Number of requests that wait for its engine."""
+    credits: int | None = None
+    """Number of requests that it would accept now."""
+    engine: str = ""
+    reaches: tuple[str, ...] = ()
+    """Processes that it has links to."""
+
+
 class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
     """A track of a wave, as its joiner measured it, in microseconds of the joiner's clock."""
 

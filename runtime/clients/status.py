@@ -9,12 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from ls_edge.core.errors import LinkError
 from ls_edge.core.parts import ShownPart, shown_parts
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.core.records import PeerState
+from ls_edge.core.records import PeerReport, PeerState
 from ls_edge.runtime.clients.session import Client, Session, source_name
 from ls_edge.runtime.protocol.messages import FindingRow, Findings, Inspect, Message
 from ls_edge.runtime.transport.keys import KeyPair
@@ -28,34 +26,24 @@ SAMPLES = 3
 """Greetings per peer; its latency is that of the fastest one."""
 
 
-class PeerStatus(msgspec.Struct, frozen=True):
+class PeerStatus(PeerReport, frozen=True, kw_only=True):
     """Status of one peer: an entry of ``ls-edge status --json``."""
 
     reachable: bool
     """Whether a process answers at its address and the handshake succeeded."""
     key: str
     """``accepted``, ``refused``, ``none`` (the file has no keys) or ``unknown`` (no answer)."""
-    state: PeerState
-    bundle_id: str | None
-    model_id: str | None
+    model_id: str | None = None
     blocks: tuple[ShownPart, ...]
     """Announced blocks; before the first greeting, those of the file."""
-    warm: bool
-    queue: int | None
-    """Number of requests that wait for its engine."""
-    credits: int | None
-    """Number of requests that it would accept now."""
-    calls: int | None
+    calls: int | None = None
     """Number of engine calls since its start."""
-    block_ms: float | None
+    block_ms: float | None = None
     """Typical time of a block, in milliseconds."""
-    latency_ms: float | None
+    latency_ms: float | None = None
     """Time from a greeting to its answer: the link in both directions, and the peer's loop."""
-    engine: str
-    reaches: tuple[str, ...]
-    """Processes that it has links to."""
     address: str
-    reason: str | None
+    reason: str | None = None
     """Reason why it cannot be used, or does not serve the bundle that it should; null otherwise."""
 
 

@@ -145,7 +145,7 @@ class SourceLoop:
     def _bundle_of(self, name: str) -> str:
         """Return the id of the bundle that a peer serves, or an empty string if it never announced one."""
         view = self.monitor.snapshot.peers.get(name)
-        return "" if view is None else view.bundle_id
+        return "" if view is None else view.bundle_id or ""
 
     # On the source thread.
 

@@ -10,12 +10,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from ls_edge.core.peers_file import PeerConfig, PeersFile
-from ls_edge.core.records import PeerEvent, PeerState, Rejection
+from ls_edge.core.records import PeerEvent, PeerReport, PeerState, Rejection
 from ls_edge.runtime.routing.source.source_rules import SourceMachine
 from ls_edge.runtime.routing.state.events import Note, NoteKind
 from ls_edge.runtime.routing.state.neighbors import Neighbor
@@ -27,24 +29,12 @@ MAX_EVENTS = 100_000
 """Maximum number of events that are kept: a peer that comes and goes must not fill the memory."""
 
 
-@dataclass(frozen=True)
-class PeerView:
+class PeerView(PeerReport, frozen=True, kw_only=True):
     """State of a peer of ``peers.yaml`` as the source sees it."""
 
     name: str
     blocks: tuple[int, ...]
     """Blocks that ``peers.yaml`` gives it."""
-    state: PeerState = PeerState.LOST
-    engine: str = ""
-    """Engine of its blocks as last announced; empty before its first greeting, like ``bundle_id``."""
-    bundle_id: str = ""
-    warm: bool = False
-    credits: int = 0
-    """Number of requests that it would accept now, as last reported."""
-    reaches: tuple[str, ...] = ()
-    """Processes that it has links to."""
-    queue: int = 0
-    """Number of requests that wait for its engine, as last reported."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +192,7 @@ class PeerMonitor:
 
 def _view(peer: PeerConfig, n: Neighbor | None, now: float, known: PeerView | None) -> PeerView:
     if n is None:
-        lost = PeerView(peer.name, peer.blocks)
+        lost = PeerView(name=peer.name, blocks=peer.blocks)
         return lost if known is None else replace(lost, engine=known.engine, bundle_id=known.bundle_id)
     state = n.state
     if state is None or not state.warm:
@@ -214,13 +204,13 @@ def _view(peer: PeerConfig, n: Neighbor | None, now: float, known: PeerView | No
     else:
         found = PeerState.SUSPECT if now < n.suspected_until else PeerState.ALIVE
     return PeerView(
-        peer.name,
-        peer.blocks,
-        found,
-        n.hello.engine,
-        n.hello.bundle_id,
-        state is not None and state.warm,
-        n.reported_credits,
-        () if state is None else state.reaches,
-        0 if state is None else state.queue,
+        name=peer.name,
+        blocks=peer.blocks,
+        state=found,
+        engine=n.hello.engine,
+        bundle_id=n.hello.bundle_id,
+        warm=state is not None and state.warm,
+        credits=n.reported_credits,
+        reaches=() if state is None else state.reaches,
+        queue=None if state is None else state.queue,
     )

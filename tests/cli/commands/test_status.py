@@ -301,7 +301,10 @@ def test_top_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_until):
 def test_top_fits_a_narrow_terminal(tmp_path):
     path = tmp_path / "peers.yaml"
     path.write_text("peers: [{name: a, address: 'tcp://127.0.0.1:5555', blocks: [0, 1]}]")
-    status = PeerStatus(True, "none", PeerState.ALIVE, "", "", (0, 1), True, 2, 14, 30, 1.25, 0.4, "", (), "", None)
+    status = PeerStatus(
+        reachable=True, key="none", state=PeerState.ALIVE, blocks=(0, 1), warm=True, queue=2, credits=14, calls=30,
+        block_ms=1.25, latency_ms=0.4, address="",
+    )  # fmt: skip
     history = History()
     history.add({"a": status}, 1.0)
     history.add({"a": msgspec.structs.replace(status, calls=50, state=PeerState.STUCK, reason="a long reason")}, 3.0)

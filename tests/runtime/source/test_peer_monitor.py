@@ -96,7 +96,7 @@ def test_a_snapshot_cannot_be_changed(file, tiny_bundle):
         assert set(found.problems) == {"a", "b"}
         with pytest.raises(dataclasses.FrozenInstanceError):
             found.reroutes = 1
-        with pytest.raises(dataclasses.FrozenInstanceError):
+        with pytest.raises(AttributeError):
             found.peers["a"].warm = True
         with pytest.raises(TypeError):
             found.peers["a"] = None
