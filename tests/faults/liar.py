@@ -141,7 +141,7 @@ Sends = Iterable[Send | Forward]
 
 @dataclass(frozen=True)
 class Lie:
-    """One kind of behaviour against the protocol."""
+    """One kind of behavior against the protocol."""
 
     given: Callable[[Liar, Arrived], Sends]
     """Reaction to a transfer of tokens."""

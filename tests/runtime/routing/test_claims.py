@@ -198,7 +198,7 @@ def test_requests_are_answered_by_the_honest(lie, says, policy):
 @pytest.mark.parametrize("policy", ["parallel", "fastest"])
 @pytest.mark.parametrize("reason", ["canceled", "not finite", "because", "busy", "draining"])
 def test_who_refuses_everything_delays_no_request_of_a_fresh_cluster(reason, policy):
-    """Honest holders gave whole requests back as canceled, and were avoided in favour of the liar."""
+    """Honest holders gave whole requests back as canceled, and were avoided in favor of the liar."""
     for seed in range(2):
         for liars in (["liar"], ["0", "z"]):
             sim = FaultySimulation(dict.fromkeys(["a", "b", *liars], ALL), blocks=BLOCKS, seed=seed, latency=0.005)
