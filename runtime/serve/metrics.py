@@ -88,7 +88,7 @@ class SourceCollector(Collector):
             ("requests_submitted", "Submitted images.", counts.submitted),
             ("answers", "Answered requests.", counts.answered),
             ("degraded_answers", "Answers with skipped blocks.", counts.degraded),
-            ("cancelled_requests", "Cancelled requests.", counts.cancelled),
+            ("canceled_requests", "Canceled requests.", counts.canceled),
             ("retries", "Repeated attempts, of requests that have ended.", counts.retries),
             ("duplicates_dropped", "Answers after the first one, dropped.", sum(snapshot.duplicates.values())),
             (

@@ -51,14 +51,14 @@ class Requests:
         self._engines, self._machine = engines, machine
         self._node, self._threads = node, threads
         self._auditor, self._itineraries, self._classes = auditor, itineraries, classes
-        self._cancelled: deque[int] = deque()
+        self._canceled: deque[int] = deque()
         self._open: dict[int, InFlightRequest] = {}
         self._deadlines: Timers[Timer] = Timers()
         """Deadlines of open requests, except for those in the routing machine, which ends them itself."""
 
     def cancel(self, request: int) -> None:
         """Stop the work on a request; any thread may call it."""
-        self._cancelled.append(request)
+        self._canceled.append(request)
         self._node.wake()
 
     # On the source thread.
@@ -78,13 +78,13 @@ class Requests:
     def take_results(self) -> None:
         """Handle submissions, cancellations, and the results of stem and head."""
         results = self._threads.results()
-        cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
+        canceled = [self._canceled.popleft() for _ in range(len(self._canceled))]
         while self.line.submitted:  # first, because results and cancellations may belong to these requests
             inflight = self.line.submitted.popleft()
             self.counts.submitted += 1
             self._open[inflight.request] = inflight
             self._deadlines.set(inflight.timer, inflight.deadline)
-        for request in cancelled:
+        for request in canceled:
             self._cancel(request)
         for result in results:
             self._on_result(result)
@@ -129,7 +129,7 @@ class Requests:
         if inflight.state is RequestState.ROUTED:
             self._node.feed(Abandon(inflight.request))
         self._forget(inflight)
-        self.counts.cancelled += 1
+        self.counts.canceled += 1
         inflight.future.set_running_or_notify_cancel()  # wakes callers of concurrent.futures.wait
 
     def _overdue(self, inflight: InFlightRequest) -> RequestError:
@@ -173,7 +173,7 @@ class Requests:
         record = inflight.record(answered, logits=logits, head_us=head_us)
         self._forget(inflight)
         if not inflight.future.set_running_or_notify_cancel():
-            self.counts.cancelled += 1
+            self.counts.canceled += 1
             return
         self.counts.add_answer(record)
         if self._auditor is not None and answered is not None:
@@ -190,7 +190,7 @@ class Requests:
             self.counts.add_error(error, error.record)
             inflight.future.set_exception(error)
         else:
-            self.counts.cancelled += 1
+            self.counts.canceled += 1
 
     def _forget(self, inflight: InFlightRequest) -> None:
         self._open.pop(inflight.request, None)

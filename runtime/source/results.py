@@ -163,7 +163,7 @@ class RequestCounts:
     """Counts of the requests of a source, by their submission and by their end."""
 
     def __init__(self) -> None:
-        self.submitted = self.answered = self.degraded = self.cancelled = self.retries = 0
+        self.submitted = self.answered = self.degraded = self.canceled = self.retries = 0
         kinds: list[type[RequestError]] = [RequestError, *RequestError.__subclasses__()]
         self.failed = {kind.__name__: 0 for kind in kinds}
         self.latency = Durations(LATENCY_BOUNDS_S)
@@ -171,7 +171,7 @@ class RequestCounts:
     @property
     def in_flight(self) -> int:
         """Number of submitted requests that have not ended."""
-        ended = self.answered + self.cancelled + sum(self.failed.values())
+        ended = self.answered + self.canceled + sum(self.failed.values())
         return max(0, self.submitted - ended)
 
     def add_answer(self, record: RequestRecord) -> None:

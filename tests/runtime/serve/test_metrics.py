@@ -140,7 +140,7 @@ def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images
         assert scrape(of_source)["ls_edge_neighbor_up{peer=b}"] == 0
 
 
-def test_errors_and_what_was_cancelled(file, tiny_bundle, images):
+def test_errors_and_canceled_requests_are_counted(file, tiny_bundle, images):
     with (
         Source.open(file, tiny_bundle, max_skips=0, budget_ms=100) as source,
         listening(SourceCollector(source)) as url,
@@ -161,7 +161,7 @@ def test_errors_and_what_was_cancelled(file, tiny_bundle, images):
             f"ls_edge_source_failed_requests_total{{error={name}}}" for name in names
         }
         assert sum(failed.values()) == 2
-        assert found["ls_edge_source_cancelled_requests_total"] == 1
+        assert found["ls_edge_source_canceled_requests_total"] == 1
         assert found["ls_edge_source_requests_in_flight"] == found["ls_edge_source_answers_total"] == 0
         assert found["ls_edge_source_missing_blocks"] == 6
 

@@ -118,7 +118,7 @@ def test_an_asyncio_timeout_stops_the_work_on_the_image(here, photos, wait_until
         assert source.wait_ready() == ()
         write(here, Faults(hang=True))
         asyncio.run(wait_briefly(source))
-        wait_until(lambda: source.counts.cancelled == 1, what="the end of the request")
+        wait_until(lambda: source.counts.canceled == 1, what="the end of the request")
         assert source.counts.in_flight == 0
         write(here, Faults())
 

@@ -215,10 +215,10 @@ def test_closing_ends_every_request_once_in_any_stage(served, engines, images):
     head.may_run.set()
     closer.join(20)
     assert not left
-    ended = Counter("cancelled" if f.cancelled() else type(f.exception()).__name__ for f in done)
-    assert set(ended) <= {"cancelled", "SourceClosed", "Overloaded", "BudgetExceeded"}
+    ended = Counter("canceled" if f.cancelled() else type(f.exception()).__name__ for f in done)
+    assert set(ended) <= {"canceled", "SourceClosed", "Overloaded", "BudgetExceeded"}
     assert ended["SourceClosed"] > 10
-    assert ended["cancelled"] == 8
+    assert ended["canceled"] == 8
     assert outcomes == Counter(range(40))
     with pytest.raises(SourceClosed):
         source.submit(pictures[0])

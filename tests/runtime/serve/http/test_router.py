@@ -55,7 +55,7 @@ def test_client_that_goes_away_cancels_its_image(tmp_path, bundle, ls_edge, wait
             head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
             wait_until(lambda: server.get("/status")[1]["in_flight"] == 1)
-        wait_until(lambda: samples(server)["ls_edge_source_cancelled_requests_total",] == 1)
+        wait_until(lambda: samples(server)["ls_edge_source_canceled_requests_total",] == 1)
         wait_until(lambda: samples(server).get(("ls_edge_http_responses_total", "/predict", "499")) == 1)
         local.set_faults("a", Faults())
         wait_until(lambda: server.predict(body)[0] == 200)  # its place is free
