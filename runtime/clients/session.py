@@ -158,13 +158,13 @@ class Client:
 
     def send(self, name: str, message: wire.Message, *frames: bytes | memoryview) -> bool:
         """Send a message; return False if the link does not take it."""
-        return self._links.send(Link(dialled=name), [framing.encode(message), *frames])
+        return self._links.send(Link(dialed=name), [framing.encode(message), *frames])
 
     def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
         """Handle events for at most ``seconds``, repeat greetings, and return the messages with their senders."""
         found = []
         for event in self._links.poll(max(0.0, seconds)):
-            name = event.name if isinstance(event, NoLink) else event.link.dialled
+            name = event.name if isinstance(event, NoLink) else event.link.dialed
             found += [(name, message) for message in self._receive(name, event)]
         now = time.monotonic()
         for name, session in self.sessions.items():

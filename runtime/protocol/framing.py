@@ -1,9 +1,9 @@
-"""Frames of messages: from a message to bytes, and back.
+"""Frames of messages: encoding and decoding.
 
-A ZeroMQ message is a header frame, and a frame of tokens for each RUN in it. The header is ``LS``, the major version in
-one byte, then MessagePack of one message or of an array of them: what a process sends to another in one turn of its
-loop can share a header. All input is checked: :func:`decode` raises :class:`WireError` for anything but messages
-whose fields have allowed values, and ``codecs`` does the same for tokens.
+A ZeroMQ message consists of a header frame, and a frame of tokens for each RUN in it. The header is ``LS``, the major
+version as one byte, then MessagePack of one message or an array of messages: the messages that a process sends to
+another in one turn share a header. All input is checked: :func:`decode` raises :class:`WireError` unless all fields
+have allowed values, and ``codecs`` does the same for tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def encode(message: Message) -> bytes:
 
 
 def encode_body(message: Message) -> bytes:
-    """Return the bytes of a message for :func:`join`."""
+    """Return a message as bytes for :func:`join`."""
     return _encoder.encode(message)
 
 
@@ -49,7 +49,7 @@ def join(bodies: Sequence[bytes]) -> bytes:
 
 
 def decode(frame: bytes | memoryview) -> list[Message]:
-    """Read a header frame of one message or several; raise :class:`WireError` if any part of it is wrong."""
+    """Read the messages in a header frame; raise :class:`WireError` if any part of it is wrong."""
     view = memoryview(frame)
     if len(view) > MAX_HEADER:
         raise WireError(f"header of {len(view)} bytes, at most {MAX_HEADER} are allowed; dropped")

@@ -1,7 +1,6 @@
-"""Messages that processes exchange; ``PROTOCOL.md`` in this folder specifies them.
+"""Messages that processes exchange, as specified in ``PROTOCOL.md`` in this folder.
 
-The types of the fields state the allowed values. Elsewhere: the bytes of messages (``framing``), their order
-(``routing``), sockets (``links``).
+The types of the fields state the allowed values. ``framing`` has the bytes of messages, ``routing`` their order.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
 MAJOR, MINOR = 1, 0
 MAX_LATENCY_WEIGHT = 1e6
 MAX_FAR = 6
-"""Limit on the distances in :attr:`State.far_blocks`, so a STATE shows blocks up to 7 links away. In a circle of links
-the news that a holder has gone takes as many STATE to get round."""
+"""Limit on the distances in :attr:`State.far_blocks`, so a STATE lists blocks up to 7 links away. In a ring of links, a
+lost holder is announced for as many STATE messages."""
 MAX_BUDGET_US = 600_000_000
-"""Limit on the budget of a request: ten minutes. Work for a source that never returns ends then at the latest."""
+"""Limit on the budget of a request: ten minutes. Work for a source that is gone ends by then."""
 MAX_AVOID = 16
 MAX_CANCELED = 1024
 MAX_CHUNK = 48 * 1024
@@ -40,11 +39,11 @@ MAX_EXPLANATION = 4096
 """Limit on the explanation in a COMPLAINT, in characters."""
 DIGEST_BYTES = 32
 
-# A number that fits its type cannot overflow what is computed from it, nor its own header.
+# Numbers within these types overflow neither the results computed from them nor a header.
 Id64 = Annotated[int, Meta(ge=0)]
-"""64 bits; MessagePack itself has no larger integers."""
+"""64 bits, the largest integers of MessagePack."""
 Hops = Annotated[int, Meta(ge=0, lt=COUNT - 1)]
-"""Bounded by one less than other counts, since the next transfer adds one."""
+"""Less than the largest count by one, since the next transfer adds one."""
 Budget = Annotated[int, Meta(ge=0, le=MAX_BUDGET_US)]
 """Remaining time, in microseconds."""
 TokenSize = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -53,7 +52,7 @@ Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)
 """SHA-256."""
 Blocks = tuple[Count, ...]
 RequestId = Annotated[bytes, Meta(min_length=16, max_length=16)]
-"""128 random bits, which only processes with the tokens of the request have."""
+"""128 random bits, known only to processes that had the tokens."""
 Ran = tuple[Count, Name]
 """A block, and the process that ran it."""
 Track = Annotated[tuple[Ran, ...], Meta(min_length=1)]
@@ -65,19 +64,19 @@ class TransferId(NamedTuple):
 
     request: RequestId
     branch: Id64
-    """Random; a copy that is sent again starts a new branch."""
+    """Random number; a copy that is sent again starts a new branch."""
     hop: Hops
-    """Transfers from the source to here, this one included; 0 in the source, whose own copy was never sent."""
+    """Number of transfers from the source to here; 0 for the source's own copy."""
 
 
 class _Text(str, Enum):
-    """Word on the wire; Python 3.10 has no ``enum.StrEnum``."""
+    """Word on the wire. Python 3.10 lacks ``enum.StrEnum``."""
 
     __str__ = str.__str__
 
 
 class RefuseReason(_Text):
-    """Reason to refuse a Run; receivers of a Refuse accept other words too."""
+    """Reason to refuse a RUN. Receivers of REFUSE accept other words as well."""
 
     BUSY = "busy"
     DRAINING = "draining"
@@ -88,7 +87,7 @@ class RefuseReason(_Text):
 
 
 class ReturnReason(_Text):
-    """Reason to send tokens back to the source; receivers of a Run accept other words too."""
+    """Reason to send tokens back to the source. Receivers of RUN accept other words as well."""
 
     DONE = "done"
     UNREACHABLE = "unreachable"
@@ -98,54 +97,54 @@ class ReturnReason(_Text):
     HOPS = "hops"
     NOT_FINITE = "not finite"
     NO_IMAGE = "no image"
-    """It cannot be decoded; the word is followed by ``: `` and the reason."""
+    """The image cannot be decoded; the word is followed by ``: `` and the reason."""
 
 
 class TrackRef(msgspec.Struct, frozen=True, array_like=True):
-    """Identity of a track of a wave; its joiner is the ``source`` of the itinerary and gets the tokens back."""
+    """Identity of a track; its joiner is the ``source`` of the itinerary and gets the tokens back."""
 
     wave: Id64
     """64 random bits."""
     index: Count
     before: Count
-    """Number of blocks that ran before the wave: the slot of the track's first block."""
+    """Number of blocks that ran before the wave: the slot of the first block of the track."""
     origin: Name
-    """Source of the request, the only process that may cancel the track."""
+    """Source of the request, which alone may cancel the track."""
 
 
 class Itinerary(msgspec.Struct, frozen=True, array_like=True):
-    """History and remaining work of a request; it travels with the tokens."""
+    """History and remaining work of a request, sent along with its tokens."""
 
     source: Name
     policy: ShortText
     remaining: Blocks
-    """Blocks still to run, in the preferred order: the trained one, or a permutation that was drawn."""
+    """Blocks that remain to be run, in the preferred order: the trained order, or a drawn permutation."""
     max_skips: Count
     via_source: bool = False
-    """Send every hop through the source, for peers that cannot reach one another."""
+    """Whether every hop goes through the source, for peers that cannot reach each other."""
     waves: tuple[Wave, ...] = ()
     """Blocks that ran: waves of tracks of (block, holder)."""
     skipped: Blocks = ()
     visits: tuple[Visit, ...] = ()
     relays: tuple[Name, ...] = ()
-    """Holders that have passed the tokens on without running a block since the last block ran."""
+    """Holders that have passed the tokens on since the last block ran."""
     latency_weight: Annotated[float, Meta(ge=0, le=MAX_LATENCY_WEIGHT)] = 1.0
-    """Value of a second to the policy ``quality``, in nats of log-likelihood."""
+    """Cost of a second for the policy ``quality``, in nats of log-likelihood."""
     waves_wanted: Count = 0
-    """Waves in which the policy ``parallel`` runs a model; 0 for every other policy."""
+    """Number of waves in which the policy ``parallel`` runs a band; 0 for other policies."""
     on_straggler: ShortText = "later"
-    """Handling of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
+    """Handling of blocks whose track did not come back: run them ``later``, or ``skip`` them."""
     track: TrackRef | None = None
     avoid: Annotated[tuple[Name, ...], Meta(max_length=MAX_AVOID)] = ()
-    """Processes that refused, lost or returned this request without progress; holders do not hand it to them."""
+    """Processes that refused, lost or returned the request without progress, and are not offered it."""
     codec: ShortText = ""
-    """Codec in which holders send these tokens; empty for the codec that each receiver announces."""
+    """Codec of the tokens; empty for the codec that each receiver announces."""
     hand_to: ShortText = ""
-    """Peer to which the first holder hands the tokens before a block runs, to measure a link; usually empty."""
+    """Peer to which the first holder passes the tokens before a block runs, to measure a link; usually empty."""
 
     @property
     def owner(self) -> str:
-        """Source of the request, also for a track of it."""
+        """Source of the request, also for a track."""
         return self.source if self.track is None else self.track.origin
 
     @property
@@ -155,7 +154,7 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def blocks(self) -> int:
-        """Number of blocks that have run, remain or were skipped."""
+        """Number of blocks that have run, remain, or were skipped."""
         return sum(len(track) for wave in self.waves for track in wave) + len(self.remaining) + len(self.skipped)
 
     @property
@@ -169,7 +168,7 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def has_stem(self) -> bool:
-        """Whether stem and head are parts of the request; otherwise its source runs them."""
+        """Whether the request includes stem and head; otherwise its source runs them."""
         if self.waves:
             return self.waves[0][0][0][0] == STEM
         return self.remaining[:1] == (STEM,)
@@ -180,7 +179,7 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
         return self.blocks_done - self.has_stem
 
     def ran(self, blocks: Sequence[int], holder: str) -> Itinerary:
-        """Return the itinerary after ``holder`` ran ``blocks`` one after the other on the one track."""
+        """Return the itinerary after ``holder`` ran ``blocks`` in sequence, outside of a wave."""
         steps = tuple([(block, holder) for block in blocks])
         if self.waves and len(self.waves[-1]) == 1:
             waves = (*self.waves[:-1], ((*self.waves[-1][0], *steps),))
@@ -203,7 +202,7 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def skip(self, blocks: tuple[int, ...]) -> Itinerary:
-        """Return the itinerary with these of the remaining blocks skipped."""
+        """Return the itinerary after skipping some of the remaining blocks."""
         remaining = tuple(block for block in self.remaining if block not in blocks)
         return msgspec.structs.replace(self, skipped=(*self.skipped, *blocks), remaining=remaining)
 
@@ -224,49 +223,49 @@ class _Description(_Message, frozen=True):
     engine: ShortText = ""
     codec: ShortText = "raw"
     note: ShortText | msgspec.UnsetType = msgspec.UNSET
-    """Reason that a peer does not serve its bundle, for ``ls-edge status``."""
+    """Reason why a peer does not serve its bundle, for ``ls-edge status``."""
 
 
 class Hello(_Description, frozen=True, tag="hello"):
-    """Description of the sender: the first message of the side that dialled, and sent again after changes."""
+    """Description of the sender: the first message of the side that dialed, repeated after changes."""
 
 
 class Welcome(_Description, frozen=True, tag="welcome"):
-    """Answer to an accepted Hello: description of the sender. Never answered."""
+    """Description of the sender, in reply to an accepted HELLO."""
 
 
 class State(_Message, frozen=True, tag="state"):
-    """Load and health of a process, sent when something has changed that a neighbor needs."""
+    """Load and health of a process, sent after changes that neighbors need to know."""
 
     warm: bool
     draining: bool
     stuck: bool
-    """The engine has not answered for too long."""
+    """Whether the engine has not replied for too long."""
     credits: Count
     """Number of requests that the sender would accept now."""
     queue: Count
     calls: Id64
-    """Number of engine calls since the start; shows that the engine advances."""
+    """Number of engine calls since the start, which shows progress."""
     block_us: Microseconds
     wait_us: Microseconds = 0
     reaches: tuple[Name, ...] = ()
     reach_blocks: Blocks = ()
     far_blocks: Annotated[tuple[Blocks, ...], Meta(max_length=MAX_FAR)] = ()
-    """Blocks that are 2, 3, … links away, by the shortest way that does not begin at the receiver."""
+    """Blocks that are 2, 3, … links away, by the shortest path that does not start at the receiver."""
 
 
 class Bye(_Message, frozen=True, tag="bye"):
-    """The sender leaves; its links will close."""
+    """The sender leaves and closes its links."""
 
     reason: ShortText = ""
 
 
 class Run(_Message, frozen=True, tag="run"):
-    """Tokens on their way to a peer that runs blocks or relays them, or (``returning``) back to the source."""
+    """Tokens for a peer that runs blocks or relays them, or (``returning``) on their way back to the source."""
 
     transfer: TransferId
     budget_us: Budget
-    """Remaining time, never a point in time, since clocks differ."""
+    """Remaining time; a point in time would mean nothing on another clock."""
     itinerary: Itinerary
     codec: ShortText
     count: TokenSize
@@ -274,21 +273,18 @@ class Run(_Message, frozen=True, tag="run"):
     returning: ShortText = ""
     """Reason for sending the tokens back (:class:`ReturnReason`); empty while they go forward."""
     bundle_id: ShortText | msgspec.UnsetType = msgspec.UNSET
-    """The only bundle whose blocks may run on these tokens; unset for any bundle of the model."""
+    """Bundle whose blocks alone may run on the tokens; unset for any bundle of the model."""
 
 
 class Accept(_Message, frozen=True, tag="accept"):
-    """The receiver of a Run has it and keeps a copy; nothing is computed yet."""
+    """The receiver of a RUN has the tokens and keeps a copy; nothing is computed yet."""
 
     transfer: TransferId
     credits: Count
 
 
 class Refuse(_Message, frozen=True, tag="refuse"):
-    """The receiver of a Run does not take it.
-
-    ``reason`` is a word of :class:`RefuseReason`.
-    """
+    """The receiver of a RUN does not accept it; ``reason`` is a word of :class:`RefuseReason`."""
 
     transfer: TransferId
     reason: ShortText
@@ -296,14 +292,14 @@ class Refuse(_Message, frozen=True, tag="refuse"):
 
 
 class Progress(_Message, frozen=True, tag="progress"):
-    """Sign of life from a holder to the holder before it."""
+    """Sign of life from a holder to the previous one."""
 
     transfer: TransferId
     blocks_done: Count
 
 
 class Release(_Message, frozen=True, tag="release"):
-    """The next holder has accepted, so the copy that was kept for this transfer may be dropped."""
+    """The next holder has accepted the tokens, so the copy kept for this transfer may be dropped."""
 
     transfer: TransferId
     holder: Name
@@ -312,48 +308,48 @@ class Release(_Message, frozen=True, tag="release"):
 
 
 class Moved(_Message, frozen=True, tag="moved"):
-    """Note to the source that the sender holds a request now."""
+    """Notice to the source that the sender holds a request now."""
 
     transfer: TransferId
     before: Name
-    """Process that keeps the copy before."""
+    """Process that keeps the previous copy."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
-    """The source has ended these requests: work on them stops, and tombstones stay for ``budget_us``."""
+    """The source has ended these requests: work on them stops, and late tokens are refused for ``budget_us``."""
 
     requests: Annotated[tuple[RequestId, ...], Meta(max_length=MAX_CANCELED)]
     budget_us: Budget
 
 
 class Complaint(_Message, frozen=True, tag="complaint"):
-    """A message could not be used; to its sender."""
+    """Notice to the sender of a message that could not be used."""
 
     what: Annotated[str, Meta(max_length=MAX_EXPLANATION)]
     model_id: ShortText = ""
-    """The sender's model, where a Hello was refused because it is another one."""
+    """The sender's model, if a HELLO was refused because its model differs."""
 
 
 class StoreState(_Text):
-    """State of an offered bundle; receivers of a Stored accept other words too."""
+    """State of an offered bundle. Receivers of STORED accept other words as well."""
 
     IDLE = "idle"
     """The receiver has offered nothing."""
     BUSY = "busy"
     RECEIVING = "receiving"
     BUILDING = "building"
-    """All parts are stored and verified; it builds their engines and serves its own bundle meanwhile."""
+    """All parts are stored and verified; their engines are built while the previous bundle is served."""
     READY = "ready"
-    """All parts are stored and verified, and their engines are built; an Install switches to them."""
+    """All parts are stored and verified, and their engines are built; INSTALL switches to them."""
     SWITCHING = "switching"
-    """It drains, or loads and warms up the engines of the offered bundle."""
+    """The peer drains, or opens and warms up the engines of the offered bundle."""
     ACTIVE = "active"
-    """It serves the offered bundle, and is warm."""
+    """The peer serves the offered bundle, and is warm."""
     FAILED = "failed"
 
 
 class Offer(_Message, frozen=True, tag="offer"):
-    """Offer of a bundle, from a pusher. The receiver continues to serve its own."""
+    """Offer of a bundle, from a pusher. The receiver continues to serve its own bundle."""
 
     manifest: Digest
     size: Annotated[int, Meta(ge=0, le=MAX_MANIFEST)]
@@ -391,19 +387,19 @@ class Stored(_Message, frozen=True, tag="stored"):
     active: bytes = b""
     """SHA-256 of the manifest of the bundle that is served."""
     previous: bytes = b""
-    """SHA-256 of the manifest of the bundle before, which is kept."""
+    """SHA-256 of the manifest of the previous bundle, which is kept."""
     parts: Count = 0
-    """Number of files of the offered bundle that the peer needs, without the manifest."""
+    """Number of files that the peer needs of the offered bundle, without the manifest."""
     size: FileSize = 0
     missing: FileSize = 0
     """Bytes that the peer has not requested yet."""
     reason: ShortText = ""
-    """Reason for ``failed`` or ``busy``, for not being ``active`` yet, or for going back to another bundle."""
+    """Reason for ``failed`` or ``busy``, for not being ``active`` yet, or for returning to another bundle."""
     built: Count = 0
     """Engines that are built (``building``) or open (``switching``), of ``total``."""
     total: Count = 0
     step: ShortText = ""
-    """Present step of the engine after those."""
+    """Current step of the engine after those."""
 
 
 class FindingRow(msgspec.Struct, frozen=True, array_like=True):
@@ -414,22 +410,22 @@ class FindingRow(msgspec.Struct, frozen=True, array_like=True):
     what: ShortText
     detail: ShortText
     fix: ShortText = ""
-    """Command or change that helps; empty if there is nothing to do."""
+    """Command or change that helps; empty if nothing is to be done."""
 
 
 class Inspect(_Message, frozen=True, tag="inspect"):
-    """Request of an observer or pusher to check the machine, as ``ls-edge doctor`` does, or to time its engines."""
+    """Request of an observer or pusher to check the machine as ``ls-edge doctor`` does, or to time its engines."""
 
     measure_ms: Annotated[int, Meta(ge=0, le=MAX_MEASURE_MS)] = 0
-    """Time the engines for about this long at each batch size; 0 checks the machine."""
+    """Time to spend on engines at each batch size; 0 checks the machine."""
 
 
 class Findings(_Message, frozen=True, tag="findings"):
-    """Answer to an Inspect."""
+    """Reply to INSPECT."""
 
     rows: Annotated[tuple[FindingRow, ...], Meta(max_length=MAX_FINDINGS)]
     profile: Annotated[bytes, Meta(max_length=MAX_PROFILE)] = b""
-    """The measurement that was asked for, a JSON document as ``ls-edge profile`` writes it; empty if it failed."""
+    """Requested measurement as the JSON document of ``ls-edge profile``; empty if it failed."""
 
 
 PushMessage = Offer | Chunk | Install

@@ -1,7 +1,7 @@
-"""Admission of processes and messages: the checks that need ``peers.yaml`` and the bundle's manifest.
+"""Admission of processes and messages, based on ``peers.yaml`` and the bundle's manifest.
 
-``messages`` checks a message alone, ``keys`` a key. This module checks whether a HELLO comes from a listed process that
-serves the same model (guarantee R7), and whether a RUN or STATE fits that model.
+``messages`` checks a message by itself, ``keys`` a key. This module checks whether a HELLO comes from a listed process
+with the same model (guarantee R7), and whether a RUN or STATE fits the model.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _ALIAS = re.compile(r"\.[0-9a-f]{8}\Z")
 
 
 def new_alias(name: str) -> str:
-    """Return a name for one source process, since several may run under one name, or with one key."""
+    """Return an alias for one source process, since several processes may share a name and a key."""
     check_name(name)
     return f"{name[:MAX_OWNER_NAME]}.{secrets.token_hex(4)}"
 
 
 def _readable(name: str, role: str) -> str:
-    """Return the name of a process for people, who know a source by its name, not by its alias."""
+    """Return a name for messages: a source is known by its name, not by an alias."""
     return _ALIAS.sub("", name) if role == "source" else name
 
 
 def may_be_called(owner: str, name: str) -> bool:
-    """Return whether ``name`` is ``owner`` or an alias of it."""
+    """Return whether ``name`` is ``owner`` or one of its aliases."""
     return name == owner or re.fullmatch(re.escape(owner[:MAX_OWNER_NAME]) + r"\.[0-9a-f]{8}", name) is not None
 
 
 class Admission:
-    """The checks of one process, a peer or a source."""
+    """Checks of a peer or a source."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Admission:
         has_store: bool = False,
         closed: str = "",
     ) -> None:
-        """Permit pushers with ``has_store``; ``closed`` is the reason to refuse every peer and source."""
+        """Admit pushers with ``has_store``; ``closed`` is the reason to refuse all peers and sources, if any."""
         self._has_store = has_store
         self._closed = closed
         self.name, self.manifest = name, manifest
@@ -67,7 +67,7 @@ class Admission:
         self._bands = manifest.block_bands
 
     def change(self, peers: PeersFile) -> None:
-        """Check with this file from now on; requests under way may have been at the holders of the file before."""
+        """Use this file from now on; requests in flight may have been at holders of the previous file."""
         self._peers = peers
         before, self._blocks_of = self._listed_blocks_of, {p.name: frozenset(p.blocks) for p in peers.peers}
         self._listed_blocks_of = dict(self._blocks_of)
@@ -75,7 +75,7 @@ class Admission:
             self._blocks_of[name] = self._blocks_of.get(name, frozenset()) | blocks
 
     def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
-        """Return why a process is not admitted, or ""; ``user`` is the name behind its key, empty without CURVE."""
+        """Return why a process is not admitted, or ""; ``user`` is the owner of its key, empty without CURVE."""
         if hello.role not in _ROLES or hello.name == self.name:
             return f"hello from {hello.name!r} as {hello.role!r}: not a process of this fleet"
         listed = any(p.name == hello.name for p in self._peers.peers)
@@ -105,7 +105,7 @@ class Admission:
     def check_state(self, state: State, sender: str) -> None:
         """Raise :class:`WireError` if a STATE comes from a source, or names a block that the model lacks.
 
-        Tokens on their way home go through peers, so the links of a source are of no use.
+        Tokens on their way home go through peers, so the links of sources are of no use.
         """
         if sender not in self._blocks_of:
             raise WireError(f"state of {sender}, which is not a peer; dropped")
@@ -116,10 +116,10 @@ class Admission:
     def check_run(self, run: Run, sender: str) -> None:
         """Raise :class:`WireError` if ``sender`` may not send these tokens with this itinerary.
 
-        Each block of the model has run, remains or was skipped, so none can be left out unnoticed, and so have stem and
-        head, or neither of them is part of the request. A part ran at a peer to which ``peers.yaml`` gives it, in an
-        order that the bands allow. A track has some blocks of one band, and is joined by a peer. A source sends and
-        receives its own requests only.
+        Each block of the model has to have run, to remain or to be skipped, so that none can be lost unnoticed; the
+        same holds for stem and head, or the request has neither. Parts have to have run at peers to which
+        ``peers.yaml`` gives them, in an order within the bands. A track has blocks of one band and is joined by a peer.
+        Sources send and receive only their own requests.
         """
         check_payload(run, self.manifest)
         it = run.itinerary
@@ -127,9 +127,9 @@ class Admission:
         blocks = sorted([*(block for block, _ in steps), *it.remaining, *it.skipped])
         if it.track is not None:
             if it.source not in self._blocks_of or blocks[-1:] > [self._blocks - 1] or it.track.before > self._blocks:
-                raise WireError(f"track of blocks {_listed(blocks)} for {it.source}, which cannot be; dropped")
+                raise WireError(f"invalid track of blocks {_listed(blocks)} for {it.source}; dropped")
             if len({self._bands.band_of(block) for block in blocks}) > 1:
-                raise WireError(f"track of blocks {_listed(blocks)}, which are not of one band; dropped")
+                raise WireError(f"track of blocks {_listed(blocks)} spans more than one band; dropped")
         elif blocks != [*range(self._blocks), *(ENDS if it.has_stem else ())]:
             raise WireError(
                 f"itinerary with blocks {_listed(blocks)}, the model has 0 to {self._blocks - 1} and each has run, "
@@ -141,17 +141,17 @@ class Admission:
                 raise WireError(f"itinerary with {what} run by {holder}, to which peers.yaml does not give it")
         if len(it.skipped) > it.max_skips or not ENDS.keys().isdisjoint(it.skipped):
             raise WireError(f"itinerary with {len(it.skipped)} blocks skipped, it allows {it.max_skips}; dropped")
-        # A source compares tokens that come home with their request, and then avoids a sender that lies.
+        # A source compares returned tokens with their request instead, and avoids a sender that lies.
         judged_here = self._role != "source" and (it.has_stem or not self._bands.is_one)
         if judged_here and (fault := self._bands.fault(it.arrangement, it.remaining)):
             raise WireError(f"itinerary in which {fault}; dropped")
         if self._role == "source" and (it.track is not None or it.source != self.name or not run.returning):
-            raise WireError(f"tokens of {it.source}, not on their way home, sent to a source; dropped")
+            raise WireError(f"tokens of {it.source} sent to a source, but not on their way home; dropped")
         if sender not in self._blocks_of and (it.source != sender or it.track is not None or run.returning):
             raise WireError(f"tokens of {it.source}, sent by the source {sender}; dropped")
 
     def _reason_to_refuse_pusher(self, user: str) -> str:
-        """Return why a process without the key of a source that may push is not admitted, or ""."""
+        """Return why a pusher is not admitted, or ""."""
         if not self._has_store:
             return f"{self.name} was started with --bundle and accepts no other; start it with --store DIR"
         if not user:

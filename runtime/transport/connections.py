@@ -1,10 +1,9 @@
-"""Connections of a process: a ROUTER that other processes dial, and one DEALER for each peer that this one dials.
+"""Connections of a process: a ROUTER that other processes dial, and a DEALER for each peer that it dials.
 
-With separate DEALERs each connection is watched separately: the socket's monitor reports a lost one immediately, ZMTP
-heartbeats report a silent one. libzmq dials lost connections again; where it gives up (after a failed handshake or an
-oversized frame) :class:`Dialer` does. Host names are looked up on another thread, since libzmq would block meanwhile. A
-connection that another process dialled is identified by its routing id, and its end by the file descriptor of its
-messages.
+With separate DEALERs each connection is watched separately: the socket's monitor reports a lost connection immediately,
+ZMTP heartbeats report a silent one. libzmq dials lost connections again; if it gives up, after a failed handshake or an
+oversized frame, :class:`Dialer` dials. Host names are resolved on another thread, since libzmq would block. An incoming
+connection is identified by its routing id, and its end by the file descriptor of its messages.
 """
 
 from __future__ import annotations
@@ -32,55 +31,55 @@ _ENDED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 _FAILED = _ENDED | _NOT_ZMTP | _REFUSED
 _WHY_FAILED = {
     _REFUSED: "it refused our key, which is not in its peers.yaml; copy the same file to both",
-    _NOT_ZMTP: "one of the two uses keys and the other does not, or the keys differ; copy the same peers.yaml to both",
-    _ENDED: "the connection ended during the handshake; compare the keys in both peers.yaml, and what listens there",
+    _NOT_ZMTP: "only one side uses keys, or the keys differ; copy the same peers.yaml to both",
+    _ENDED: "the connection ended during the handshake; compare the keys in both peers.yaml and check the address",
 }
 _WHY_STRANGER_FAILED = {
-    _NOT_ZMTP: "it has no key or a wrong key for us, or does not use ZMTP 3 as ls-edge does",
+    _NOT_ZMTP: "it has no key, another key for this process, or no ZMTP 3",
     _ENDED: "the connection ended during the handshake",
 }
 RECONNECT_MS, MAX_RECONNECT_MS = 50, 400
-"""Least and longest wait between two attempts to dial; guarantee R8 needs an attempt within half a second."""
+"""Shortest and longest wait between attempts to dial; guarantee R8 needs an attempt within half a second."""
 CURVE_OVERHEAD = 64
-"""Bytes that CURVE may add to a frame (33 in CurveZMQ: command, nonce, flags, authentication)."""
+"""Number of bytes that CURVE may add to a frame (33 in CurveZMQ: command, nonce, flags, authentication)."""
 MAX_UNREAD = 0
-"""Largest number of unread messages of a link; 0 means no bound. If libzmq stops reading at a bound and the connection
-ends then, the next heartbeat fails an assertion of libzmq 4.3.5, which ends the process."""
+"""Limit on unread messages of a link; 0 means none. If libzmq 4.3.5 stops reading at a limit and the connection ends,
+the next heartbeat fails an assertion, which ends the process."""
 MAX_UNSENT = 256
-"""Largest number of unsent messages of a link; beyond it sending fails."""
+"""Limit on unsent messages of a link; beyond it, sending fails."""
 REDIAL_S = 0.5
-"""Seconds until a peer is dialled again after libzmq has given up."""
+"""Seconds until a peer is dialed again after libzmq has given up."""
 DEALER_HEARTBEATS_SLOWER = 10
-"""Factor between the heartbeat interval of a DEALER of a peer and that of a ROUTER."""
+"""Heartbeat interval of a peer's DEALER, relative to that of its ROUTER."""
 _HUNG_UP = 256
-"""Number of the latest ended links whose remaining messages are dropped unread."""
+"""Number of links, the latest that were ended here, whose remaining messages are dropped."""
 _SOCKADDR = 16
-"""Size of a zeroed address of AF_UNSPEC; connecting a socket to it ends its connection."""
+"""Size of a zeroed AF_UNSPEC address; connecting a socket to it ends its connection."""
 _libc = ctypes.CDLL(None)
 _MAX_TTL_MS = 6_553_500
 """Longest time to live in ZMTP: 65535 tenths of a second."""
 _ZAP_DOMAIN = "ls-edge"
-"""Sockets with a ZAP domain refuse greetings of ZMTP 1.0 and 2.0, whose connections have no metadata and can fail an
+"""Domain that makes sockets refuse greetings of ZMTP 1.0 and 2.0: their connections have no metadata and can fail an
 assertion of libzmq. Without keys there is no ZAP handler, so the domain costs nothing."""
 
 
 class Link(NamedTuple):
-    """One connection: dialled (``dialled`` is the peer's name), or taken in (``routing_id``)."""
+    """Connection that this process dialed (``dialed``, the name of the peer) or accepted (``routing_id``)."""
 
-    dialled: str = ""
+    dialed: str = ""
     routing_id: bytes = b""
 
 
 @dataclass(frozen=True)
 class LinkUp:
-    """A link that this process dialled is up."""
+    """A link that this process dialed is up."""
 
     link: Link
 
 
 @dataclass(frozen=True)
 class LinkDown:
-    """A link is gone; messages on their way are lost."""
+    """A link has ended; messages in flight are lost."""
 
     link: Link
     why: str = "connection lost"
@@ -88,18 +87,18 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class NoLink:
-    """A peer cannot be dialled; repeated with every attempt."""
+    """An attempt to dial a peer failed."""
 
     name: str
     why: str
     refused: bool = False
-    """Whether a process answered, but the handshake failed."""
+    """Whether a process replied, but the handshake failed."""
     final: bool = False
-    """Whether further attempts fail as well until keys are changed; otherwise the peer may be restarting."""
+    """Whether further attempts fail until keys are changed; otherwise the peer may be restarting."""
 
 
 class Incoming(NamedTuple):
-    """Frames of one message; ``user`` is the name behind the CURVE key, empty without CURVE."""
+    """Frames of a message; ``user`` is the owner of the CURVE key, empty without CURVE."""
 
     link: Link
     frames: list[zmq.Frame]
@@ -110,7 +109,7 @@ LinkEvent = LinkUp | LinkDown | NoLink | Incoming
 
 
 class Sockets:
-    """The sockets of one process: made with the same options, waited for, and closed together."""
+    """Sockets of a process, with the same options."""
 
     def __init__(
         self, poller: SocketPoller, heartbeat: HeartbeatSettings, max_frame: int, tokens_frame: int, curve: Curve | None
@@ -120,15 +119,15 @@ class Sockets:
         self.heartbeat = heartbeat
         self.curve = curve
         self.failures = LoggedCounts()
-        """Failed handshakes by dialled peer; under ``""`` those of processes that dialled this one without CURVE."""
+        """Number of failed handshakes by dialed peer; ``""`` counts incoming connections without CURVE."""
         self.names: dict[zmq.Socket[bytes], str] = {}
-        """The peer that each DEALER dials; ``""`` for the ROUTER."""
+        """Peer that each DEALER dials; ``""`` for the ROUTER."""
         self.monitors: dict[zmq.Socket[bytes], str] = {}
         self._silence_ms = heartbeat.silence_ms(tokens_frame)
         self._max_frame = max_frame + (CURVE_OVERHEAD if curve is not None else 0)
 
     def make(self, kind: int, name: str, *, heartbeat_ms: int, events: int) -> zmq.Socket[bytes]:
-        """Return a new socket; its monitor reports ``events``."""
+        """Return a new socket whose monitor reports ``events``."""
         socket = self.context.socket(kind)
         self.names[socket] = name
         socket.linger = 0
@@ -150,7 +149,7 @@ class Sockets:
         return socket
 
     def discard(self, socket: zmq.Socket[bytes]) -> None:
-        """Close one socket and its monitor; unsent messages are dropped."""
+        """Close a socket and its monitor, and drop unsent messages."""
         name = self.names.pop(socket)
         monitor = next(one for one, of in self.monitors.items() if of == name)
         del self.monitors[monitor]
@@ -162,8 +161,8 @@ class Sockets:
         monitor.close(0)
 
     def close(self) -> None:
-        """Close all sockets; unsent messages are dropped."""
-        # The monitors are closed last: libzmq reports the end of monitoring to them and waits until it can.
+        """Close all sockets, and drop unsent messages."""
+        # Close the monitors last: libzmq blocks until it has reported the end of monitoring to them.
         for socket in self.names:
             with contextlib.suppress(zmq.ZMQError):
                 socket.disable_monitor()
@@ -175,7 +174,7 @@ class Sockets:
 
 
 class Listener:
-    """The ROUTER, and the descriptors of the connections that it has accepted."""
+    """ROUTER, and the descriptors of its connections."""
 
     def __init__(self, sockets: Sockets, address: str) -> None:
         """Listen; raise :class:`LinkError` if the address is in use or cannot be bound."""
@@ -204,12 +203,12 @@ class Listener:
             ) from None
 
     def on_monitor(self, event: zmq.Event, descriptor: int) -> Iterable[Link]:
-        """Take in an event of the monitor; return the links that have ended."""
+        """Handle an event of the monitor; return the links that have ended."""
         if event == _ACCEPTED:
             self._accepted.add(descriptor)
         elif event == _DISCONNECTED:
             self._accepted.discard(descriptor)
-            # None of these is newer than the connection that ended: see take_in.
+            # None of these links is newer than the ended connection, see take_in.
             ended = self._links_at.pop(descriptor, [])
             for link in ended:
                 del self._descriptor_of[link]
@@ -219,14 +218,14 @@ class Listener:
         return ()
 
     def knows(self, link: Link) -> bool:
-        """Return whether a link was taken in and has not ended."""
+        """Return whether a link was recorded and has not ended."""
         return link in self._descriptor_of
 
     def take_in(self, link: Link, descriptor: int) -> bool:
         """Record the descriptor of a new link; return False if its connection has already ended.
 
-        The monitor's events must have been read: then an earlier connection with this descriptor has ended, and so has
-        this link if the descriptor is not open.
+        The caller has to read the monitor's events first: an earlier connection with this descriptor is then known to
+        have ended, and so is this link if the descriptor is not open.
         """
         if descriptor not in self._accepted:
             return False
@@ -235,7 +234,7 @@ class Listener:
         return True
 
     def forget(self, link: Link) -> None:
-        """Forget a link that cannot be sent on any more."""
+        """Forget a link on which nothing can be sent any more."""
         descriptor = self._descriptor_of.pop(link, None)
         if descriptor is not None:
             links = self._links_at[descriptor]
@@ -244,22 +243,22 @@ class Listener:
                 del self._links_at[descriptor]
 
     def hung_up(self, routing_id: bytes) -> bool:
-        """Return whether this process has ended a connection, so that what was left of it is dropped."""
+        """Return whether this process has ended a connection, so that its remaining messages are dropped."""
         return routing_id in self._hung_up
 
     def hang_up(self, link: Link) -> None:
-        """End a connection; libzmq has no call for that."""
+        """End a connection, for which libzmq has no call."""
         self._hung_up[link.routing_id] = None
         if len(self._hung_up) > _HUNG_UP:
             del self._hung_up[next(iter(self._hung_up))]
         descriptor = self._descriptor_of.get(link)
         if descriptor is not None:
-            # Ends it at both sides, as an error; after shutdown() alone libzmq would still read.
+            # Ends both directions, as an error; after shutdown() libzmq would still read.
             _libc.connect(descriptor, bytes(_SOCKADDR), _SOCKADDR)
 
 
 class _Route(NamedTuple):
-    """Way to a peer: its address, its public key, and our own."""
+    """Address and public key of a peer, and the key of this process."""
 
     address: str
     server_key: bytes
@@ -271,17 +270,17 @@ def _route(address: str, curve: Curve | None, name: str) -> _Route:
 
 
 class Dialer:
-    """The DEALERs: dials the peers, and dials again."""
+    """DEALERs, which dial the peers."""
 
     def __init__(self, sockets: Sockets, addresses: Mapping[str, str], *, heartbeat_ms: int) -> None:
-        """Dial ``addresses``, by name of the peer."""
+        """Dial ``addresses``, which maps names of peers to addresses."""
         self.sockets: dict[str, zmq.Socket[bytes]] = {}
         self._all, self._heartbeat_ms = sockets, heartbeat_ms
         self._failures, self._poller = sockets.failures, sockets.poller
         self._addresses: dict[str, str] = {}
         self._route_of: dict[str, _Route] = {}
-        self._dialled: dict[str, str] = {}
-        """The numeric address that each peer is dialled at."""
+        self._dialed: dict[str, str] = {}
+        """Numeric address at which each peer is dialed."""
         self._up: set[str] = set()
         self._redial_at: dict[str, float] = {}
         self._resting: set[str] = set()
@@ -289,9 +288,9 @@ class Dialer:
         self.change(addresses)
 
     def change(self, addresses: Mapping[str, str]) -> list[str]:
-        """Dial these peers from now on, with the keys of now; return the names of peers whose link this has ended.
+        """Dial these peers from now on, with the current keys; return the peers whose links this has ended.
 
-        A peer whose address and keys are those of before keeps its link.
+        A peer keeps its link if neither its address nor its key has changed.
         """
         routes = {name: _route(address, self._all.curve, name) for name, address in addresses.items()}
         changed = [name for name, route in self._route_of.items() if routes.get(name) != route]
@@ -300,7 +299,7 @@ class Dialer:
             self._all.discard(self.sockets.pop(name))
             self._up.discard(name)
             self._resting.discard(name)
-            self._dialled.pop(name, None)
+            self._dialed.pop(name, None)
             self._redial_at.pop(name, None)
         self._addresses, self._route_of = dict(addresses), routes
         for name in addresses:
@@ -323,7 +322,7 @@ class Dialer:
             self._connect(name, self._addresses[name])
 
     def _look_up_again(self) -> None:
-        """Look up the host names of the present addresses, and no others."""
+        """Resolve the host names of the current addresses only."""
         if self._names is not None:
             self._poller.remove_descriptor(self._names.descriptor)
             self._names.close()
@@ -336,12 +335,12 @@ class Dialer:
                 self._names.want(name, wanted=False)
 
     def dial_again(self) -> None:
-        """Dial peers on which libzmq has given up, once their wait is over."""
+        """Dial peers again after a wait if libzmq has given up on them."""
         now = time.monotonic()
         for name in [name for name, at in self._redial_at.items() if at <= now]:
             del self._redial_at[name]
             if name not in self._up:
-                self._connect(name, self._dialled[name])
+                self._connect(name, self._dialed[name])
 
     @property
     def is_waiting(self) -> bool:
@@ -349,7 +348,7 @@ class Dialer:
         return bool(self._redial_at)
 
     def on_host_names(self) -> list[LinkEvent]:
-        """Dial the addresses that were looked up; return the names without one."""
+        """Dial resolved addresses; return an event for each name that cannot be resolved."""
         unknown: list[LinkEvent] = []
         if self._names is None or not self._poller.can_read(self._names.descriptor):
             return unknown
@@ -358,12 +357,12 @@ class Dialer:
                 continue
             if not addresses:
                 unknown.append(NoLink(name, why))
-            elif self._dialled.get(name) not in addresses:
+            elif self._dialed.get(name) not in addresses:
                 self._connect(name, addresses[0])
         return unknown
 
     def on_monitor(self, name: str, event: zmq.Event) -> LinkEvent | None:
-        """Take in an event of the monitor of a DEALER; return what it means for the link."""
+        """Handle an event of a DEALER's monitor; return the event of the link, if any."""
         if name in self._resting:
             return None
         address = self._addresses[name]
@@ -371,13 +370,13 @@ class Dialer:
             self._redial_at.pop(name, None)
             self._up.add(name)
             self._look_up(name, wanted=False)
-            return LinkUp(Link(dialled=name))
+            return LinkUp(Link(dialed=name))
         if event == _TRIES_AGAIN:
             self._redial_at.pop(name, None)
             return None
         if event == _NO_ANSWER:
             return NoLink(name, f"nobody answers at {address}; start it, or correct its address in peers.yaml")
-        # Either libzmq dials again, which its next event reports, or it gives up, which no event reports.
+        # libzmq either dials again, which its next event reports, or gives up without an event.
         self._redial_at.setdefault(name, time.monotonic() + REDIAL_S)
         if event != _DISCONNECTED:
             self._failures.note(name, "handshake failed", peer=name, address=address, why=_WHY_FAILED[event])
@@ -386,22 +385,22 @@ class Dialer:
             return None
         self._up.discard(name)
         self._look_up(name, wanted=True)
-        return LinkDown(Link(dialled=name))
+        return LinkDown(Link(dialed=name))
 
     def hang_up(self, name: str) -> bool:
         """End the connection to a peer and dial it again; return whether it was up."""
         was_up = name in self._up
         self._up.discard(name)
-        self._connect(name, self._dialled[name])
+        self._connect(name, self._dialed[name])
         return was_up
 
     def rest(self, name: str) -> None:
-        """Close the connection to a peer, which has dialled this process, and do not dial it until :meth:`resume`."""
+        """Close the connection to a peer that has dialed this process, and do not dial it until :meth:`resume`."""
         self._resting.add(name)
         self._up.discard(name)
         self._redial_at.pop(name, None)
         with contextlib.suppress(zmq.ZMQError):  # it has just ended
-            self.sockets[name].disconnect(self._dialled[name])
+            self.sockets[name].disconnect(self._dialed[name])
         self._poller.used(self.sockets[name])
 
     def resume(self, name: str) -> None:
@@ -409,20 +408,20 @@ class Dialer:
         if name in self._resting:
             self._resting.discard(name)
             self._look_up(name, wanted=True)
-            self._connect(name, self._dialled[name])
+            self._connect(name, self._dialed[name])
 
     def close(self) -> None:
-        """Stop looking up host names."""
+        """Stop resolving host names."""
         if self._names is not None:
             self._names.close()
 
     def _connect(self, name: str, address: str) -> None:
-        """Dial the numeric ``address`` instead of the one before."""
-        dealer, before = self.sockets[name], self._dialled.get(name)
+        """Dial a numeric address instead of the previous one."""
+        dealer, before = self.sockets[name], self._dialed.get(name)
         if before is not None:
             with contextlib.suppress(zmq.ZMQError):  # libzmq has already forgotten the endpoint
                 dealer.disconnect(before)
-        self._dialled[name] = address
+        self._dialed[name] = address
         if "[" in address:
             dealer.setsockopt(zmq.IPV6, 1)
         try:

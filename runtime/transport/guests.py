@@ -1,4 +1,4 @@
-"""Observers and pushers: processes that take no part in routing, and what a process does for them."""
+"""Guests: observers and pushers, which take no part in routing."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from ls_edge.runtime.protocol.messages import (
 from ls_edge.runtime.transport.handshake import LinkedProcesses
 
 GUEST_STATE_EVERY = 0.1
-"""Seconds between two STATE to an observer or pusher, which the routing machine does not know."""
+"""Seconds between two STATE messages to a guest."""
 
 
 class TakesBundles(Protocol):
-    """Receiver of the messages of pushers."""
+    """Receiver of pushed bundles."""
 
     def greeted(self, pusher: str) -> None:
-        """Take note of a pusher that was admitted, on one more link."""
+        """Record a pusher that was admitted on a link."""
 
     def lost(self, name: str) -> None:
-        """Take note that the last link to a pusher has ended."""
+        """Record that the last link to a pusher has ended."""
 
     def receive(self, pusher: str, message: PushMessage) -> None:
-        """Act on a message of a pusher."""
+        """Handle a message of a pusher."""
 
 
 class Guests:
-    """Sends STATE to the linked guests, and answers what they ask for."""
+    """Service for guests: STATE, the manifest, checks of the machine, and pushes."""
 
     def __init__(
         self,
@@ -52,10 +52,9 @@ class Guests:
         installer: TakesBundles | None,
         inspect: Callable[[str, int], None] | None,
     ) -> None:
-        """``installer`` receives bundles that are pushed.
+        """Pass pushed bundles to ``installer``, and requests to check the machine to ``inspect``.
 
-        ``inspect`` is called with the name of a guest that wants the machine checked, and the milliseconds of a
-        measurement.
+        ``inspect`` gets the name of the guest, and the milliseconds of a measurement.
         """
         self.installer = installer
         self._linked, self._manifest = linked, manifest
@@ -74,7 +73,7 @@ class Guests:
             self._send(name, self._state(name))
 
     def receive(self, name: str, message: Message) -> None:
-        """Act on a message that does not concern routing; raise :class:`WireError` if ``name`` may not send it."""
+        """Handle a message outside of routing; raise :class:`WireError` if ``name`` may not send it."""
         kind, role = type(message).__name__.lower(), self._linked.guests.get(name)
         if isinstance(message, PushMessage):
             if role != "pusher" or self.installer is None:
@@ -92,7 +91,7 @@ class Guests:
             raise WireError(f"{kind} from the {role} {name}, which may not route; dropped")
 
     def _send_manifest(self, name: str, want: Want) -> None:
-        """Send a piece of the manifest; one that is shorter than asked for is the last."""
+        """Send a piece of the manifest; the last piece is shorter than requested."""
         raw = msgspec.json.encode(self._manifest)
         raw += b" " * (len(raw) % MAX_CHUNK == 0)
         data = raw[want.offset : want.offset + want.size]

@@ -1,12 +1,12 @@
-"""The handshake: HELLO, WELCOME and BYE, and the processes that were admitted by it.
+"""Handshake: HELLO, WELCOME and BYE, and the admitted processes.
 
-Two peers dial each other, and keep one connection: the heartbeats of a second one would double the cost of an idle
-fleet. The peer with the greater name closes the one that it has dialled, and dials again when a link to the other one
-ends.
+Two peers dial each other and keep one connection, since heartbeats of a second one would double the cost of an idle
+fleet. The peer with the greater name closes the connection that it dialed, and dials again when a link to the other
+peer ends.
 
-A handshake terminates: HELLO is sent by the side that dialled, when the link is up, again after a delay that doubles
-until WELCOME arrives, and when its content changes. It is answered by one WELCOME or COMPLAINT, which are not answered.
-A link carries one name, and on a CURVE link the name that the key belongs to.
+A handshake terminates. The side that dialed sends HELLO when the link is up, again after a delay that doubles until
+WELCOME arrives, and when its content changes. The reply is one WELCOME or COMPLAINT, which get no reply. A link belongs
+to one name, and with CURVE to the owner of the key.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.problems import PeerProblems, RefusedMessages, one_line
 
 GREETING_DELAY, MAX_GREETING_DELAY = 0.5, 8.0
-"""Seconds until a HELLO without a WELCOME is repeated; doubled each time, up to the second value."""
+"""Seconds until a HELLO without WELCOME is repeated, which double up to the second value."""
 MAX_SOURCES = 256
-"""Largest number of linked processes that are not peers of ``peers.yaml``."""
+"""Limit on linked processes that are not peers of ``peers.yaml``."""
 MAX_SOURCES_OF_ONE_KEY = 64
-"""Largest number of these with one key, so that one source cannot crowd out the others."""
+"""Limit on such processes with the same key, so that one source cannot crowd out others."""
 REST_AFTER = 1.0
-"""Seconds for which a second connection between two peers is kept, so that messages on their way arrive."""
+"""Seconds for which a second connection between two peers is kept, so that messages in flight arrive."""
 _MAX_REASON = 200
 """Longest reason of a BYE, in characters."""
 
 
 class LinkedProcesses:
-    """The admitted processes, their links, and the HELLOs that wait for an answer."""
+    """Admitted processes, their links, and HELLO messages without a reply."""
 
     def __init__(self, name: str, peers: PeersFile) -> None:
-        """``name`` is the name of this process."""
+        """Start without links, for the process ``name``."""
         self.links_of: dict[str, list[Link]] = {}
-        """The links of each process; the one to send on comes first."""
+        """Links of each process, the preferred one first."""
         self.name_of: dict[Link, str] = {}
         self.user_of: dict[Link, str] = {}
-        """The name behind the key of each link; empty without CURVE."""
+        """Owner of the key of each link; empty without CURVE."""
         self.guests: dict[str, str] = {}
-        """The role of each observer and pusher, which take no part in routing."""
+        """Role of each observer and pusher, which take no part in routing."""
         self._name = name
         self.change(peers)
         self.greeting_due: dict[Link, tuple[float, float]] = {}
-        """Links without a WELCOME: time of the next HELLO, and the wait before it."""
+        """Time of the next HELLO, and the wait before it, by link without WELCOME."""
         self._incarnation_of: dict[Link, int] = {}
         self._rest_at: dict[str, float] = {}
-        """Peers with two connections, and when the one that this process dialled is closed."""
+        """Time at which to close the connection to a peer that this process dialed, if there is another."""
 
     def change(self, peers: PeersFile) -> None:
-        """Take the peers of this file for those of ``peers.yaml`` from now on."""
+        """Use the peers of this file from now on."""
         self.listed = {peer.name for peer in peers.peers}
         self._path = peers.path
 
     def reason_to_refuse(self, link: Link, greeting: Hello | Welcome, user: str) -> str:
-        """Return why a process may not have this name on this link, or an empty string."""
+        """Return why a process may not have its name on this link, or an empty string."""
         name = greeting.name
-        if link.dialled and name != link.dialled:
+        if link.dialed and name != link.dialed:
             return (
-                f"the process that listens at the address of {link.dialled!r} is {name!r}; correct the addresses in "
+                f"the process that listens at the address of {link.dialed!r} is {name!r}; correct the addresses in "
                 f"{self._path}"
             )
         before = self.name_of.get(link, name)
@@ -85,7 +85,7 @@ class LinkedProcesses:
         return ""
 
     def add(self, link: Link, greeting: Hello | Welcome, user: str, now: float) -> bool:
-        """Record the process behind a link; return whether the link is new."""
+        """Record the process of a link; return whether the link is new."""
         name = greeting.name
         links = self.links_of.setdefault(name, [])
         is_new = link not in links
@@ -93,31 +93,31 @@ class LinkedProcesses:
             links.append(link)
             self.name_of[link], self.user_of[link] = name, user
         self._incarnation_of[link] = greeting.incarnation
-        # Links of an earlier process of this name have not noticed its end yet.
+        # The end of an earlier process of this name may not have been noticed on its links.
         keeps_own = self._name < name
-        links.sort(key=lambda one: (self._incarnation_of[one] != greeting.incarnation, bool(one.dialled) != keeps_own))
+        links.sort(key=lambda one: (self._incarnation_of[one] != greeting.incarnation, bool(one.dialed) != keeps_own))
         if is_new and self._has_spare_link(name):
             self._rest_at[name] = now + REST_AFTER
         return is_new
 
     def _has_spare_link(self, name: str) -> bool:
-        """Return whether the link dialled to a peer is one too many, since the peer's own is the one to keep."""
+        """Return whether a peer has dialed as well, and that connection is to be kept."""
         links = self.links_of.get(name, ())
-        dialled = {self._incarnation_of[link] for link in links if link.dialled}
-        return self._name > name and any(not link.dialled and self._incarnation_of[link] in dialled for link in links)
+        dialed = {self._incarnation_of[link] for link in links if link.dialed}
+        return self._name > name and any(not link.dialed and self._incarnation_of[link] in dialed for link in links)
 
     def due_rests(self, now: float) -> list[str]:
-        """Return the peers whose dialled link is to be closed now, and forget these links."""
+        """Forget the dialed links that are due to be closed, and return the names of their peers."""
         due = [name for name, at in self._rest_at.items() if at <= now]
         for name in due:
             del self._rest_at[name]
         spare = [name for name in due if self._has_spare_link(name)]
         for name in spare:
-            self.link_ended(Link(dialled=name))
+            self.link_ended(Link(dialed=name))
         return spare
 
     def link_ended(self, link: Link) -> str | None:
-        """Forget a link; return the name of the process behind it, or None."""
+        """Forget a link; return the name of its process, or None."""
         self.greeting_due.pop(link, None)
         name = self.name_of.pop(link, None)
         self.user_of.pop(link, None)
@@ -128,13 +128,13 @@ class LinkedProcesses:
         return name
 
     def forget(self, name: str, now: float) -> None:
-        """Forget a process and its links; greet it again where a link that this process dialled still exists."""
+        """Forget a process and its links; greet it again on a link that this process dialed and that still exists."""
         self.guests.pop(name, None)
         for link in self.links_of.pop(name, []):
             self.name_of.pop(link, None)
             self.user_of.pop(link, None)
             self._incarnation_of.pop(link, None)
-            if link.dialled:  # after a goodbye it usually ends soon, and this is undone
+            if link.dialed:  # undone if the link ends soon, as usual after BYE
                 self.greeting_due[link] = (now + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
 
     @property
@@ -144,7 +144,7 @@ class LinkedProcesses:
         return min(itertools.chain(greetings, self._rest_at.values()), default=float("inf"))
 
     def due_greetings(self, now: float) -> list[Link]:
-        """Return the links on which HELLO is to be repeated now, and schedule the next repetition."""
+        """Return the links on which HELLO is due, and schedule the next one."""
         due = [(link, wait) for link, (at, wait) in self.greeting_due.items() if at <= now]
         for link, wait in due:
             later = min(2 * wait, MAX_GREETING_DELAY)
@@ -153,7 +153,7 @@ class LinkedProcesses:
 
 
 class Handshake:
-    """Greets, admits and forgets processes."""
+    """Handshake with other processes."""
 
     def __init__(
         self,
@@ -166,12 +166,9 @@ class Handshake:
         on_admitted: Callable[[Link, Hello | Welcome, bool], None],
         on_forgotten: Callable[[str, str, bool], None],
     ) -> None:
-        """Call ``on_admitted(link, greeting, first)`` and ``on_forgotten(name, why, was_pusher)``.
-
-        ``first`` says whether it is the first greeting on that link.
-        """
+        """Call ``on_admitted(link, greeting, is_first_on_link)`` and ``on_forgotten(name, why, was_pusher)``."""
         self.mismatched: dict[str, str] = {}
-        """Peers that serve another model: name to the message with both ids."""
+        """Peers with another model, each with the message that names both ids."""
         self.problems = PeerProblems(linked.listed - {admission.name})
         self._linked = linked
         self._links = links
@@ -190,16 +187,16 @@ class Handshake:
             del self.mismatched[name]
 
     def link_up(self, link: Link, now: float) -> None:
-        """Greet the peer behind a link that this process has dialled."""
-        self.problems.clear(link.dialled, "link")
+        """Greet a peer on a link that this process has dialed."""
+        self.problems.clear(link.dialed, "link")
         self._send(link, self.hello())
         self._linked.greeting_due[link] = (now + GREETING_DELAY, GREETING_DELAY)
 
     def link_down(self, event: LinkDown, now: float) -> None:
-        """Forget a link, and the process behind it if it was the last one."""
+        """Forget a link, and its process if it was the last link."""
         name = self._linked.link_ended(event.link)
         if name is None:
-            self.problems.note(event.link.dialled, "link", event.why)
+            self.problems.note(event.link.dialed, "link", event.why)
             return
         if not self._linked.links_of.get(name):
             self._forget(name, event.why, now)
@@ -207,19 +204,19 @@ class Handshake:
             self._links.dialer.resume(name)
 
     def no_link(self, name: str, why: str) -> None:
-        """Record why a peer cannot be dialled, unless it has dialled this process."""
+        """Record why a peer cannot be dialed, unless it has dialed this process."""
         if name not in self._linked.links_of:
             self.problems.note(name, "link", why)
 
     def do_due(self, now: float) -> None:
-        """Repeat each HELLO that is due, and close second connections."""
+        """Repeat HELLO and close second connections as they become due."""
         for name in self._linked.due_rests(now):
             self._links.dialer.rest(name)
         for link in self._linked.due_greetings(now):
             self._send(link, self.hello())
 
     def on_greeting(self, event: Incoming, greeting: Hello | Welcome) -> None:
-        """Admit the process that a HELLO or WELCOME describes, or refuse it."""
+        """Admit or refuse the process that HELLO or WELCOME describes."""
         link, name = event.link, greeting.name
         if isinstance(greeting, Welcome):
             self._linked.greeting_due.pop(link, None)
@@ -234,18 +231,18 @@ class Handshake:
         first = self._linked.add(link, greeting, event.user, time.monotonic())
         if greeting.role in GUESTS:
             self._linked.guests[name] = greeting.role
-        if isinstance(greeting, Hello):  # the WELCOME precedes everything that the machine sends
+        if isinstance(greeting, Hello):  # WELCOME goes before all messages of the machine
             self._send(link, Welcome(*msgspec.structs.astuple(self.hello())))
         self._on_admitted(link, greeting, first)
 
     def on_complaint(self, link: Link, name: str, complaint: Complaint) -> None:
-        """Record that a process refused this one, or dropped a message of it."""
+        """Record that a process refused this one, or dropped one of its messages."""
         what = one_line(complaint.what)
         self._refused.count("complaints", name, what)
         if link in self._linked.greeting_due:
-            self.problems.note(link.dialled, "greeting", f"it refused us: {what}")
+            self.problems.note(link.dialed, "greeting", f"it refused us: {what}")
             if complaint.model_id not in ("", self._admission.manifest.model_id):
-                self.mismatched[link.dialled] = what
+                self.mismatched[link.dialed] = what
         else:
             self.problems.note(name, "complaint", f"it dropped a message of ours: {what}")
 
@@ -255,7 +252,7 @@ class Handshake:
 
     def _refuse(self, event: Incoming, greeting: Hello | Welcome, reason: str) -> None:
         link, name, ours = event.link, greeting.name, self._admission.manifest.model_id
-        whose = link.dialled or (name if event.user in ("", name) else "")
+        whose = link.dialed or (name if event.user in ("", name) else "")
         self.problems.note(whose, "greeting", reason)
         if greeting.model_id != ours and name == whose and name in self._linked.listed:
             self.mismatched[name] = reason
@@ -263,7 +260,7 @@ class Handshake:
             self._refused.drop(event, "hello refused", reason, name, "" if greeting.model_id == ours else ours)
         else:
             self._refused.count("hello refused", name, reason)
-            self._send(link, Bye(reason[:_MAX_REASON]))  # it has admitted this process, and would send work
+            self._send(link, Bye(reason[:_MAX_REASON]))  # it has admitted this process and would send requests
 
     def _forget(self, name: str, why: str, now: float) -> None:
         was_pusher = self._linked.guests.get(name) == "pusher"

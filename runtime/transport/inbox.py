@@ -1,4 +1,4 @@
-"""Incoming messages of a node: checked, then given to the routing machine or to what they concern."""
+"""Incoming messages of a node, which are checked and dispatched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cance
 
 
 class Inbox:
-    """Receives messages; those that are malformed or not allowed are counted, dropped and answered (guarantee R5)."""
+    """Receiver of messages: malformed and forbidden ones are counted, dropped and answered (guarantee R5)."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Inbox:
         guests: Guests,
         feed: Callable[[Event], None],
     ) -> None:
-        """Call ``feed`` with events of the routing machine."""
+        """Call ``feed`` with events for the routing machine."""
         self._linked, self._handshake, self._admission, self._refused = linked, handshake, admission, refused
         self._guests, self._feed = guests, feed
         self._received = counts.received
 
     def receive(self, event: Incoming) -> None:
-        """Decode a message and act on it, or drop it."""
+        """Decode and dispatch a ZeroMQ message, or drop it."""
         frames = event.frames
         self._received[NO_CODEC] += len(frames[0]) if frames else 0
         try:
@@ -101,7 +101,7 @@ class Inbox:
             self._handshake.on_greeting(event, message)
             return
         name = self._linked.name_of.get(link)
-        if name is not None and self._linked.user_of[link] != event.user:  # another connection took its routing id
+        if name is not None and self._linked.user_of[link] != event.user:  # another connection has its routing id now
             name = None
         if isinstance(message, Complaint):
             self._handshake.on_complaint(link, name or event.user, message)

@@ -1,7 +1,7 @@
-"""CURVE keys, in the certificate files of pyzmq's ``zmq.auth``, the keys of a fleet, and who is admitted with them.
+"""CURVE keys of a fleet, in the certificate files of ``zmq.auth``, and authentication with them.
 
-``NAME.key`` holds the public key, ``NAME.key_secret`` both. The secret file is created with mode 0600, and refused if
-others may read it. Keys are not encrypted: a copy of the disk contains them.
+``NAME.key`` has the public key, ``NAME.key_secret`` both keys. The secret file is created with mode 0600, and refused
+if other users may read it. Keys are not encrypted, so a copy of the disk contains them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.transport.admission import may_be_called
 
 MAX_ADDRESSES = 1024
-"""Largest number of addresses whose refusals are counted separately."""
+"""Limit on addresses whose refusals are counted separately."""
 _ENDPOINT = "inproc://zeromq.zap.01"
 _LINE = re.compile(rb"^\s*(public|secret)-key\s*=\s*[\"']?([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})[\"']?\s*$", re.M)
 
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A CURVE key pair, each key 40 characters of Z85, as sockets take them."""
+    """CURVE key pair, each key as 40 characters of Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
     path: Path | None = field(default=None, repr=False, compare=False)
-    """File that it was read from."""
+    """File from which it was read."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The key pair of this process, the public key of each peer, and the name behind each key that may dial."""
+    """Key pair of this process, public keys of peers, and owners of the keys that may dial."""
 
     keys: KeyPair
     peer_keys: Mapping[str, bytes]
@@ -48,24 +48,24 @@ class Curve:
 
 
 class ZapHandler:
-    """Authentication of those who dial: the ZAP handler (RFC 27) of the CURVE sockets of this process.
+    """ZAP handler (RFC 27), which authenticates incoming CURVE connections of this process.
 
-    A client whose public key is in ``peers.yaml`` is admitted under the name that the key belongs to; its messages then
-    carry that name as their ``User-Id``. All other clients are refused, counted, and logged with their address. It runs
-    on the caller's loop: poll :attr:`socket`, call :meth:`answer`.
+    A client whose public key is in ``peers.yaml`` is admitted under the name of the owner, which its messages then have
+    as ``User-Id``. Other clients are refused, counted, and logged with their address. The caller polls :attr:`socket`
+    and calls :meth:`answer`.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names_by_key: Mapping[bytes, str]) -> None:
-        """Admit the keys of ``names_by_key``, which maps a public key in Z85 to its name in ``peers.yaml``."""
+        """Admit the keys of ``names_by_key``, which maps public keys in Z85 to names in ``peers.yaml``."""
         self.refused = LoggedCounts()
-        """Refusals of the first :data:`MAX_ADDRESSES` addresses; those of all others are under ``""``."""
+        """Number of refusals by address; ``""`` counts all addresses after the first :data:`MAX_ADDRESSES`."""
         self.change(names_by_key)
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ENDPOINT)
 
     def change(self, names_by_key: Mapping[bytes, str]) -> None:
-        """Admit these keys from now on; connections that exist stay."""
+        """Admit these keys from now on; existing connections stay."""
         self._names = {zmq.utils.z85.decode(key): name for key, name in names_by_key.items()}
 
     def answer(self) -> None:
@@ -91,9 +91,9 @@ class ZapHandler:
 
 
 def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
-    """Return the keys that the links of the process ``name`` need, or None if the file has no keys.
+    """Return the keys for the links of the process ``name``, or None if the file has no keys.
 
-    Raise :class:`UsageError` without a key pair, and :class:`LinkError` if it belongs to another process.
+    Raise :class:`UsageError` without a key pair, and :class:`LinkError` if the pair belongs to another process.
     """
     if not peers.uses_keys:
         return None
@@ -115,7 +115,7 @@ def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
 
 
 def read_again(peers: PeersFile, keys: KeyPair | None, name: str) -> tuple[PeersFile, KeyPair | None]:
-    """Return ``peers.yaml`` and the key pair of the process ``name`` as their files are now; raise their errors."""
+    """Read ``peers.yaml`` and the key pair of the process ``name`` again, with the same errors as the first time."""
     peers = load_peers(peers.path)
     if keys is not None and keys.path is not None:
         keys = load_secret(keys.path)
@@ -134,7 +134,7 @@ def require_curve() -> None:
 
 
 def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
-    """Make a pair, write ``NAME.key`` and ``NAME.key_secret``, and return it with the two paths, public first.
+    """Make a key pair, write ``NAME.key`` and ``NAME.key_secret``, and return the pair and both paths.
 
     Raise :class:`UsageError` if one of the files exists, or the folder cannot be written.
     """
@@ -155,7 +155,7 @@ def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
         try:
             _create(public_path, 0o644, head.format("public key") + public)
         except OSError:
-            secret_path.unlink()  # half a pair is useless and would block the next attempt
+            secret_path.unlink()  # half a pair is useless and would prevent another attempt
             raise
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or folder}: {error.strerror}; choose another --out") from None
@@ -163,7 +163,7 @@ def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
 
 
 def load_secret(path: str | Path) -> KeyPair:
-    """Read a ``NAME.key_secret``; raise :class:`UsageError` if it is missing, readable by others or not a key."""
+    """Read ``NAME.key_secret``; raise :class:`UsageError` if it is missing, readable by others, or not a key."""
     require_curve()
     try:
         with Path(path).open("rb") as stream:

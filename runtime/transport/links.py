@@ -1,9 +1,9 @@
-"""All links of a process: their events and messages, whichever side dialled.
+"""Links of a process: their events and messages, whichever side dialed.
 
-A peer listens; every process dials each peer of ``peers.yaml`` (see :mod:`~ls_edge.runtime.transport.connections`). An
-unknown process can do no more than end its own connection, even with a greeting of ZMTP before 3.0.
+A peer listens; every process dials each peer of ``peers.yaml`` (:mod:`~ls_edge.runtime.transport.connections`). An
+unknown process can end its own connection and nothing else, even with a greeting of an old ZMTP version.
 
-This module handles frames; ``node`` handles their content. One thread uses it.
+``Links`` transmits frames and belongs to one thread; ``node`` handles their content.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ls_edge.runtime.transport.poller import SocketPoller
 log = logging.getLogger("ls_edge.runtime")
 
 ZERO_COPY_FROM = 1024 * 1024
-"""Least bytes of a frame that libzmq receives without a copy: each such frame wakes a thread of pyzmq when it has been
-sent, which costs as much as copying half a megabyte (``docs/measurements.md``)."""
+"""Size from which a frame is sent without a copy, in bytes: pyzmq wakes a thread when such a frame has been sent, which
+costs as much as copying half a megabyte (``docs/measurements.md``)."""
 FLOOD_MESSAGES = 4096
-"""Messages of one link, read without reaching the end of its queue, after which the link is ended: it sends faster than
-this process reads, and would fill the memory."""
+"""Number of messages after which a link is ended if the end of its queue was never reached: its sender is faster than
+this process, and would fill the memory."""
 _BACKLOG_LINKS = 4096
-"""Largest number of links whose messages are counted for that."""
+"""Limit on links whose messages are counted for that."""
 
-# Plain numbers: arithmetic on the enumerations takes as long as a small send.
+# Plain integers: arithmetic on the enums takes as long as a small send.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 
@@ -59,7 +59,7 @@ class Links:
         tokens_frame: int = 0,
         curve: Curve | None = None,
     ) -> None:
-        """Bind and dial; accept frames of up to ``max_frame`` bytes, usually of ``tokens_frame`` bytes.
+        """Bind and dial; accept frames of at most ``max_frame`` bytes, usually ``tokens_frame`` bytes.
 
         Raise :class:`LinkError` if the address is in use or cannot be bound.
         """
@@ -67,7 +67,7 @@ class Links:
         self._sockets = Sockets(self.poller, heartbeat, max_frame, tokens_frame, curve)
         self.failed = self._sockets.failures
         self._lost: list[Link] = []
-        """Links whose end no monitor has reported, for the next :meth:`poll`."""
+        """Ended links without an event of a monitor, for the next :meth:`poll`."""
         self._backlogs: dict[str, dict[bytes, int]] = {name: {} for name in ("", *dial)}
         self._listener: Listener | None = None
         self._zap: ZapHandler | None = None
@@ -80,9 +80,9 @@ class Links:
                 self.poller.add(self._zap.socket)
             if bind is not None:
                 self._listener = Listener(self._sockets, bind)
-            # The other peer's ROUTER sends heartbeats with a time to live, so between two peers one side is enough.
-            # libzmq cancels that time when a message follows the heartbeat, so a source, which gets its messages here,
-            # sends its own, and a peer sends a few.
+            # The other peer's ROUTER sends heartbeats with a time to live, so one side is enough between two peers.
+            # libzmq cancels that time if a message follows the heartbeat. A source, which receives messages on these
+            # links, therefore sends heartbeats at the usual rate, and a peer sends a few.
             slower = 1 if bind is None else DEALER_HEARTBEATS_SLOWER
             self.dialer = Dialer(self._sockets, dial, heartbeat_ms=slower * heartbeat.every_ms)
             opened.callback(self.dialer.close)
@@ -94,7 +94,7 @@ class Links:
         return self.failed[""] + (0 if self._zap is None else self._zap.refused.total())
 
     def poll(self, timeout: float) -> list[LinkEvent]:
-        """Wait at most ``timeout`` seconds and return what happened, ends of links before messages."""
+        """Wait at most ``timeout`` seconds and return the events: ends of links first, then messages."""
         self.dialer.dial_again()
         if self._lost:
             timeout = 0.0
@@ -118,17 +118,17 @@ class Links:
         return events
 
     def send(self, link: Link, frames: Sequence[bytes | memoryview]) -> bool:
-        """Send a message; return False if the link is gone or its queue is full.
+        """Send a message; return False if the link has ended or its queue is full.
 
         A frame of :data:`ZERO_COPY_FROM` bytes or more is not copied and must not change afterwards.
         """
-        if link.dialled:
-            socket = self.dialer.sockets.get(link.dialled)
+        if link.dialed:
+            socket = self.dialer.sockets.get(link.dialed)
         else:
             socket = None if self._listener is None else self._listener.socket
         if socket is None:
             return False
-        *before, last = frames if link.dialled else (link.routing_id, *frames)
+        *before, last = frames if link.dialed else (link.routing_id, *frames)
         try:
             for part in before:
                 socket.send(part, _MORE, copy=len(part) < ZERO_COPY_FROM)
@@ -148,24 +148,24 @@ class Links:
         return True
 
     def change(self, dial: Mapping[str, str], curve: Curve | None) -> None:
-        """Dial these peers from now on and admit these keys; the links of peers that were changed end.
+        """Dial these peers and admit these keys from now on; links to changed peers end.
 
-        Links that other processes dialled stay, see :meth:`hang_up`. Whether keys are used does not change.
+        Incoming links stay (see :meth:`hang_up`), and so does the choice to use keys or not.
         """
         self._sockets.curve = curve
         if self._zap is not None and curve is not None:
             self._zap.change(curve.names_by_key)
         for name in dial:
             self._backlogs.setdefault(name, {})
-        self._lost += [Link(dialled=name) for name in self.dialer.change(dial)]
+        self._lost += [Link(dialed=name) for name in self.dialer.change(dial)]
 
     def hang_up(self, link: Link) -> None:
-        """End a connection that another process dialled."""
+        """End an incoming connection."""
         if self._listener is not None:
             self._listener.hang_up(link)
 
     def close(self) -> None:
-        """Close all sockets; unsent messages are dropped."""
+        """Close all sockets, and drop unsent messages."""
         self._listener = None
         self._close_all()
 
@@ -190,7 +190,7 @@ class Links:
         for _ in range(64):
             try:
                 frames = _receive(socket)
-            except zmq.Again:  # its connection has ended since the poll
+            except zmq.Again:  # its connection has ended since
                 return
             self._on_message(frames, name, backlog, events)
             if not int(socket.getsockopt(_EVENTS)) & _READABLE:
@@ -212,14 +212,14 @@ class Links:
         elif name:
             events.append(Incoming(link, frames, name))
         else:
-            # Fails if libzmq has no address: the connection had ended before it was accepted.
+            # Fails if libzmq has no address because the connection ended before it was accepted.
             with contextlib.suppress(zmq.ZMQError):
                 self._take_in(link, frames[0], events)
                 user = "" if self._zap is None else str(frames[0].get("User-Id"))
                 events.append(Incoming(link, frames[1:], user))
 
     def _take_in(self, link: Link, frame: zmq.Frame, events: list[LinkEvent]) -> None:
-        """Record the descriptor of a link that is new."""
+        """Record the descriptor of a new link."""
         listener = self._listener
         assert listener is not None
         if listener.knows(link):
@@ -230,19 +230,19 @@ class Links:
             self._lost.append(link)
 
     def _hang_up(self, link: Link) -> None:
-        """End a connection that fills the memory."""
+        """End a connection that would fill the memory."""
         log.warning(
             "disconnected",
-            extra={"peer": link.dialled or "an incoming connection", "why": "it sends faster than this process reads"},
+            extra={"peer": link.dialed or "an incoming connection", "why": "it sends faster than this process reads"},
         )
-        if not link.dialled:
+        if not link.dialed:
             self.hang_up(link)
-        elif self.dialer.hang_up(link.dialled):
+        elif self.dialer.hang_up(link.dialed):
             self._lost.append(link)
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
-    """Read a message like ``recv_multipart``, which asks the socket for more frames although each frame knows."""
+    """Receive a message as ``recv_multipart`` does, but without asking the socket whether each frame is the last."""
     frame = socket.recv(_NOW, copy=False)
     frames = [frame]
     while frame.more:

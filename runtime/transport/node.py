@@ -1,7 +1,7 @@
-"""A node of the network: links, handshake and the routing machine, for peers and sources alike.
+"""Node of a fleet, a peer or a source: links, handshake and the routing machine.
 
-Frames from the links are checked, turned into events and given to the machine; its instructions are executed. Messages
-that are malformed or not allowed are counted, dropped and answered with a COMPLAINT (guarantee R5); they never raise.
+Frames are checked, turned into events and given to the machine, whose instructions are executed. Malformed and
+forbidden messages are counted, dropped and answered with COMPLAINT (guarantee R5); they never raise an error.
 
 One thread runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.wake`.
 """
@@ -61,15 +61,15 @@ from ls_edge.runtime.transport.poller import Waker
 from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
 
 MAX_WAIT_S = 1.0
-"""Longest wait of a turn in which nothing happens, in seconds."""
+"""Longest wait of a turn, in seconds."""
 _OF_NEIGHBORS = frozenset((NeighborUp, NeighborDown, NeighborState))
 _TOGETHER = frozenset((Arrived, Received, NeighborState, Computed, Decoded, Submit, Abandon, Unsendable))
-"""Events of one turn that the machine receives together; it receives all others one by one."""
+"""Events that the machine handles together if they belong to one turn; it handles others one by one."""
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Description of one process of a fleet, from which its links follow."""
+    """Process of a fleet, as its links need to know it."""
 
     name: str
     role: str
@@ -78,11 +78,11 @@ class NodeSettings:
     keys: KeyPair | None
     strict_bundle: bool = False
     closed: str = ""
-    """The reason why no peer and no source is admitted, or dialled."""
+    """Reason for neither admitting nor dialing peers and sources, or empty."""
 
     @property
-    def dialled(self) -> dict[str, str]:
-        """Addresses to dial, by name of the peer."""
+    def dialed(self) -> dict[str, str]:
+        """Address to dial, by name of the peer."""
         return {} if self.closed else {p.name: p.address for p in self.peers.peers if p.name != self.name}
 
     @property
@@ -96,7 +96,7 @@ class NodeSettings:
         tokens_frame = codecs.wire_bytes("raw", tokens.count, tokens.dim)
         own = next((p for p in peers.peers if p.name == self.name), None)
         return Links(
-            self.dialled,
+            self.dialed,
             bind=own.bind if own is not None and self.role == "peer" else None,
             heartbeat=peers.heartbeat,
             max_frame=max(framing.MAX_HEADER, tokens_frame, MAX_IMAGE if peers.takes_images else 0),
@@ -106,7 +106,7 @@ class NodeSettings:
 
 
 class MachineDriver:
-    """Gives events to the routing machine, and executes its instructions."""
+    """Driver of the routing machine: gives it events and executes its instructions."""
 
     def __init__(
         self,
@@ -116,18 +116,18 @@ class MachineDriver:
         counts: Counter[str],
         suspicions: dict[str, int],
     ) -> None:
-        """``execute`` receives the instructions that do not concern links.
+        """Call ``execute`` for instructions that do not concern links.
 
-        Unsendable messages are counted in ``counts``, suspicions of its peers in ``suspicions``.
+        ``counts`` gets the number of unsendable messages, ``suspicions`` the number of suspicions by peer.
         """
         self.machine = machine
         self.on_note: Callable[[Note], None] = lambda _note: None
         """Called with each note of the machine."""
         self.neighbor_events = 0
-        """Number of times that a neighbor came, went or sent its STATE."""
+        """Number of times that a neighbor came, left or sent STATE."""
         self.in_turn = False
         self.has_handled = False
-        """Whether the machine has received an event in this turn."""
+        """Whether the machine has handled an event in this turn."""
         self._outbox, self._execute_other = outbox, execute
         self._counts, self._suspicions = counts, suspicions
         self._notes = NoteLog()
@@ -135,10 +135,10 @@ class MachineDriver:
         self._executing = False
 
     def feed(self, event: Event) -> None:
-        """Give the machine an event and execute its instructions in the order in which it returns them.
+        """Give the machine an event and execute its instructions in order.
 
-        A message that cannot be sent becomes the machine's next event. In a turn, events that can be handled together
-        wait for its end.
+        A message that cannot be sent becomes the next event. During a turn, events that can be handled together wait
+        for its end.
         """
         self.neighbor_events += type(event) in _OF_NEIGHBORS
         self._events.append(event)
@@ -149,7 +149,7 @@ class MachineDriver:
             self.send_outbox()
 
     def handle_events(self) -> None:
-        """Give the machine all events that wait."""
+        """Give the machine all waiting events."""
         if self._executing:
             return
         self._executing = True
@@ -176,12 +176,12 @@ class MachineDriver:
             self.on_note(instruction)
             self._notes.write(instruction)
         else:
-            if isinstance(instruction, Compute):  # messages that precede it go first, see in_order
+            if isinstance(instruction, Compute):  # send the messages before it first, see in_order
                 self.send_outbox()
             self._execute_other(instruction)
 
     def send_outbox(self) -> None:
-        """Send the messages of the turn; a message that cannot be sent becomes the machine's next event."""
+        """Send the messages of the turn; a message that cannot be sent becomes the next event."""
         while not self._outbox.is_empty:
             failed = self._outbox.send()
             if failed:
@@ -191,7 +191,7 @@ class MachineDriver:
 
 
 class Node:
-    """A process among the others; ``Peer`` and ``Source`` each have one."""
+    """Part of a ``Peer`` or ``Source`` that communicates."""
 
     def __init__(
         self,
@@ -204,9 +204,9 @@ class Node:
         installer: TakesBundles | None = None,
         inspect: Callable[[str, int], None] | None = None,
     ) -> None:
-        """Listen and dial; ``execute`` receives the instructions that do not concern links (Compute, Complete, Fail).
+        """Listen and dial; call ``execute`` for instructions that do not concern links.
 
-        ``installer`` and ``inspect`` are those of :class:`Guests`.
+        ``installer`` and ``inspect`` are arguments of :class:`Guests`.
         """
         self._settings = settings
         self._state = state
@@ -250,43 +250,43 @@ class Node:
         )
 
     def feed(self, event: Event) -> None:
-        """Give the machine an event; in a turn, events that can be handled together wait for its end."""
+        """Give the machine an event, as :meth:`MachineDriver.feed` does."""
         self.driver.feed(event)
 
     @property
     def counts(self) -> Counter[str]:
-        """Number of messages and connections that were dropped or refused, by reason."""
+        """Number of dropped messages and refused connections, by reason."""
         return self._refused.counts
 
     @property
     def mismatched(self) -> dict[str, str]:
-        """Peers that serve another model: name to the message with both ids."""
+        """Peers with another model, each with the message that names both ids."""
         return self._handshake.mismatched
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """The latest reason, one printable line, why each peer of ``peers.yaml`` cannot be used, or has complained.
+        """Latest problem of each peer of ``peers.yaml`` that has one, as a printable line.
 
-        A snapshot that any thread may take; peers without a problem are not in it.
+        Any thread may read this snapshot.
         """
         return self._handshake.problems.reasons
 
     def wake(self) -> None:
-        """Make :meth:`step` return soon; any thread may call it."""
+        """Make :meth:`step` return soon; any thread may call this."""
         self._waker.wake()
 
     def send_to(self, name: str, message: Message) -> bool:
-        """Send a message outside of routing; return False if no link takes it."""
+        """Send a message outside of routing; return False if no link accepts it."""
         return any(self._links.send(link, [framing.encode(message)]) for link in self._linked.links_of.get(name, ()))
 
     def step(
         self, at_most: float = MAX_WAIT_S, more: Callable[[], None] = lambda: None, *, unread_for: float = 0.0
     ) -> None:
-        """Wait for events, at most ``at_most`` seconds, and handle all of them: one *turn*.
+        """Take a turn: wait for events, at most ``at_most`` seconds, and handle them all.
 
-        ``more`` is called when all messages have been read; events that it feeds are handled together with them. The
-        messages of a turn to one process are sent as one, if that process reads several together. Messages may stay
-        unread for ``unread_for`` seconds, unless :meth:`wake` is called: fewer turns then read more each.
+        Call ``more`` when all messages have been read; events that it feeds are handled together with them. Messages of
+        the turn to the same process share a header. Messages may stay unread for ``unread_for`` seconds, unless
+        :meth:`wake` is called, so that fewer turns handle more messages each.
         """
         due = self.driver.machine.next_check()
         events = self._wait(at_most, due, unread_for)
@@ -323,7 +323,7 @@ class Node:
         elif isinstance(event, LinkUp):
             self._handshake.link_up(event.link, time.monotonic())
             if self._settings.role == "peer":
-                self._send_link(event.link, self._state(event.link.dialled))
+                self._send_link(event.link, self._state(event.link.dialed))
         elif isinstance(event, LinkDown):
             self._refused.forget(event.link)
             self._handshake.link_down(event, time.monotonic())
@@ -331,13 +331,13 @@ class Node:
             self._handshake.no_link(event.name, event.why)
 
     def _end_turn(self, due: float | None) -> None:
-        """Do what is due by the clock, and send."""
+        """Do what is due, and send the messages."""
         now = time.monotonic()
         if now >= self._linked.next_due:
             self._handshake.do_due(now)
         if (
             not self.driver.has_handled and due is not None and due <= now
-        ):  # what became due meanwhile ends the next wait
+        ):  # checks that became due meanwhile end the next wait
             self.feed(Tick())
         if now >= self._guests.state_due:
             self._guests.send_states(now)
@@ -349,29 +349,29 @@ class Node:
             self.counts["connections refused"] = refused
 
     def change_peers(self, peers: PeersFile, keys: KeyPair | None) -> None:
-        """Work with the processes of this file from now on, and with this key pair.
+        """Use this file and this key pair from now on.
 
-        Links of processes that it does not list any more, or lists with another key, are ended. Own address, heartbeat,
-        and the use of keys at all have to be those of the file before.
+        Links of processes that the file no longer lists, or lists with another key, are ended. The address of this
+        process, the heartbeat, and the choice to use keys must not change.
         """
         changed = _changed(self._settings.peers, peers)
         self._settings = replace(self._settings, peers=peers, keys=keys)
         self._handshake.change(peers)
-        self._links.change(self._settings.dialled, self._settings.curve)
+        self._links.change(self._settings.dialed, self._settings.curve)
         for link, name in list(self._linked.name_of.items()):
-            if not link.dialled and not changed.isdisjoint((name, self._linked.user_of[link])):
+            if not link.dialed and not changed.isdisjoint((name, self._linked.user_of[link])):
                 self._links.hang_up(link)
 
     def repeat_greeting(self) -> None:
-        """Send HELLO again to all linked processes, because its content has changed."""
+        """Send HELLO to all linked processes again, since its content has changed."""
         self._handshake.send_to_all(self._handshake.hello())
 
     def leave(self, reason: str) -> None:
-        """Send BYE to all linked processes and close the links."""
+        """Send BYE to all linked processes, and close the links."""
         self._outbox.let_go()
         self.driver.send_outbox()
         self._handshake.send_to_all(Bye(reason))
-        time.sleep(0.02)  # lets libzmq's thread write the goodbyes; a lost one costs the others a monitor event
+        time.sleep(0.02)  # lets libzmq write BYE; if it is lost, the others notice the end of the link
         self.close()
 
     def close(self) -> None:
@@ -379,7 +379,7 @@ class Node:
         self._links.close()
         self._waker.close()
 
-    # Processes that come and go.
+    # Processes that come and leave.
 
     def _on_admitted(self, link: Link, greeting: Hello | Welcome, first: bool) -> None:
         name = greeting.name
@@ -414,5 +414,5 @@ def _keys_of(peers: PeersFile) -> dict[str, str | None]:
 
 
 def new_incarnation() -> int:
-    """Return a random number that distinguishes this process from an earlier one with its name."""
+    """Return a random number that distinguishes this process from earlier ones with its name."""
     return secrets.randbits(63)

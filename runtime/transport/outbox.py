@@ -1,8 +1,8 @@
-"""The messages of one turn of a node, grouped by receiver.
+"""Outgoing messages of a turn, grouped by receiver.
 
 RELEASE and MOVED wait a little for another message to the same process, since no process waits for them. All other
-messages are sent at the end of the turn, in one ZeroMQ message with one header. Long
-tokens are sent apart from what their receiver could use sooner: a ZeroMQ message arrives as a whole.
+messages are sent at the end of the turn and share a header. Long tokens are sent separately from messages that the
+receiver could use sooner, since a ZeroMQ message arrives as a whole.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from ls_edge.runtime.transport.connections import Link
 from ls_edge.runtime.transport.links import Links
 
 SMALL_TOKENS = 64 * 1024
-"""Largest number of bytes of tokens in one message with others, since a message arrives as a whole."""
+"""Largest tokens, in bytes, that are sent together with other messages."""
 HOLD_S = 0.1
-"""Longest time that a RELEASE or MOVED waits for another message to the same process, which it would wake alone. It is
-short compared with the silence that raises suspicion, ``Limits.hop_floor`` and ``Limits.away_floor``."""
+"""Longest wait of a RELEASE or MOVED for another message to the same process, in seconds; alone, it would only wake its
+receiver. The wait is short compared with ``Limits.hop_floor`` and ``Limits.away_floor``."""
 MAX_HELD = 4
-"""Largest number of these for one process, since a copy stays in custody until its RELEASE arrives."""
+"""Limit on such messages for one process, since its copies are kept until their RELEASE arrives."""
 _MAX_BODIES = framing.MAX_HEADER - 8
-"""Largest number of bytes of messages in one header, after its first bytes."""
+"""Limit on the messages in a header, in bytes."""
 NO_CODEC = "none"
-"""Entry of :class:`LinkCounts` for everything that is not tokens."""
+"""Key of :class:`LinkCounts` for everything but tokens."""
 
 
 class LinkCounts:
-    """Counts of the routing messages of a node; its thread adds to them, and any thread may read them."""
+    """Counts of routing messages of a node, which any thread may read."""
 
     def __init__(self, peers: Iterable[str]) -> None:
-        """``peers`` are the names of ``peers.yaml``: counts of other processes would grow without bound."""
+        """Count suspicions of ``peers``, the names in ``peers.yaml``; others would need unlimited memory."""
         self.sent = dict.fromkeys((NO_CODEC, *codecs.PAYLOADS), 0)
-        """Bytes by codec, like ``received``."""
+        """Number of bytes by codec, as in ``received``."""
         self.received = dict(self.sent)
         self.suspicions = dict.fromkeys(peers, 0)
-        """Number of times that each peer was suspected, because it made no progress in time."""
+        """Number of suspicions by peer, after deadlines without progress."""
 
 
 class _Outgoing(NamedTuple):
@@ -49,14 +49,13 @@ class _Outgoing(NamedTuple):
     tokens: memoryview | None
     codec: str
     instruction: Send | Forward
-    """The instruction that asked for it."""
 
 
 class Outbox:
     """Messages to be sent, by receiver."""
 
     def __init__(self, name: str, links: Links, links_of: Mapping[str, Sequence[Link]], counts: LinkCounts) -> None:
-        """Send for the process ``name``; ``links_of`` holds the links of each process and is updated by its owner."""
+        """Send messages of the process ``name``; ``links_of`` has the current links of each receiver."""
         self.held_until = float("inf")
         """Time at which :meth:`let_go` is due."""
         self._name = name
@@ -67,7 +66,7 @@ class Outbox:
         self._now: dict[str, list[_Outgoing]] = {}
         """Messages of the next :meth:`send`."""
         self._held: dict[str, list[Send]] = {}
-        """Messages that wait for another one to the same process, or for :meth:`let_go`."""
+        """Messages that wait for another message to the same process, or for :meth:`let_go`."""
 
     @property
     def is_empty(self) -> bool:
@@ -79,12 +78,12 @@ class Outbox:
         self._codec_of[receiver] = codec if codec in codecs.CODECS else "raw"
 
     def forget(self, receiver: str) -> None:
-        """Drop the waiting messages for a process whose links are gone."""
+        """Drop the waiting messages for a process without links."""
         self._codec_of.pop(receiver, None)
         self._held.pop(receiver, None)
 
     def put(self, send: Send) -> None:
-        """Add a message to this turn, or to the next one for the same process."""
+        """Add a message to this turn, or let it wait for another one."""
         name = send.to
         held = self._held.get(name, [])
         can_wait = type(send.message) in MAY_WAIT and name in self._codec_of
@@ -110,7 +109,7 @@ class Outbox:
         outbox, self._now = self._now, {}
         for name, new in outbox.items():
             held = [_encoded(send) for send in self._held.pop(name, ())]
-            # Long tokens do not wait for messages that had time.
+            # Long tokens do not wait for messages that can wait.
             outgoing = [*new, *held] if any(map(_is_long, new)) else [*held, *new]
             links = self._links_of.get(name)
             for group in _groups(outgoing):
@@ -132,7 +131,7 @@ class Outbox:
                 sent[one.codec] += len(one.tokens)
 
     def _run_of(self, forward: Forward) -> _Outgoing:
-        """Return the RUN for tokens, encoded with the codec of their itinerary, or else of their receiver."""
+        """Return the RUN for tokens, encoded with the codec of the itinerary or else of the receiver."""
         asked = forward.itinerary.codec
         codec = asked if asked in codecs.CODECS else self._codec_of.get(forward.to, "raw")
         started = time.perf_counter_ns()

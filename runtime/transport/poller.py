@@ -1,9 +1,9 @@
-"""Waiting for many ZeroMQ sockets, at the cost of those that have messages, and for other threads.
+"""Wait for many ZeroMQ sockets, at the cost of those with messages, and for other threads.
 
-``zmq_poll`` asks every socket in every call, so a turn of a peer would take longer with each further peer of the site.
-Here the operating system waits for the descriptor of each socket (``ZMQ_FD``). That descriptor becomes readable when
-libzmq has news for the socket, not as long as there are messages: any call on the socket may take the news in. So a
-socket that was used is asked once more before the next wait.
+``zmq_poll`` asks every socket in every call, so a peer's turn would take longer with each further peer. Here the
+operating system waits for the descriptor of each socket (``ZMQ_FD``). It becomes readable when libzmq has an event for
+the socket, but does not stay readable while there are messages: any call on the socket may process the event. Before
+the next wait, every socket that was used is therefore asked again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 
 
 class SocketPoller:
-    """Sockets and file descriptors to wait for; used by one thread."""
+    """Sockets and file descriptors that one thread waits for."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -28,30 +28,30 @@ class SocketPoller:
         self._descriptors: set[int] = set()
 
     def add(self, socket: zmq.Socket[bytes]) -> None:
-        """Wait for a socket, too."""
+        """Add a socket."""
         self._selector.register(int(socket.getsockopt(zmq.FD)), selectors.EVENT_READ, socket)
         self.used(socket)
 
     def add_descriptor(self, descriptor: int) -> None:
-        """Wait for a file descriptor, too."""
+        """Add a file descriptor."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
     def remove(self, socket: zmq.Socket[bytes]) -> None:
-        """Wait for a socket no more; called before it is closed."""
+        """Remove a socket, before it is closed."""
         self._selector.unregister(int(socket.getsockopt(zmq.FD)))
         self._used.pop(socket, None)
 
     def remove_descriptor(self, descriptor: int) -> None:
-        """Wait for a file descriptor no more; called before it is closed."""
+        """Remove a file descriptor, before it is closed."""
         self._selector.unregister(descriptor)
         self._descriptors.discard(descriptor)
 
     def used(self, socket: zmq.Socket[bytes]) -> None:
-        """Note that a socket was used, other than by reading until it had no message."""
+        """Record that a socket was used, except by reading until it had no message."""
         self._used[socket] = None
 
     def can_read(self, descriptor: int) -> bool:
-        """Return whether the latest :meth:`wait` found that a descriptor can be read, or is at its end."""
+        """Return whether the latest :meth:`wait` found a descriptor readable."""
         return descriptor in self._descriptors
 
     def wait(self, timeout: float) -> list[zmq.Socket[bytes]]:
@@ -60,7 +60,7 @@ class SocketPoller:
         while True:
             used, self._used = self._used, {}
             ready = {socket: None for socket in used if _has_messages(socket)}
-            # Rounded up to milliseconds, so that the last one is not spent asking again and again.
+            # Rounded up to milliseconds; otherwise the last millisecond would be spent polling.
             left = 0.0 if ready else max(0.0, math.ceil((until - time.monotonic()) * 1e3) / 1e3)
             selected = self._selector.select(left)
             self._descriptors = {key.fd for key, _ in selected if key.data is None}
@@ -69,7 +69,7 @@ class SocketPoller:
                 return list(ready)
 
     def close(self) -> None:
-        """Stop waiting; the sockets are left as they are."""
+        """Close the selector, but not the sockets."""
         self._selector.close()
 
 
@@ -78,13 +78,13 @@ def _has_messages(socket: zmq.Socket[bytes]) -> bool:
 
 
 class Waker:
-    """A way for any thread to end the wait of the thread that polls."""
+    """Signal with which any thread ends the wait of the polling thread."""
 
     def __init__(self) -> None:
         self.woken = False
         """Whether :meth:`wake` was called; reset by the polling thread."""
         self.asleep = False
-        """Whether the polling thread waits, so that the descriptor is needed to wake it."""
+        """Whether the polling thread waits, so that only the descriptor wakes it."""
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
@@ -105,7 +105,7 @@ class Waker:
         self._selector.select(timeout)
 
     def drain(self) -> None:
-        """Read what made the descriptor readable."""
+        """Make the descriptor unreadable again."""
         with contextlib.suppress(BlockingIOError):
             while len(self._ours.recv(4096)) == 4096:
                 pass

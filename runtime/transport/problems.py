@@ -1,4 +1,4 @@
-"""Reasons why peers cannot be used, messages that were dropped, and notes in the log."""
+"""Problems of peers, counts of dropped messages, and log lines of the routing machine."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ls_edge.runtime.transport.links import Links
 log = logging.getLogger("ls_edge.runtime")
 
 Kind = Literal["link", "greeting", "complaint"]
-"""There is no link, one side refused the other, or the peer dropped messages; the first of these is shown."""
+"""Kind of problem: no link, a refused greeting, or dropped messages; the first kind is shown."""
 _KINDS: tuple[Kind, ...] = ("link", "greeting", "complaint")
 COMPLAINT_LASTS = 30.0
 """Seconds for which a complaint of a linked peer is shown."""
 NOTES_A_MINUTE = 20
-"""Largest number of log lines per minute for one kind of note and one process."""
+"""Limit on log lines per minute for one kind of note and one process."""
 MAX_SHOWN_EXPLANATION = 500
 """Longest explanation that is sent or logged, in characters."""
 _MAX_NOTE_KINDS = 4096
-"""Largest number of counted pairs of kind and process; counting then starts anew."""
+"""Limit on counted pairs of kind and process, after which counting starts again."""
 COMPLAINTS_A_SECOND = 10
-"""Largest number of COMPLAINTs per link and second; further messages are only counted."""
+"""Limit on COMPLAINT messages per link and second; further dropped messages are only counted."""
 _DROPPED = {
     "malformed": "dropped a message",
     "before hello": "dropped a message",
@@ -40,17 +40,17 @@ _DROPPED = {
 
 
 class PeerProblems:
-    """Reasons by name; :attr:`reasons` is a snapshot for any thread, replaced with every change."""
+    """Problems by peer. Every change replaces :attr:`reasons`, which any thread may read."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Watch the peers ``names``, none of which has a link yet; other processes are ignored."""
+        """Watch the peers ``names``, which have no links yet, and ignore other processes."""
         self._found: dict[str, dict[Kind, tuple[str, float]]] = {}
         self.reasons: Mapping[str, str] = {}
         self._look_at = 0.0
         self.change(names)
 
     def change(self, names: Iterable[str]) -> None:
-        """Watch these peers from now on; new ones have no link yet."""
+        """Watch these peers from now on; new peers have no links yet."""
         before, self._found = self._found, {}
         for name in names:
             self._found[name] = before.get(name, {})
@@ -68,14 +68,14 @@ class PeerProblems:
             self._publish()
 
     def clear(self, name: str, kind: Kind | None = None) -> None:
-        """Remove a problem of a peer, or all of them."""
+        """Remove one kind of problem of a peer, or all problems."""
         if self._found.get(name):
             for one in _KINDS if kind is None else (kind,):
                 self._found[name].pop(one, None)
             self._publish()
 
     def forget_old(self, now: float) -> None:
-        """Drop complaints that were not repeated for :data:`COMPLAINT_LASTS`; look once a second."""
+        """Once a second, drop complaints that are older than :data:`COMPLAINT_LASTS`."""
         if now < self._look_at:
             return
         self._look_at = now + 1.0
@@ -93,13 +93,13 @@ class PeerProblems:
 
 
 class NoteLog:
-    """Writes notes of the routing machine to the log, a limited number per minute."""
+    """Log of notes of the routing machine, a limited number per minute."""
 
     def __init__(self) -> None:
         self._noted: dict[tuple[str, str], tuple[int, int]] = {}
 
     def write(self, note: Note) -> None:
-        """Log a note, unless there were too many like it in this minute."""
+        """Log a note, unless there were too many similar ones in this minute."""
         minute = int(time.monotonic() // 60)
         since, count = self._noted.get((note.what, note.peer), (minute, 0))
         if since != minute:
@@ -110,13 +110,13 @@ class NoteLog:
         if count >= NOTES_A_MINUTE:
             return
         level = logging.INFO if note.what in (NoteKind.REROUTED, NoteKind.ENGINE_BACK) else logging.WARNING
-        why = note.why + ("; no more of these in this minute are logged" if count == NOTES_A_MINUTE - 1 else "")
+        why = note.why + ("; further ones in this minute are not logged" if count == NOTES_A_MINUTE - 1 else "")
         extra = {"peer": note.peer, "why": why}
         log.log(level, note.what.value, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
 
 
 class RefusedMessages:
-    """Counts of dropped messages by reason."""
+    """Dropped messages: counts by reason, and complaints to their senders."""
 
     def __init__(self, links: Links) -> None:
         self.counts = LoggedCounts()
@@ -124,7 +124,7 @@ class RefusedMessages:
         self._complained: dict[Link, tuple[float, int]] = {}
 
     def drop(self, event: Incoming, what: str, why: str, name: str, model_id: str = "") -> None:
-        """Count a message of the process ``name``, and send a COMPLAINT unless its link had too many."""
+        """Count a message of the process ``name``, and send COMPLAINT, at most :data:`COMPLAINTS_A_SECOND` per link."""
         self.count(what, name, why)
         now = time.monotonic()
         since, sent = self._complained.get(event.link, (now, 0))
@@ -144,5 +144,5 @@ class RefusedMessages:
 
 
 def one_line(text: str, longest: int = MAX_SHOWN_EXPLANATION) -> str:
-    """Return ``text`` without unprintable characters, cut to ``longest``: for a terminal, a log or a message."""
+    """Return ``text`` without unprintable characters, cut to ``longest`` characters."""
     return "".join(one if one.isprintable() else "?" for one in printable(text)[:longest])

@@ -22,7 +22,7 @@ const incarnation = randomBytes(8).readBigUInt64BE();
 const requests = new Map(); // id in hexadecimal -> request
 const now = () => performance.now();
 
-// Link to all peers under an alias of our name; `onMessage` gets what is well formed. The links are dialled again until they are closed.
+// Link to all peers under an alias of our name; `onMessage` gets what is well formed. The links are dialed again until they are closed.
 function linkAll(role, model, onMessage, maxFrame) {
   const name = `${ownName}.${randomBytes(4).toString("hex")}`;
   const links = file.peers.map((peer) => {

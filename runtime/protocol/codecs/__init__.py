@@ -1,7 +1,6 @@
-"""What travels in the frames of RUN: tokens, in a codec that has a name, images and logits.
+"""Payload of RUN: tokens in a named codec, images and logits.
 
-A new codec is a file in this folder, an entry of :data:`CODECS` and a row of the table in ``PROTOCOL.md``. Errors of
-the logits after replay grow with the hops; :data:`REPLAY_TOLERANCE` holds what is tested.
+A new codec is a file in this folder, an entry of :data:`CODECS` and a row of the table in ``PROTOCOL.md``.
 """
 
 from __future__ import annotations
@@ -22,39 +21,41 @@ from ls_edge.runtime.protocol.messages import Run
 CODECS: dict[str, WireCodec] = {codec.name: codec for codec in (Raw(), Fp16(), Int8())}
 
 REPLAY_TOLERANCE = {codec.name: codec.replay_tolerance for codec in CODECS.values()}
-"""Largest difference of logits, over the largest logit, between an answer and its replay (guarantee R2)."""
+"""Largest difference between the logits of an answer and of its replay, relative to the largest logit (guarantee R2).
+
+The error grows with the number of hops; these are the tested limits."""
 
 IMAGE, LOGITS = "image", "logits"
-"""In the place of a codec: an encoded image before the stem has run, and the logits after the head has."""
+"""Values in place of a codec: an encoded image before the stem has run, logits after the head has run."""
 PAYLOADS = (*CODECS, IMAGE, LOGITS)
 Payload = Tokens | EncodedImage
 """Tokens ``[1, N, D]``, logits ``[1, C]``, or an image."""
 
 _FP16_EXPONENT = 0x7C00
-"""Bits of a half-precision number that are all set in NaN and infinity, and in nothing else."""
+"""Bits of a half-precision number that are all set only in NaN and infinity."""
 
 
 def codec_of(name: str) -> WireCodec:
-    """Return the codec of a name; raises :class:`WireError` for an unknown one."""
+    """Return the codec of a name; raise :class:`WireError` for an unknown name."""
     if name not in CODECS:
         raise WireError(f"unknown codec {name!r}; this version supports {', '.join(CODECS)}")
     return CODECS[name]
 
 
 def wire_bytes(codec: str, count: int, dim: int) -> int:
-    """Return the length in bytes of ``count`` tokens of ``dim`` values; raises as :func:`codec_of`."""
+    """Return the length in bytes of ``count`` tokens of ``dim`` values; raise as :func:`codec_of`."""
     return codec_of(codec).wire_bytes(count, dim)
 
 
 def encode(codec: str, tokens: Tokens) -> memoryview:
-    """Write tokens ``[1, N, D]``, which must not change while they are sent; raises as :func:`codec_of`."""
+    """Encode tokens ``[1, N, D]``, which must not change while they are sent; raise as :func:`codec_of`."""
     return codec_of(codec).encode(tokens)
 
 
 def decode(codec: str, frame: memoryview | bytes, count: int, dim: int) -> Tokens:
-    """Read tokens ``[1, count, dim]``; raises :class:`WireError` where length or codec is not what was announced.
+    """Decode tokens ``[1, count, dim]``; raise :class:`WireError` if the length does not fit, or for an unknown codec.
 
-    Values that are not finite pass: they are numbers of the model's, not a malformed frame.
+    NaN and infinity pass: they are output of a model, not a malformed frame.
     """
     found = codec_of(codec)
     expected = found.wire_bytes(count, dim)
@@ -66,18 +67,18 @@ def decode(codec: str, frame: memoryview | bytes, count: int, dim: int) -> Token
 
 
 def payload_of(itinerary: Itinerary) -> str:
-    """Return what travels at this point of an itinerary: an image, logits, or tokens (an empty string)."""
+    """Return the payload at this point of an itinerary: an image, logits, or tokens (an empty string)."""
     if STEM in itinerary.remaining:
         return IMAGE
     return LOGITS if itinerary.has_stem and not has_ends(itinerary.remaining) else ""
 
 
 def check_payload(run: Run, manifest: Manifest) -> None:
-    """Raise :class:`WireError` unless what a RUN announces is what the model has at this point of its itinerary."""
+    """Raise :class:`WireError` unless a RUN announces the payload that its itinerary and the model require."""
     kind, codec, shape = payload_of(run.itinerary), run.codec, (run.count, run.dim)
     if kind == IMAGE:
         if codec != IMAGE or run.dim != 1 or run.count > MAX_IMAGE:
-            raise WireError(f"{codec} of {run.count} x {run.dim}, an image of at most {MAX_IMAGE} bytes has to come")
+            raise WireError(f"{codec} of {run.count} x {run.dim}, expected an image of at most {MAX_IMAGE} bytes")
         return
     is_done, tokens = kind == LOGITS, manifest.tokens
     wanted = (1, len(manifest.classes)) if is_done else (tokens.count, tokens.dim)
@@ -88,7 +89,7 @@ def check_payload(run: Run, manifest: Manifest) -> None:
 
 
 def write_payload(payload: Payload, codec: str) -> tuple[memoryview, str, int, int]:
-    """Return the frame of a payload, with the codec, count and dim of its RUN; ``codec`` is that of tokens."""
+    """Return the frame of a payload, and codec, count and dim of its RUN; ``codec`` is used for tokens."""
     if isinstance(payload, EncodedImage):
         return memoryview(payload.content), IMAGE, len(payload.content), 1
     if payload.ndim == 2:
@@ -97,7 +98,7 @@ def write_payload(payload: Payload, codec: str) -> tuple[memoryview, str, int, i
 
 
 def read_payload(run: Run, frame: memoryview | bytes) -> Payload:
-    """Read the frame of a RUN that :func:`check_payload` has passed; raises as :func:`decode`."""
+    """Decode the frame of a RUN that :func:`check_payload` has passed; raise as :func:`decode`."""
     if run.codec == IMAGE:
         if len(frame) != run.count:
             raise WireError(f"image frame of {len(frame)} bytes, {run.count} announced; dropped")
@@ -108,11 +109,11 @@ def read_payload(run: Run, frame: memoryview | bytes) -> Payload:
 
 
 def is_finite(tokens: np.ndarray) -> bool:
-    """Whether no value is NaN or infinity; its cost is in ``docs/measurements.md``.
+    """Return whether no value is NaN or infinity; ``docs/measurements.md`` has the cost.
 
-    Half-precision values are looked at as integers, since numpy converts them one by one. A dot product of the values
-    with themselves would be no cheaper, overflows for large finite values, and may wake its library's threads.
+    Half-precision values are compared as integers, since numpy converts them one by one. A dot product of the values
+    with themselves would be no cheaper, overflows for large finite values, and may wake threads of its library.
     """
     if tokens.dtype == np.float16:
         return not tokens.size or int((tokens.view(np.uint16) & _FP16_EXPONENT).max()) < _FP16_EXPONENT
-    return 0 not in np.isfinite(tokens).tobytes()  # a third of the time of all() where there are few values
+    return 0 not in np.isfinite(tokens).tobytes()  # a third of the time of all() for few values

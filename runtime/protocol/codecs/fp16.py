@@ -1,4 +1,4 @@
-"""The codec ``fp16``: half precision."""
+"""Codec ``fp16``: half precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FP16_MAX = np.float32(np.finfo(np.float16).max)
 class Fp16(WireCodec):
     """Half precision: an error of at most 2**-11 of a token's largest value.
 
-    That value has to be from 2**-14 to 65504; what is larger, infinity too, becomes 65504.
+    The largest value has to be from 2**-14 to 65504; larger values and infinity become 65504.
     """
 
     name = "fp16"

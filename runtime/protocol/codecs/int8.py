@@ -1,4 +1,4 @@
-"""The codec ``int8``: one scale a token."""
+"""Codec ``int8``: eight bits per value."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ls_edge.runtime.protocol.codecs.wire_codec import Tokens, WireCodec
 
 
 class Int8(WireCodec):
-    """Eight bits a value and one scale a token: an error of at most 1/254 of a token's largest value.
+    """Eight bits per value and one scale per token: an error of at most 1/254 of a token's largest value.
 
-    That value has to be at least 1e-30; a token with a value that is not finite becomes NaN.
+    The largest value has to be at least 1e-30; a token with NaN or infinity becomes NaN.
     """
 
     name = "int8"

@@ -1,4 +1,4 @@
-"""The codec ``raw``: float32 as it is in memory."""
+"""Codec ``raw``: float32 as in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ls_edge.runtime.protocol.codecs.wire_codec import Tokens, WireCodec
 
 
 class Raw(WireCodec):
-    """Exact; neither side copies here, so the sender's array must not change while it is sent."""
+    """Exact values without a copy: the sender's array must not change while it is sent."""
 
     name = "raw"
     replay_tolerance = 1e-4

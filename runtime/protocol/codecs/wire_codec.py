@@ -1,4 +1,4 @@
-"""Base class of the codecs: how tokens are written on the wire."""
+"""Base class of codecs, which write tokens on the wire."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Tokens = NDArray[np.float32]
 
 
 class WireCodec(ABC):
-    """A way to write tokens; one instance of each subclass stands in ``CODECS``. All numbers are little-endian."""
+    """Format of tokens; ``CODECS`` has one instance of each subclass. All numbers are little-endian."""
 
     name: ClassVar[str]
     replay_tolerance: ClassVar[float]
-    """Largest difference of logits, over the largest logit, between an answer and its replay (guarantee R2)."""
+    """Largest difference between the logits of an answer and of its replay, relative to the largest logit."""
     value_bytes: ClassVar[int]
 
     def wire_bytes(self, count: int, dim: int) -> int:
@@ -26,8 +26,8 @@ class WireCodec(ABC):
 
     @abstractmethod
     def encode(self, tokens: Tokens) -> memoryview:
-        """Write tokens ``[1, N, D]``."""
+        """Encode tokens ``[1, N, D]``."""
 
     @abstractmethod
     def decode(self, frame: memoryview | bytes, count: int, dim: int) -> Tokens:
-        """Read tokens ``[1, count, dim]`` from a frame of the right length; values that are not finite pass."""
+        """Decode tokens ``[1, count, dim]`` from a frame of the right length; NaN and infinity pass."""

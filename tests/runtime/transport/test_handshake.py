@@ -151,7 +151,7 @@ def test_a_greeting_is_finite_with_one_that_loses_and_one_that_answers_everythin
                     said += 1
     elapsed = time.monotonic() - since
     hellos = b.count(Hello) + dials.count(Hello)
-    # One timer for the link that a dialled, and HELLO to whom it knows when its description changes, which it does not.
+    # One timer for the link that a dialed, and HELLO to whom it knows when its description changes, which it does not.
     assert 1 <= hellos <= most_hellos(elapsed) + 1
     assert b.count(Welcome) + dials.count(Welcome) <= said
     assert said <= hellos + 1
@@ -318,7 +318,7 @@ def scripted_pair(file, bundle, serve, sockets, hello_of):
         ends.close(0)
 
 
-def test_of_two_connections_the_one_that_the_greater_name_dialled_is_closed_and_dialled_again(
+def test_of_two_connections_the_one_that_the_greater_name_dialed_is_closed_and_dialed_again(
     scripted_pair, wait_until
 ):
     b, listener, caller, ends = scripted_pair(77, 77)

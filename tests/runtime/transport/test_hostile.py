@@ -130,7 +130,7 @@ def raw():
 
 
 class Flood(threading.Thread):
-    """Dials two peers, is dialled by everybody as ``rogue``, and sends all of them what it likes."""
+    """Dials two peers, is dialed by everybody as ``rogue``, and sends all of them what it likes."""
 
     def __init__(self, raw, file, bundle, mutate):
         super().__init__(name="flood")
@@ -229,7 +229,7 @@ def peer(tiny_bundle, write_peers, serve, wait_until):
 
 
 class Caller:
-    """A raw socket that dialled a peer; messages that it hears, by type."""
+    """A raw socket that dialed a peer; messages that it hears, by type."""
 
     def __init__(self, socket):
         self.socket = socket

@@ -154,7 +154,7 @@ def end(wait_until):
 
 
 def linked(end, address, **options):
-    """A process that listens and one that dialled it and said ``hi``."""
+    """A process that listens and one that dialed it and said ``hi``."""
     listener, dialler = end({}, bind=address, **options), end({"a": address}, **options)
     end.until(lambda: dialler.of(LinkUp), "a link")
     assert dialler.links.send(Link("a"), [b"hi"])
@@ -191,7 +191,7 @@ def test_the_end_of_a_link_is_seen_by_both_sides(end, address):
     assert other.of(LinkDown) == [LinkDown(Link("a"), "connection lost")]
 
 
-def test_a_lost_link_is_dialled_again(end, address):
+def test_a_lost_link_is_dialed_again(end, address):
     listener, dialler = linked(end, address)
     listener.close()
     end.until(lambda: dialler.of(LinkDown), "the end")
@@ -204,7 +204,7 @@ def test_a_lost_link_is_dialled_again(end, address):
     assert again.frames() == [[b"found"]]
 
 
-def test_who_is_dialled_may_start_later(end, address):
+def test_who_is_dialed_may_start_later(end, address):
     dialler = end({"a": address})
     for _ in range(20):
         dialler.poll()
@@ -361,9 +361,9 @@ def test_another_thread_wakes_the_poll(end, address):
 
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 def test_a_curve_link_carries_the_longest_frame_that_is_allowed(end, address):
-    served, dialling = (KeyPair(*zmq.curve_keypair()) for _ in range(2))
-    server = end({}, bind=address, curve=Curve(served, {}, {dialling.public: "laptop"}))
-    client = end({"a": address}, curve=Curve(dialling, {"a": served.public}, {}))
+    served, dialing = (KeyPair(*zmq.curve_keypair()) for _ in range(2))
+    server = end({}, bind=address, curve=Curve(served, {}, {dialing.public: "laptop"}))
+    client = end({"a": address}, curve=Curve(dialing, {"a": served.public}, {}))
     end.until(lambda: client.of(LinkUp), "the link")
     longest = bytes(MAX_FRAME)
     assert client.links.send(Link("a"), [b"header", longest])
@@ -394,7 +394,7 @@ def test_connections_of_old_zmtp_are_refused_by_who_listens(end, address, revisi
 
 
 @pytest.mark.parametrize("revision", [0, 1, 3])
-def test_who_listens_and_speaks_old_zmtp_or_nonsense_is_dialled_again(end, revision):
+def test_who_listens_and_speaks_old_zmtp_or_nonsense_is_dialed_again(end, revision):
     """libzmq gives up then, in silence: a peer that comes to listen there would never be found."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -411,7 +411,7 @@ def test_who_listens_and_speaks_old_zmtp_or_nonsense_is_dialled_again(end, revis
     end.until(listener.frames, "a message")
 
 
-def test_a_frame_that_is_too_long_for_who_dialled_ends_the_link_and_not_the_dialling(end, address):
+def test_a_frame_that_is_too_long_for_who_dialed_ends_the_link_and_not_the_dialing(end, address):
     listener, dialler = linked(end, address)
     (incoming,) = listener.of(Incoming)
     assert listener.links.send(incoming.link, [b"x" * (MAX_FRAME + 1)])
@@ -503,7 +503,7 @@ def test_who_sends_faster_than_can_be_read_is_hung_up_on(end, address):
     assert len(listener.frames()) < 3 * FLOOD_MESSAGES
 
 
-def test_who_is_dialled_and_floods_is_hung_up_on_and_dialled_again(end):
+def test_who_is_dialed_and_floods_is_hung_up_on_and_dialed_again(end):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
         dialler = end({"a": f"tcp://127.0.0.1:{server.getsockname()[1]}"})

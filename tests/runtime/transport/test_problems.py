@@ -76,7 +76,7 @@ def test_a_name_that_is_not_known(file, bundle, serve, says):
         assert "cannot resolve host name 'nowhere.invalid'" in says(source, "correct its address in peers.yaml")
 
 
-def test_a_name_that_is_known_is_dialled(file, bundle, serve):
+def test_a_name_that_is_known_is_dialed(file, bundle, serve):
     address = file.peer("a").address.replace("127.0.0.1", "localhost")
     serve(Peer(file, "a", bundle))
     with Source(altered(file, address=address), bundle) as source:

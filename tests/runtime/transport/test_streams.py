@@ -23,7 +23,7 @@ from tests.faults.streams import Attack
 STREAMS = int(os.environ.get("LS_EDGE_HOSTILE_STREAMS", "150"))
 """Streams that each of the processes gets."""
 ROGUES = 6
-"""Addresses of the file where others listen: each is dialled a few times a second."""
+"""Addresses of the file where others listen: each is dialed a few times a second."""
 ALL = list(range(6))
 
 SOURCE = """
