@@ -1,11 +1,11 @@
 """Audits name the peer that returns wrong results, and none in an honest run."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -105,23 +105,29 @@ def test_a_source_without_audits_reports_none(audited, images):
     assert not [thread for thread in threading.enumerate() if thread.name == "audit"]
 
 
-def test_answers_do_not_wait_for_audits_and_excess_audits_are_counted(audited, images, wait_until, monkeypatch):
-    source = audited({"a": range(6)})
-    held, entered = threading.Event(), threading.Event()
-    head = Pipeline.head
+@pytest.fixture
+def slow_disk(tiny_bundle, tmp_path):
+    """A copy of the bundle, a function that makes reading its first block wait, and one that ends the wait."""
+    folder = tmp_path / "slow"
+    shutil.copytree(tiny_bundle, folder)
+    path = folder / Bundle.open(folder).part("block 0").file
+    raw = path.read_bytes()
 
-    def slow(chain, tokens):
-        entered.set()
-        assert held.wait(60)
-        return head(chain, tokens)
+    def hold():
+        path.unlink()
+        os.mkfifo(path)
 
-    monkeypatch.setattr(Pipeline, "head", slow)
-    pictures = images(40)
-    answers = [future.result(20) for future in [source.submit(image) for image in pictures]]
+    return folder, hold, lambda: path.write_bytes(raw)  # waits until an audit reads
+
+
+def test_answers_do_not_wait_for_audits_and_excess_audits_are_counted(audited, images, slow_disk, wait_until):
+    folder, hold, release = slow_disk
+    source = audited({"a": range(6)}, of=folder)
+    hold()
+    answers = [future.result(20) for future in [source.submit(image) for image in images(40)]]
     assert len(answers) == 40
-    assert entered.wait(20)
     wait_until(lambda: source.audits.dropped == 24, what="24 dropped audits")
-    held.set()
+    release()
     found = source.finish_audits(60)
     assert (found.audited, found.matched, found.dropped) == (16, 16, 24)
 
@@ -133,29 +139,18 @@ def test_audits_do_not_change_request_numbers(audited, images):
     assert source.finish_audits(60).waiting == 0
 
 
-def test_close_does_not_wait_for_waiting_audits(audited, images, monkeypatch):
-    source = audited({"a": range(6)})
-    held = threading.Event()
-    head, begun = Pipeline.head, Counter()
-
-    def slow(chain, tokens):
-        begun.update(["audit"])
-        assert held.wait(60)
-        return head(chain, tokens)
-
-    monkeypatch.setattr(Pipeline, "head", slow)
+def test_close_does_not_wait_for_waiting_audits(audited, images, slow_disk):
+    folder, hold, release = slow_disk
+    source = audited({"a": range(6)}, of=folder)
+    hold()
     for future in [source.submit(image) for image in images(10)]:
         future.result(20)
-    closer = threading.Thread(target=source.close)
-    closer.start()
-    closer.join(20)
-    assert not closer.is_alive()
-    held.set()
+    source.close()
+    release()
     for thread in threading.enumerate():
         if thread.name == "audit":
             thread.join(60)
-    assert begun["audit"] == 1
-    assert source.audits.dropped == 9
+    assert (source.audits.audited, source.audits.dropped) == (1, 9)
 
 
 def test_auditing_without_block_files_is_a_usage_error(tiny_bundle, tmp_path, write_peers):
