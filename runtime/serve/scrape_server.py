@@ -1,13 +1,14 @@
-"""HTTP server of ``--metrics HOST:PORT``: prometheus-client's own, with a limit on connections and silence."""
+"""HTTP server of ``--metrics HOST:PORT``: prometheus-client's application on the standard library's server."""
 
 from __future__ import annotations
 
 import socket
+import socketserver
 import threading
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 
 from ls_edge.device.worker import introduce_thread
 from ls_edge.runtime.peer.cores import EngineCores
@@ -45,11 +46,16 @@ class ScrapeServer:
         self._server.serve_forever(poll_interval=0.1)
 
 
-class _Handler(_SilentHandler):
+class _Handler(WSGIRequestHandler):
     timeout = SCRAPE_SILENCE_S
 
+    def log_message(self, *_: object) -> None:
+        """Log nothing: any client can cause messages."""
 
-class _Server(ThreadingWSGIServer):
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
     def __init__(self, listener: socket.socket) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
