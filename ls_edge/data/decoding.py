@@ -248,13 +248,27 @@ def _from_wide(image: Image.Image, name: str) -> Image.Image:
     return Image.fromarray(gray).convert("RGB")
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Return the image turned and mirrored by its EXIF orientation; unchanged if that cannot be read."""
+def is_turned(encoded: bytes) -> bool:
+    """Return whether an encoded image has an EXIF orientation by which viewers turn or mirror it."""
+    try:
+        with Image.open(_Reader(encoded, "image"), formats=FORMATS) as image:
+            return _turn_of(image) is not None
+    except Exception:  # noqa: BLE001 - as in decode
+        return False
+
+
+def _turn_of(image: Image.Image) -> Image.Transpose | None:
+    """Return how to turn an image upright by its EXIF orientation; None for not at all, or if that cannot be read."""
     try:
         orientation = image.getexif().get(_ORIENTATION)
     except Exception:  # noqa: BLE001 - damaged metadata raises anything, and the pixels are good
-        return image
-    method = _TURNS.get(orientation) if isinstance(orientation, int) else None
+        return None
+    return _TURNS.get(orientation) if isinstance(orientation, int) else None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return the image turned and mirrored by its EXIF orientation."""
+    method = _turn_of(image)
     if method is None:
         return image
     turned = image.transpose(method)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import IO, Any, TypeVar
 
+import numpy as np
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -26,6 +27,7 @@ from ls_edge.runtime.serve.http.router import Route, Router
 from ls_edge.runtime.serve.live_page import LivePage
 from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.results import Answer
+from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
 
 T = TypeVar("T")
@@ -81,14 +83,15 @@ class Application:
         with await self._image(request) as body:
             end = time.monotonic() + budget_ms / 1e3
             async with self._service.place(end) as source:
+                notes: list[str] = []
 
                 def decode(wait_turn: Callable[[], None]) -> list[Any]:
                     body.seek(0)
-                    return [source.preprocess(body.read(), "the body", wait_turn)]
+                    return [_preprocess(source, body.read(), "the body", wait_turn, notes)]
 
                 (answer,) = await self._service.answer(source, decode, end)
         self._page.note(answer)
-        return json_response(_document_of(answer, top, with_logits))
+        return json_response(_document_of(answer, top, with_logits) | ({"notes": notes} if notes else {}))
 
     async def _image(self, request: web.BaseRequest) -> IO[bytes]:
         """Return the encoded image of a body or form."""
@@ -144,15 +147,17 @@ class Application:
                 except DataError as error:
                     raise Refusal(400, str(error)) from None
 
+                notes: list[str] = []
+
                 def decode(wait_turn: Callable[[], None]) -> list[Any]:
                     size = source.bundle.manifest.image.size
                     return v2.images_of(
-                        asked, binary, size, lambda image, name: source.preprocess(image, name, wait_turn)
+                        asked, binary, size, lambda image, name: _preprocess(source, image, name, wait_turn, notes)
                     )
 
                 answers = await self._service.answer(source, decode, end)
         self._page.note(*answers)
-        reply, json_length = v2.response_of(asked, source.bundle, answers)
+        reply, json_length = v2.response_of(asked, source.bundle, answers, notes)
         if json_length is None:
             return web.Response(body=reply, content_type="application/json")
         headers = {v2.HEADER_LENGTH: str(json_length)}
@@ -196,6 +201,19 @@ async def _parse(function: Callable[[bytes, int | None], T], body: IO[bytes], js
     if (len(content) if json_length is None else json_length) <= _QUICK_JSON:
         return function(content, json_length)
     return await asyncio.to_thread(function, content, json_length)
+
+
+def _preprocess(
+    source: Source, image: bytes | np.ndarray, name: str, wait_turn: Callable[[], None], notes: list[str]
+) -> Any:
+    """Preprocess an image, and note what may be wrong with it; without a bundle, peers do so."""
+    prepared = source.preprocess(image, name, wait_turn)
+    if not source.witnesses and isinstance(image, bytes) and source.bundle.manifest.image.exif_orientation is not True:
+        from ls_edge.data.decoding import is_turned
+
+        if is_turned(image):
+            notes.append(f"{name} has an EXIF orientation that this model ignores; turn it upright for a better answer")
+    return prepared
 
 
 def _document_of(answer: Answer, top: int, with_logits: bool) -> dict[str, Any]:

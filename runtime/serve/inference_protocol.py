@@ -309,7 +309,9 @@ def _elements(raw: bytes, count: int) -> list[bytes] | None:
     )
 
 
-def response_of(request: InferRequest, bundle: Bundle, answers: Sequence[Answer]) -> tuple[bytes, int | None]:
+def response_of(
+    request: InferRequest, bundle: Bundle, answers: Sequence[Answer], notes: Sequence[str]
+) -> tuple[bytes, int | None]:
     """Return the body of a response, and the length of its document if binary tensors follow it."""
     wanted = request.outputs or [_Output(name) for name in _OUTPUTS]
     outputs: list[dict[str, Any]] = []
@@ -332,7 +334,7 @@ def response_of(request: InferRequest, bundle: Bundle, answers: Sequence[Answer]
     document: dict[str, Any] = {"model_name": bundle.manifest.model, "model_version": version_of(bundle)}
     if request.id:
         document["id"] = request.id
-    document["parameters"] = _parameters_of(answers)
+    document["parameters"] = _parameters_of(answers) | ({"notes": json.dumps(notes)} if notes else {})
     document["outputs"] = outputs
     head = json.dumps(document, allow_nan=False).encode()
     return b"".join([head, *binary]), len(head) if binary else None

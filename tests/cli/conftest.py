@@ -149,7 +149,7 @@ def _parts(classes, seed, blocks):
     )  # fmt: skip
 
 
-def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=None, **fields):
+def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=None, image=None, **fields):
     """Write a bundle of random weights that takes 16x16 images; ``fields`` are of the manifest."""
     (folder / "blocks").mkdir(parents=True, exist_ok=True)
     made = {}
@@ -158,7 +158,7 @@ def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=
         (folder / file).write_bytes(content)
         made[name] = PartFile(file, hashlib.sha256(content).hexdigest(), len(content))
     parts = PartFiles(made["stem"], made["head"], tuple(made[f"block {index}"] for index in range(blocks)))
-    image = ImageSpec((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
+    image = image or ImageSpec((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
     tokens = TokenSpec((SIDE // PATCH) ** 2, DIM)
     bands = Bands.from_json(bands, blocks)
     interface = interface_of(image, tokens, bands, len(classes), needs_slot=False)

@@ -13,7 +13,7 @@ from ls_edge.runtime.serve.http.connection import Connections
 from ls_edge.runtime.serve.http.listener import open_listener
 from ls_edge.runtime.serve.http.router import Route, Router
 from ls_edge.runtime.serve.http.server import HttpServer
-from tests.cli.conftest import bundle, command, ls_edge, ls_edge_of_module, process, slow, swarm  # noqa: F401
+from tests.cli.conftest import _make_bundle, bundle, command, ls_edge, ls_edge_of_module, process, slow, swarm  # noqa: F401
 from tests.runtime.serve.serving import TOKENS
 
 

@@ -1,5 +1,6 @@
 """``ls-edge serve``: real HTTP over the loopback, real peers, and what it answers while they are killed."""
 
+import base64
 import contextlib
 import http.client
 import io
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ls_edge.core.bundle import Bundle
+from ls_edge.core.bundle import Bundle, ImageSpec
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.serve.application import Application
 from ls_edge.runtime.serve.http.access import Access
@@ -95,6 +96,10 @@ def test_bodies_that_are_not_an_image_are_refused(shared):
         assert "send the encoded image as the body" in answer["error"]
 
 
+def b64(content):
+    return base64.b64encode(content).decode()
+
+
 def form(*parts, boundary="x"):
     """Header and body of a form; parts are name, filename or None, and content."""
     body = b""
@@ -125,6 +130,40 @@ def test_images_are_taken_as_other_clients_send_them(shared):
         assert shared.predict(picture(), headers=headers)[0] == 400
     headers, body = form(("file", "large.png", bytes(200_000)))
     assert shared.predict(body, headers=headers)[0] == 413
+
+
+def turned(orientation, kind="JPEG"):
+    """A picture whose EXIF says how to turn it."""
+    stream, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.open(io.BytesIO(picture())).save(stream, kind, exif=exif)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", [1, 2, 3, 6, 8, 9])
+def test_answer_says_that_a_rotation_was_not_applied(shared, kind, orientation):
+    photo = turned(orientation, kind)
+    note = "image 0 has an EXIF orientation that this model ignores; turn it upright for a better answer"
+    expected_notes = [note] if 2 <= orientation <= 8 else None
+    status, answer = shared.predict(photo)
+    assert (status, answer.get("notes")) == (
+        200,
+        expected_notes and [note.replace("image 0", "the body")],
+    )
+    document = {"inputs": [{"name": "image", "shape": [2], "datatype": "BYTES", "data": [b64(photo), b64(picture())]}]}
+    status, _, body = shared.ask("POST", "/v2/models/tiny/infer", json.dumps(document).encode(), {})
+    assert status == 200
+    assert json.loads(json.loads(body)["parameters"].get("notes", "null")) == expected_notes
+
+
+def test_rotation_that_was_applied_is_not_noted(tmp_path, make_bundle, ls_edge):
+    spec = ImageSpec((16, 16), (0.5,) * 3, (0.5,) * 3, exif_orientation=True)
+    folder = make_bundle(tmp_path / "bundle", image=spec)
+    with LocalCluster(tmp_path / "peers", folder, {"a": [0, 1, 2, 3]}) as local:
+        local.wait_warm()
+        status, answer = Server(ls_edge, local.path, folder).predict(turned(6))
+    assert (status, "notes" in answer) == (200, False)
 
 
 @pytest.mark.slow
