@@ -36,13 +36,10 @@ class Browser:
         )  # fmt: skip
         os.close(read)
         os.close(write)
-        self._last, self._buffer, self.events = 0, b"", []
+        self._last, self._buffer, self.events, self.tab = 0, b"", [], None
 
     def __enter__(self):
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.call(f"{domain}.enable")
+        self.open_tab()
         return self
 
     def __exit__(self, *_):
@@ -51,12 +48,21 @@ class Browser:
         os.close(self._read)
         os.close(self._write)
 
+    def open_tab(self):
+        """Open a tab in a window of its own and use it; return what :attr:`tab` is set to, to use it again."""
+        self.tab = None
+        target = self.call("Target.createTarget", url="about:blank", newWindow=True)["targetId"]
+        self.tab = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+        return self.tab
+
     def call(self, method, **parameters):
         """Call a method and return its result; events that come before it are kept."""
         self._last += 1
         message = {"id": self._last, "method": method, "params": parameters}
-        if hasattr(self, "_session"):
-            message["sessionId"] = self._session
+        if self.tab is not None:
+            message["sessionId"] = self.tab
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._receive()
@@ -75,6 +81,23 @@ class Browser:
         while not self.evaluate(expression):
             assert time.monotonic() < end, expression
             self.call("Runtime.evaluate", expression="new Promise(requestAnimationFrame)", awaitPromise=True)
+
+    def press(self, key, code=None, text=""):
+        """Press and release a key."""
+        code = code or key
+        virtual = {"Tab": 9, "Enter": 13, " ": 32}.get(key, 0)
+        for kind in ("keyDown", "keyUp"):
+            more = {"text": text} if text and kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=virtual, **more)
+
+    def event(self, method, seconds=60.0):
+        """Wait for an event, and return its parameters."""
+        end = time.monotonic() + seconds
+        while not (found := [one for one in self.events if one["method"] == method]):
+            assert time.monotonic() < end, method
+            self.evaluate("0")  # which reads what has come
+        self.events.remove(found[0])
+        return found[0]["params"]
 
     def show(self, address, width, height, scheme="light"):
         """Open a page at a size of the window, in a color scheme."""

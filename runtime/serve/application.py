@@ -212,7 +212,10 @@ def _preprocess(
         from ls_edge.data.decoding import is_turned
 
         if is_turned(image):
-            notes.append(f"{name} has an EXIF orientation that this model ignores; turn it upright for a better answer")
+            subject = name.replace("the body", "the image")
+            notes.append(
+                f"{subject} has an EXIF orientation that this model ignores; turn it upright for a better answer"
+            )
     return prepared
 
 

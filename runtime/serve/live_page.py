@@ -31,6 +31,8 @@ class LivePage:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._html = files("ls_edge.runtime.serve").joinpath("page.html").read_text(encoding="utf-8")
+        self._run = secrets.token_hex(8)
+        """Different after each start, so that pages know that the numbers of answers begin again."""
         self._numbers = itertools.count(1)
         self._recent: deque[tuple[Answer, int]] = deque(maxlen=_RECENT)
         self.watchers = 0
@@ -68,8 +70,8 @@ class LivePage:
             while not self._service.is_stopping:
                 answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
                 shown = answers[-1]["number"] if answers else shown
-                event = json.dumps({"status": self._service.status(), "answers": answers}, allow_nan=False)
-                await response.write(f"data: {event}\n\n".encode())
+                event = {"run": self._run, "status": self._service.status(), "answers": answers}
+                await response.write(f"data: {json.dumps(event, allow_nan=False)}\n\n".encode())
                 await asyncio.sleep(_INTERVAL_S)
         finally:
             self.watchers -= 1

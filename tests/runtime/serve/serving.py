@@ -36,7 +36,8 @@ class Server:
 
     def __init__(self, ls_edge, peers, bundle, *arguments):
         has_bundle = () if bundle is None else ("--bundle", bundle)
-        self.process = ls_edge.start("serve", "--peers", peers, *has_bundle, "--http", "127.0.0.1:0", *arguments)
+        address = () if "--http" in arguments else ("--http", "127.0.0.1:0")
+        self.process = ls_edge.start("serve", "--peers", peers, *has_bundle, *address, *arguments)
         self.log = []
         for line in self.process.stderr:
             self.log.append(line)

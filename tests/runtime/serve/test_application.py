@@ -149,7 +149,7 @@ def test_answer_says_that_a_rotation_was_not_applied(shared, kind, orientation):
     status, answer = shared.predict(photo)
     assert (status, answer.get("notes")) == (
         200,
-        expected_notes and [note.replace("image 0", "the body")],
+        expected_notes and [note.replace("image 0", "the image")],
     )
     document = {"inputs": [{"name": "image", "shape": [2], "datatype": "BYTES", "data": [b64(photo), b64(picture())]}]}
     status, _, body = shared.ask("POST", "/v2/models/tiny/infer", json.dumps(document).encode(), {})

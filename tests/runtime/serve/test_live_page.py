@@ -1,26 +1,31 @@
 """Events of the live page, and the page in a browser: the answers take another way when a peer is killed."""
 
 import base64
+import io
+import itertools
 import json
 import os
 import re
+import signal
 import socket
 import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from tests.browser import Browser, needs_browser
-from tests.runtime.serve.serving import Server, picture
+from tests.runtime.serve.front import Front
+from tests.runtime.serve.serving import TOKENS, Server, picture
 
 pytestmark = needs_browser
 PLACEMENT = {"attic": [0, 1, 2, 3], "cellar": [0, 1, 2, 3]}
 DROP = """{
 const bytes = Uint8Array.from(atob("%s"), one => one.charCodeAt(0)), data = new DataTransfer();
 data.items.add(new File([bytes], "cat.png", {type: "image/png"}));
-for (const kind of ["dragover", "drop"])
-  document.getElementById("drop").dispatchEvent(new DragEvent(kind, {dataTransfer: data, cancelable: true}));
+const options = {dataTransfer: data, cancelable: true, bubbles: true};
+for (const kind of ["dragover", "drop"]) document.getElementById("%s").dispatchEvent(new DragEvent(kind, options));
 }"""
 ANSWERS = "[...document.querySelectorAll('#answers li')].map(one => one.textContent)"
 AWAY = "[...document.querySelectorAll('#swarm .away')].length"
@@ -29,6 +34,37 @@ CUT = """
   .filter(([, box]) => box.left < 0 || box.right > innerWidth).map(([text]) => text)
 """
 """Texts of the drawing that leave the window."""
+STATE = "document.getElementById('state').textContent"
+SAID = "document.getElementById('said').textContent"
+CLASSES = "[...document.querySelectorAll('#classes li span:first-child')].map(one => one.textContent)"
+
+
+def dropped(image, where="drop"):
+    """A script that drops an image on an element."""
+    return DROP % (base64.b64encode(image).decode(), where)
+
+
+@pytest.fixture
+def browser(tmp_path):
+    with Browser(tmp_path / "profile") as one:
+        yield one
+
+
+@pytest.fixture
+def server(ls_edge, swarm, bundle):
+    return Server(ls_edge, swarm.path, bundle)
+
+
+@pytest.fixture
+def front(server):
+    with Front(server.address) as one:
+        yield one
+
+
+def opened(browser, address):
+    """Show the page and wait until it has the state."""
+    browser.show("http://{}:{}/".format(*address), 1280, 900)
+    browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
 
 
 @pytest.mark.timeout(120)
@@ -37,7 +73,7 @@ def test_answers_take_another_way_on_the_page(tmp_path, bundle, ls_edge):
         local.wait_warm()
         server = Server(ls_edge, local.path, bundle)
         address = "http://{}:{}/".format(*server.address)
-        drop = DROP % base64.b64encode(picture()).decode()
+        drop = dropped(picture())
         with Browser(tmp_path / "profile") as browser:
             for width, scheme in ((1280, "light"), (390, "dark")):
                 browser.show(address, width, 900, scheme)
@@ -96,3 +132,188 @@ def test_events_follow_the_answers(swarm, bundle, ls_edge):
         assert [step for wave in shown["waves"] for track in wave for step in track] == answer["order"]
         assert server.stop() == 0  # an open page does not hold it up
         assert stream.read()[-5:] == b"0\r\n\r\n"
+
+
+def test_classes_are_those_of_the_latest_image(server, front, browser):
+    first, second = next(
+        (a, b)
+        for a, b in itertools.pairwise(map(picture, range(20)))
+        if server.predict(a)[1]["top"][0] != server.predict(b)[1]["top"][0]
+    )
+    opened(browser, front.address)
+    release = front.hold("/predict", 1)
+    browser.evaluate(dropped(first))
+    browser.wait_for(f"{SAID} === 'classifying ...'")
+    while "/predict" not in front.seen:
+        browser.evaluate("0")
+    browser.evaluate(dropped(second))
+    browser.wait_for(f"{CLASSES}.length === 5")
+    wanted = [one["label"] for one in server.predict(second, "?top=5")[1]["top"]]
+    assert browser.evaluate(CLASSES) == wanted
+    release.set()
+    browser.wait_for(
+        "performance.getEntriesByType('resource').filter(one => one.name.includes('predict') && one.responseEnd).length"
+        " === 2"
+    )
+    assert browser.evaluate(CLASSES) == wanted
+
+
+def test_classes_of_the_image_before_are_cleared(front, browser):
+    opened(browser, front.address)
+    browser.evaluate(dropped(picture()))
+    browser.wait_for(f"{CLASSES}.length === 5")
+    release = front.hold("/predict", 2)
+    browser.evaluate(dropped(picture(1)))
+    browser.wait_for(f"{SAID} === 'classifying ...'")
+    assert browser.evaluate(CLASSES) == []
+    release.set()
+    browser.wait_for(f"{CLASSES}.length === 5")
+    browser.evaluate(dropped(b"no image"))
+    browser.wait_for(f"{SAID}.includes('its format is not supported')")
+    assert browser.evaluate(CLASSES) == []
+
+
+def test_page_does_not_stay_green_without_news(server, browser):
+    opened(browser, server.address)
+    server.process.send_signal(signal.SIGSTOP)
+    browser.wait_for(f"{STATE}.includes('no news for')")
+    assert browser.evaluate("document.body.classList.contains('stale')")
+    good = browser.evaluate("getComputedStyle(document.querySelector('.key .good')).borderTopColor")
+    assert browser.evaluate("getComputedStyle(document.querySelector('#swarm .node')).stroke") != good
+    server.process.send_signal(signal.SIGCONT)
+    browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
+    assert not browser.evaluate("document.body.classList.contains('stale')")
+    assert server.stop() == 0
+    browser.wait_for(f"{STATE}.includes('the server cannot be reached')")
+    browser.evaluate(dropped(picture()))
+    browser.wait_for(f"{SAID} === 'the server cannot be reached'")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "text", "said"),
+    [
+        (413, "text/html", b"<html><h1>Request Entity Too Large</h1></html>", "413 the image is larger than a proxy"),
+        (502, "text/html", b"<html></html>", "502 the proxy cannot reach the server"),
+        (429, "text/plain", b"slow down", "429 Too Many Requests"),
+        (503, "application/json", b'{"error": "4 images are being answered and 32 wait"}', "4 images are being"),
+    ],
+)
+def test_page_says_why_an_image_has_no_answer(front, browser, status, kind, text, said):
+    opened(browser, front.address)
+    front.replace("/predict", status, kind, text)
+    browser.evaluate(dropped(picture()))
+    browser.wait_for(f"{SAID}.includes('{said}')")
+
+
+def test_page_says_why_it_has_no_news(front, browser):
+    front.replace("/events", 503, "application/json", b'{"error": "16 pages are open, the limit; close one"}')
+    browser.show("http://{}:{}/".format(*front.address), 1280, 900)
+    browser.wait_for(f"{STATE}.includes('16 pages are open, the limit')")
+    front.replace("/events", 504, "text/html", b"<html></html>")
+    browser.wait_for(f"{STATE}.includes('504 the proxy gave up')")
+    front.restore("/events")
+    browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
+
+
+def test_token_survives_a_reload(swarm, bundle, ls_edge, browser, tokens):
+    server = Server(ls_edge, swarm.path, bundle, "--token-file", tokens)
+    browser.show("http://{}:{}/".format(*server.address), 1280, 900)
+    browser.wait_for(f"{STATE} === 'this server needs a token'")
+    enter = "document.querySelector('#token input').value = '%s'; document.querySelector('#token button').click()"
+    browser.evaluate(enter % "another-token-of-sixteen")
+    browser.wait_for(f"{STATE} === 'the server does not know this token'")
+    browser.evaluate(enter % TOKENS[0])
+    browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
+    browser.call("Page.reload")
+    browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
+    assert not browser.evaluate("document.getElementById('token').classList.contains('asked')")
+    browser.evaluate(dropped(picture()))
+    browser.wait_for(f"{CLASSES}.length === 5")
+
+
+def test_file_beside_the_box_and_the_same_file_again_are_taken(server, browser, tmp_path):
+    opened(browser, server.address)
+    browser.evaluate(dropped(picture(), "latency"))
+    browser.wait_for(f"({ANSWERS}).length === 1")
+    assert browser.evaluate("location.pathname") == "/"
+    file = tmp_path / "cat.png"
+    file.write_bytes(picture(1))
+    node = browser.call("DOM.getDocument")["root"]["nodeId"]
+    chosen = browser.call("DOM.querySelector", nodeId=node, selector="#file")["nodeId"]
+    for count in (2, 3):
+        browser.call("DOM.setFileInputFiles", files=[str(file)], nodeId=chosen)
+        browser.wait_for(f"({ANSWERS}).length === {count}")
+
+
+def test_seven_tabs_share_one_stream(server, front, browser):
+    tabs = [browser.tab, *(browser.open_tab() for _ in range(6))]
+    for tab in tabs:
+        browser.tab = tab
+        opened(browser, front.address)
+    assert front.seen.count("/events") == 1
+    browser.evaluate(dropped(picture()))
+    for tab in tabs:
+        browser.tab = tab
+        browser.wait_for(f"({ANSWERS}).length === 1")
+
+
+def test_hidden_page_leaves_the_stream_to_another(server, front, browser):
+    opened(browser, front.address)
+    first, second = browser.tab, browser.open_tab()
+    opened(browser, front.address)
+    browser.tab = first
+    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true}); "
+    browser.evaluate(hide % "true" + "document.dispatchEvent(new Event('visibilitychange'))")
+    while front.seen.count("/events") < 2:
+        browser.evaluate("0")
+    browser.tab = second
+    browser.evaluate(dropped(picture()))
+    browser.wait_for(f"({ANSWERS}).length === 1")
+    browser.tab = first
+    browser.evaluate(hide % "false" + "document.dispatchEvent(new Event('visibilitychange'))")
+    browser.wait_for(f"({ANSWERS}).length === 1")
+
+
+def test_keyboard_alone_classifies_a_file(server, browser, tmp_path):
+    opened(browser, server.address)
+    file = tmp_path / "cat.png"
+    file.write_bytes(picture())
+    browser.call("Page.setInterceptFileChooserDialog", enabled=True)
+    seen = []
+    while "file" not in seen:
+        browser.press("Tab")
+        seen.append(browser.evaluate("document.activeElement.id"))
+        assert len(seen) < 10
+    outline = "getComputedStyle(document.querySelector('.file')).outlineStyle"
+    assert browser.evaluate(outline) == "solid"  # the focus can be seen
+    browser.press(" ", "Space", " ")
+    node = browser.event("Page.fileChooserOpened")["backendNodeId"]
+    browser.call("DOM.setFileInputFiles", files=[str(file)], backendNodeId=node)
+    browser.wait_for(f"{CLASSES}.length === 5")
+    browser.press("Tab")
+    assert browser.evaluate("document.activeElement.id") == "camera"
+    browser.press("Enter", text="\r")
+    browser.wait_for(f"{SAID}.startsWith('no camera')")
+
+
+def test_page_shows_that_a_rotation_was_not_applied(server, browser):
+    opened(browser, server.address)
+    stream, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.open(io.BytesIO(picture())).save(stream, "JPEG", exif=exif)
+    browser.evaluate(dropped(stream.getvalue()))
+    browser.wait_for("document.getElementById('note').textContent.includes('EXIF orientation')")
+    browser.evaluate(dropped(picture()))
+    browser.wait_for("document.getElementById('note').textContent === ''")
+
+
+def test_answers_continue_when_the_server_has_started_again(server, browser, ls_edge, swarm, bundle):
+    opened(browser, server.address)
+    for count in (1, 2, 3):
+        browser.evaluate(dropped(picture()))
+        browser.wait_for(f"({ANSWERS}).length === {count}")
+    assert server.stop() == 0
+    again = Server(ls_edge, swarm.path, bundle, "--http", "{}:{}".format(*server.address))
+    browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
+    again.predict(picture())
+    browser.wait_for(f"({ANSWERS}).length === 4")
