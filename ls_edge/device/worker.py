@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _MAX_NAME = 15
-"""Longest thread name on Linux, in characters."""
+"""Maximum length of a thread name on Linux, in characters."""
 
 
 class JobQueue(Generic[T]):

@@ -7,6 +7,7 @@ peers are asked if there are two, and have to agree.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ls_edge.core.bundle import Bundle, digest_of
@@ -22,15 +23,15 @@ WITHIN_S = 5.0
 _STEP_S = 0.05
 
 
+@dataclass
 class _Fetch:
     """The manifest of one peer, as far as it has arrived."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.raw = bytearray()
-        self.asked_at = float("-inf")
-        self.bundle: Bundle | None = None
-        self.fault = ""
+    session: Session
+    raw: bytearray = field(default_factory=bytearray)
+    asked_at: float = float("-inf")
+    bundle: Bundle | None = None
+    fault: str = ""
 
 
 def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> tuple[Bundle, tuple[str, ...]]:

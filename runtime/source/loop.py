@@ -44,7 +44,7 @@ from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
 log = logging.getLogger("ls_edge.runtime")
 
 _POLL_S = 0.1
-"""Longest wait for the links, in seconds."""
+"""Maximum wait for the links, in seconds."""
 
 
 class SourceLoop:

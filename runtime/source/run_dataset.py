@@ -32,7 +32,7 @@ TICK_S = 0.1
 """Seconds between two calls of ``on_tick``; a request to stop is noticed at most this late."""
 
 AUDITS_S = 30.0
-"""Longest wait for the audits of the last answers, in seconds."""
+"""Maximum wait for the audits of the last answers, in seconds."""
 
 
 @dataclass

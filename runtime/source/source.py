@@ -69,9 +69,7 @@ class Source:
         quickly. An exception that it raises is logged and has no other effect.
         """
         self.settings = settings or Settings()
-        if name is not None and not isinstance(name, str):
-            raise UsageError(f"name must be a string, not {type(name).__name__} {name!r}")
-        self.name = _name_of(peers, keys) if name is None else name
+        self.name = _name_of(peers, keys) if name is None else _checked_name(name)
         peers.check_codecs(CODECS)
         self.preprocess: Callable[..., Any]
         """Function that turns an image into an input of :meth:`submit`: an array for the stem, or an encoded image."""
@@ -89,11 +87,8 @@ class Source:
         self.bundle = bundle
         """The bundle; only its manifest if that comes from the peers."""
         self.peers = peers = peers.of_model(bundle.num_blocks)
-        auditor = self.settings.auditor
-        if auditor and len(peers.peer(auditor).blocks) < bundle.num_blocks + len(ENDS):
-            raise UsageError(
-                f"auditor {auditor!r} does not hold stem, head and all blocks in {peers.path}; name a peer that does"
-            )
+        if self.settings.auditor:
+            _check_holds_all(peers, self.settings.auditor, bundle)
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._keys = keys
         self._loop = SourceLoop(
@@ -157,11 +152,9 @@ class Source:
         image that cannot be read or contains NaN or infinity, :class:`UsageError` for an array of another shape or an
         invalid argument, and :class:`SourceClosed` after :meth:`close`; the future has all later errors.
         """
-        if not isinstance(name, str):
-            raise UsageError(f"name must be a string, not {type(name).__name__} {name!r}")
+        name = _checked_name(name) or (Path(image).name if isinstance(image, (str, Path)) else "")
         budget = self.settings.budget_ms if budget_ms is None else checked("budget_ms", budget_ms, BudgetMs)
         label = None if label is None else checked("label", label, Integer)
-        name = name or (Path(image).name if isinstance(image, (str, Path)) else "")
         return self._loop.submit(self._read(image, name), name, label, budget / 1e3)
 
     async def classify(
@@ -265,6 +258,19 @@ class Source:
 def _cancel_submitted(submitting: asyncio.Future[Future[Answer]]) -> None:
     if not submitting.cancelled() and submitting.exception() is None:
         submitting.result().cancel()
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise UsageError(f"name must be a string, not {type(name).__name__} {name!r}")
+    return name
+
+
+def _check_holds_all(peers: PeersFile, auditor: str, bundle: Bundle) -> None:
+    if len(peers.peer(auditor).blocks) < bundle.num_blocks + len(ENDS):
+        raise UsageError(
+            f"auditor {auditor!r} does not hold stem, head and all blocks in {peers.path}; name a peer that does"
+        )
 
 
 def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:

@@ -318,9 +318,7 @@ def scripted_pair(file, bundle, serve, sockets, hello_of):
         ends.close(0)
 
 
-def test_of_two_connections_the_one_that_the_greater_name_dialed_is_closed_and_dialed_again(
-    scripted_pair, wait_until
-):
+def test_of_two_connections_the_one_that_the_greater_name_dialed_is_closed_and_dialed_again(scripted_pair, wait_until):
     b, listener, caller, ends = scripted_pair(77, 77)
     assert ends.poll(10_000), "the second connection stays"
     assert b.snapshot.linked == {"a"}
