@@ -132,7 +132,8 @@ def bundle_of(
     report_progress(f"exporting {model} with random weights to {target}")
     import torch
 
-    from ls_edge.export.writer import ExportSettings, export_run
+    from ls_edge.export.settings import ExportSettings
+    from ls_edge.export.writer import export_run
     from ls_edge.training.config import RunRecord, TrainConfig
     from ls_edge.training.models.small_models import build, image_spec_of
     from ls_edge.training.runs.checkpoint import load_run, save_run

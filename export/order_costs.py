@@ -7,8 +7,8 @@ The loss of each (negative log-likelihood of the labels or, without labels, of t
 of the trained order is fitted by ridge regression. A fifth is held out of a first fit, to measure how well the
 estimates rank plain orders and tracks; the final tables are fitted to all.
 
-By default, each of :data:`ORDERS` arrangements runs on :data:`IMAGES` images, drawn from all calibration images, so the
-tables cover more images than any order ran on. Plain orders with the same beginning share its passes.
+By default, each arrangement runs on :data:`IMAGES` images, drawn from all calibration images, so the tables cover more
+images than any order ran on. Plain orders with the same beginning share its passes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
-ORDERS = 256
 IMAGES = 64
 FEWEST_HELD_OUT = 8
 """Smallest number of held-out orders for which a rank correlation is meaningful."""
@@ -55,7 +54,7 @@ def measure_order_costs(
     samples: Samples,
     source: str,
     *,
-    orders: int = ORDERS,
+    orders: int,
     images: int = IMAGES,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> OrderCosts:

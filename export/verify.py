@@ -30,6 +30,7 @@ from ls_edge.core.text import short_id
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import Samples
+from ls_edge.export.settings import MAX_BATCH
 from ls_edge.export.targets import PartsView, prepare_for_export
 from ls_edge.training.runs.checkpoint import LoadedRun
 
@@ -58,8 +59,6 @@ MOST = 1e-3
 """Largest difference that rounding may excuse; beyond it float32 is not precise enough for the model."""
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
-MAX_BATCH = 8
-"""Default for the largest batch to verify, and for TensorRT engines."""
 SHUFFLED = 2
 _NOISE = 1e-9
 """Allowance for the rounding of a drop by exactly one point, which is allowed."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import onnx
@@ -50,11 +50,11 @@ from ls_edge.export.canonical import OPSET, check, identified, to_bytes
 from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import quantize_dynamic, quantize_explicit
 from ls_edge.export.merge import group, merge
-from ls_edge.export.order_costs import ORDERS, measure_order_costs, ranking_warnings
+from ls_edge.export.order_costs import measure_order_costs, ranking_warnings
+from ls_edge.export.settings import ExportSettings
 from ls_edge.export.targets import PartsView, ends_of, head_target, prepare_for_export, stem_target
 from ls_edge.export.trace_onnx import trace, trace_blocks
 from ls_edge.export.verify import (
-    MAX_BATCH,
     Verified,
     batches_of,
     cosine,
@@ -71,24 +71,6 @@ ENGINE_COSINE = 0.999
 
 Step = Callable[[str], None]
 """Callback that receives the name of the next step: a part, verification, or a use of calibration images."""
-
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """Settings of an export."""
-
-    precision: Literal["fp32", "fp16", "int8"] = "fp32"
-    engine: Literal["onnx", "tensorrt"] = "onnx"
-    """Engine that will run the files; it matters only for int8."""
-    blocks_per_part: int = 1
-    max_batch: int = MAX_BATCH
-    whole: bool = False
-    cost_orders: int = ORDERS
-    """Orders to measure on calibration images; 0 for none."""
-    bands: str | None = None
-    """Bands of the model's blocks (``ls_edge.core.bands``) instead of the run's own."""
-    fold_ends: bool = False
-    """Whether stem and head take in a first and a last band that are smaller than the largest band."""
 
 
 _DEFAULT = ExportSettings()
@@ -160,28 +142,29 @@ def export(
     calibrate_images: int = IMAGES,
     on_progress: OnProgress = ignore_progress,
     on_warning: OnWarning = warn_in_python,
-    **options: Any,
+    **settings: Any,
 ) -> ExportResult:
     """Split a trained model into one engine per block, verify them, and write a bundle; as ``ls-edge export``.
 
-    ``options`` are the fields of :class:`ExportSettings`, such as ``precision``. Errors are those of
+    ``settings`` are those of :class:`ExportSettings`, such as ``precision``. Errors are those of
     :func:`export_run`; only a verified bundle replaces one in ``out``.
     """
     start = time.perf_counter()
+    asked = ExportSettings.of(settings)
+    asked.check(is_calibrated=calibrate is not None)
     onnxruntime_module()
     check_target(Path(out))
     loaded = load_run(run)
-    settings = ExportSettings(**options)
-    parts = parts_of(loaded, settings).num_blocks  # refuses bad settings before anything is read
+    parts = parts_of(loaded, asked).num_blocks  # refuses bad settings before anything is read
     images = None
     if calibrate is not None:
         images = read_calibration(calibrate, loaded.record.image, loaded.record.classes, calibrate_images)
     steps, total = itertools.count(), steps_of(parts, calibrated=images is not None)
     exported = export_run(
-        loaded, out, settings, calibration=images, on_step=lambda text: on_progress(next(steps), total, text)
+        loaded, out, asked, calibration=images, on_step=lambda text: on_progress(next(steps), total, text)
     )
     built = None
-    if settings.engine == "tensorrt":
+    if asked.engine == "tensorrt":
         built = build_engines(exported.bundle, on_status=lambda text: on_progress(total, total, text))
     for warning in exported.warnings:
         on_warning(warning)
@@ -205,8 +188,7 @@ def export_run(
     out = Path(out)
     check_target(out)
     _check_run(run)
-    if settings.precision == "int8" and settings.engine == "tensorrt" and calibration is None:
-        raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
+    settings.check(is_calibrated=calibration is not None)
     parts = parts_of(run, settings)
     warnings = [f"{run.folder}: {run.record.problem}"] if run.record.problem else []
     if not run.bands.contains(_bands_of(run, settings)):

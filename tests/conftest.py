@@ -169,7 +169,8 @@ def other_bundle(made_once):
 def half_bundle(made_once, tiny_bundle):
     """``tiny_bundle`` with float16 inside: another bundle of the same model."""
     from ls_edge.core.bundle import Bundle
-    from ls_edge.export.writer import ExportSettings, export_run
+    from ls_edge.export.settings import ExportSettings
+    from ls_edge.export.writer import export_run
     from ls_edge.training.runs.checkpoint import load_run
 
     run, settings = tiny_bundle.parent / "run", ExportSettings(precision="fp16")

@@ -9,9 +9,10 @@ from msgspec import Meta
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
+from ls_edge.core.validation import flag
 from ls_edge.evaluation.measure import Order
 from ls_edge.evaluation.orders import DRAWS
-from ls_edge.evaluation.settings import BatchSize, ModelSettings, Orders, flag
+from ls_edge.evaluation.settings import BatchSize, ModelSettings, Orders
 
 
 class AnalysisSettings(ModelSettings, frozen=True, kw_only=True):

@@ -12,18 +12,19 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import yaml
-from msgspec import inspect
+from msgspec import Meta, inspect
 
 from ls_edge.core.errors import ConfigError, UsageError
 from ls_edge.core.files import read_file
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 Path_ = tuple[str | int, ...]
 
 SHOWN = 60
@@ -40,6 +41,31 @@ class InvalidValue(NamedTuple):
     """Keys and positions that lead to it, such as ``("peers", 0, "blocks")``."""
     text: str
     is_key: bool = False
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings that are flags of a command and arguments of a function; :func:`flag` describes each."""
+
+    @classmethod
+    def of(cls: type[S], given: Mapping[str, Any]) -> S:
+        """Make settings of arguments; raise :class:`UsageError` for an unknown name or a value that is not allowed."""
+        plain = {name: _as_plain(value) for name, value in given.items()}
+        try:
+            return msgspec.convert(plain, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(explain(str(error), plain, cls).text) from None
+
+
+def _as_plain(value: Any) -> Any:
+    """Return numbers and arrays of NumPy as Python's, and sequences as lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def flag(help_text: str, metavar: str = "N") -> Meta:
+    """Return the description of a setting in the help of the command."""
+    return Meta(extra={"help": help_text, "metavar": metavar})
 
 
 class InvalidDocument(ValueError):

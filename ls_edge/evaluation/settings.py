@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-import msgspec
-import numpy as np
 from msgspec import Meta
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import Threads
-from ls_edge.core.validation import explain
+from ls_edge.core.validation import Settings, flag
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Orders = Annotated[int, Meta(ge=1, le=100_000)]
 Images = Annotated[int, Meta(ge=1, le=10_000_000)]
 BatchSize = Annotated[int, Meta(ge=1, le=65_536)]
-T = TypeVar("T", bound="ModelSettings")
 
 
-def flag(help_text: str, metavar: str = "N") -> Meta:
-    """Return the description of a setting in the help of the command."""
-    return Meta(extra={"help": help_text, "metavar": metavar})
-
-
-class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelSettings(Settings, frozen=True, kw_only=True):
     """Settings of all measurements on a run or a bundle; device and precision are for runs."""
 
     bands: Annotated[
@@ -41,25 +31,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     precision: Annotated[Precision, flag("Precision of a run's matrix products; a bundle has its own.")] = "fp32"
     threads: Annotated[Threads | None, flag("Threads of the engines or of torch.  [default: their own]")] = None
 
-    @classmethod
-    def of(cls: type[T], given: Mapping[str, Any]) -> T:
-        """Make settings of arguments; raise :class:`UsageError` for an unknown name or a value that is not allowed."""
-        plain = {name: _plain(value) for name, value in given.items()}
-        try:
-            return msgspec.convert(plain, cls)
-        except msgspec.ValidationError as error:
-            raise UsageError(explain(str(error), plain, cls).text) from None
-
     def bands_of(self, own: Bands) -> Bands:
         """Return the bands in force, by default a model's ``own``; raise :class:`UsageError` if they do not fit it."""
         return own if self.bands is None else Bands.from_json(self.bands, own.num_blocks)
-
-
-def _plain(value: Any) -> Any:
-    """Return numbers of NumPy as Python's, and sequences as lists."""
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 class EvaluationSettings(ModelSettings, frozen=True, kw_only=True):

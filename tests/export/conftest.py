@@ -86,7 +86,8 @@ def loaded(run_folder):
 def exported(loaded, made_once):
     """Return the bundle, with ``whole.onnx``; tests that change files copy it."""
     from ls_edge.core.bundle import Bundle
-    from ls_edge.export.writer import ExportSettings, export_run
+    from ls_edge.export.settings import ExportSettings
+    from ls_edge.export.writer import export_run
 
     return Bundle.open(made_once("exported", lambda folder: export_run(loaded, folder, ExportSettings(whole=True))))
 

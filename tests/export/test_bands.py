@@ -14,9 +14,10 @@ from ls_edge.core.bundle import NOT_FOLDED, Bundle, Folded, digest_of, interface
 from ls_edge.core.errors import UsageError, VerificationError
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import Calibration, Samples
+from ls_edge.export.settings import ExportSettings
 from ls_edge.export.targets import PartsView
 from ls_edge.export.verify import SHUFFLED, generated_images, verify_numbers, verify_run
-from ls_edge.export.writer import ExportSettings, export_run, parts_of
+from ls_edge.export.writer import export_run, parts_of
 from ls_edge.report.bundle import print_export
 from ls_edge.report.terminal import open_console
 from ls_edge.training.models.slots import SlotEmbedding
@@ -140,7 +141,7 @@ def test_slots_continue_after_folded_blocks(run, tmp_path):
 def test_a_folded_bundle_has_ranges_and_costs_of_its_parts(run, tmp_path):
     images = generated_images(run.record.image, 24)
     samples = Samples(images[::2], None), Samples(images[1::2], None)
-    settings = ExportSettings("int8", "tensorrt", fold_ends=True, cost_orders=6)
+    settings = ExportSettings(precision="int8", engine="tensorrt", fold_ends=True, cost_orders=6)
     found = export_run(run, tmp_path / "bundle", settings, calibration=Calibration("waves", *samples)).bundle
     assert len(found.manifest.order_costs["slot"]) == 3
     assert found.manifest.verified["min_cosine"] >= 0.999

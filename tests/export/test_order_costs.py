@@ -23,8 +23,9 @@ from ls_edge.export.order_costs import (
     ranking_warnings,
     ridge,
 )
+from ls_edge.export.settings import ExportSettings
 from ls_edge.export.targets import PartsView
-from ls_edge.export.writer import ExportSettings, export_run
+from ls_edge.export.writer import export_run
 from ls_edge.training.runs.checkpoint import load_run
 
 BLOCKS = 6
@@ -251,7 +252,7 @@ def test_features_are_the_terms_of_the_estimate():
 
 
 def test_the_manifest_has_the_costs_and_int8_keeps_the_accuracy(trained, calibration, tmp_path):
-    settings = ExportSettings("int8", cost_orders=40)
+    settings = ExportSettings(precision="int8", cost_orders=40)
     manifest = export_run(trained, tmp_path / "bundle", settings, calibration=calibration).bundle.manifest
     costs = read_order_costs(Bundle.open(tmp_path / "bundle").manifest.order_costs, 6)
     assert costs.source == "digits"

@@ -7,8 +7,9 @@ import torch
 from ls_edge.core.errors import UsageError, VerificationError
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.export.settings import ExportSettings
 from ls_edge.export.verify import verify_run
-from ls_edge.export.writer import ExportSettings, export_run
+from ls_edge.export.writer import export_run
 from ls_edge.training.runs.checkpoint import load_run
 from tests.export.onnx_models import session_of
 
@@ -37,7 +38,7 @@ def test_tract_runs_all_parts(make_run, tmp_path, precision):
         view.model.head.bias.normal_(generator=torch.Generator().manual_seed(0))
 
     bundle = export_run(
-        load_run(make_run(tmp_path / "run", change=lean)), tmp_path / "bundle", ExportSettings(precision)
+        load_run(make_run(tmp_path / "run", change=lean)), tmp_path / "bundle", ExportSettings(precision=precision)
     ).bundle
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         now = IMAGES
@@ -58,9 +59,9 @@ def test_tract_runs_all_parts(make_run, tmp_path, precision):
 @pytest.mark.parametrize(
     ("settings", "again"),
     [
-        (ExportSettings("fp16", whole=True), False),
-        (ExportSettings("int8", whole=True, blocks_per_part=3), False),
-        (ExportSettings("int8", "tensorrt", max_batch=3), True),
+        (ExportSettings(precision="fp16", whole=True), False),
+        (ExportSettings(precision="int8", whole=True, blocks_per_part=3), False),
+        (ExportSettings(precision="int8", engine="tensorrt", max_batch=3), True),
     ],
     ids=lambda value: f"{value.precision} {value.engine}" if isinstance(value, ExportSettings) else "",
 )
@@ -89,7 +90,7 @@ def test_an_export_is_verified_and_gives_the_same_bytes_again(gentle, few_images
 
 def test_int8_for_tensorrt_without_calibration_is_refused(loaded, tmp_path):
     with pytest.raises(UsageError, match="--calibrate"):
-        export_run(loaded, tmp_path / "bundle", ExportSettings("int8", "tensorrt"))
+        export_run(loaded, tmp_path / "bundle", ExportSettings(precision="int8", engine="tensorrt"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -99,5 +100,5 @@ def test_a_precision_beyond_its_tolerance_is_refused_and_leaves_nothing(make_run
 
     run_ = load_run(make_run(tmp_path / "run", change=overflow))
     with pytest.raises(VerificationError, match=r"^block 2 "):
-        export_run(run_, tmp_path / "bundle", ExportSettings("fp16"))
+        export_run(run_, tmp_path / "bundle", ExportSettings(precision="fp16"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]

@@ -6,9 +6,10 @@ import torch
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Folded
 from ls_edge.core.errors import ModelError, UsageError
+from ls_edge.export.settings import ExportSettings
 from ls_edge.export.targets import ends_of, prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
-from ls_edge.export.writer import ExportSettings, parts_of
+from ls_edge.export.writer import parts_of
 from ls_edge.training.runs.checkpoint import load_run
 
 

@@ -14,8 +14,9 @@ import torch
 from ls_edge.core.bundle import MANIFEST, Bundle, ImageSpec, bundle_id_of, write_manifest
 from ls_edge.core.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.export.writer import ExportSettings, check_target, export_run, parts_of, steps_of
+from ls_edge.export.settings import ExportSettings
 from ls_edge.export.writer import _draft as draft_manifest
+from ls_edge.export.writer import check_target, export_run, parts_of, steps_of
 from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
 from ls_edge.training.runs.checkpoint import load_run

@@ -12,6 +12,7 @@ from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json, warn
 from ls_edge.core.errors import UsageError
+from ls_edge.export.settings import ExportSettings
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 
@@ -27,14 +28,6 @@ from ls_edge.report.terminal import open_console
 @click.argument("run", type=options.FILE)
 @options.path("--out", "Folder to write.", required=True, metavar="BUNDLE")
 @options.flag("--per-block", "One engine per block (the default).")
-@options.count("--blocks-per-part", "Adjacent blocks per engine; peers.yaml then counts parts.", most=10_000, default=1)
-@options.choice(
-    "--precision",
-    ["fp32", "fp16", "int8"],
-    "Precision of the engines: fp16 for GPUs, int8 for CPUs.",
-    default="fp32",
-)
-@options.choice("--engine", options.ENGINES[1:], "Target engine; determines how int8 is written.", default="onnx")
 @options.text("--calibrate", "Images to calibrate int8, measure order costs, and verify.", "DATA")
 @options.count(
     "--calibrate-images",
@@ -43,24 +36,16 @@ from ls_edge.report.terminal import open_console
     most=1_000_000,
     default=512,
 )
-@options.count("--max-batch", "Largest batch to verify.", most=options.MAX_BATCH, default=8)
-@options.count(
-    "--cost-orders",
-    "Orders to measure on --calibrate, for the policies 'quality' and 'parallel'.",
-    least=0,
-    most=100_000,
-    default=256,
-)
-@options.bands("those of the run")
-@options.flag("--fold-ends", "Fold a small first band into the stem, and a small last one into the head.")
-@options.flag("--whole", "Also write the model as one file, whole.onnx.")
+@options.settings(ExportSettings)
 @options.JSON
 def command(
     run: Path,
     out: Path,
     per_block: bool,
+    calibrate: str | None,
+    calibrate_images: int,
     as_json: bool,
-    **asked: Any,
+    **settings: Any,
 ) -> None:
     """Split a trained model into one engine per block.
 
@@ -69,16 +54,23 @@ def command(
 
     fp16 is faster on GPUs and int8 on CPUs with VNNI or AMX; the output says which is fast on this machine.
     """
-    if per_block and asked["blocks_per_part"] != 1:
-        raise UsageError(f"--per-block contradicts --blocks-per-part {asked['blocks_per_part']}; leave one out")
-    # The function checks these, too, but only after importing torch.
-    if asked["precision"] == "int8" and asked["engine"] == "tensorrt" and asked["calibrate"] is None:
-        raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
+    asked = ExportSettings.of(settings)
+    if per_block and asked.blocks_per_part != 1:
+        raise UsageError(f"--per-block contradicts --blocks-per-part {asked.blocks_per_part}; leave one out")
+    asked.check(is_calibrated=calibrate is not None)  # as the function does, but before torch is imported
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UsageError(f"{out} is not a folder; give --out a new one")
     with StepProgress("export") as progress:
-        exported = export(run, out, **asked, on_progress=progress, on_warning=warn)
-    if asked["engine"] == "tensorrt" and exported.engines_built is None:
+        exported = export(
+            run,
+            out,
+            calibrate=calibrate,
+            calibrate_images=calibrate_images,
+            **settings,
+            on_progress=progress,
+            on_warning=warn,
+        )
+    if asked.engine == "tensorrt" and exported.engines_built is None:
         click.echo("TensorRT is not installed here; the devices build their engines from these files", err=True)
     if as_json:
         print_json(exported.document())

@@ -1,0 +1,44 @@
+"""Settings of exports: each is a flag of the command and an argument of the function."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from ls_edge.core.errors import UsageError
+from ls_edge.core.validation import Settings, flag
+
+MAX_BATCH = 8
+"""Default for the largest batch to verify, and for TensorRT engines."""
+
+
+class ExportSettings(Settings, frozen=True, kw_only=True):
+    """Settings of an export."""
+
+    blocks_per_part: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000)], flag("Adjacent blocks per engine; peers.yaml then counts parts.")
+    ] = 1
+    precision: Annotated[
+        Literal["fp32", "fp16", "int8"],
+        flag("Precision of the engines: fp16 for GPUs, int8 for CPUs."),
+    ] = "fp32"
+    engine: Annotated[Literal["onnx", "tensorrt"], flag("Target engine; determines how int8 is written.")] = "onnx"
+    max_batch: Annotated[Annotated[int, Meta(ge=1, le=65_536)], flag("Largest batch to verify.")] = MAX_BATCH
+    cost_orders: Annotated[
+        Annotated[int, Meta(ge=0, le=100_000)],
+        flag("Orders to measure on --calibrate, for the policies 'quality' and 'parallel'; 0 for none."),
+    ] = 256
+    bands: Annotated[
+        str | None,
+        flag("Groups in which blocks may be reordered, such as 0/1-6/7.  [default: those of the run]", "BANDS"),
+    ] = None
+    fold_ends: Annotated[bool, flag("Fold a small first band into the stem, and a small last one into the head.")] = (
+        False
+    )
+    whole: Annotated[bool, flag("Also write the model as one file, whole.onnx.")] = False
+
+    def check(self, *, is_calibrated: bool) -> None:
+        """Raise :class:`UsageError` if the settings need calibration images and there are none."""
+        if self.precision == "int8" and self.engine == "tensorrt" and not is_calibrated:
+            raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
