@@ -16,9 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, LsEdgeError, UsageError
@@ -47,34 +46,18 @@ _LISTEN_AGAIN_S = 3.0
 """Seconds for which a peer tries to listen again after a switch."""
 
 
-class Phase(Enum):
-    """Phase of a peer; a method runs it and returns its outcome."""
-
-    OPENING = "opening the port"
-    SERVING = "serving"
-    REVERTING = "going back to the previous setup or bundle"
-    LEFT = "left"
-
-
-class Outcome(Enum):
-    """End of a phase."""
-
-    LISTENING = "the port is open"
-    CHANGED = "there is another setup or bundle to serve"
-    FAILED = "the setup or the bundle cannot be served"
-    STOPPED = "the peer was stopped"
-
-
+Phase = Literal["opening", "serving", "reverting", "left"]
+Outcome = Literal["listening", "changed", "failed", "stopped"]
 TRANSITIONS: Mapping[tuple[Phase, Outcome], Phase] = {
-    (Phase.OPENING, Outcome.LISTENING): Phase.SERVING,
-    (Phase.OPENING, Outcome.FAILED): Phase.REVERTING,
-    (Phase.SERVING, Outcome.CHANGED): Phase.OPENING,
-    (Phase.SERVING, Outcome.FAILED): Phase.REVERTING,
-    (Phase.SERVING, Outcome.STOPPED): Phase.LEFT,
-    (Phase.REVERTING, Outcome.CHANGED): Phase.OPENING,
-    (Phase.REVERTING, Outcome.STOPPED): Phase.LEFT,
+    ("opening", "listening"): "serving",
+    ("opening", "failed"): "reverting",
+    ("serving", "changed"): "opening",  # there is another setup or bundle to serve
+    ("serving", "failed"): "reverting",
+    ("serving", "stopped"): "left",
+    ("reverting", "changed"): "opening",
+    ("reverting", "stopped"): "left",
 }
-"""The phase that follows each outcome of a phase."""
+"""The phase that follows each outcome of a phase; a method runs each phase and returns its outcome."""
 
 
 class Peer:
@@ -97,7 +80,7 @@ class Peer:
         """Callback with the number of open engines, their total, and the next step; called on another thread."""
         self._setup = PeerSetup(peers, entry, keys, EngineCores.of(peers, entry), settings or PeerSettings())
         self._fallback: PeerSetup | None = None
-        """The setup before the last reload, until a peer has become warm with the present one."""
+        """The last setup with which the peer was warm; None if that is the present one."""
         self._bundles: GivenBundle | StoredBundle = GivenBundle(bundle)
         self._incarnation: Incarnation | None = None
         self._failure: LsEdgeError | None = None
@@ -201,13 +184,13 @@ class Peer:
         second.
         """
         steps: Mapping[Phase, Callable[[], Outcome]] = {
-            Phase.OPENING: self._open,
-            Phase.SERVING: lambda: self._serve(wants_reload),
-            Phase.REVERTING: self._revert,
+            "opening": self._open,
+            "serving": lambda: self._serve(wants_reload),
+            "reverting": self._revert,
         }
-        phase = Phase.OPENING if self._incarnation is None else Phase.SERVING
+        phase: Phase = "opening" if self._incarnation is None else "serving"
         try:
-            while phase is not Phase.LEFT:
+            while phase != "left":
                 phase = TRANSITIONS[phase, steps[phase]()]
         finally:
             if self._bundles.installer is not None:
@@ -233,8 +216,9 @@ class Peer:
         self._setup = setup = replace(before, peers=peers, entry=entry, keys=keys, cores=cores)
         log.info("reloaded", extra={"peer": self.name, "peers": len(peers.peers)})
         if _needs_reopening(before, setup):
-            self._fallback = before
-            self._running.stop()
+            self._fallback = self._fallback or before
+            if not self._running.stops:  # a second stop would leave without handing requests on
+                self._running.stop()
         else:
             self._running.change_peers(setup.of_model(self._running.setup.bundle).peers)
 
@@ -249,12 +233,12 @@ class Peer:
             except LsEdgeError as error:
                 if not isinstance(error, LinkError) or time.monotonic() > end:
                     self._failure = error
-                    return Outcome.FAILED
+                    return "failed"
                 time.sleep(0.05)
             else:
                 if self._stops:  # the signal arrived in between
                     self._incarnation.stop()
-                return Outcome.LISTENING
+                return "listening"
 
     def _serve(self, wants_reload: Callable[[], bool]) -> Outcome:
         """Serve until the incarnation has left: stopped, to switch, or to serve a reloaded setup."""
@@ -269,8 +253,8 @@ class Peer:
         except LsEdgeError as error:
             self._settle()
             self._failure = error
-            return Outcome.FAILED
-        return Outcome.STOPPED if self._stops else Outcome.CHANGED
+            return "failed"
+        return "stopped" if self._stops else "changed"
 
     def _revert(self) -> Outcome:
         """Go back to the setup or the bundle before; raise an error that is not their fault."""
@@ -280,11 +264,11 @@ class Peer:
         else:
             log.warning("not reloaded", extra={"peer": self.name, "why": str(self._failure)})
             self._setup, self._fallback = self._fallback, None
-        return Outcome.STOPPED if self._stops else Outcome.CHANGED
+        return "stopped" if self._stops else "changed"
 
     def _settle(self) -> None:
-        """Keep the reloaded setup once a peer is warm with it."""
-        if self._running.snapshot.warm:
+        """Keep the reloaded setup once a peer is warm with it; one that drains is warm with the previous setup."""
+        if self._running.snapshot.warm and not self._running.stops:
             self._fallback = None
 
     def open_engines(self) -> Mapping[int, Engine]:

@@ -1,20 +1,23 @@
 """Phases of a peer: it leaves when it is stopped, and goes back to what worked."""
 
 import logging
+from typing import get_args
 
 import pytest
 import yaml
 
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.runtime.peer.peer import TRANSITIONS, Outcome, Peer, Phase
+from ls_edge.runtime.source.source import Source
+from tests.faults.engines import Faults, inject, write
 
 
 def test_every_phase_can_end_and_every_outcome_is_used():
-    reached = {Phase.LEFT}
+    reached = {"left"}
     while more := {phase for (phase, _), after in TRANSITIONS.items() if after in reached} - reached:
         reached |= more
-    assert reached == {*Phase}
-    assert {outcome for _, outcome in TRANSITIONS} == {*Outcome}
+    assert reached == {*get_args(Phase)}
+    assert {outcome for _, outcome in TRANSITIONS} == {*get_args(Outcome)}
 
 
 def test_a_peer_that_is_stopped_before_it_serves_leaves(write_peers, tiny_bundle):
@@ -30,15 +33,57 @@ def test_engines_that_do_not_load_end_a_peer_with_one_bundle(write_peers, tiny_b
         peer.serve()
 
 
+class Reload:
+    """Requests to read ``peers.yaml`` again, with a provider that does not exist."""
+
+    def __init__(self, path):
+        self.path, self.wanted, self.looks = path, False, 0
+
+    def __call__(self):
+        self.looks += 1
+        wanted, self.wanted = self.wanted, False
+        return wanted
+
+    def request(self, provider="NoneProvider"):
+        document = yaml.safe_load(self.path.read_text())
+        document["peers"][0]["provider"] = provider
+        self.path.write_text(yaml.safe_dump(document))
+        self.wanted = True
+
+
 def test_a_reloaded_entry_whose_engines_do_not_load_is_undone(write_peers, tiny_bundle, serve, wait_until, caplog):
     path = write_peers({"a": range(6)})
-    document = yaml.safe_load(path.read_text())
-    wants = []
-    peer = serve(Peer.open(path, "a", tiny_bundle), lambda: bool(wants and wants.pop()))
+    reload = Reload(path)
+    peer = serve(Peer.open(path, "a", tiny_bundle), reload)
     wait_until(lambda: peer.snapshot.warm)
-    document["peers"][0]["provider"] = "NoneProvider"
-    path.write_text(yaml.safe_dump(document))
     with caplog.at_level(logging.WARNING):
-        wants.append(True)
+        reload.request()
         wait_until(lambda: "not reloaded" in caplog.text)
     wait_until(lambda: peer.entry.provider is None and peer.snapshot.warm)
+
+
+@pytest.mark.parametrize("providers", [["NoneProvider"], ["NoneProvider", "NoProvider"]], ids=["one", "two"])
+def test_reloads_are_undone_after_a_long_drain(
+    providers, write_peers, tiny_bundle, serve, images, wait_until, caplog, tmp_path
+):
+    """The peer that drains is warm, but not with the reloaded entry."""
+    path, faults = write_peers({"a": range(6)}), tmp_path / "a.faults"
+    reload = Reload(path)
+    peer = serve(inject(Peer.open(path, "a", tiny_bundle), faults), reload)
+    with Source.open(path, tiny_bundle) as source, caplog.at_level(logging.INFO):
+        assert source.wait_ready() == ()
+        write(faults, Faults(hang=True))
+        held = source.submit(images(1)[0], budget_ms=60_000)
+        wait_until(lambda: peer.snapshot.held, what="a held request")
+        before = peer.node
+        for provider in providers:
+            reload.request(provider)
+            wait_until(lambda one=provider: peer.entry.provider == one and peer.machine.rules.draining, what="a drain")
+            looks = reload.looks
+            wait_until(lambda looks=looks: reload.looks > looks + 1, what="two looks during the drain")
+        write(faults, Faults())
+        assert not held.result(30).degraded
+        wait_until(lambda: "not reloaded" in caplog.text)
+        wait_until(lambda: peer.node is not before and peer.entry.provider is None and peer.snapshot.warm)
+    left = [record.held for record in caplog.records if record.message == "leaving"]
+    assert left[0] == 0  # it has handed its requests on
