@@ -6,10 +6,10 @@ runs of one request at a time, and its throughput with runs of several.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -90,7 +90,11 @@ class SideBySide(msgspec.Struct, frozen=True):
 def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     """Read documents and compare them; raise :class:`DataError` for any other file."""
     documents = [read_document(Path(path)) for path in paths]
-    rows = [row for name, one in zip(distinct_names(paths), documents, strict=True) for row in _rows_of(one, name)]
+    rows = [
+        row
+        for name, one in zip(distinct_names(paths), documents, strict=True)
+        for row in _KINDS[type(one)][1](one, name)
+    ]
     runs = [row for row in rows if row.kind == "run"]
     found = SideBySide(rows, [], [], [])
     for plan, run in itertools.product((row for row in rows if row.kind == "plan"), runs):
@@ -165,8 +169,8 @@ def read_document(path: Path) -> Document:
         keys = {}.keys()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise DataError(f"{path} is not JSON; give what a command printed with --json, or a profile") from None
-    for kind, known in _KEYS.items():
-        if known <= keys:
+    for kind, (known, _) in _KINDS.items():
+        if set(known) <= keys:
             try:
                 return msgspec.json.decode(raw, type=kind)
             except msgspec.ValidationError as error:
@@ -179,62 +183,43 @@ def read_document(path: Path) -> Document:
     )
 
 
-_KEYS: dict[type[Document], frozenset[str]] = {
-    SimulationSummary: frozenset({"policy", "requests", "answered", "devices"}),
-    RunSummary: frozenset({"policy", "requests", "answered", "latency_ms"}),
-    PlanDocument: frozenset({"objective", "recommendation", "expected", "baselines"}),
-    DeviceProfile: frozenset({"device", "batch", "throttled", "parts"}),
-    Bench: frozenset({"chain_ms", "monolith_ms"}),
-    Evaluation: frozenset({"sequential", "arbitrary"}),
-    Evaluations: frozenset({"evaluations"}),
-}
-"""Keys by which each kind of document is recognized; the first that fits counts."""
-
-
-@functools.singledispatch
-def _rows_of(document: Document, name: str) -> list[ComparedDocument]:
-    """Return the rows of a document."""
-    raise NotImplementedError(type(document))
-
-
-@_rows_of.register
 def _run(document: RunSummary, name: str) -> list[ComparedDocument]:
     about, at_once = f"policy {document.policy}", document.settings.get("concurrency")
     if at_once is not None:
         about += f", {at_once} at a time"
-    row = ComparedDocument(
-        name,
-        "run",
-        about + _imperfect(document.degraded, document.failed),
-        bundle_id=document.bundle_id,
-        accuracy=document.top1,
-        latency_ms=document.latency_ms.p50,
-        throughput=document.throughput,
-        at_once=at_once,
-        placement={peer: one.blocks for peer, one in document.peers.items() if one.blocks},
-    )
-    return [row]
+    return [
+        ComparedDocument(
+            name,
+            "run",
+            about + _imperfect(document.degraded, document.failed),
+            bundle_id=document.bundle_id,
+            accuracy=document.top1,
+            latency_ms=document.latency_ms.p50,
+            throughput=document.throughput,
+            at_once=at_once,
+            placement={peer: one.blocks for peer, one in document.peers.items() if one.blocks},
+        )
+    ]
 
 
-@_rows_of.register
 def _simulation(document: SimulationSummary, name: str) -> list[ComparedDocument]:
     about = f"simulated, {document.devices} devices, policy {document.policy}"
-    row = ComparedDocument(
-        name,
-        "simulate",
-        about + _imperfect(document.degraded, document.failed),
-        bundle_id=document.bundle_id,
-        latency_ms=document.latency_ms.p50,
-        throughput=document.throughput,
-    )
-    return [row]
+    return [
+        ComparedDocument(
+            name,
+            "simulate",
+            about + _imperfect(document.degraded, document.failed),
+            bundle_id=document.bundle_id,
+            latency_ms=document.latency_ms.p50,
+            throughput=document.throughput,
+        )
+    ]
 
 
 def _imperfect(degraded: int, failed: int) -> str:
     return f", {degraded} degraded, {failed} failed" if degraded or failed else ""
 
 
-@_rows_of.register
 def _plan(document: PlanDocument, name: str) -> list[ComparedDocument]:
     used = {device: blocks for device, blocks in document.placement.items() if blocks}
     about = f"for {document.objective}, {len(used)} devices"
@@ -265,7 +250,6 @@ def _plan(document: PlanDocument, name: str) -> list[ComparedDocument]:
     return [row, alone]
 
 
-@_rows_of.register
 def _profile(document: DeviceProfile, name: str) -> list[ComparedDocument]:
     return [
         ComparedDocument(
@@ -281,19 +265,19 @@ def _profile(document: DeviceProfile, name: str) -> list[ComparedDocument]:
     ]
 
 
-@_rows_of.register
 def _bench(document: Bench, name: str) -> list[ComparedDocument]:
     about = f"chain, {document.precision}, batch {document.batch}, {document.threads} threads"
     chain = document.chain_ms
-    row = ComparedDocument(
-        name,
-        "bench",
-        about,
-        bundle_id=document.bundle_id,
-        latency_ms=None if chain is None else chain.p50,
-        throughput=_rate(chain, document.batch),
-    )
-    return [row]
+    return [
+        ComparedDocument(
+            name,
+            "bench",
+            about,
+            bundle_id=document.bundle_id,
+            latency_ms=None if chain is None else chain.p50,
+            throughput=_rate(chain, document.batch),
+        )
+    ]
 
 
 def _rate(chain: Times | None, size: int) -> float | None:
@@ -301,7 +285,6 @@ def _rate(chain: Times | None, size: int) -> float | None:
     return size * 1e3 / chain.p50 if chain is not None and chain.p50 else None
 
 
-@_rows_of.register
 def _evaluation(document: Evaluation, name: str) -> list[ComparedDocument]:
     arbitrary = document.arbitrary
     return [
@@ -312,6 +295,17 @@ def _evaluation(document: Evaluation, name: str) -> list[ComparedDocument]:
     ]
 
 
-@_rows_of.register
 def _evaluations(document: Evaluations, name: str) -> list[ComparedDocument]:
     return [row for one in document.evaluations for row in _evaluation(one, f"{name}: {one.name}")]
+
+
+_KINDS: dict[type, tuple[tuple[str, ...], Callable[[Any, str], list[ComparedDocument]]]] = {
+    SimulationSummary: (("policy", "requests", "answered", "devices"), _simulation),
+    RunSummary: (("policy", "requests", "answered", "latency_ms"), _run),
+    PlanDocument: (("objective", "recommendation", "expected", "baselines"), _plan),
+    DeviceProfile: (("device", "batch", "throttled", "parts"), _profile),
+    Bench: (("chain_ms", "monolith_ms"), _bench),
+    Evaluation: (("sequential", "arbitrary"), _evaluation),
+    Evaluations: (("evaluations",), _evaluations),
+}
+"""Keys by which each kind of document is recognized, of which the first that fits counts, and function to its rows."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from ls_edge.analysis import KINDS
 from ls_edge.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +98,11 @@ def test_functions_of_the_sequence_diagram_exist():
     assert [name for name in named if name not in defined] == []
     rooms = re.findall(r"participant \w+ as (\w+/\w+)", diagram)
     assert [room for room in rooms if not (ROOT / room).is_dir()] == []
+
+
+def test_each_kind_of_analysis_has_a_row():
+    text = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \| ", text, re.M)) == sorted(KINDS)
 
 
 def test_the_table_of_changes_is_short():
