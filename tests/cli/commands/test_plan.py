@@ -10,17 +10,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle, bundle_id_of, interface_of
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.profile import LinkFit, LinksDocument, LinkTimes, load_profile
-from ls_edge.device.sensors import Sensors
-from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.runtime.protocol.codecs import wire_bytes
-
-
-@pytest.fixture(scope="module")
-def measured(bundle, tmp_path_factory):
-    """A profile of this machine; the tests change its figures to those of boards."""
-    return profile_bundle(
-        Bundle.open(bundle), MeasuredDevice("here", Sensors(tmp_path_factory.mktemp("none"))), duration=0.02, threads=1
-    )
 
 
 @pytest.fixture

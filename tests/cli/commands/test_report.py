@@ -6,22 +6,17 @@ import msgspec
 import pytest
 
 from ls_edge.api.comparison import side_by_side
-from ls_edge.core.bundle import Bundle
 from ls_edge.device.profile import Times
-from ls_edge.device.sensors import Sensors
 from ls_edge.engines.benchmark import Bench
-from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, SequentialAccuracy
 from ls_edge.runtime.peer.peer import Peer
 
 
 @pytest.fixture
-def documents(command, bundle, write_peers, serve, tmp_path):
+def documents(command, bundle, measured, write_peers, serve, tmp_path):
     """Files of a profile, a plan, a run of one request at a time, and one of several."""
-    found = profile_bundle(
-        Bundle.open(bundle), MeasuredDevice("a", Sensors(tmp_path / "none")), duration=0.02, threads=1
-    )
-    (tmp_path / "profile.json").write_bytes(msgspec.json.encode(found))
+    board = msgspec.structs.replace(measured, device=msgspec.structs.replace(measured.device, name="a"))
+    (tmp_path / "profile.json").write_bytes(msgspec.json.encode(board))
     planning = ("plan", "--bundle", bundle, "--profiles", tmp_path / "profile.json", "--objective", "latency", "--json")
     path = write_peers({"a": [0, 1], "b": [2, 3]})
     for name in "ab":

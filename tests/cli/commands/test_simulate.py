@@ -11,24 +11,20 @@ import msgspec
 import pytest
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.device.sensors import Sensors
-from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.runtime.protocol.codecs import wire_bytes
 
 
 @pytest.fixture(scope="module")
-def profile(bundle, tmp_path_factory):
+def profile(measured, tmp_path_factory):
     """A profile of this machine in which every block takes 2 ms, stem and head 1 ms together."""
-    folder = tmp_path_factory.mktemp("profiles")
-    document = msgspec.to_builtins(
-        profile_bundle(Bundle.open(bundle), MeasuredDevice("board", Sensors(folder)), duration=0.02, threads=1)
-    )
+    document = msgspec.to_builtins(measured)
+    document["device"]["name"] = "board"
     times = document["batch"]["1"]
     for key in ("stem_ms", "head_ms"):
         times[key] = {"p50": 0.5, "p95": 0.5, "min": 0.5}
     times["blocks_ms"] = [{"p50": 2.0, "p95": 2.0, "min": 2.0}] * len(times["blocks_ms"])
     times["visits_ms"] = {}
-    path = folder / "board.json"
+    path = tmp_path_factory.mktemp("profiles") / "board.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
 
