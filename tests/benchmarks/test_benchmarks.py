@@ -26,7 +26,7 @@ def benchmarks(*arguments, timeout=150, **environment):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the benchmarks keep their bundles."""
+    """The folder of the bundles of the benchmarks."""
     return tmp_path_factory.mktemp("benchmarks")
 
 

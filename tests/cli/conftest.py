@@ -31,7 +31,7 @@ from tests.runtime.serve.serving import PLACEMENT
 
 
 def hear_ctrl_c():
-    """What a terminal's child does; a test runner in the background hands down that Ctrl-C is ignored."""
+    """Handle Ctrl-C as a child of a terminal does; children of a process in the background ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -76,7 +76,7 @@ def ls_edge():
 
 @pytest.fixture(scope="module")
 def ls_edge_of_module():
-    """As ``ls_edge``, for what all tests of a module use."""
+    """Run and start commands; none outlives the tests of the module."""
     commands = Commands()
     yield commands
     commands.close()

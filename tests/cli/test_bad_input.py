@@ -1,4 +1,4 @@
-"""What a new user may get wrong, command by command: one line that says what, the value and what to do; no traceback.
+"""Mistakes of a new user, command by command: one line with the problem, the value and the remedy; no traceback.
 
 Each case runs in this process inside one folder of odd files. Those that need torch, or another user, are processes.
 """

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.cli.conftest import hear_ctrl_c
+
 # Sends a signal to this very process while MODULE is being imported, and swallows what it raises, as an extension
 # module does that is just being initialized.
 AT_IMPORT = """
@@ -25,10 +27,6 @@ sys.meta_path.insert(0, AtImport())
 from ls_edge.__main__ import main
 main()
 """
-
-
-def hear_ctrl_c():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def python(code, *arguments, **options):

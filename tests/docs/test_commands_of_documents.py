@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is tried as it is written: commands against real peers, Python, files of settings."""
+"""Examples of README.md and docs/ work as they are written: commands with real peers, Python, files of settings."""
 
 import re
 import shlex

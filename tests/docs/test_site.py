@@ -47,7 +47,7 @@ def address(site):
 
 
 def test_links_that_lead_nowhere_fail_the_build(tmp_path):
-    """By the rules of the real site: an anchor, a page, and a file of the repository."""
+    """Links to an anchor, a page, and a file of the repository, checked by the settings of the real site."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# Page\n\n[a](#nowhere) [b](missing.md) [c](../training/no.py)\n")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

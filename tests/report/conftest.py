@@ -30,7 +30,7 @@ def us(ms):
 def simulate(
     requests=400, *, seed=0, policy="nearest", lost=(0.3, 0.55), concurrency=4, holdings=None, quality=0.9, gap_ms=2.0
 ):
-    """A queueing simulation, request by request: close enough to a run for whatever draws one."""
+    """A queueing simulation, request by request: similar enough to a run to draw it."""
     rng = random.Random(seed)
     holdings = HOLDINGS if holdings is None else holdings
     blocks = sorted({block for held in holdings.values() for block in held})

@@ -1,4 +1,4 @@
-"""``ls-edge eval`` of several bundles: which figures belong to which."""
+"""``ls-edge eval`` of several bundles: each table, document and chart names its bundle."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""``ls-edge plan``: from profiles of devices to a peers.yaml, with figures that a simulation confirms."""
+"""``ls-edge plan``: from profiles of devices to a peers.yaml, with latencies that a simulation confirms."""
 
 import json
 

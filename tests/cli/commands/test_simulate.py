@@ -1,4 +1,4 @@
-"""``ls-edge simulate``: figures of a fleet from profiles, and what is wrong with what it was given."""
+"""``ls-edge simulate``: latency and throughput of a fleet from profiles, and errors about its options."""
 
 import json
 import os
