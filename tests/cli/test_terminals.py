@@ -15,7 +15,6 @@ from rich.console import Console
 
 from ls_edge.cli.main import COMMANDS
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, Visit
-from ls_edge.core.text import counted
 from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, print_summary
@@ -167,14 +166,3 @@ def test_cells_are_neither_markup_nor_commands():
     print_table(table, out)
     assert r"[/x] \x1b]0;t\x07 :smile:" in out.file.getvalue()
     assert "\x1b[2J" not in out.file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ((1, "thread"), "1 thread"), ((2, "thread"), "2 threads"), ((0, "image"), "0 images"),
-        ((1, "retry", "retries"), "1 retry"), ((3, "retry", "retries"), "3 retries"), ((1000, "run"), "1,000 runs"),
-    ],
-)  # fmt: skip
-def test_counted(arguments, text):
-    assert counted(*arguments) == text

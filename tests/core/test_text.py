@@ -1,4 +1,4 @@
-"""Blocks and cores as text, in both directions."""
+"""Blocks, cores and counts as text, in both directions."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.core.text import format_ranges, name_blocks, parse_ranges, shorten, show, show_ms
+from ls_edge.core.text import counted, format_ranges, name_blocks, parse_ranges, shorten, show, show_ms
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,14 @@ def test_numbers_have_about_three_digits():
 
 def test_long_text_is_shortened_in_the_middle():
     assert shorten("a" * 10 + "b" * 10, 9) == "aaaa…bbbb"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((1, "thread"), "1 thread"), ((2, "thread"), "2 threads"), ((0, "image"), "0 images"),
+        ((1, "retry", "retries"), "1 retry"), ((3, "retry", "retries"), "3 retries"), ((1000, "run"), "1,000 runs"),
+    ],
+)  # fmt: skip
+def test_counts_have_their_noun_in_singular_or_plural(arguments, text):
+    assert counted(*arguments) == text

@@ -1,0 +1,137 @@
+"""Options that many commands share: environment variables, output files and ``--provider``."""
+
+import json
+
+import pytest
+
+from ls_edge.device.profile import load_profile
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+
+
+@pytest.fixture(scope="module")
+def keyed_peers(tmp_path_factory, bundle):
+    with LocalCluster(tmp_path_factory.mktemp("env"), bundle, {"a": range(4)}, keys=True, sources=["laptop"]) as local:
+        local.wait_warm()
+        yield local
+
+
+@pytest.fixture
+def environment(monkeypatch, keyed_peers, bundle):
+    monkeypatch.setenv("LS_EDGE_PEERS", str(keyed_peers.path))
+    monkeypatch.setenv("LS_EDGE_BUNDLE", str(bundle))
+    monkeypatch.setenv("LS_EDGE_SECRET_KEY", str(keyed_peers.secret_key("laptop")))
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_run_needs_no_flags_but_the_data(command, keyed_peers, bundle):
+    code, out, errors = command("run", "--data", "digits", "--limit", 3, "--json")
+    assert code == 0, errors
+    settings = json.loads(out)["settings"]
+    assert (settings["peers"], settings["bundle"]) == (str(keyed_peers.path), str(bundle))
+    code, out, _ = command("status", "--json")
+    assert (code, json.loads(out)["peers"]["a"]["key"]) == (0, "accepted")
+
+
+@pytest.mark.usefixtures("environment")
+def test_flags_win_over_variables(command, tmp_path):
+    missing = tmp_path / "missing.yaml"
+    code, _, errors = command("status", "--peers", missing)
+    assert code == 2
+    assert str(missing) in errors
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_variable_never_contradicts_a_flag(command, tmp_path):
+    code, _, errors = command("push", "--rollback", "--wait", 1)
+    assert "give --bundle FOLDER" not in errors
+    assert (code, "laptop' may not push" in errors) == (2, True)
+    code, _, errors = command("peer", "--name", "nobody", "--store", tmp_path / "store")
+    assert "nobody" in errors
+    code, _, errors = command("profile", "bundle-that-is-missing", "--out", tmp_path / "p.json")
+    assert "--peers is for --links" not in errors
+    code, out, errors = command("doctor", "--json")
+    assert "findings" in json.loads(out), errors
+
+
+@pytest.mark.parametrize("name", ["run", "predict", "serve", "peer", "push", "status"])
+def test_the_help_names_each_variable(command, name):
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    assert all(f"LS_EDGE_{variable}" in out for variable in ("PEERS", "BUNDLE", "SECRET_KEY"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["profile", "{bundle}", "--duration", "0.02", "--threads", "1", "--out"],
+        ["eval", "{bundle}", "--data", "digits", "--limit", "2", "--orders", "2", "--figure"],
+        ["analyze", "{bundle}", "--data", "digits", "--limit", "2", "--orders", "2", "--report"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.leaks_ok  # what draws keeps threads for the process
+def test_only_files_of_the_command_are_replaced(command, bundle, tmp_path, words):
+    filled = [word.format(bundle=bundle) for word in words]
+    new, notes = tmp_path / "new", tmp_path / "peers.yaml"
+    notes.write_text("peers: []\n", encoding="utf-8")
+    code, _, errors = command(*filled, notes)
+    assert code == 2
+    assert "peers.yaml exists and is not a file of this command; name another file, or remove it" in errors
+    assert notes.read_text(encoding="utf-8") == "peers: []\n"
+    new.touch()  # an empty file is nobody's
+    for _ in range(2):
+        code, _, errors = command(*filled, new)
+        assert code in (0, 3), errors
+
+
+def test_a_plan_replaces_a_file_only_with_overwrite(command, bundle, tmp_path):
+    profile, out = tmp_path / "a.json", tmp_path / "peers.yaml"
+    code, _, errors = command("profile", bundle, "--duration", 0.02, "--threads", 1, "--name", "a", "--out", profile)
+    assert code in (0, 3), errors  # 3 if this machine throttles
+    out.write_text("# mine\n", encoding="utf-8")
+    plan = [
+        "plan",
+        "--bundle",
+        bundle,
+        "--profiles",
+        profile,
+        "--objective",
+        "latency",
+        "--no-simulation",
+        "--out",
+        out,
+    ]
+    code, _, errors = command(*plan)
+    assert code == 2
+    assert "peers.yaml exists; name another file with --out, or replace it with --overwrite" in errors
+    assert out.read_text(encoding="utf-8") == "# mine\n"
+    code, _, errors = command(*plan, "--overwrite")
+    assert code == 0, errors
+    assert "ls-edge plan" in out.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def calls(bundle, tmp_path):
+    """Arguments of the commands that open engines here, without ``--provider``."""
+    timing = ("--threads", 1, "--duration", 0.02)
+    return {
+        "bench": (bundle, *timing, "--json"),
+        "profile": (bundle, *timing, "--out", tmp_path / "profile.json", "--name", "here"),
+        "run": ("--local", 1, "--bundle", bundle, "--data", "digits", "--limit", 2, "--json"),
+    }
+
+
+def test_engines_use_the_chosen_provider(command, calls, tmp_path):
+    code, printed, errors = command("bench", *calls["bench"], "--provider", "cpu")
+    assert code == 0, errors
+    assert json.loads(printed)["provider"] == "CPUExecutionProvider"
+    code, _, errors = command("profile", *calls["profile"], "--provider", "CPUExecutionProvider")
+    assert code in (0, 3), errors  # 3 if this machine throttles
+    assert load_profile(tmp_path / "profile.json").provider == "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize("name", ["bench", "profile", "run"])
+def test_a_provider_that_onnxruntime_lacks_is_one_line(command, calls, name):
+    code, printed, errors = command(name, *calls[name], "--provider", "NoSuchExecutionProvider")
+    assert (code, printed) == (1, "")
+    assert errors.splitlines()[-1].startswith("ls-edge: NoSuchExecutionProvider is not in this build of onnxruntime")
