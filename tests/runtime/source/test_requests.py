@@ -12,8 +12,7 @@ from concurrent.futures import wait
 import numpy as np
 import pytest
 
-from ls_edge.cli.main import main
-from ls_edge.core.errors import BudgetExceeded, Overloaded, SourceClosed, UsageError
+from ls_edge.core.errors import BudgetExceeded, Overloaded, SourceClosed
 from ls_edge.engines.opening import open_parts
 from ls_edge.runtime.source.requests import WaitingLine
 from ls_edge.runtime.source.results import InFlightRequest
@@ -276,94 +275,6 @@ def test_a_callback_may_close_the_source(served, images):
     future.add_done_callback(close)
     assert future.result(20).prediction in range(10)
     assert closed.wait(20)
-
-
-NONSENSE = [
-    ("budget_ms", [float("nan"), float("inf"), 0, -1, 600_001, 10**400, "500", None, True], "above 0 to 600000"),
-    ("latency_weight", [float("nan"), float("inf"), -0.1, 2e6, "1"], "from 0 to 1000000"),
-    ("max_skips", [-1, 7, 1.5, float("nan"), "2", True], "use"),
-    ("max_inflight", [0, -1, 1.5, float("inf"), "64", None], "from 1 to"),
-    ("threads", [0, -2, 2.0, float("nan"), 10**9], "from 1 to"),
-    ("waves", [0, -1, 1.5, float("nan"), "2"], "from 1 to"),
-    ("seed", [1.5, float("nan"), "0", 2**63, None], "whole number"),
-    ("audit", [-0.1, 1.1, float("nan"), "0.5", True], "from 0 to 1"),
-    ("via_source", ["yes", 1, None], "true or false"),
-    ("on_straggler", ["never", 3, None], "one of later, skip"),
-    ("policy", ["newest", 3, None, ["nearest"]], "use one of nearest"),
-    ("concurrency", [4], "known here: policy, budget_ms, max_skips"),
-    ("name", [3, "a b", ""], "name"),
-]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "allowed"),
-    [(key, value, allowed) for key, values, allowed in NONSENSE for value in values],
-    ids=lambda value: str(value)[:20],
-)
-def test_invalid_settings_are_a_usage_error(tiny_bundle, write_peers, key, value, allowed):
-    with pytest.raises(UsageError) as raised:
-        Source.open(write_peers({"a": range(6)}), tiny_bundle, **{key: value})
-    message = str(raised.value)
-    assert key in message
-    assert allowed in message
-    assert repr(value) in message or key == "concurrency"
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("what", "value"), [("peers", None), ("peers", 5), ("peers", b"x"), ("bundle", 5), ("bundle", b"x")]
-)
-def test_objects_that_are_no_paths_are_a_usage_error(tiny_bundle, write_peers, what, value):
-    given = {"peers": write_peers({"a": range(6)}), "bundle": tiny_bundle, what: value}
-    with pytest.raises(UsageError, match=f"{what} must be a path"):
-        Source.open(given["peers"], given["bundle"])
-
-
-def test_numpy_scalars_are_accepted_as_numbers(alone):
-    settings = alone(
-        budget_ms=np.float32(250),
-        max_skips=np.int64(2),
-        seed=np.int32(-5),
-        latency_weight=np.float64(0.5),
-        audit=np.float32(0),
-    ).settings
-    assert [type(v) for v in (settings.budget_ms, settings.max_skips, settings.seed, settings.latency_weight)] == [
-        float, int, int, float,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"budget_ms": value} for value in (float("nan"), float("inf"), 0, -5, 700_000, "1", True)]
-    + [{"label": value} for value in ("cat", 1.5, True, 2**64)]
-    + [{"name": value} for value in (None, 5, b"a.jpg")],
-    ids=str,
-)
-def test_invalid_arguments_of_submit_are_a_usage_error(alone, images, arguments):
-    source = alone()
-    ((key, value),) = arguments.items()
-    with pytest.raises(UsageError) as raised:
-        source.submit(images(1)[0], **arguments)
-    assert key in str(raised.value)
-    assert repr(value) in str(raised.value)
-    assert source.submit(images(1)[0], budget_ms=20).exception(20).record.id == 0
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [("--budget-ms", "nan"), ("--budget-ms", "600001"), ("--latency-weight", "nan"), ("--audit", "nan"),
-     ("--max-skips", "7"), ("--seed", str(2**63)), ("--waves", "2000")],
-)  # fmt: skip
-def test_invalid_flags_of_run_are_one_line(tiny_bundle, write_peers, capsys, flag, value):
-    peers = str(write_peers({"a": range(6)}))
-    arguments = ["--peers", peers, "--bundle", str(tiny_bundle), "--data", "digits", "--wait", "0", flag, value]
-    with pytest.raises(SystemExit) as ended:
-        main(["run", *arguments])
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ls-edge: ")
-    assert flag in line or flag.strip("-").replace("-", "_") in line
-    assert value in line
 
 
 def test_unreferenced_answers_are_freed_without_garbage_collection(served, images, wait_until):

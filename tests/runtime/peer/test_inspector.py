@@ -1,0 +1,81 @@
+"""An inspector answers slow questions on another thread, once for all processes that ask the same."""
+
+import threading
+
+import pytest
+
+from ls_edge.core.errors import EngineError
+from ls_edge.runtime.peer import inspector as module
+from ls_edge.runtime.peer.inspector import Inspector
+from ls_edge.runtime.protocol.messages import FindingRow
+
+
+class Machine:
+    """A machine whose checks wait for ``go``, and the answers that its inspector has sent."""
+
+    rows = (FindingRow("ok", "python", "3.11"),)
+
+    def __init__(self, error=None):
+        self.go, self.calls, self.sent = threading.Event(), [], []
+        self.error = error
+        self.inspector = Inspector(self.examine, self.measure, lambda *answer: self.sent.append(answer), lambda: None)
+
+    def examine(self):
+        self.calls.append("check")
+        assert self.go.wait(20)
+        if self.error is not None:
+            raise self.error
+        return self.rows
+
+    def measure(self, seconds):
+        self.calls.append(seconds)
+        return b"{}"
+
+    def has_sent(self, count):
+        self.inspector.step()
+        return len(self.sent) == count
+
+
+def test_one_check_answers_all_that_wait_and_later_questions(wait_until):
+    machine = Machine()
+    for name in ("laptop", "desk", "laptop"):
+        machine.inspector.ask(name, 0)
+    machine.go.set()
+    wait_until(lambda: machine.has_sent(2), what="answers to both")
+    machine.inspector.ask("camera", 0)
+    assert [name for name, _ in machine.sent[2:]] == ["camera"]
+    assert {findings.rows for _, findings in machine.sent} == {machine.rows}
+    assert machine.calls == ["check"]
+
+
+def test_different_questions_are_answered_one_after_the_other(wait_until):
+    machine = Machine()
+    machine.inspector.ask("laptop", 0)
+    machine.inspector.ask("desk", 1500)
+    wait_until(lambda: machine.calls, what="a check that has begun")
+    assert machine.calls == ["check"]
+    machine.go.set()
+    wait_until(lambda: machine.has_sent(2), what="both answers")
+    assert machine.calls == ["check", 1.5]
+    assert machine.sent[1][1].profile == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("error", "what"), [(EngineError("no engine"), "engines"), (ValueError("x"), "ls-edge doctor")]
+)
+def test_a_failed_check_is_a_finding(error, what, wait_until):
+    machine = Machine(error=error)
+    machine.go.set()
+    machine.inspector.ask("laptop", 0)
+    wait_until(lambda: machine.has_sent(1), what="an answer")
+    ((_, findings),) = machine.sent
+    assert [(row.status, row.what) for row in findings.rows] == [("bad", what)]
+    assert str(error) in findings.rows[0].detail
+
+
+def test_waiting_processes_are_bounded(wait_until):
+    machine = Machine()
+    for number in range(module.MAX_ASKING + 5):
+        machine.inspector.ask(f"source-{number}", 0)
+    machine.go.set()
+    wait_until(lambda: machine.has_sent(module.MAX_ASKING), what="the answers")
