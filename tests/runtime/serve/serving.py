@@ -79,7 +79,8 @@ class Server:
         """Everything that comes back for bytes, until the server closes the connection."""
         with socket.create_connection(self.address, timeout=30) as connection:
             connection.sendall(data)  # all of it, as most clients do before they read
-            connection.shutdown(socket.SHUT_WR)  # else the server waits some seconds for the rest of a refused body
+            with contextlib.suppress(OSError):  # it is closed already
+                connection.shutdown(socket.SHUT_WR)  # else the server waits some seconds for the rest of a refused body
             received = b""
             with contextlib.suppress(ConnectionError):
                 while part := connection.recv(65536):
