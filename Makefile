@@ -40,7 +40,8 @@ test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproje
 	PYTHONWARNINGS=ignore $(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)
 
 # Tests of the packages with lowest versions. Warnings are not errors here: newer versions deprecate old ones.
-FLOOR_TESTS := tests/core tests/data tests/engines tests/evaluation tests/cli/test_help.py tests/cli/commands/test_predict.py tests/training tests/export tests/device \
+FLOOR_TESTS := tests/core tests/data tests/engines tests/evaluation tests/training tests/export tests/device tests/report tests/analysis \
+	tests/runtime/serve tests/cli/test_help.py $(foreach name, predict publish, tests/cli/commands/test_$(name).py) \
 	$(foreach name, codecs messages keys links local_cluster tracks, $(shell find tests/runtime -name test_$(name).py))
 
 # torch, which is several GB, and the test tools come from .venv, after the lowest versions on the path.

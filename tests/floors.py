@@ -1,7 +1,8 @@
 """Print the lowest version of each package that an installation needs, as requirements, for ``make test-floors``.
 
-All that ``pyproject.toml`` asks for to train, export and run on a CPU, with ``==`` in the place of ``>=``. Left out are
-torch and torchvision: they are several GB, and ``make test-floors`` takes those of ``.venv``.
+All that ``pyproject.toml`` asks for to train, export, analyze, report, publish, run and serve on a CPU, with ``==`` in
+the place of ``>=``. Left out are torch and torchvision: they are several GB, and ``make test-floors`` takes those of
+``.venv``.
 """
 
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import tomllib
 
-EXTRAS = ("train", "export", "cpu")
+EXTRAS = ("train", "export", "cpu", "metrics", "serve", "report", "analyze", "hub", "camera")
 BORROWED = ("torch", "torchvision", "ls-edge")
 
 

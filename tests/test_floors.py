@@ -17,6 +17,8 @@ def test_floors_are_the_lower_bounds_of_the_project():
     )
     pins = dict(line.split("==") for line in done.stdout.splitlines())
     assert {"click", "msgspec", "numpy", "pillow", "pyyaml", "pyzmq", "rich", "onnx", "onnxruntime"} <= pins.keys()
+    assert {"aiohttp", "prometheus-client", "altair", "jinja2", "scikit-learn", "umap-learn"} <= pins.keys()
+    assert {"huggingface_hub", "opencv-python-headless"} <= pins.keys()
     assert (pins["timm"], pins["onnxscript"]) == ("1.0.17", "0.6")
     assert not {"torch", "torchvision", "ls-edge", "pytest", "tensorrt"} & pins.keys()
     project = (ROOT / "pyproject.toml").read_text()
@@ -32,7 +34,16 @@ def test_the_target_installs_them_in_front_of_the_environment():
     assert "tests/floors.py > .venv-floors/requirements.txt" in done.stdout
     tests = next(line for line in done.stdout.splitlines() if " -m pytest " in line)
     named = [part for part in tests.split() if part.startswith("tests/")]
-    assert {"tests/core", "tests/training", "tests/export", "tests/data", "tests/device"} <= set(named)
+    assert {
+        "tests/core",
+        "tests/training",
+        "tests/export",
+        "tests/data",
+        "tests/device",
+        "tests/report",
+        "tests/analysis",
+        "tests/runtime/serve",
+    } <= set(named)
     assert {"test_codecs.py", "test_messages.py", "test_links.py", "test_tracks.py"} <= {
         Path(part).name for part in named
     }
