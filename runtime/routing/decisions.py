@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -59,21 +58,6 @@ class Stay(NamedTuple):
 
     begins: bool
     """Whether the request has just begun to wait."""
-
-
-Step = Choice | Stay
-"""Step that a decision leads to."""
-
-
-@dataclass(slots=True, eq=False)
-class Case:
-    """Waiting request that is decided."""
-
-    request: HeldRequest
-    policy: Policy
-    local: LocalNode
-    candidates: Sequence[Neighbor] = ()
-    """Peers to which it may be handed."""
 
 
 class Decisions:
@@ -141,25 +125,29 @@ class Decisions:
     def decide(self, request: HeldRequest) -> None:
         """Run a waiting request here, hand it on, send it home, or let it wait."""
         self.count += 1
-        if self.is_out_of_budget(request) or self._goes_home(request) or self.rules.next_step(request):
+        if self.is_out_of_budget(request):
             return
-        case = Case(request, policy_of(request.itinerary.policy), self.rules.local_node())
-        self._take(
-            case,
-            self._after_too_many_hops(case)
-            or case.policy.step_here(request.itinerary, case.local)
-            or self._while_nobody_has_a_credit(case)
-            or self._by_policy(case),
-        )
-
-    def _take(self, case: Case, step: Step) -> None:
-        request = case.request
+        if request.returning:
+            self.send_home(request)
+            return
+        if self.rules.next_step(request):
+            return
+        policy, local = policy_of(request.itinerary.policy), self.rules.local_node()
+        candidates: Sequence[Neighbor] = ()
+        step: Choice | Stay | None = self._after_too_many_hops(request) or policy.step_here(request.itinerary, local)
+        if step is None:
+            candidates = self.reachable(request)
+            step = self._while_nobody_has_a_credit(request, local, candidates)
+        if step is None:
+            if request.avoid or request.itinerary.avoid:
+                candidates = self._without_avoided(request, candidates)
+            step = self._by_policy(request, policy, local, candidates)
         if isinstance(step, RunHere):
             self.run_here(request, step.block)
         elif isinstance(step, SendTo):
             self._hand_on(request, step)
         elif isinstance(step, Wait):
-            self._wait_for_credit(case, step.holders)
+            self._wait_for_credit(request, candidates, step.holders)
         elif isinstance(step, ReturnReason):
             self.rules.cannot_continue(request, step)
         elif step.begins:
@@ -171,49 +159,41 @@ class Decisions:
         """End a request or send it home if its budget is over; return whether that was done."""
         return self._turn.now >= self._custody.budget_end(request) and self.rules.out_of_budget(request)
 
-    def _goes_home(self, request: HeldRequest) -> bool:
-        if request.returning:
-            self.send_home(request)
-        return bool(request.returning)
-
-    def _after_too_many_hops(self, case: Case) -> ReturnReason | None:
-        request, most = case.request, self._limits.hops
-        hop = request.transfer.hop
+    def _after_too_many_hops(self, request: HeldRequest) -> ReturnReason | None:
+        hop, most = request.transfer.hop, self._limits.hops
         if request.upstream is None or hop < most or hop < most + 4 * request.itinerary.blocks:
             return None
         return ReturnReason.HOPS
 
-    def _while_nobody_has_a_credit(self, case: Case) -> Stay | None:
-        """Find the candidates; until its time has come, let a request wait while none of them has a credit."""
-        request = case.request
-        case.candidates = self.reachable(request)
-        if request.waiting_since is None or request.check_at <= self._turn.now or case.local.blocks:
+    def _while_nobody_has_a_credit(
+        self, request: HeldRequest, local: LocalNode, candidates: Sequence[Neighbor]
+    ) -> Stay | None:
+        """Let a request wait until its time has come, while no candidate has a credit."""
+        if request.waiting_since is None or request.check_at <= self._turn.now or local.blocks:
             return None
-        if any(n.credits > 0 for n in case.candidates):
+        if any(n.credits > 0 for n in candidates):
             return None
         return Stay(begins=request.check_at == INFINITY)
 
-    def _by_policy(self, case: Case) -> Step:
-        request, itinerary = case.request, case.request.itinerary
-        if request.avoid or itinerary.avoid:
-            case.candidates = self._without_avoided(request, case.candidates)
-        since = request.waiting_since
+    def _by_policy(
+        self, request: HeldRequest, policy: Policy, local: LocalNode, candidates: Sequence[Neighbor]
+    ) -> Choice:
+        itinerary, since = request.itinerary, request.waiting_since
         patient = since is None or self._turn.now - since < self._limits.credit_wait
-        choice = case.policy.next_step(
-            itinerary, case.local, case.candidates, patient=patient, tie_break=request.tie_break
-        )
+        choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
         if isinstance(choice, ReturnReason):
-            return self._while_others_advance(case, choice) or self._back_out(request, choice) or choice
+            return self._while_others_advance(request, candidates, choice) or self._back_out(request, choice) or choice
         if isinstance(choice, SendTo) and itinerary.via_source and request.upstream is not None:
             return ReturnReason.VIA_SOURCE
         return choice
 
-    def _while_others_advance(self, case: Case, reason: ReturnReason) -> Wait | None:
+    def _while_others_advance(
+        self, request: HeldRequest, candidates: Sequence[Neighbor], reason: ReturnReason
+    ) -> Wait | None:
         """Wait for a credit if no other process would find one sooner."""
-        waits = reason is ReturnReason.CREDIT and self._may_wait_on(case.request, case.candidates)
-        return Wait() if waits else None
+        return Wait() if reason is ReturnReason.CREDIT and self._may_wait_on(request, candidates) else None
 
-    def _back_out(self, request: HeldRequest, reason: ReturnReason) -> Step | None:
+    def _back_out(self, request: HeldRequest, reason: ReturnReason) -> Choice | None:
         """Hand a request back to a process that may reach a holder unknown to the neighbors."""
         itinerary = request.itinerary
         if reason is not ReturnReason.UNREACHABLE or itinerary.via_source or itinerary.track is not None:
@@ -257,7 +237,7 @@ class Decisions:
 
     def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
         """Send a waiting request to a neighbor, and keep a copy."""
-        self._custody.transition(request, Stage.OFFERED, to, to, itinerary)
+        self._custody.transition(request, Stage.OFFERED, to, (to, itinerary))
 
     def way_out(self, request: HeldRequest) -> str:
         """Return a process that may reach a holder unknown to the neighbors, or "".
@@ -342,9 +322,8 @@ class Decisions:
         moved_at = max((n.moved_at for n in candidates), default=0.0)
         return now < min(until, max(since, moved_at) + self._limits.away_floor)
 
-    def _wait_for_credit(self, case: Case, holders: tuple[str, ...]) -> None:
+    def _wait_for_credit(self, request: HeldRequest, candidates: Sequence[Neighbor], holders: tuple[str, ...]) -> None:
         """Wait for a credit of ``holders``, by default of all candidates that could run a block now."""
-        request = case.request
         limits, now, since = self._limits, self._turn.now, request.waiting_since
         until = (now if since is None else since) + limits.credit_wait
         if until <= now:
@@ -354,7 +333,7 @@ class Decisions:
             until = min(until, now + limits.look_again)
         or_change = bool(request.avoid or request.itinerary.avoid)
         if not holders:
-            able = self.able_to_run(request, case.candidates)
+            able = self.able_to_run(request, candidates)
             holders = tuple(n.name for n in able if not n.credits)
             or_change = or_change or len(holders) < len(able)  # it waits by choice, until something changes
         request.reason = ReturnReason.CREDIT

@@ -108,7 +108,9 @@ class Machine(Generic[R]):
         ``now`` never decreases.
         """
         turn, handlers = self.turn, self.rules.handlers
-        turn.begin(now)
+        if now > turn.now:
+            turn.now = turn.neighbors.now = now
+        turn.instructions = []
         for event in events:
             for handle in handlers[type(event)]:
                 handle(event)

@@ -50,16 +50,11 @@ class Listener:
     """Last STATE; None before the first, and if it has to be repeated."""
     told_at: float = -INFINITY
     """Time of that STATE."""
-    used_at: float = -INFINITY
-    """Time at which it last had a request here, if it is a user."""
+    used_at: float | None = None
+    """Time at which it last had a request here; None unless it is a user."""
     has_credit: bool | None = None
     """False if the last message to it reported no credit. True if it has sent tokens since its last STATE, and the
     last message to it reported some credit."""
-
-    @property
-    def is_user(self) -> bool:
-        """Whether it gives this peer work."""
-        return self.used_at > -INFINITY
 
 
 class StateAnnouncer:
@@ -143,15 +138,16 @@ class StateAnnouncer:
         for n in turn.neighbors:
             state = self._state_for(n.name, shared, near)
             one = self._listener(n.name)
-            if not urgent and state == one.state and not one.is_user:
+            is_user = one.used_at is not None
+            if not urgent and state == one.state and not is_user:
                 continue
-            every = limits.state_every if one.is_user else limits.load_every
+            every = limits.state_every if is_user else limits.load_every
             due = one.told_at + (every if _reach(state) == _reach(one.state) else limits.state_least)
             if urgent or now >= due:
                 self._send(n.name, state)
-                due = now + limits.state_every if one.is_user else INFINITY
+                due = now + limits.state_every if is_user else INFINITY
             self.due = min(self.due, due)
-        if self._held or any(one.is_user for one in self._listeners.values()):
+        if self._held or any(one.used_at is not None for one in self._listeners.values()):
             self.due = min(self.due, now + limits.state_every)
         # The end of a suspicion changes which blocks are reachable, but raises no event.
         self.due = min([self.due, *(n.suspected_until for n in turn.neighbors if n.suspected_until > now)])
@@ -163,13 +159,14 @@ class StateAnnouncer:
         if after == before == least:
             return
         self._credits_before = self._least_credits = after
-        without = self._listeners_with(credit=False) if after > least else []
+        without = [name for name, one in self._listeners.items() if one.has_credit is False] if after > least else ()
         if without:
             # While the engine has work there is time to collect a few: a message for each would cost more than it wins.
             enough = limits.guaranteed if rules.engine.queued else 1
-            self._send_to(name for name in without if rules.credits_for(name) >= enough)
+            self._send_to(name for name in sorted(without) if rules.credits_for(name) >= enough)
         elif after < before and (after <= 0 or after <= limits.reserved < before):
-            self._send_to(name for name in self._listeners_with(credit=True) if rules.credits_for(name) <= 0)
+            some = sorted(name for name, one in self._listeners.items() if one.has_credit)
+            self._send_to(name for name in some if rules.credits_for(name) <= 0)
 
     def ride_along(self) -> None:
         """Send STATE to users that get another message now, and had none for a while."""
@@ -179,7 +176,7 @@ class StateAnnouncer:
                 one = self._listeners.get(instruction.to)
                 if (
                     one is not None
-                    and one.is_user
+                    and one.used_at is not None
                     and one.state is not None
                     and one.told_at <= since
                     and (isinstance(instruction, Forward) or type(instruction.message) not in MAY_WAIT)
@@ -187,9 +184,6 @@ class StateAnnouncer:
                     names.append(instruction.to)
         if names:
             self._send_to(sorted(set(names)))
-
-    def _listeners_with(self, *, credit: bool) -> list[str]:
-        return sorted(name for name, one in self._listeners.items() if one.has_credit is credit)
 
     def _send_to(self, names: Iterable[str]) -> None:
         near = self._turn.neighbors.candidates()
@@ -224,8 +218,8 @@ class StateAnnouncer:
                 if name is not None and name in linked:
                     self._listener(name).used_at = now
         for one in self._listeners.values():
-            if now - one.used_at >= self._turn.limits.load_every:
-                one.used_at = -INFINITY
+            if one.used_at is not None and now - one.used_at >= self._turn.limits.load_every:
+                one.used_at = None
 
     # Content of a STATE.
 

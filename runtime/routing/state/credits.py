@@ -12,11 +12,11 @@ _NOT_HELD = (Stage.NEW, Stage.ENDED)
 _HANDED_ON = (Stage.OFFERED, Stage.CUSTODY)
 
 
-def counted(before: Stage, after: Stage) -> tuple[int, int]:
-    """Return the change of the numbers of copies and of held requests in a transition."""
+def counted(before: Stage, after: Stage) -> tuple[int, int] | None:
+    """Return the change of the numbers of copies and of held requests in a transition, if there is one."""
     copies = (after in _HANDED_ON) - (before in _HANDED_ON)
     held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
-    return copies, held
+    return (copies, held) if copies or held else None
 
 
 @dataclass

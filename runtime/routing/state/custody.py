@@ -75,7 +75,10 @@ class Custody:
 
     def decide_again(self, request: HeldRequest, why: str) -> None:
         """Make a request wait, and decide it at the end of this turn."""
-        self.wait(request, why)
+        if request.stage is Stage.WAITING:
+            self.wait_for(request, (), None)
+        else:
+            self.transition(request, Stage.WAITING, why)
         self.waiting.ready.append(request)
 
     def wait(self, request: HeldRequest, why: str, until: float | None = None) -> None:
@@ -109,8 +112,8 @@ class Custody:
 
     # Transitions.
 
-    def transition(self, request: HeldRequest, to: Stage, why: str, *details: Any) -> None:
-        """Move a request to another stage by the method of :data:`TRANSITIONS`, which gets ``details`` too."""
+    def transition(self, request: HeldRequest, to: Stage, why: str, detail: Any = None) -> None:
+        """Move a request to another stage by the method of :data:`TRANSITIONS`, which gets ``detail`` too."""
         before = request.stage
         step = TRANSITIONS.get((before, to))
         if step is None:
@@ -120,11 +123,11 @@ class Custody:
             leave(request, to)
         request.story.append((self._turn.now, before, to, why))
         request.stage = to
-        if step.change != (0, 0):
+        if step.change is not None:
             self.credits.moved(request, step.change)
-        step.make(self, request, *details)
+        step.make(self, request, detail)
 
-    def _wait(self, request: HeldRequest) -> None:
+    def _wait(self, request: HeldRequest, _: None) -> None:
         request.downstream, request.check_at = "", INFINITY
         self.waiting.add(request)
 
@@ -144,8 +147,9 @@ class Custody:
         request.wave, request.waiting_since = wave, None
         self.watch_wave(request)
 
-    def _offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
+    def _offer(self, request: HeldRequest, detail: Any) -> None:
         """Send a request to a neighbor; a copy stays here."""
+        to, itinerary = detail
         turn, came = self._turn, request.transfer
         now, limits = turn.now, turn.limits
         sent = TransferId(came.request, came.branch, came.hop + 1)
@@ -167,16 +171,16 @@ class Custody:
             Forward(to, sent, budget, itinerary, request.tokens, request.returning, request.bundle_id)
         )
 
-    def _keep(self, request: HeldRequest) -> None:
+    def _keep(self, request: HeldRequest, _: None) -> None:
         """Keep a copy of a request that the next holder has accepted; its deadlines begin."""
         request.ran_at = self._turn.now
         self.extend(request, self.budget_end(request))
 
-    def _watch(self, request: HeldRequest) -> None:
+    def _watch(self, request: HeldRequest, _: None) -> None:
         """Wait for news of a request that the next holder has passed on."""
         self.timers.set(request, self.news_by(request))
 
-    def _end(self, request: HeldRequest) -> None:
+    def _end(self, request: HeldRequest, _: None) -> None:
         del self.held[request.transfer]
         self.timers.end(request, len(self.held))
         if self._on_end is not None:
@@ -267,9 +271,9 @@ class Custody:
         counts, offers, neighbors = Credits(self._turn.limits), Counter[str](), self._turn.neighbors
         for transfer, request in self.held.items():
             stage = request.stage
-            counts.moved(request, counted(Stage.NEW, stage))
-            offers[request.downstream] += stage is Stage.OFFERED
             on_its_way = stage in (Stage.OFFERED, Stage.CUSTODY)
+            counts.moved(request, (int(on_its_way), 1))
+            offers[request.downstream] += stage is Stage.OFFERED
             require(request.transfer == transfer, "held under another transfer", request)
             require((stage, Stage.ENDED) in TRANSITIONS, "in a stage without an end", request)
             require(on_its_way == (self.sent.get(request.sent or transfer) is request), "sent or not", request)
@@ -300,8 +304,8 @@ class Step:
     make: Callable[..., None]
     """Method of :class:`Custody` that makes the transition."""
     when: str
-    change: tuple[int, int] = (0, 0)
-    """Change of the numbers of copies and of held requests."""
+    change: tuple[int, int] | None = None
+    """Change of the numbers of copies and of held requests, if there is one."""
 
 
 TRANSITIONS: dict[tuple[Stage, Stage], Step] = {

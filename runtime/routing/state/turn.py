@@ -27,12 +27,6 @@ class Turn:
         self.instructions: list[Instruction] = []
         """Instructions of this turn so far."""
 
-    def begin(self, now: float) -> None:
-        """Begin a turn; time never decreases."""
-        if now > self.now:
-            self.now = self.neighbors.now = now
-        self.instructions = []
-
     def send(self, to: str, message: Message) -> None:
         """Send a message to a process."""
         self.instructions.append(Send(to, message))
