@@ -15,7 +15,7 @@ from ls_edge.api.models import is_bundle
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import ask_hub, hub_library, hub_repository, is_hub, local_folder
-from ls_edge.core.text import byte_size, counted
+from ls_edge.core.text import byte_size, counted, show_percent
 from ls_edge.device.requirements import require_import
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.report.card import model_card
@@ -105,7 +105,7 @@ def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
     flops = view.work.forward
     cost = {
         "parameters": f"{sum(p.numel() for p in view.parameters()) / 1e6:.2f} million",
-        "operations": f"{flops / 1e9:.3g} GFLOPs per image, {view.work.block / flops:.1%} of them in each block",
+        "operations": f"{flops / 1e9:.3g} GFLOPs per image, {show_percent(view.work.block / flops)} in each block",
         "tokens between blocks": f"{byte_size(view.token_spec.bytes_per_image)} per image",
     }
     about = {"model": shown_model(run.record, view), "method": run.record.method}

@@ -14,7 +14,8 @@ import numpy as np
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.evaluation.measure import BlockModel, LabeledImages, Measure, Order, Scores, measure_orders, starts_of
-from ls_edge.evaluation.orders import EvaluationOrders, kendall_tau
+from ls_edge.evaluation.orders import DRAWS, EvaluationOrders, kendall_tau
+from ls_edge.evaluation.spread import deviation, pooled
 
 
 class SequentialAccuracy(msgspec.Struct, frozen=True):
@@ -27,18 +28,23 @@ class Arbitrary(msgspec.Struct, frozen=True):
     """Statistics of the accuracies of random orders of all blocks."""
 
     top1_mean: float
-    top1_std: float
-    """Standard deviation over the evaluated orders, not an estimate for all orders."""
+    top1_std: float | None
+    """Sample deviation over the evaluated orders; None for one order."""
     top1_p5: float
     top1_worst: float
     orders: int
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Mean accuracy over :data:`ls_edge.evaluation.orders.DRAWS` random subsets of the blocks."""
+    """Mean accuracy over :data:`ls_edge.evaluation.orders.DRAWS` random subsets of the blocks; deviations over them.
+
+    With all blocks kept it is that of trained order and of the random orders.
+    """
 
     sequential: float
     arbitrary: float
+    sequential_std: float | None = None
+    arbitrary_std: float | None = None
 
 
 class TrackAccuracy(msgspec.Struct, frozen=True):
@@ -48,7 +54,7 @@ class TrackAccuracy(msgspec.Struct, frozen=True):
     blocks: int
     trained: float
     arbitrary: float
-    arbitrary_std: float
+    arbitrary_std: float | None
 
 
 class Distance(msgspec.Struct, frozen=True):
@@ -68,17 +74,17 @@ class Freedom(msgspec.Struct, frozen=True):
     """Number of orders that the bands allow; a float, since it can exceed 64 bits."""
     orders: int
     top1_mean: float
-    top1_std: float
+    top1_std: float | None
     top1_worst: float
     own: bool
 
 
 class Models(msgspec.Struct, frozen=True):
-    """Spread between several runs that are evaluated as one."""
+    """Sample deviations between several runs that are evaluated as one; None for one run."""
 
     count: int
-    sequential_std: float
-    arbitrary_std: float
+    sequential_std: float | None
+    arbitrary_std: float | None
     runs: list[str]
 
 
@@ -129,16 +135,13 @@ def evaluate(
         sequential=SequentialAccuracy(top1[tuple(range(plan.num_blocks))]),
         arbitrary=Arbitrary(
             top1_mean=float(random.mean()),
-            top1_std=float(random.std()),
+            top1_std=deviation(random),
             top1_p5=float(np.percentile(random, 5)),
             top1_worst=float(random.min()),
             orders=plan.settings.orders,
         ),
         kept={
-            str(keep): Kept(
-                sequential=float(np.mean([top1[order] for order in plan.subsets(keep, shuffled=False)])),
-                arbitrary=float(np.mean([top1[order] for order in plan.subsets(keep, shuffled=True)])),
-            )
+            str(keep): _kept(*([top1[order] for order in plan.subsets(keep, shuffled=how)] for how in (False, True)))
             for keep in plan.keep
         },
         position_accuracy=slots.accuracy(),
@@ -149,7 +152,7 @@ def evaluate(
                 blocks=shape[1],
                 trained=tracks.right[trained] / images,
                 arbitrary=float(np.mean([tracks.right[item] / images for item in drawn])),
-                arbitrary_std=float(np.std([tracks.right[item] / images for item in drawn])),
+                arbitrary_std=deviation(tracks.right[item] / images for item in drawn),
             )
             for shape, (trained, drawn) in zip(plan.shapes, shaped, strict=True)
         ]
@@ -195,8 +198,12 @@ class _Slots(Measure):
         return self._right / self._asked if self._asked else None
 
 
+def _kept(in_order: Sequence[float], shuffled: Sequence[float]) -> Kept:
+    return Kept(float(np.mean(in_order)), float(np.mean(shuffled)), deviation(in_order), deviation(shuffled))
+
+
 def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Combine evaluations of one plan: means over the models, standard deviations over models and orders."""
+    """Combine evaluations of one plan: means over the models, sample deviations over models and orders."""
     first = evaluations[0]
     tops = np.array([item.sequential.top1 for item in evaluations])
     means = np.array([item.arbitrary.top1_mean for item in evaluations])
@@ -210,15 +217,15 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
         sequential=SequentialAccuracy(mean(tops)),
         arbitrary=Arbitrary(
             top1_mean=mean(means),
-            top1_std=_pooled((item.arbitrary.top1_std, item.arbitrary.top1_mean) for item in evaluations),
+            top1_std=pooled((a.orders, a.top1_mean, a.top1_std) for a in (item.arbitrary for item in evaluations)),
             top1_p5=mean(item.arbitrary.top1_p5 for item in evaluations),
             top1_worst=min(item.arbitrary.top1_worst for item in evaluations),
             orders=first.arbitrary.orders,
         ),
         kept={
-            keep: Kept(
-                mean(item.kept[keep].sequential for item in evaluations),
-                mean(item.kept[keep].arbitrary for item in evaluations),
+            keep: _kept(
+                [item.kept[keep].sequential for item in evaluations],
+                [item.kept[keep].arbitrary for item in evaluations],
             )
             for keep in first.kept
         },
@@ -228,7 +235,7 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
                 shapes[0],
                 trained=mean(item.trained for item in shapes),
                 arbitrary=mean(item.arbitrary for item in shapes),
-                arbitrary_std=_pooled((item.arbitrary_std, item.arbitrary) for item in shapes),
+                arbitrary_std=pooled((DRAWS, item.arbitrary, item.arbitrary_std) for item in shapes),
             )
             for shapes in zip(*(item.arrangements for item in evaluations if item.arrangements), strict=True)
         ]
@@ -242,7 +249,7 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
             msgspec.structs.replace(
                 steps[0],
                 top1_mean=mean(item.top1_mean for item in steps),
-                top1_std=_pooled((item.top1_std, item.top1_mean) for item in steps),
+                top1_std=pooled((item.orders, item.top1_mean, item.top1_std) for item in steps),
                 top1_worst=min(item.top1_worst for item in steps),
             )
             for steps in zip(*(item.freedom for item in evaluations if item.freedom), strict=True)
@@ -250,17 +257,11 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
         or None,
         models=Models(
             count=len(evaluations),
-            sequential_std=float(tops.std()),
-            arbitrary_std=float(means.std()),
+            sequential_std=deviation(tops),
+            arbitrary_std=deviation(means),
             runs=[str(item.settings.get("of", "")) for item in evaluations],
         ),
     )
-
-
-def _pooled(pairs: Iterable[tuple[float, float]]) -> float:
-    """Return the standard deviation over several groups, from that and the mean of each."""
-    deviations, centers = np.array(list(pairs)).T
-    return float(np.sqrt(np.mean(deviations**2) + np.var(centers)))
 
 
 def _within(plan: EvaluationOrders, bands: Bands, top1: dict[Order, float]) -> Freedom:
@@ -270,7 +271,7 @@ def _within(plan: EvaluationOrders, bands: Bands, top1: dict[Order, float]) -> F
         allowed=float(bands.num_orders),
         orders=len(values),
         top1_mean=float(values.mean()),
-        top1_std=float(values.std()),
+        top1_std=deviation(values),
         top1_worst=float(values.min()),
         own=bands == plan.own,
     )

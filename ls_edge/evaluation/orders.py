@@ -92,7 +92,9 @@ class EvaluationOrders:
         ]
 
     def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
-        """Return the random subsets of ``keep`` blocks, in trained order or as drawn."""
+        """Return the random subsets of ``keep`` blocks, in trained order or as drawn; of all, the random orders."""
+        if keep == self.num_blocks:
+            return self.uniform() if shuffled else [tuple(range(keep))]
         return [self.bands.random_subset_order(keep, self.settings.seed, i, shuffled=shuffled) for i in range(DRAWS)]
 
 

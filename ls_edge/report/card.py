@@ -9,6 +9,7 @@ from typing import Any
 from ls_edge.core.bands import Bands
 from ls_edge.core.text import counted
 from ls_edge.evaluation.evaluate import Evaluation
+from ls_edge.evaluation.spread import plus_minus
 from ls_edge.version import __version__
 
 
@@ -54,13 +55,15 @@ def _accuracy(evaluation: Evaluation | None, num_blocks: int) -> str:
     if evaluation is None:
         return "Not measured. `ls-edge eval` measures it in trained order, in random orders, and with blocks missing."
     a = evaluation.arbitrary
-    rows = [("all", evaluation.sequential.top1, a.top1_mean, f"± {a.top1_std:.3f}, worst {a.top1_worst:.3f}")]
+    spread = ", ".join(filter(None, (plus_minus(a.top1_std), f"worst {a.top1_worst:.3f}")))
+    rows = [("all", evaluation.sequential.top1, a.top1_mean, spread)]
     rows += [(f"{keep} of {num_blocks}", kept.sequential, kept.arbitrary, "") for keep, kept in evaluation.kept.items()]
     table = "".join(f"| {kept} | {one:.3f} | {other:.3f} | {more} |\n" for kept, one, other, more in rows)
     return (
         f"Top-1 on {counted(evaluation.images, 'image')} of `{evaluation.settings.get('data', 'unknown data')}`, with "
         f"{counted(a.orders, 'random order')}:\n\n"
-        "| blocks | trained order | random order | between orders |\n| --- | --- | --- | --- |\n" + table.rstrip()
+        "| blocks | trained order | random order | between orders (± sample deviation) |\n| --- | --- | --- | --- |\n"
+        + table.rstrip()
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from ls_edge.core.errors import printable
 from ls_edge.core.text import bands_text, counted, format_bands
 from ls_edge.evaluation.evaluate import Evaluation
+from ls_edge.evaluation.spread import plus_minus
 from ls_edge.report.terminal import PlainTable, print_table
 
 
@@ -20,19 +21,20 @@ def print_evaluation(result: Evaluation, console: Console) -> None:
         f"{counted(result.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
     )
     table = PlainTable.of("blocks", ">trained order", ">random order", "")
-    spread = (
-        f"± {a.top1_std:.3f}, 5th percentile {a.top1_p5:.3f}, worst {a.top1_worst:.3f} of {counted(a.orders, 'order')}"
-    )
-    table.add_row("all", f"{result.sequential.top1:.3f}", f"{a.top1_mean:.3f}", spread)
+    spread = f"5th percentile {a.top1_p5:.3f}, worst {a.top1_worst:.3f} of {counted(a.orders, 'order')}"
+    table.add_row("all", f"{result.sequential.top1:.3f}", f"{a.top1_mean:.3f}", _after(a.top1_std, spread))
+    over = "draws" if result.models is None else "models"
     for keep, kept in result.kept.items():
-        table.add_row(f"{keep} of {s['blocks']}", f"{kept.sequential:.3f}", f"{kept.arbitrary:.3f}", "")
+        spread = "" if kept.arbitrary_std is None else f"{plus_minus(kept.arbitrary_std)} over {over}"
+        table.add_row(f"{keep} of {s['blocks']}", f"{kept.sequential:.3f}", f"{kept.arbitrary:.3f}", spread)
     for item in result.arrangements or ():
         shape = f"{counted(item.tracks, 'track')} of {item.blocks}"
-        table.add_row(shape, f"{item.trained:.3f}", f"{item.arbitrary:.3f}", f"± {item.arbitrary_std:.3f} over draws")
+        spread = f"{plus_minus(item.arbitrary_std)} over draws"
+        table.add_row(shape, f"{item.trained:.3f}", f"{item.arbitrary:.3f}", spread)
     for distance in result.kendall or ():
         table.add_row(f"tau {distance.tau:+.2f}", "", f"{distance.top1:.3f}", counted(distance.orders, "order"))
     for step in result.freedom or ():
-        shown = f"± {step.top1_std:.3f}, worst {step.top1_worst:.3f} of {counted(step.orders, 'order')}, "
+        shown = _after(step.top1_std, f"worst {step.top1_worst:.3f} of {counted(step.orders, 'order')}, ")
         shown += f"{step.allowed:,.0f} allowed{', its own bands' if step.own else ''}"
         table.add_row(f"within {format_bands(step.bands)}", "", f"{step.top1_mean:.3f}", shown)
     if result.position_accuracy is not None:
@@ -45,13 +47,20 @@ def print_evaluation(result: Evaluation, console: Console) -> None:
         )
 
 
+def _after(deviation: float | None, text: str) -> str:
+    """Return a text after the deviation, if there is one."""
+    return ", ".join(filter(None, (plus_minus(deviation), text)))
+
+
 def evaluation_remarks(result: Evaluation) -> list[str]:
     """Return remarks on the models and images of an evaluation."""
     remarks = []
     if (m := result.models) is not None:
         remarks.append(
-            f"means over {counted(m.count, 'model')}; between them ± {m.sequential_std:.3f} in trained and "
-            f"± {m.arbitrary_std:.3f} in random order"
+            f"means over {counted(m.count, 'model')}"
+            if m.sequential_std is None or m.arbitrary_std is None
+            else f"means over {counted(m.count, 'model')}; sample deviation between them {m.sequential_std:.3f} in "
+            f"trained and {m.arbitrary_std:.3f} in random order"
         )
     if result.skipped:
         remarks.append(f"images left out because they cannot be decoded: {result.skipped:,}")
@@ -65,5 +74,5 @@ def print_evaluations(found: Sequence[Evaluation], console: Console) -> None:
     for item in found:
         kept = [item.kept.get(str(keep)) for keep in keeps]
         a, cells = item.arbitrary, ["" if value is None else f"{value.arbitrary:.3f}" for value in kept]
-        table.add_row(item.name, f"{item.sequential.top1:.3f}", f"{a.top1_mean:.3f} ± {a.top1_std:.3f}", *cells)
+        table.add_row(item.name, f"{item.sequential.top1:.3f}", f"{a.top1_mean:.3f} {plus_minus(a.top1_std)}", *cells)
     print_table(table, console)

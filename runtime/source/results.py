@@ -15,7 +15,7 @@ from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import RequestError, printable
 from ls_edge.core.parts import ENDS
 from ls_edge.core.records import RequestRecord
-from ls_edge.core.text import name_blocks
+from ls_edge.core.text import name_blocks, show_percent
 from ls_edge.report.shown import Shown
 from ls_edge.runtime.peer.counts import Durations
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
@@ -58,7 +58,7 @@ class Answer(Shown):
 
     def show(self, console: Console) -> None:
         """Print the most likely classes, the latency, and the skipped blocks."""
-        named = ", ".join(f"{printable(name)} {probability:.1%}" for name, probability in self.top(3))
+        named = ", ".join(f"{printable(name)} {show_percent(probability)}" for name, probability in self.top(3))
         remark = f", without {name_blocks(self.record.skipped)}: {self.record.why_skipped}" if self.degraded else ""
         console.print(f"{named}  ({self.latency_ms:.1f} ms{remark})")
 

@@ -29,12 +29,31 @@ def test_statistics_are_over_orders_and_draws():
     found = evaluate(Digits(3, lambda order: order[:1] == (1,)), images(), plan_of(Bands(3), orders=20, keep=[1, 2]))
     values = np.array([starts[order] for order in Bands(3).random_orders(20, 0)], float)
     assert found.arbitrary.top1_mean == pytest.approx(values.mean())
-    assert found.arbitrary.top1_std == pytest.approx(values.std())
+    assert found.arbitrary.top1_std == pytest.approx(values.std(ddof=1))
     assert found.arbitrary.top1_p5 == pytest.approx(np.percentile(values, 5))
     one = [Bands(3).random_subset_order(1, 0, i, shuffled=True) == (1,) for i in range(DRAWS)]
     assert found.kept["1"].sequential == found.kept["1"].arbitrary == pytest.approx(np.mean(one))
     two = [Bands(3).random_subset_order(2, 0, i, shuffled=False)[0] == 1 for i in range(DRAWS)]
     assert found.kept["2"].sequential == pytest.approx(np.mean(two))
+
+
+def test_one_order_and_one_model_have_no_deviation():
+    found = evaluate(Digits(3, lambda order: True), images(), plan_of(Bands(3), orders=1, freedom=True))
+    assert found.arbitrary.top1_std is None
+    one = aggregate([found])
+    assert one.arbitrary.top1_std is one.models.sequential_std is one.models.arbitrary_std is None
+    assert one.kept["1"].arbitrary_std is None
+    seeds = [msgspec.structs.replace(found, sequential=type(found.sequential)(top1)) for top1 in (0.499, 0.265)]
+    assert aggregate(seeds).models.sequential_std == pytest.approx(0.165, abs=1e-3)
+
+
+def test_all_blocks_kept_are_the_orders_of_the_model():
+    found = evaluate(Digits(3, lambda order: order[0] == 0), images(), plan_of(Bands(3), orders=20, keep=[1, 3]))
+    assert found.kept["3"].sequential == found.sequential.top1 == 1
+    assert found.kept["3"].arbitrary == found.arbitrary.top1_mean
+    assert found.kept["3"].arbitrary_std == found.arbitrary.top1_std
+    one = [Bands(3).random_subset_order(1, 0, i, shuffled=True) == (0,) for i in range(DRAWS)]
+    assert found.kept["1"].arbitrary_std == pytest.approx(np.std(one, ddof=1))
 
 
 def test_the_document_has_the_keys_of_the_contract():
@@ -105,9 +124,9 @@ def test_several_models_have_means_and_pooled_deviations():
     assert both.sequential.top1 == 1.0
     assert both.arbitrary.top1_mean == pytest.approx((1 + bad.arbitrary.top1_mean) / 2)
     values = [1.0] * 10 + [float(order == (0, 1, 2, 3)) for order in Bands(4).random_orders(10, 0)]
-    assert both.arbitrary.top1_std == pytest.approx(np.std(values))
+    assert both.arbitrary.top1_std == pytest.approx(np.std(values, ddof=1))
     assert (both.models.count, both.models.sequential_std) == (2, 0.0)
-    assert both.models.arbitrary_std == pytest.approx(np.std([1.0, bad.arbitrary.top1_mean]))
+    assert both.models.arbitrary_std == pytest.approx(np.std([1.0, bad.arbitrary.top1_mean], ddof=1))
     assert both.kept["2"].arbitrary == 0.5
     assert len(both.kendall) == len(good.kendall)
     assert both.arrangements is None
@@ -131,7 +150,8 @@ def test_bands_are_evaluated_from_a_fixed_order_to_full_freedom():
     assert [step.top1_mean for step in found] == pytest.approx([1.0, 1.0, 0.25, 0.5, 3 / 24])
     assert [step.top1_worst for step in found] == [1.0, 1.0, 0.0, 0.0, 0.0]
     assert [step.own for step in found] == [False, False, True, False, False]
-    assert found[3].top1_std == pytest.approx(0.5)
+    assert found[3].top1_std == pytest.approx(np.std([1, 1, 1, 0, 0, 0], ddof=1))
+    assert found[0].top1_std is None  # one order
     assert evaluate(model, images(), plan_of(Bands(4), keep=[])).freedom is None
     assert len(plan_of(Bands(24), freedom=True).freedom) == 10
     msgspec.json.encode(
@@ -146,4 +166,4 @@ def test_freedom_is_averaged_over_models():
     both = aggregate([good, bad]).freedom
     assert [step.top1_mean for step in both] == pytest.approx([1.0, 1.0, (1 + 2 / 6) / 2])
     assert both[2].top1_worst == 0.0
-    assert both[2].top1_std == pytest.approx(np.sqrt((0 + 2 / 9) / 2 + (1 / 3) ** 2))
+    assert both[2].top1_std == pytest.approx(np.std([1] * 6 + [1, 1, 0, 0, 0, 0], ddof=1))

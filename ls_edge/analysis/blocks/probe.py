@@ -69,7 +69,7 @@ def _finding(found: Probe) -> str:
 def _charts(found: Probe) -> list[Chart]:
     import altair as alt
 
-    from ls_edge.report.charts.specification import bars_chart, chart_of, row_of, tooltip_of
+    from ls_edge.report.charts.specification import bars_chart, chart_of, percent_axis, row_of, tooltip_of
     from ls_edge.report.theme import color
 
     names = ["outputs", "slots exchanged at random"]
@@ -80,7 +80,7 @@ def _charts(found: Probe) -> list[Chart]:
         if value is not None
     ]
     tips = [tooltip_of("value", "accuracy"), tooltip_of("guess", "guess")]
-    share = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format=".0%", grid=True)}
+    share = {"scale": alt.Scale(domain=[0, 1]), "axis": percent_axis()}
     bars = bars_chart(rows, names, None, tips, **share)
     guess = chart_of(rows).mark_tick(color=color("ink"), thickness=1.5).encode(x="block:O", y="guess:Q")
     return [alt.layer(bars, guess).properties(width="container", height=220, description=bars.description)]

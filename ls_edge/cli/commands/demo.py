@@ -22,8 +22,10 @@ from ls_edge.cli.board_demo import board_demo, check_boards, run_command
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import write_json
 from ls_edge.core.errors import UsageError
+from ls_edge.core.text import show_percent
 from ls_edge.device.requirements import require
 from ls_edge.evaluation.evaluate import Evaluation
+from ls_edge.evaluation.spread import plus_minus
 from ls_edge.report.tables import comparison_table
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
@@ -175,8 +177,8 @@ def _models(out: Path, console: Console) -> dict[str, Evaluation]:
         accuracy[run.name] = found = msgspec.json.decode(printed, type=Evaluation)
         a = found.arbitrary
         console.print(
-            f"   {run.name}: trained order {found.sequential.top1:.1%}, random order {a.top1_mean:.1%} ± "
-            f"{a.top1_std:.1%}"
+            f"   {run.name}: trained order {show_percent(found.sequential.top1)}, random order "
+            f"{show_percent(a.top1_mean)} {plus_minus(a.top1_std, show_percent)}"
         )
     _heading(console, "3. Export: one ONNX engine for the stem, the head and each block, verified against PyTorch")
     for run in (unshuffled, shuffled):
@@ -240,11 +242,13 @@ def _fault_schedule(scene: Scene, peers: LocalCluster, limit: int, note: Callabl
 
 
 def _headline(accuracy: dict[str, Evaluation]) -> str:
-    shuffled, unshuffled = accuracy["shuffled"], accuracy["unshuffled"]
+    shuffled, unshuffled = (
+        (show_percent(found.sequential.top1), show_percent(found.arbitrary.top1_mean))
+        for found in (accuracy["shuffled"], accuracy["unshuffled"])
+    )
     return (
-        f"In random block order the model fine-tuned with shuffling keeps {shuffled.arbitrary.top1_mean:.1%} of "
-        f"{shuffled.sequential.top1:.1%}; the same model without it falls from "
-        f"{unshuffled.sequential.top1:.1%} to {unshuffled.arbitrary.top1_mean:.1%}."
+        f"In random block order the model fine-tuned with shuffling keeps {shuffled[1]} of {shuffled[0]}; the same "
+        f"model without it falls from {unshuffled[0]} to {unshuffled[1]}."
     )
 
 
@@ -252,6 +256,6 @@ def _print_accuracy(accuracy: dict[str, Evaluation]) -> None:
     table = PlainTable.of("model", ">trained order", ">random order", ">worst order", title="ls-edge eval", box=None)
     for name, found in accuracy.items():
         a = found.arbitrary
-        spread = f"{a.top1_mean:.1%} ± {a.top1_std:.1%}"
-        table.add_row(name, f"{found.sequential.top1:.1%}", spread, f"{a.top1_worst:.1%}")
+        spread = f"{show_percent(a.top1_mean)} {plus_minus(a.top1_std, show_percent)}"
+        table.add_row(name, f"{show_percent(found.sequential.top1)}", spread, f"{show_percent(a.top1_worst)}")
     print_table(table)

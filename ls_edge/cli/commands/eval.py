@@ -49,9 +49,9 @@ from ls_edge.report.terminal import open_console
 def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_json: bool, **settings: Any) -> None:
     """Measure accuracy in trained order, in random orders, and with blocks missing.
 
-    Reports mean, standard deviation, 5th percentile, and worst accuracy over random orders, and the accuracy of random
-    subsets of the blocks in trained and in random order (means over eight draws). Blocks are reordered within the bands
-    of the model.
+    Reports mean, sample standard deviation, 5th percentile, and worst accuracy over random orders, and the accuracy of
+    random subsets of the blocks in trained and in random order (means over eight draws). Blocks are reordered within
+    the bands of the model.
 
     A folder of runs, such as one made by 'train --seeds', is evaluated as one: means over its models,
     standard deviation over models and orders. Several RUN_OR_BUNDLE are evaluated in turn and compared in one table.

@@ -25,6 +25,7 @@ from ls_edge.cli.output import note_model, print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
+from ls_edge.core.text import show_percent
 from ls_edge.data.camera import is_live
 from ls_edge.data.image_inputs import expand_argument, read_images
 from ls_edge.data.preprocess import Preprocessor
@@ -130,7 +131,7 @@ class Prediction(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if self.error is not None:
             return printable(self.error if self.image in self.error else f"{self.image}: {self.error}")
-        named = ", ".join(f"{printable(one['label'])} {one['probability']:.1%}" for one in self.top)
+        named = ", ".join(f"{printable(one['label'])} {show_percent(one['probability'])}" for one in self.top)
         why = f": {self.why_skipped}" if self.why_skipped else ""
         remark = f", without {len(self.skipped)} of the blocks{why}" if self.skipped else ""
         return f"{printable(self.image)}: {named}  ({self.latency_ms:.1f} ms{remark})"

@@ -27,6 +27,7 @@ from ls_edge.data.datasets import ImageSet, is_timm_name, open_data
 from ls_edge.device.requirements import require, require_import
 from ls_edge.evaluation.evaluate import Evaluation, aggregate
 from ls_edge.evaluation.settings import Device
+from ls_edge.evaluation.spread import plus_minus
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
@@ -292,8 +293,8 @@ def _table(plan: Plan, rows: dict[str, Evaluation]) -> tuple[list[str], list[lis
     lines = []
     for name, found in rows.items():
         assert found.models is not None
-        trained = f"{found.sequential.top1:.3f} ± {found.models.sequential_std:.3f}"
-        shuffled = f"{found.arbitrary.top1_mean:.3f} ± {found.models.arbitrary_std:.3f}"
+        trained = f"{found.sequential.top1:.3f} {plus_minus(found.models.sequential_std)}".rstrip()
+        shuffled = f"{found.arbitrary.top1_mean:.3f} {plus_minus(found.models.arbitrary_std)}".rstrip()
         kept = [found.kept.get(str(count)) for count in keeps]
         missing = ["" if value is None else f"{value.arbitrary:.3f}" for value in kept]
         in_order = ["" if value is None else f"{value.sequential:.3f}" for value in kept]

@@ -9,9 +9,10 @@ import altair as alt
 import numpy as np
 
 from ls_edge.core.bands import Bands, windows
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.text import counted, shorten, show_percent
 from ls_edge.evaluation.evaluate import Evaluation
+from ls_edge.evaluation.orders import DRAWS
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.charts.specification import (
     PERCENT,
@@ -120,9 +121,8 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     """Draw the accuracy of training methods by order of the blocks, and by the number of kept blocks.
 
     Counterparts of Figure 1 (b) and (c) of arXiv 2407.04513. On the left, the accuracy of each method in trained order
-    and its mean in random order, with a line from the 5th percentile of the orders to a standard deviation above the
-    mean. On the right, the accuracy with fewer blocks, solid in random order and dashed in trained order. Raises
-    :class:`UsageError` as :func:`check_figure`.
+    and its mean in random order, with a line of one sample deviation on both sides. On the right, the accuracy with
+    fewer blocks, solid in random order and dashed in trained order. Raises :class:`UsageError` as :func:`check_figure`.
     """
     check_figure(len(evaluations))
     methods = [str(item.settings.get("method", "")) for item in evaluations]
@@ -144,7 +144,11 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     ).properties(
         width=300,
         height=tall,
-        title=title_with_text("Accuracy by order of the blocks", "circle: trained order; dot and line: random orders"),
+        title=title_with_text(
+            "Accuracy by order of the blocks",
+            "circle: trained order; dot and line: mean ± sample deviation of random orders",
+            _measured(evaluations),
+        ),
     )
     x = alt.X(
         "blocks:Q", title="blocks kept", axis=alt.Axis(values=sorted({row["blocks"] for row in kept}), format="d")
@@ -161,7 +165,11 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     ).properties(
         width=360,
         height=tall,
-        title=title_with_text("Accuracy with fewer blocks", "solid: random order; dashed: trained order"),
+        title=title_with_text(
+            "Accuracy with fewer blocks",
+            "solid: random order; dashed: trained order",
+            f"means over {DRAWS} random subsets of the blocks",
+        ),
     )
     described = "; ".join(
         f"{row['name']}: {show_percent(row['trained'])} in trained order, {row['text']} in random order"
@@ -180,8 +188,7 @@ def _accuracy_rows(names: Sequence[str], evaluations: Sequence[Evaluation]) -> t
                 name=name,
                 trained=item.sequential.top1,
                 random=a.top1_mean,
-                low=a.top1_p5,
-                high=min(1.0, a.top1_mean + a.top1_std),
+                **_band(a.top1_mean, a.top1_std),
                 text=show_percent(a.top1_mean),
             )
         )
@@ -190,6 +197,22 @@ def _accuracy_rows(names: Sequence[str], evaluations: Sequence[Evaluation]) -> t
             kept.append(row_of(name=name, blocks=blocks, top1=arbitrary, order="random order"))
             kept.append(row_of(name=name, blocks=blocks, top1=sequential, order="trained order"))
     return orders, kept
+
+
+def _band(mean: float, deviation: float | None) -> Row:
+    """Return the ends of a mean ± a deviation, within the axis."""
+    return row_of(low=max(0.0, mean - (deviation or 0)), high=min(1.0, mean + (deviation or 0)))
+
+
+def _measured(evaluations: Sequence[Evaluation]) -> str:
+    """Return images, data set, and the number of orders and models, each of them once."""
+    found = {
+        f"{counted(item.images, 'image')} of {printable(item.settings.get('data', 'unknown data'))}, "
+        f"{counted(item.arbitrary.orders, 'random order')}, "
+        f"{counted(1 if item.models is None else item.models.count, 'trained model')} each"
+        for item in evaluations
+    }
+    return "; ".join(sorted(found))
 
 
 def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
@@ -223,8 +246,7 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
                     name=name,
                     allowed=step.allowed,
                     top1=step.top1_mean,
-                    low=step.top1_mean - step.top1_std,
-                    high=min(1.0, step.top1_mean + step.top1_std),
+                    **_band(step.top1_mean, step.top1_std),
                     bands=str(bands),
                     within="own" if own is None or own.contains(bands) else "beyond",
                 )
@@ -256,8 +278,9 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
         height=_TALL,
         title=title_with_text(
             "Accuracy in random order, by number of allowed orders",
-            "vertical: one standard deviation over orders; filled: within the model's own bands; "
-            "dashed: windows between the ends",
+            "vertical: ± sample deviation over orders; filled: within the model's own bands; dashed: windows between "
+            "the ends",
+            _measured(evaluations),
         ),
         description=f"{described}.",
     )

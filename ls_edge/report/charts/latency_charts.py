@@ -22,6 +22,7 @@ from ls_edge.report.charts.specification import (
     expression,
     label,
     names_axis,
+    percent_axis,
     row_of,
     tooltip_of,
     wide_legend,
@@ -103,7 +104,7 @@ def _cumulative(values: Floats, scale: alt.Scale, x: alt.X) -> Chart:
     steps = [row_of(at=low, share=0.0)]
     steps += [row_of(at=value, share=i / max(len(order) - 1, 1)) for i, value in enumerate(order)]
     steps += [row_of(at=high, share=1.0)]
-    axis = alt.Axis(orient="right", format=".0%", values=[0.5, 1], grid=False, labelColor=color("bad"))
+    axis = percent_axis(orient="right", values=[0.5, 1], grid=False, labelColor=color("bad"))
     y = alt.Y("share:Q", title=None, scale=alt.Scale(domain=[0, 1.3]), axis=axis)
     return chart_of(steps).mark_line(color=color("bad"), strokeWidth=1.6).encode(x=x, y=y)
 
@@ -303,7 +304,7 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
                 "up:Q",
                 title="devices up",
                 scale=alt.Scale(domain=[0, 1]),
-                axis=alt.Axis(format=".0%", values=[0, 0.5, 1]),
+                axis=percent_axis(values=[0, 0.5, 1]),
             ),
             tooltip=[tooltip_of("at", "at, s"), alt.Tooltip("up:Q", title="devices up", format=".1%")],
         )

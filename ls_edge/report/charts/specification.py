@@ -33,7 +33,13 @@ MOST_MARKS = 200
 MOST_TEXTS = 12
 """Maximum rows of a grid whose cells have text."""
 
-PERCENT = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1], grid=True)
+
+def percent_axis(**properties: Any) -> alt.Axis:
+    """Return an axis of fractions that prints them as :func:`ls_edge.core.text.show_percent`, without decimals."""
+    return alt.Axis(labelExpr="format(100 * datum.value, '.0f') + ' %'", **{"grid": True, **properties})
+
+
+PERCENT = percent_axis(values=[0, 0.25, 0.5, 0.75, 1])
 
 ZOOM = "wheel![event.shiftKey]"
 """Wheel event for zooming; without the shift key the wheel scrolls the page."""
@@ -99,9 +105,9 @@ def lanes_axis(labels: Sequence[str | list[str]], middle: float, narrow: int, wi
     )
 
 
-def title_with_text(text: str, below: str) -> alt.TitleParams:
-    """Return a title with a line of text below it."""
-    return alt.TitleParams(text, subtitle=below, subtitleColor=color("soft"), subtitleFontSize=11)
+def title_with_text(text: str, *below: str) -> alt.TitleParams:
+    """Return a title with lines of text below it."""
+    return alt.TitleParams(text, subtitle=list(below), subtitleColor=color("soft"), subtitleFontSize=11)
 
 
 def svg_of(chart: Chart, width: int = 880) -> str:
@@ -238,7 +244,7 @@ def lines_chart(
     *,
     order: Sequence[str] | None = None,
     scale: alt.Scale | None = None,
-    format: str | None = None,  # noqa: A002 - Altair's name
+    axis: alt.Axis | None = None,
     joined: bool = True,
 ) -> Chart:
     """Draw a line, or a row of points, for each name of ``series``, which has a value for each x."""
@@ -252,12 +258,18 @@ def lines_chart(
     described = "; ".join(f"{row['what']}, {title} {row['x']}: {row['value']:.3g}" for row in rows)
     chart = chart_of(rows)
     marked = chart.mark_line(point=True) if joined else chart.mark_point(filled=True, size=70, opacity=0.8)
-    axis = alt.Axis(grid=True) if format is None else alt.Axis(grid=True, format=format)
+    places = sorted({row["x"] for row in rows if isinstance(row["x"], int | float)})
+    if places and order is None:  # uneven numbers are as far apart as they are
+        ends = alt.Scale(domain=[places[0], places[-1]], nice=False, padding=16)
+        x = alt.X("x:Q", title=title, scale=ends, axis=alt.Axis(values=places, grid=False, labelExpr="datum.value"))
+    else:
+        sort = None if order is None else list(order)
+        x = alt.X("x:O", title=title, sort=sort, axis=alt.Axis(labelAngle=0))
     return marked.encode(
-        x=alt.X("x:O", title=title, sort=None if order is None else list(order), axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("value:Q", title=value, scale=scale or alt.Scale(), axis=axis),
+        x=x,
+        y=alt.Y("value:Q", title=value, scale=scale or alt.Scale(), axis=axis or alt.Axis(grid=True)),
         color=category_color("what:N", names, legend=wide_legend(4, 2) if len(names) > 1 else None),
-        tooltip=[alt.Tooltip("what:N"), alt.Tooltip("x:O", title=title), tooltip_of("value", value or "value")],
+        tooltip=[alt.Tooltip("what:N"), alt.Tooltip("x:N", title=title), tooltip_of("value", value or "value")],
     ).properties(width="container", height=220, description=f"{described}.")
 
 

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Models, SequentialAccuracy
 from ls_edge.report import charts
 from tests.report.drawing import data_of_run, rows_of, spec_of
 
@@ -22,3 +23,13 @@ def test_a_comparison_holds_accuracy_and_interval(run_with_loss):
     row = json.loads(row)
     low, high = run_with_loss.summary.top1_interval
     assert (row["top1"], row["low"], row["high"]) == pytest.approx((run_with_loss.summary.top1, low, high), abs=1e-4)
+
+
+def test_the_lines_of_a_figure_are_one_sample_deviation_and_its_text_says_of_how_many():
+    a = Arbitrary(top1_mean=0.5, top1_std=0.1, top1_p5=0.2, top1_worst=0.1, orders=16)
+    settings = {"method": "shuffle", "blocks": 4, "data": "digits"}
+    found = Evaluation(SequentialAccuracy(0.9), a, {}, None, 359, settings=settings, models=Models(3, 0.1, 0.1, []))
+    spec = spec_of(charts.accuracy_figure([found]))
+    (row,) = (row for row in rows_of(spec) if "low" in row)
+    assert (row["low"], row["high"]) == pytest.approx((0.4, 0.6))
+    assert "359 images of digits, 16 random orders, 3 trained models each" in json.dumps(spec)
