@@ -25,6 +25,10 @@ BatchSize = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}\Z")]
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 
 
+NOISY = 5
+"""Ratio of p95 to p50 from which the times of a link are reported as noisy."""
+
+
 class Times(msgspec.Struct, frozen=True):
     """Milliseconds of repeated runs."""
 
@@ -165,15 +169,27 @@ class LinkTimes(msgspec.Struct, frozen=True):
     """Time from the end of the previous engine call until the receiver has the tokens, decoded and checked."""
     p95_ms: float
 
+    @property
+    def noise(self) -> str:
+        """A line if the times vary too much for a plan; else an empty string."""
+        if self.p95_ms < NOISY * self.p50_ms:
+            return ""
+        return (
+            f"{self.origin} to {self.to} as {self.codec} is noisy (p50 {self.p50_ms:g} ms, p95 {self.p95_ms:g} ms): "
+            "results that depend on this link are uncertain; measure it again with more --transfers"
+        )
+
 
 class LinkFit(msgspec.Struct, frozen=True):
-    """Latency and bandwidth between two processes, from a line through the medians of the codecs."""
+    """Latency and bandwidth between two processes, from the median slope between transfers in different codecs."""
 
     origin: str
     to: str
     latency_ms: float | None
-    """Null if codecs of different sizes do not differ in time."""
+    """Null if codecs of different sizes do not differ in time by more than the transfers of one codec do."""
     mbit_per_s: float | None
+    mbit_per_s_interval: tuple[float, float] | None = None
+    """95 % interval of the bandwidth."""
 
 
 class CallOverhead(msgspec.Struct, frozen=True):

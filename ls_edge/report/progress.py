@@ -6,6 +6,7 @@ for each change of a peer. Methods may be called from any thread.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections import Counter, deque
@@ -138,10 +139,10 @@ class RunProgress:
             recent, states = list(self._recent), list(self._states.values())
             answered, failed, degraded = (self._counts[name] for name in ("answered", "failed", "degraded"))
         span = max(time.monotonic() - (recent[0][0] if len(recent) == RECENT else self._begun), 1e-3)
-        latencies = sorted(ms for _, ms in recent if ms is not None)
+        latencies = [ms for _, ms in recent if ms is not None]
         text = Text(f"{answered:,}/{self._total:,}")
         text.append(f"  {show(len(recent) / span)}/s", style="cyan")
-        text.append(f"  p50 {show_ms(latencies[len(latencies) // 2] if latencies else None)}", style="cyan")
+        text.append(f"  p50 {show_ms(statistics.median(latencies) if latencies else None)}", style="cyan")
         if degraded:
             text.append(f"  {degraded:,} degraded", style="yellow")
         if failed:

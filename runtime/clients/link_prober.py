@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -80,23 +80,34 @@ class LinkProber(Client):
         missing = [(self.source, name, fault) for name, fault in faults.items()]
         pairs = [(one, other) for one in [self.source, *ready] for other in [*ready, self.source] if one != other]
         found: list[LinkTimes] = []
+        fits: list[LinkFit] = []
         for number, (origin, to) in enumerate(pairs):
             on_step(number, len(pairs), f"{origin} to {to}")
             try:
-                found += self._measure_codecs(origin, to, codec_names, transfers, retry_until=end)
+                samples = self._measure_codecs(origin, to, codec_names, transfers, retry_until=end)
             except LinkError as error:
                 missing.append((origin, to, str(error)))
+                continue
+            found += [
+                LinkTimes(
+                    origin,
+                    to,
+                    codec,
+                    self._bytes(codec),
+                    transfers,
+                    p50_ms=round(float(np.median(ms)), 4),
+                    p95_ms=round(float(np.percentile(ms, 95)), 4),
+                )
+                for codec, ms in samples.items()
+            ]
+            fits.append(fit_of(origin, to, {self._bytes(codec): ms for codec, ms in samples.items()}))
         on_step(len(pairs), len(pairs), "done")
-        measured = dict.fromkeys((times.origin, times.to) for times in found)
-        return LinksDocument(
-            SCHEMA,
-            self._bundle.manifest.model_id,
-            self.source,
-            found,
-            [fit_of([times for times in found if (times.origin, times.to) == pair]) for pair in measured],
-            missing,
-            self._call_times(),
-        )
+        model_id = self._bundle.manifest.model_id
+        return LinksDocument(SCHEMA, model_id, self.source, found, fits, missing, self._call_times())
+
+    def _bytes(self, codec: str) -> int:
+        tokens = self._bundle.manifest.tokens
+        return codecs.wire_bytes(codec, tokens.count, tokens.dim)
 
     def _are_linked(self, names: Sequence[str]) -> bool:
         states = {name: self.sessions[name].state for name in names}
@@ -112,31 +123,21 @@ class LinkProber(Client):
 
     def _measure_codecs(
         self, origin: str, to: str, codec_names: Sequence[str], transfers: int, *, retry_until: float
-    ) -> list[LinkTimes]:
+    ) -> dict[str, np.ndarray]:
         """Time one link in all codecs; retry until ``retry_until``, because two peers may just be linking."""
         while True:
             try:
-                return [self._measure(origin, to, codec, transfers) for codec in codec_names]
+                return {codec: self._measure(origin, to, codec, transfers) for codec in codec_names}
             except LinkError:
                 if time.monotonic() > retry_until:
                     raise
             self.step(_AGAIN_S)
 
-    def _measure(self, origin: str, to: str, codec: str, transfers: int) -> LinkTimes:
-        """Time one link in one codec; raise :class:`LinkError` if that fails."""
+    def _measure(self, origin: str, to: str, codec: str, transfers: int) -> np.ndarray:
+        """Return the milliseconds of each transfer in one codec; raise :class:`LinkError` if one fails."""
         route = self._route(origin, to)
         took = [self._probe(*route, codec, of_first=origin == self.source) for _ in range(WARM_UP + transfers)]
-        ms = np.asarray(took[WARM_UP:]) * 1e3
-        tokens = self._bundle.manifest.tokens
-        return LinkTimes(
-            origin=origin,
-            to=to,
-            codec=codec,
-            bytes=codecs.wire_bytes(codec, tokens.count, tokens.dim),
-            transfers=transfers,
-            p50_ms=round(float(np.median(ms)), 4),
-            p95_ms=round(float(np.percentile(ms, 95)), 4),
-        )
+        return np.asarray(took[WARM_UP:]) * 1e3
 
     def _route(self, origin: str, to: str) -> tuple[int, str, str]:
         """Return a block to request, the first peer that gets the tokens, and the peer that runs the block."""
@@ -220,20 +221,30 @@ class LinkProber(Client):
                 self._calls.setdefault(visit.holder, []).append(visit.queue_us)
 
 
-def fit_of(times: Sequence[LinkTimes]) -> LinkFit:
-    """Return latency and bandwidth of a link: least squares of ``ms = latency + bytes / bandwidth`` over its codecs.
+def fit_of(origin: str, to: str, samples: Mapping[int, Sequence[float] | np.ndarray]) -> LinkFit:
+    """Fit ``ms = latency + bytes / bandwidth`` to the times by size, with a 95 % interval (Theil and Sen).
 
-    Both are None if a larger frame does not take longer: on a fast link, codecs take more time than bytes.
+    The median of the slopes between all transfers of different sizes ignores outliers. No bandwidth is given if its
+    slope may be zero: on a fast link, codecs take more time than bytes.
     """
-    origin, to = times[0].origin, times[0].to
-    sizes = np.array([one.bytes for one in times], dtype=float)
-    ms = np.array([one.p50_ms for one in times])
-    if len(set(sizes)) < 2:
+    sizes = np.concatenate([np.full(len(ms), size, dtype=float) for size, ms in samples.items()])
+    times = np.concatenate([np.asarray(ms, dtype=float) for ms in samples.values()])
+    one, other = np.triu_indices(len(sizes), 1)
+    further = sizes[other] - sizes[one]
+    slopes = np.sort((times[other] - times[one])[further != 0] / further[further != 0])
+    if not len(slopes):
         return LinkFit(origin, to, None, None)
-    slope, latency = (float(value) for value in np.polyfit(sizes, ms, 1))
-    if slope <= 0 or latency < 0:
+    counts = np.array([len(sizes), *map(len, samples.values())])
+    pairs = counts * (counts - 1) * (2 * counts + 5) / 18
+    half = 1.96 * np.sqrt(pairs[0] - pairs[1:].sum()) / 2  # Kendall's standard deviation; sizes are tied in a codec
+    middle = len(slopes) / 2
+    low, high = slopes[[max(0, int(middle - half)), min(len(slopes) - 1, int(middle + half))]]
+    slope = float(np.median(slopes))
+    latency = float(np.median(times - slope * sizes))
+    if low <= 0 or latency < 0:
         return LinkFit(origin, to, None, None)
-    return LinkFit(origin, to, round(latency, 4), round(8e-3 / slope, 3))
+    least, best, most = (round(8e-3 / float(value), 3) for value in (high, slope, low))
+    return LinkFit(origin, to, round(latency, 4), best, (least, most))
 
 
 def _real_tokens(bundle: Bundle) -> np.ndarray:

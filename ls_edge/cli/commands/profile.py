@@ -141,13 +141,18 @@ def _write(found: _Document, out: Path, show_on: Callable[[_Document, Console], 
 
 def _print_links(found: LinksDocument, console: Console) -> None:
     names = list(dict.fromkeys(one.codec for one in found.transfers))
-    table = PlainTable.of("from", "to", *(f">{name} p50 (p95)" for name in names), ">latency", ">Mbit / s")
+    table = PlainTable.of(
+        "from", "to", *(f">{name} p50 (p95)" for name in names), ">latency", ">Mbit / s", ">95 % interval"
+    )
     for fit in found.fits:
         times = {one.codec: one for one in found.transfers if (one.origin, one.to) == (fit.origin, fit.to)}
         known = [times.get(name) for name in names]
         cells = [NOTHING if one is None else f"{show_ms(one.p50_ms)} ({show(one.p95_ms)})" for one in known]
-        table.add_row(fit.origin, fit.to, *cells, show_ms(fit.latency_ms), show(fit.mbit_per_s))
+        interval = " to ".join(show(end) for end in fit.mbit_per_s_interval or ())
+        table.add_row(fit.origin, fit.to, *cells, show_ms(fit.latency_ms), show(fit.mbit_per_s), interval)
     print_table(table, console)
+    for noise in (one.noise for one in found.transfers if one.noise):
+        console.print(noise, style="yellow")
     for origin, to, why in found.missing:
         console.print(f"not measured: {origin} to {to}: {why}", style="yellow")
 

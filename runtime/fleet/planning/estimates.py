@@ -83,11 +83,13 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
     load = _load(problem, placement)
     throughput = throughput_of(problem, placement)
     visited, latency = best_route(problem, placement, route)
-    first, last = (max(problem.processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
+    processes = problem.processes
+    first, last = (max(processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
     sent, got = problem.sizes(placement)
-    latency -= first * (1 - sent) + last * (1 - got)
+    transfers = problem.source.visit_ms + sum(processes[name].visit_ms - processes[name].runtime_ms for name in visited)
+    saved = min(first * (1 - sent) + last * (1 - got), transfers)  # what is sent takes time, however small
     return FormulaEstimates(
-        latency_ms=problem.source_ms(placement) + problem.source.visit_ms + max(0.0, latency),
+        latency_ms=problem.source_ms(placement) + problem.source.visit_ms + latency - saved,
         throughput=throughput,
         energy_mj=_energy(problem, load),
         battery_h=_battery(problem, load, throughput),

@@ -302,6 +302,7 @@ def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _Pla
         return _PlannedLinks(transfers, wire, {}, visit_times(names, transfers))
     if inputs.links.model_id != bundle.manifest.model_id:
         raise DataError("the links were measured with another model's tokens; measure them with this bundle")
+    assumed += [link.noise for link in inputs.links.transfers if link.codec == inputs.codec and link.noise]
     called = {inputs.links.source: SOURCE}
     measured = {
         (called.get(link.origin, link.origin), called.get(link.to, link.to)): link.p50_ms
@@ -316,9 +317,7 @@ def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _Pla
         fits = (fit for fit in inputs.links.fits if name in {called.get(end, end) for end in (fit.origin, fit.to)})
         known = [fit.mbit_per_s for fit in fits if fit.mbit_per_s]
         taken = [ms for pair, ms in measured.items() if name in pair]
-        if known:
-            wire[name] = size * 8e-3 / max(known)
-        elif taken:
-            wire[name] = min(taken)  # an upper bound, which includes the latency
+        if known or taken:  # no transfer is shorter than its time on the wire
+            wire[name] = min([*taken, *(size * 8e-3 / mbit for mbit in known)])
     calls = {call.peer: (call.p50_ms, call.mean_ms) for call in inputs.links.calls}
     return _PlannedLinks(transfers, wire, calls, visit_times(names, transfers))

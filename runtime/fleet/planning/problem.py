@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -31,6 +32,8 @@ Count = tuple[int, ...]
 """Number of blocks that each device holds, in the order of the problem's devices."""
 
 
+_ROUNDS = 20
+"""Rounds of medians, each over all processes."""
 MOST_BLOCKS = 10_000
 """Upper limit for the blocks of a model."""
 
@@ -267,7 +270,8 @@ def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float])
     """Return the cost of a visit of each process: ``2 h`` if transfers take ``l(a, b) = h(a) + h(b)``.
 
     ``h`` is fitted to all measured transfers: the mean of those from and to ``a`` is ``m(a)``; with ``n``
-    processes ``sum(h) = sum(m) / 2`` and ``h(a) = ((n - 1) m(a) - sum(h)) / (n - 2)``, at least 0.
+    processes ``sum(h) = sum(m) / 2`` and ``h(a) = ((n - 1) m(a) - sum(h)) / (n - 2)``, at least 0. From there, each
+    ``h(a)`` moves to the median of ``l(a, b) - h(b)``, which a few noisy links do not affect.
     """
     means: dict[str, float] = {}
     for name in names:
@@ -280,7 +284,17 @@ def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float])
     if count <= 2:
         return means  # two processes, each with half of the way there and back
     total = sum(means.values()) / 2
-    return {name: max(0.0, 2 * ((count - 1) * mean - total) / (count - 2)) for name, mean in means.items()}
+    half = {name: max(0.0, ((count - 1) * mean - total) / (count - 2)) for name, mean in means.items()}
+    others: dict[str, list[tuple[str, float]]] = {name: [] for name in names}
+    for (origin, to), ms in links_ms.items():
+        if origin in half and to in half:
+            others[origin].append((to, ms))
+            others[to].append((origin, ms))
+    for _ in range(_ROUNDS):
+        for name, ways in others.items():
+            if ways:
+                half[name] = max(0.0, statistics.median(ms - half[other] for other, ms in ways))
+    return {name: 2 * ms for name, ms in half.items()}
 
 
 def assign_in_circle(problem: PlanningProblem, counts: Count, devices: Sequence[int] | None = None) -> Placement:

@@ -8,6 +8,7 @@ each of several random sets of lost devices.
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Sequence
 
 from ls_edge.core.bands import Bands
@@ -22,7 +23,7 @@ MOST_DEVICES = 16
 NO_WORSE = 0.01
 """Relative difference up to which simulated results count as equal: the error of so few requests."""
 _WARM_UP = 5
-_ALONE = 15
+_ALONE = 16
 """Requests for the latency, one after the other, after the warm-up: the median of more differs little."""
 _TOGETHER = 120
 """Least number of requests for the throughput; there are at least four per concurrent request. The first and last fifth
@@ -129,7 +130,7 @@ def _latency(sim: Simulation, policy: str) -> float:
         sim.settle(_BUDGET_S)
         if number >= _WARM_UP:
             took.append(sim.ended[request] - began)
-    return sorted(took)[len(took) // 2]
+    return statistics.median(took)
 
 
 def requests_at_once(problem: PlanningProblem, placement: Placement) -> int:

@@ -1,11 +1,11 @@
 """Real peers measure the links between them."""
 
+import numpy as np
 import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import load_peers
-from ls_edge.device.profile import LinkTimes
 from ls_edge.runtime.clients.link_prober import LinkProber, fit_of
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.transport.keys import load_secret, new_keys
@@ -69,10 +69,29 @@ def test_peers_of_another_model_and_missing_peers_are_errors(bundle, tiny_bundle
 
 
 def test_latency_and_bandwidth_are_those_of_a_line_through_the_codecs():
-    def times(*sizes_ms):
-        return [LinkTimes("a", "b", f"c{size}", size, 5, ms, ms) for size, ms in sizes_ms]
+    exact = {size: [0.5 + size / 125_000] * 5 for size in (600_000, 300_000, 150_000)}
+    fit = fit_of("a", "b", exact)
+    assert (fit.latency_ms, fit.mbit_per_s, *fit.mbit_per_s_interval) == pytest.approx((0.5, 1e3, 1e3, 1e3))
+    assert fit_of("a", "b", {600: [1.0] * 5, 300: [2.0] * 5}).mbit_per_s is None
+    assert fit_of("a", "b", {600: [1.0] * 5}).latency_ms is None
 
-    fit = fit_of(times((600_000, 0.5 + 4.8), (300_000, 0.5 + 2.4), (150_000, 0.5 + 1.2)))
-    assert (fit.latency_ms, fit.mbit_per_s) == pytest.approx((0.5, 1000.0))
-    assert fit_of(times((600, 1.0), (300, 2.0))).mbit_per_s is None
-    assert fit_of(times((600, 1.0))).latency_ms is None
+
+def test_outliers_hardly_change_a_fit_and_its_interval_holds_the_truth():
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(50):
+        sizes = {size: 0.5 + size / 125_000 + rng.exponential(0.2, 20) for size in (600_000, 300_000, 150_000)}
+        sizes[150_000][:3] = 80.0  # a stalled link
+        fit = fit_of("a", "b", sizes)
+        assert fit.mbit_per_s == pytest.approx(1e3, rel=0.2)
+        held += fit.mbit_per_s_interval[0] <= 1e3 <= fit.mbit_per_s_interval[1]
+    assert held >= 45
+
+
+def test_a_link_whose_noise_hides_its_bandwidth_has_none():
+    rng = np.random.default_rng(1)
+    named = sum(
+        fit_of("a", "b", {size: rng.exponential(3.0, 20) for size in (600, 300, 150)}).mbit_per_s is not None
+        for _ in range(100)
+    )
+    assert named <= 5

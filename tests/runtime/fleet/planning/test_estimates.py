@@ -1,5 +1,6 @@
 """Estimates of placements by formula."""
 
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.fleet.planning.estimates import estimate
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
@@ -28,3 +29,11 @@ def test_energy_and_battery_life_are_unknown_without_power():
     unknown = PlannedDevice("b", 2.0, 4, battery_wh=7.0)
     estimates = estimate(PlanningProblem((unknown,), 4), {"b": (0, 1, 2, 3)})
     assert (estimates.energy_mj, estimates.battery_h) == (None, None)
+
+
+def test_an_image_takes_at_least_the_time_of_the_engines_whatever_the_links_are_said_to_take():
+    devices = tuple(PlannedDevice(f"d{i}", 0.5, 4, visit_ms=0.2, wire_ms=40.0, ends_size=0) for i in range(2))
+    source = PlannedDevice("source", 1.0, 0, stem_ms=0.3, head_ms=0.3, visit_ms=0.2, wire_ms=40.0)
+    problem = PlanningProblem(devices, 4, source=source, image_share=0.1)
+    assert estimate(problem, {"d0": (0, 1, STEM, HEAD), "d1": (2, 3)}).latency_ms >= 4 * 0.5
+    assert estimate(problem, {"d0": (0, 1), "d1": (2, 3)}).latency_ms >= 4 * 0.5

@@ -122,6 +122,20 @@ def test_measured_links_and_calls_replace_the_assumptions(bundle, make_profile):
         problem_of(bundle, dataclasses.replace(inputs, links=msgspec.structs.replace(links, model_id="x" * 64)))
 
 
+def test_a_bandwidth_fitted_to_noise_makes_no_transfer_free_and_noise_is_named(bundle, make_profile):
+    pairs = [(one, two) for one in ("laptop", "a", "b") for two in ("laptop", "a", "b") if one != two]
+    links = LinksDocument(
+        1, bundle.manifest.model_id, "laptop", [LinkTimes(*pair, "raw", 1, 20, 0.4, 0.5) for pair in pairs[1:]],
+        [LinkFit("laptop", "a", 0.1, 0.01)], [], [],
+    )  # fmt: skip
+    links.transfers.append(LinkTimes("laptop", "a", "raw", 1, 20, 0.4, 31.0))
+    problem, assumptions = problem_of(bundle, PlanningInputs((make_profile("a"), make_profile("b")), links=links))
+    assert all(process.wire_ms <= 0.4 for process in problem.processes.values())
+    noisy = [line for line in assumptions if "noisy" in line]
+    assert len(noisy) == 1
+    assert "laptop to a as raw" in noisy[0]
+
+
 @pytest.mark.parametrize(
     ("objective", "more", "max_batch"),
     [

@@ -90,3 +90,12 @@ def test_each_set_of_devices_holds_its_number_of_blocks():
     devices = tuple(PlannedDevice(name, 1.0, 3) for name in "abc")
     found = assign_sets(PlanningProblem(devices, 3), [(frozenset({0, 2}), 2), (frozenset({1}), 1)])
     assert found == {"a": (0, 1), "b": (2,), "c": (0, 1)}
+
+
+def test_one_noisy_link_leaves_the_cost_of_visits_to_others_as_it_is():
+    half = {f"d{i}": 0.5 + i / 10 for i in range(5)}
+    links = {(a, b): half[a] + half[b] for a in half for b in half if a != b}
+    assert visit_times([*half], links) == pytest.approx({name: 2 * ms for name, ms in half.items()})
+    links["d0", "d1"] = links["d1", "d0"] = 100.0
+    for name, ms in visit_times([*half], links).items():
+        assert 0.5 * half[name] <= ms <= 4 * half[name]

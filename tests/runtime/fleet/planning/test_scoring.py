@@ -61,3 +61,15 @@ def test_the_formulas_agree_with_the_simulation_where_devices_run_stem_and_head(
 def test_the_best_policy_wins_and_of_equal_ones_the_fastest(objective, estimates, chosen):
     simulated = [Estimates(*values, policy=name) for name, values in estimates.items()]
     assert best_policy(simulated, objective).policy == chosen
+
+
+def test_the_latency_of_two_copies_that_take_turns_is_between_those_of_each(make_source):
+    """Half of the requests go over the slow link, so neither copy's latency is the median."""
+    devices = tuple(PlannedDevice(f"d{i}", 0.25, 8, visit_ms=0.4, wire_ms=0.05, ends_size=0) for i in range(2))
+    names = ("source", "d0", "d1")
+    links = {(one, other): 9.0 if {one, other} == {"source", "d1"} else 0.4 for one in names for other in names}
+    problem = PlanningProblem(devices, 8, source=make_source(0.2, visit_ms=0.4, wire_ms=0.05), links_ms=links)
+    whole = tuple(range(8))
+    fast, slow = (simulate_placement(problem, {name: whole}, "nearest").latency_ms for name in ("d0", "d1"))
+    both = simulate_placement(problem, {"d0": whole, "d1": whole}, "nearest").latency_ms
+    assert both == pytest.approx((fast + slow) / 2, rel=0.05)
