@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
+import msgspec
+
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
+from ls_edge.core.text import name_blocks
+from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
+
+log = logging.getLogger("ls_edge.runtime")
 
 
 class GivenBundle:
@@ -20,6 +29,10 @@ class GivenBundle:
     def next(self) -> Bundle | None:
         """Return the bundle."""
         return self._bundle
+
+    def limited(self, setup: PeerSetup) -> PeerSetup:
+        """Return the setup, because a given bundle has all parts."""
+        return setup
 
     def give_up(self, error: LsEdgeError) -> None:
         """Raise the error, because there is no other bundle."""
@@ -40,6 +53,23 @@ class StoredBundle:
         if self.installer.is_switching:
             self.installer.is_switching = self._is_broken = False
         return None if self._is_broken else self._store.open_active()
+
+    def limited(self, setup: PeerSetup) -> PeerSetup:
+        """Return the setup with the parts that the store has, so that a changed entry does not stop the others.
+
+        Raise :class:`BundleError` if it has none of them.
+        """
+        self._store.blocks, self.installer.lacking = setup.entry.blocks, ""
+        if setup.bundle is None:
+            return setup
+        held = self._store.held(setup.bundle)
+        if missing := set(setup.entry.blocks) - set(held):
+            lacking = f"its store lacks {name_blocks(missing)}; send them with 'ls-edge push'"
+            if not held:
+                raise BundleError(lacking)
+            self.installer.lacking = lacking
+            log.warning("serves only a part of its blocks", extra={"peer": setup.entry.name, "why": lacking})
+        return replace(setup, entry=msgspec.structs.replace(setup.entry, blocks=held))
 
     def give_up(self, error: LsEdgeError) -> None:
         """Go back to the previous bundle, or wait for a push; raise an error that is not the bundle's fault."""

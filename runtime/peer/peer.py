@@ -207,8 +207,6 @@ class Peer:
             peers, keys = read_again(before.peers, before.keys, self.name)
             entry = peers.peer(self.name)
             replace(before, peers=peers, entry=entry).of_model(self._running.setup.bundle)
-            if self._bundles.installer is not None and entry.blocks != before.entry.blocks:
-                raise UsageError(f"{self.name} has other blocks; start it again, and push the bundle")
             cores = before.cores if entry == before.entry else EngineCores.of(peers, entry)
         except LsEdgeError as error:
             log.warning("not reloaded", extra={"peer": self.name, "why": str(error)})
@@ -273,10 +271,10 @@ class Peer:
 
     def open_engines(self) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it; called on the engine's thread. Raise the library's errors."""
-        entry, bundle = self.entry, self.bundle
+        entry = self._running.setup.entry
         return open_block_engines(
-            bundle,
-            entry.blocks.of_model(bundle.num_blocks),
+            self.bundle,
+            entry.blocks,
             kind=self._setup.engine_kind,
             provider=entry.provider,
             threads=self._setup.settings.threads or entry.threads,
@@ -319,7 +317,7 @@ class Peer:
     def _listen(self, bundle: Bundle | None) -> Incarnation:
         if bundle is not None:
             self._check(bundle)
-        setup = self._setup.of_model(bundle)
+        setup = self._bundles.limited(self._setup.of_model(bundle))
         executor = BlockExecutor(setup.entry, lambda: self.open_engines())
         executor.text = setup.engine_kind
         return Incarnation(setup, executor, self._bundles.installer)

@@ -234,6 +234,8 @@ class Installer:
         """``check`` raises if a bundle does not fit the peer; ``build`` builds its engines, one at a time."""
         self.is_switching = False
         """Whether the peer has to leave and serve the bundle that is now active in the store."""
+        self.lacking = ""
+        """Parts that the peer should serve and the store lacks, with advice; empty if it lacks none."""
         self._store, self._check = store, check
         self._thread = _StoreThread(name)
         self._engines = _EngineBuild(build, self._thread.wake)
@@ -245,8 +247,8 @@ class Installer:
 
     @property
     def note(self) -> str | UnsetType:
-        """Note for HELLO: the reason why the peer does not serve the bundle that it should."""
-        reason = self._store.record.reason
+        """Note for HELLO: the reason why the peer does not serve what it should."""
+        reason = self._store.record.reason or self.lacking
         return one_line(reason, MAX_TEXT) if reason else UNSET
 
     @property
@@ -398,7 +400,7 @@ class Installer:
         record = self._store.record
         if record.failed == push.manifest:
             push.reason = one_line(record.reason, MAX_TEXT)
-        if push.manifest == self._trial.serving:
+        if push.manifest == self._trial.serving and not self.lacking:
             push.state = StoreState.ACTIVE if self._trial.due is None else StoreState.SWITCHING
         else:
             push.state = StoreState.BUILDING

@@ -89,7 +89,8 @@ class Store:
         Raise :class:`UsageError` if the folder cannot be used. A full disk is not an error: the peer waits for space.
         """
         self.folder = Path(folder)
-        self._blocks = HeldParts(sorted(blocks))
+        self.blocks = HeldParts(sorted(blocks))
+        """Parts that the peer should serve."""
         self._files, self._path = self.folder / "files", self.folder / "store.json"
         self._change = threading.Lock()
         self._lock = contextlib.ExitStack()
@@ -152,6 +153,11 @@ class Store:
         )
         parts = msgspec.structs.replace(opened.parts, stem=stem, head=head, blocks=tuple(blocks))
         return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
+
+    def held(self, bundle: Bundle) -> HeldParts:
+        """Return the parts that the peer should serve and that have arrived."""
+        wanted = self.blocks.of_model(bundle.num_blocks)
+        return HeldParts(part for part in wanted if (self._files / bundle.part(part_name(part)).sha256).exists())
 
     def shown_id(self, manifest: str) -> str:
         """Return the short id of a bundle as shown elsewhere, or a question mark if it is not in the store."""
@@ -306,7 +312,7 @@ class Store:
 
     def _names(self, bundle: Bundle) -> list[str]:
         """Return the parts of a bundle that the peer serves."""
-        return [part_name(part) for part in self._blocks.of_model(bundle.num_blocks)]
+        return [part_name(part) for part in self.blocks.of_model(bundle.num_blocks)]
 
     def _fault_of_previous(self) -> str:
         """Return why the previous bundle cannot be served, or an empty string."""
