@@ -176,6 +176,19 @@ def secret_key(help_text: str = "NAME.key_secret, if peers.yaml has keys.") -> O
     return path("--secret-key", help_text, envvar="LS_EDGE_SECRET_KEY", show_envvar=True)
 
 
+def share_of(_ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Read ``10%`` or ``0.1``; callback of an option."""
+    if value is None:
+        return None
+    try:
+        share = float(value[:-1]) / 100 if value.endswith("%") else float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UsageError(f"{param.opts[0]} {value!r} is not a share between 0 and 1; write 10% or 0.1")
+    return share
+
+
 def is_typed(name: str) -> bool:
     """Return whether a parameter was given on the command line, not by the environment or a default."""
     return click.get_current_context().get_parameter_source(name) == ParameterSource.COMMANDLINE

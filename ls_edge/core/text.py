@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -141,3 +142,23 @@ def show_ms(value: float | None) -> str:
 def show_percent(share: float | None) -> str:
     """Return a fraction as ``81.3 %``."""
     return NOTHING if share is None else f"{100 * share:.1f} %"
+
+
+def show_nines(share: float) -> str:
+    """Return a fraction with two digits of what is missing: ``99.77 %``, ``99.9987 %``, ``100 %``."""
+    missing = 100 * (1 - share)
+    if missing < 1e-7:
+        return "100 %"
+    return f"{100 * share:.{min(6, max(1, 1 - math.floor(math.log10(missing))))}f} %"
+
+
+def show_nines_range(low: float, high: float) -> str:
+    """Return ``99.63 to 99.86 %``."""
+    return f"{show_nines(low).removesuffix(' %')} to {show_nines(high)}"
+
+
+def show_hours(hours: float) -> str:
+    """Return ``12 s``, ``3.5 min``, ``40 h`` or ``1,200 h``."""
+    if hours >= 1:
+        return show(hours, " h")
+    return show(60 * hours, " min") if hours >= 1 / 60 else show(3600 * hours, " s")

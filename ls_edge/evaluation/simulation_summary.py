@@ -11,12 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ls_edge.core.parts import ShownPart
+from ls_edge.core.text import counted, show_hours, show_nines, show_nines_range
+from ls_edge.evaluation.availability import Batches, Interval, ShareEstimate
 from ls_edge.evaluation.run_summary import MOST_REASONS, Floats, Quantiles, Skips, quantiles
 
 SCHEMA = 1
 
 WHOLE, DEGRADED, FAILED = 0, 1, 2
 """Outcomes of a request, in :attr:`SiteOutcome.states`."""
+SPREAD = 0.5
+"""Half of an interval, as a fraction of the share of misses, above which an answer is called uncertain: that of about
+40 outages."""
 
 
 class DeviceLosses(msgspec.Struct, frozen=True):
@@ -51,6 +56,10 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     """Images per second of the whole fleet; null for a closed loop."""
     seed: int = 0
+    outage_s: float = 0.0
+    """Mean time for which a device is lost; 0 if none is."""
+    until: float | None = None
+    """Half of the interval of whole answers, as a fraction of the other answers, at which the simulation may end."""
 
 
 class SimulationContext(FleetSettings, frozen=True, kw_only=True):
@@ -68,6 +77,12 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     """Document of ``ls-edge simulate --json``; the same settings and seed give the same document."""
 
     schema: int
+    answer: str
+    """Share of whole answers and its uncertainty in a sentence."""
+    whole_share: ShareEstimate
+    """Share of the requests that all blocks ran on."""
+    answered_share: ShareEstimate
+    """Share of the requests with an answer, whole or degraded."""
     answered: int
     degraded: int
     failed: int
@@ -75,8 +90,12 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     """Always null: no engine runs, so nothing is classified."""
     throughput: float | None
     """Answers per second of the fleet: the sum over sites, each from its first submission to its last answer."""
+    throughput_interval: Interval | None
+    """The 95 % interval of :attr:`throughput`."""
     latency_ms: Quantiles
     """Latency of answered requests, from the submission of the preprocessed image to the answer."""
+    latency_intervals_ms: dict[str, Interval]
+    """The 95 % intervals of the median and of the 95th and 99th percentile."""
     seconds: float
     """Simulated seconds from the first submission to the last outcome, of the slowest site."""
     skips: Skips
@@ -87,6 +106,10 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     errors: dict[str, int]
     losses: DeviceLosses
     profiles: dict[str, ProfileOutcome]
+    warnings: list[str]
+
+
+_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass
@@ -126,20 +149,35 @@ class SiteOutcome:
         return sum(count * (end - at) for (at, count), end in zip(self.up, ends, strict=True))
 
 
+def whole_share(outcomes: Sequence[SiteOutcome], settings: FleetSettings) -> ShareEstimate:
+    """Return the share of whole answers with its interval."""
+    hit = np.concatenate([outcome.states for outcome in outcomes]) == WHOLE
+    return _share(Batches.of(outcomes, settings.outage_s), hit, settings)
+
+
+def _share(batches: Batches, hit: npt.NDArray[np.bool_], settings: FleetSettings) -> ShareEstimate:
+    return batches.share(hit, apart_s=settings.budget_ms / 1e3, spread=settings.until or SPREAD)
+
+
 def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationContext) -> SimulationSummary:
     """Combine the outcomes of all sites."""
     states = np.concatenate([outcome.states for outcome in outcomes])
-    latency = np.concatenate([outcome.latency_s for outcome in outcomes])[states != FAILED] * 1e3
-    answered = int((states != FAILED).sum())
+    batches, is_answered = Batches.of(outcomes, context.outage_s), states != FAILED
+    taken = np.concatenate([outcome.latency_s for outcome in outcomes]) * 1e3
+    latency = taken[is_answered]
+    answered = int(is_answered.sum())
+    intervals = {name: batches.quantile(taken, is_answered, share) for name, share in _SHARES.items()}
     rates = [rate for outcome in outcomes if (rate := outcome.throughput) is not None]
     device_s = sum(outcome.used * outcome.seconds for outcome in outcomes)
     losses = _total(outcome.losses for outcome in outcomes)
     reasons = _total(outcome.reasons for outcome in outcomes)
+    whole = _share(batches, states == WHOLE, context)
+    rounds = max(1, len(outcomes) // context.sites)
     profiles = {}
     for name, count in _total(outcome.devices for outcome in outcomes).items():
         busy = sum(outcome.busy_s.get(name, 0.0) for outcome in outcomes)
         seconds = sum(outcome.devices[name] * outcome.seconds for outcome in outcomes)
-        profiles[name] = ProfileOutcome(count, _rounded(min(1.0, busy / seconds)) if seconds else None)
+        profiles[name] = ProfileOutcome(count // rounds, _rounded(min(1.0, busy / seconds)) if seconds else None)
     skips = (
         Skips(
             _rounded(sum(outcome.skipped for outcome in outcomes) / answered),
@@ -151,12 +189,17 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
     )
     return SimulationSummary(
         schema=SCHEMA,
+        answer=answer_text(whole, context.sites),
+        whole_share=whole,
+        answered_share=_share(batches, is_answered, context),
         answered=answered,
         degraded=int((states == DEGRADED).sum()),
         failed=len(states) - answered,
         top1=None,
-        throughput=_rounded(sum(rates)) if rates else None,
+        throughput=_rounded(sum(rates) / rounds) if rates else None,
+        throughput_interval=_rounded_interval(*batches.rate(is_answered), times=context.sites) if rates else None,
         latency_ms=Quantiles(**{name: _rounded(v) for name, v in msgspec.structs.asdict(quantiles(latency)).items()}),
+        latency_intervals_ms={name: _rounded_interval(*one) for name, one in intervals.items() if one is not None},
         seconds=_rounded(max(outcome.seconds for outcome in outcomes)) or 0.0,
         skips=skips,
         retries=sum(outcome.retries for outcome in outcomes),
@@ -168,12 +211,51 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
             _rounded(sum(outcome.up_seconds for outcome in outcomes) / device_s) if device_s else None,
         ),
         profiles=profiles,
-        **msgspec.structs.asdict(context),
+        warnings=_warnings(whole, sum(losses.values()), context),
+        **{**msgspec.structs.asdict(context), "requests": len(states)},
     )
+
+
+def answer_text(whole: ShareEstimate, sites: int) -> str:
+    """Return the share of whole answers and its uncertainty in a sentence."""
+    seen = counted(whole.outages, "outage") if whole.outages else "no outage"
+    hours = f"{show_hours(whole.hours)}{' of all sites together' if sites > 1 else ''}"
+    return (
+        f"{show_nines(whole.share)} of the requests get a whole answer (95 % interval "
+        f"{show_nines_range(whole.low, whole.high)}; {seen} in {hours})"
+    )
+
+
+def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> list[str]:
+    """Return what makes the answer less certain than it looks."""
+    if context.churn is None:
+        return []
+    if not losses:
+        return [
+            f"no device was lost in {show_hours(whole.hours)}, so this says nothing about outages; simulate longer "
+            "with more --requests, or with --until 10%"
+        ]
+    if not whole.outages:
+        return [
+            f"no outage was seen, so the share of whole answers is only known to be {show_nines(whole.low)} or more"
+        ]
+    wanted = context.until or SPREAD
+    if whole.spread <= wanted:
+        return []
+    more = (
+        f"; about {show_hours(whole.more_hours)} more would do (--until {100 * wanted:.0f}%)"
+        if whole.more_hours
+        else ""
+    )
+    return [f"{counted(whole.outages, 'outage')} seen: the answer is uncertain{more}"]
 
 
 def _total(counters: Iterable[Counter[str]]) -> Counter[str]:
     return sum(counters, Counter[str]())
+
+
+def _rounded_interval(low: float, high: float, times: int = 1) -> Interval:
+    return Interval(round(low * times, 6), round(high * times, 6))
 
 
 def _rounded(value: float | None) -> float | None:

@@ -55,11 +55,14 @@ class Clock:
         """Schedule an action ``delay`` seconds from now."""
         heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
 
+    def run_next(self) -> None:
+        """Let time pass until the next action, and run it."""
+        self.now, _, action = heapq.heappop(self._heap)
+        action()
+
     def run(self, seconds: float) -> None:
         """Let time pass."""
         end = self.now + seconds
         while self._heap and self._heap[0][0] <= end:
-            at, _, action = heapq.heappop(self._heap)
-            self.now = max(self.now, at)
-            action()
+            self.run_next()
         self.now = end

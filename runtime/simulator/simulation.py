@@ -11,6 +11,7 @@ Codecs, serialization and engines are not simulated.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,8 @@ from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.network import Clock, Network
 
 SOURCE = "source"
+_TICK_LATE_S = 1e-6
+"""Delay of a tick, so that rounding never makes it early."""
 
 
 @dataclass(eq=False)
@@ -74,6 +77,8 @@ class Process:
     hung_calls: list[Computed] = field(default_factory=list)
     engine_until: float = 0.0
     """Time at which its engine has finished all calls."""
+    tick_at: float = math.inf
+    """Time of its next scheduled tick."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +186,7 @@ class Simulation(Clock):
         events, process.inbox = process.inbox, []
         for event in events:
             self._feed(name, event)
+        self._set_tick(process)
         for other in self.processes:
             if other != name and name not in self.processes[other].machine.neighbors.by_name:
                 self._link_lost(name, other, "heartbeat")
@@ -285,14 +291,26 @@ class Simulation(Clock):
             for instruction in process.machine.handle_all(process.events[0], self.now):
                 self._execute(process, instruction)
             process.events.popleft()
-        due = process.machine.next_check()
-        if due is not None:
-            self.at(max(0.0, due - self.now) + 1e-6, lambda: self._tick(process))
+        self._set_tick(process)
 
-    def _tick(self, process: Process) -> None:
+    def _set_tick(self, process: Process) -> None:
+        """Schedule the next tick, unless an earlier one is scheduled, which then schedules it."""
         due = process.machine.next_check()
-        if self.processes[process.name] is process and due is not None and due <= self.now:
-            self._feed(process.name, Tick())
+        if due is not None and due < process.tick_at:
+            process.tick_at = due
+            self.at(max(0.0, due - self.now) + _TICK_LATE_S, lambda: self._tick(process, due))
+
+    def _tick(self, process: Process, at: float) -> None:
+        if process.tick_at != at or self.processes[process.name] is not process:
+            return  # an earlier tick replaced this one
+        process.tick_at = math.inf
+        if not process.alive or process.stopped:
+            return
+        due = process.machine.next_check()
+        if due is not None and due <= self.now:
+            self._handle(process, (Tick(),))
+        else:
+            self._set_tick(process)
 
     def _execute(self, process: Process, instruction: Instruction) -> None:
         if isinstance(instruction, (Send, Forward)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from ls_edge.cli.output import print_json
 from ls_edge.cli.profile_options import PROFILES, planning_inputs
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import read_order_costs
-from ls_edge.core.text import counted, show, show_ms, show_percent
+from ls_edge.core.text import counted, show, show_ms, show_nines, show_nines_range, show_percent
+from ls_edge.evaluation.availability import Interval
 from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationSummary, summarize_simulation
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of
-from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
+from ls_edge.runtime.fleet.simulation.site_pool import process_pool, simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.simulator.churn import Churn
@@ -39,6 +40,12 @@ from ls_edge.runtime.source.settings import Settings, check_policy
 @PROFILES
 @options.count("--devices", "Number of devices.", most=1_000_000, required=True)
 @options.count("--requests", "Images to answer, at all sites together.", required=True)
+@options.text(
+    "--until",
+    "Repeat until half of the 95 % interval is at most this fraction of the answers that are not whole.",
+    "SHARE",
+    callback=options.share_of,
+)
 @options.text(
     "--churn",
     "Mean up and down times, such as up=10m,down=30s, with weights of kill, stop, hang, drain.  [default: none]",
@@ -63,6 +70,7 @@ def command(
     bundle: Path,
     devices: int,
     requests: int,
+    until: float | None,
     churn: str | None,
     policy: str,
     max_skips: int | None,
@@ -90,6 +98,7 @@ def command(
     costs = read_order_costs(opened.manifest.order_costs, opened.num_blocks)
     check_policy(opened, POLICIES[policy], costs)
     asked = Settings(policy=policy, budget_ms=budget_ms, max_skips=max_skips, seed=seed)
+    losses = None if churn is None else Churn.parse(churn)
     settings = FleetSettings(
         devices=devices,
         requests=requests,
@@ -100,15 +109,16 @@ def command(
         concurrency=concurrency,
         rate=rate,
         seed=seed,
+        outage_s=0.0 if losses is None else losses.down,
+        until=until,
     )
-    losses = None if churn is None else Churn.parse(churn)
     problem, assumptions = problem_of(opened, planning_inputs(**inputs, objective="throughput"))
     began = time.monotonic()
     with StepProgress("simulate") as progress:
         progress(0, requests, "planning the sites")
         sites, assumed = sites_of(problem, settings, site_size=site_size, churn=losses, costs=costs)
-        cores = jobs or len(os.sched_getaffinity(0))
-        outcomes = simulate_sites(sites, cores, lambda done, total: progress(done, total, "requests"))
+        with process_pool(jobs or len(os.sched_getaffinity(0))) as pool:
+            outcomes = simulate_fleet(sites, pool, lambda done, total: progress(done, total, "requests"))
     assumptions = [*assumptions, *assumed]
     context = simulation_context(sites, bundle_id=opened.manifest.bundle_id, churn=churn, assumptions=assumptions)
     summary = summarize_simulation(outcomes, context)
@@ -127,14 +137,23 @@ def command(
 
 def _print(summary: SimulationSummary, took_s: float) -> None:
     latency, losses = summary.latency_ms, summary.losses
-    times = {name: show_ms(getattr(latency, name)) for name in ("p50", "p95", "p99", "max")}
+    intervals, answered = summary.latency_intervals_ms, summary.answered_share
+    times = {
+        name: show_ms(getattr(latency, name)) + _range(intervals.get(name), show_ms)
+        for name in ("p50", "p95", "p99", "max")
+    }
     most = counted(summary.skips.max or 0, "block")
+    console = open_console()
+    console.print(f"{summary.answer}.")
+    for line in summary.warnings:
+        console.print(f"warning: {line}", style="yellow")
     rows = {
         "devices": f"{summary.devices:,} at {counted(summary.sites, 'site')}",
-        "answered": f"{summary.answered:,} of {summary.requests:,}",
+        "answered": f"{summary.answered:,} of {summary.requests:,}: {show_nines(answered.share)} "
+        f"({show_nines_range(answered.low, answered.high)})",
         "failed": f"{summary.failed:,}{_kinds(summary.errors)}",
         "degraded": f"{summary.degraded:,}" + (f", at most {most} skipped" if summary.skips.max else ""),
-        "throughput": show(summary.throughput, " / s"),
+        "throughput": show(summary.throughput, " / s") + _range(summary.throughput_interval, show),
         "latency": ", ".join(f"{name} {value}" for name, value in times.items()),
         "hops": f"{show(summary.hops)} per answer, {counted(summary.retries, 'retry', 'retries')}",
         "devices lost": f"{losses.count:,}{_kinds(losses.by_kind)}",
@@ -142,11 +161,14 @@ def _print(summary: SimulationSummary, took_s: float) -> None:
     }
     for name, one in summary.profiles.items():
         rows[f"busy: {name}"] = f"{show_percent(one.busy)} of {counted(one.devices, 'device')}"
-    console = open_console()
     print_table(PlainTable.of_facts(rows.items()), console)
     console.print(f"{summary.seconds:.3g} simulated seconds in {took_s:.1f} s")
     for line in summary.assumptions:
         console.print(f"assumed: {line}")
+
+
+def _range(interval: Interval | None, shown: Callable[[float], str]) -> str:
+    return "" if interval is None else f" ({shown(interval.low)} to {shown(interval.high)})"
 
 
 def _kinds(counts: Mapping[str, int]) -> str:

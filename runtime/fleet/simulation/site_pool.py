@@ -1,33 +1,41 @@
-"""Runs of many sites, in this process or in several."""
+"""Runs of many sites, in this process, in several, or by any executor."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
 
 from ls_edge.core.errors import LsEdgeError
-from ls_edge.evaluation.simulation_summary import SiteOutcome
+from ls_edge.evaluation.simulation_summary import SiteOutcome, whole_share
 from ls_edge.runtime.fleet.simulation.site_run import simulate_site
 from ls_edge.runtime.fleet.simulation.sites import Site
 
+MOST_ROUNDS = 1000
+"""Rounds of :func:`simulate_fleet`, so that a fleet that hardly ever fails has an end."""
+
 
 def simulate_sites(
-    sites: Sequence[Site], jobs: int = 1, on_step: Callable[[int, int], None] = lambda _done, _total: None
+    sites: Sequence[Site],
+    executor: Executor | None = None,
+    on_step: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[SiteOutcome]:
-    """Run all sites, in ``jobs`` processes.
+    """Run all sites as tasks of ``executor``, or in this process; the outcomes are the same.
 
     ``on_step`` is called with the numbers of ended and of all requests. Raise :class:`LsEdgeError` if a
     process ends unexpectedly.
     """
     total = sum(site.requests for site in sites)
-    if min(jobs, len(sites)) > 1:
-        return _simulate_in_processes(sites, min(jobs, len(sites)), lambda done: on_step(done, total))
+    if executor is not None:
+        return _simulate_by(executor, sites, lambda done: on_step(done, total))
     found: list[SiteOutcome] = []
     done = 0
     for site in sites:
@@ -36,15 +44,55 @@ def simulate_sites(
     return found
 
 
-def _simulate_in_processes(sites: Sequence[Site], jobs: int, on_step: Callable[[int], None]) -> list[SiteOutcome]:
+def simulate_fleet(
+    sites: Sequence[Site],
+    executor: Executor | None = None,
+    on_step: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[SiteOutcome]:
+    """Run all sites, and with :attr:`FleetSettings.until` again until the interval is narrow enough.
+
+    Each round has its own random numbers. How many are run does not depend on the executor.
+    """
+    settings = sites[0].settings
+    outcomes: list[SiteOutcome] = []
+    rounds, wanted = 0, 1
+    while rounds < wanted:
+        numbers = range(rounds * len(sites), wanted * len(sites))
+        more = [replace(sites[number % len(sites)], number=number) for number in numbers]
+        before = sum(len(one.states) for one in outcomes)
+        outcomes += simulate_sites(more, executor, lambda done, total, b=before: on_step(b + done, b + total))  # type: ignore[misc]
+        rounds = wanted
+        if settings.until is not None and (found := whole_share(outcomes, settings)).spread > settings.until:
+            factor = 2.0 if found.more_hours is None else min(2.0, 1 + found.more_hours / found.hours)
+            wanted = min(MOST_ROUNDS, math.ceil(factor * rounds))
+    return outcomes
+
+
+@contextmanager
+def process_pool(jobs: int) -> Iterator[Executor | None]:
+    """Open an executor of ``jobs`` processes; None for a single one."""
+    if jobs == 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _follow_parent)
+    try:
+        yield pool
+    except BaseException:  # the outcomes of running sites are no longer needed
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _simulate_by(executor: Executor, sites: Sequence[Site], on_step: Callable[[int], None]) -> list[SiteOutcome]:
     found: dict[int, SiteOutcome] = {}
     done = 0
     on_step(done)
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _follow_parent)
     try:
         # In the main thread, an interrupt would leave a process half started, which then fails or never ends.
         with ThreadPoolExecutor(1) as starter:
-            submitted = starter.submit(lambda: [pool.submit(simulate_site, site) for site in sites]).result()
+            submitted = starter.submit(lambda: [executor.submit(simulate_site, site) for site in sites]).result()
         futures = {future: index for index, future in enumerate(submitted)}
         for future in as_completed(futures):
             index = futures.pop(future)
@@ -55,12 +103,6 @@ def _simulate_in_processes(sites: Sequence[Site], jobs: int, on_step: Callable[[
         raise LsEdgeError(
             "a process of the simulation ended unexpectedly, perhaps for lack of memory; try fewer --jobs"
         ) from None
-    except BaseException:  # the outcomes of running sites are no longer needed
-        for process in multiprocessing.active_children():
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
     return [found[index] for index in range(len(sites))]
 
 

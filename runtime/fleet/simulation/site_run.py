@@ -23,7 +23,7 @@ from ls_edge.runtime.source.arrivals import poisson_arrivals
 
 _SETTLE_S = 1.0
 """Simulated seconds between the first losses and the first request: until heartbeats have found who is down."""
-_STEP_S = 0.05
+_REPORT_EVERY = 50
 _BUDGET_OVER = "BudgetExceeded"
 
 
@@ -64,16 +64,18 @@ class _SiteRun:
         for name in sim.busy:
             sim.busy[name] = 0.0
         self._start = sim.now
-        on_step(0)
+        on_step(reported := 0)
         if site.rate is None:
             for _ in range(min(site.concurrency, site.requests)):
                 self._submit()
         else:
             self._submit_next(poisson_arrivals(site.rate, self._rng))
         while self._over < site.requests:
-            sim.run(_STEP_S)
-            sim.notes.clear()
-            on_step(self._over)
+            sim.run_next()
+            if self._over >= reported + _REPORT_EVERY:
+                reported = self._over
+                on_step(reported)
+        on_step(self._over)
         outcome.seconds = float((outcome.submitted_s + outcome.latency_s).max())
         if churn is not None:
             outcome.losses = churn.losses
@@ -138,6 +140,7 @@ class _SiteRun:
         self._sim.submit(policy=self._site.settings.policy, budget=budget, max_skips=self._site.settings.max_skips)
 
     def _end(self, end: Complete | Fail) -> None:
+        self._sim.notes.clear()
         self._sim.outcomes.pop(end.request)
         self._sim.ended.pop(end.request)
         self._under_way -= 1
