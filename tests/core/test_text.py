@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.core.text import counted, format_ranges, name_blocks, parse_ranges, shorten, show, show_ms
+from ls_edge.core.text import (
+    counted,
+    format_ranges,
+    name_blocks,
+    parse_ranges,
+    shorten,
+    show,
+    show_hours,
+    show_ms,
+    show_nines,
+    show_nines_range,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +51,14 @@ def test_numbers_have_about_three_digits():
         "\N{EN DASH}", "0 ms", "0.42 ms", "9.1 ms", "131 ms", "2.40 s", "72 s",
     ]  # fmt: skip
     assert show(123456) == "123,456"
+
+
+def test_shares_near_one_show_two_digits_of_what_is_missing():
+    assert [show_nines(share) for share in (0.5, 0.9, 0.9977, 0.999987, 1.0)] == [
+        "50.0 %", "90.0 %", "99.77 %", "99.9987 %", "100 %",
+    ]  # fmt: skip
+    assert show_nines_range(0.9963, 1.0) == "99.63 to 100 %"
+    assert [show_hours(hours) for hours in (0.001, 0.5, 40)] == ["3.6 s", "30.0 min", "40.0 h"]
 
 
 def test_long_text_is_shortened_in_the_middle():

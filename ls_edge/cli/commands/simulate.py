@@ -22,7 +22,7 @@ from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationSumma
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of
-from ls_edge.runtime.fleet.simulation.site_pool import process_pool, simulate_fleet
+from ls_edge.runtime.fleet.simulation.site_pool import MOST_ROUNDS, process_pool, simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.simulator.churn import Churn
@@ -117,7 +117,8 @@ def command(
     with StepProgress("simulate") as progress:
         progress(0, requests, "planning the sites")
         sites, assumed = sites_of(problem, settings, site_size=site_size, churn=losses, costs=costs)
-        with process_pool(jobs or len(os.sched_getaffinity(0))) as pool:
+        most = len(sites) if until is None else len(sites) * MOST_ROUNDS
+        with process_pool(min(most, jobs or len(os.sched_getaffinity(0)))) as pool:
             outcomes = simulate_fleet(sites, pool, lambda done, total: progress(done, total, "requests"))
     assumptions = [*assumptions, *assumed]
     context = simulation_context(sites, bundle_id=opened.manifest.bundle_id, churn=churn, assumptions=assumptions)

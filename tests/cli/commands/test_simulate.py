@@ -118,9 +118,29 @@ def test_a_fleet_without_answers_is_a_failure(command, bundle, profile):
     assert json.loads(printed)["errors"] == {"BudgetExceeded": 5}
 
 
+def test_the_first_sentence_is_the_answer_and_more_is_simulated_until_it_is_certain(command, bundle, profile):
+    flags = (
+        "--bundle", bundle, "--profiles", profile, "--devices", 1, "--requests", 120, "--seed", 3, "--rate", 10,
+        "--jobs", 1, "--max-skips", 0, "--budget-ms", 100, "--churn", "up=2s,down=200ms",
+    )  # fmt: skip
+    code, printed, errors = command("simulate", *flags)
+    assert code == 3, errors
+    first, second = printed.replace("\n", " ").split(".  ", 1)[0], printed
+    assert "of the requests get a whole answer (95 % interval" in first
+    assert "the answer is uncertain; about" in second.replace("\n", " ")
+    code, printed, errors = command("simulate", *flags, "--until", "40%", "--json")
+    found = json.loads(printed)
+    assert found["requests"] > 120
+    half = (found["whole_share"]["high"] - found["whole_share"]["low"]) / 2
+    assert half <= 0.4 * (1 - found["whole_share"]["share"])
+    assert found["warnings"] == []
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--until", "often"), "--until 'often' is not a share between 0 and 1; write 10% or 0.1"),
+        (("--until", "100%"), "--until '100%' is not a share between 0 and 1; write 10% or 0.1"),
         (("--churn", "often"), "--churn 'often': 'often' cannot be read; write up=10m,down=30s"),
         (("--policy", "quality"), "has no order_costs, which policy quality needs"),
         (("--replicas", "9"), "a site of 2 devices: 4 blocks with 9 holders each"),
