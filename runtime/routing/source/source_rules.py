@@ -16,6 +16,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BudgetExceeded, ImageRejected, NotFinite, Overloaded, RequestError
 from ls_edge.core.parts import STEM
@@ -195,13 +197,19 @@ class SourceRules:
     def _take_back(self, request: OpenRequest, event: Arrived) -> None:
         """Continue with returned tokens if they are further; otherwise with the own copy, since they may be false."""
         run, sender, turn, old = event.run, event.sender, self._turn, request.copy
-        itinerary, tokens = as_asked(request.asked, run.itinerary, old.itinerary.avoid), event.tokens
+        avoid = old.itinerary.avoid
+        if run.returning == ReturnReason.UNREACHABLE:  # what is beyond the neighbors may be the only way
+            avoid = tuple(name for name in avoid if not turn.neighbors.is_beyond(name))
+        itinerary, tokens = as_asked(request.asked, run.itinerary, avoid), event.tokens
         gained = itinerary.blocks_done > old.itinerary.blocks_done
         request.trail.note(sender)
         if gained:
             _learn_from(itinerary, old, turn)
         elif itinerary.remaining:
-            self._pass_over(old, sender)
+            if avoid == old.itinerary.avoid:
+                self._pass_over(old, sender)
+            else:
+                old.itinerary = msgspec.structs.replace(old.itinerary, avoid=avoid)
             itinerary, tokens = old.itinerary, old.tokens
         if request.watch_returns:
             reported = as_asked(request.asked, run.itinerary)
@@ -362,13 +370,15 @@ class SourceRules:
             self._machine.passed_on(copy, sender)
 
     def _on_lost(self, request: HeldRequest) -> None:
-        """Reroute an ``AWAY`` request without news, or kept for too long."""
-        holder = self._by_id[request.request].trail.holder
-        is_beyond = self._turn.neighbors.is_beyond(holder)  # if so, another process may be the cause
-        if not is_beyond and holder in ("", request.downstream):
+        """Reroute an ``AWAY`` request without news, or kept for too long.
+
+        If its holder is out of reach, only the neighbor that it was sent to says so: the next branch avoids both.
+        """
+        holder, limits = self._by_id[request.request].trail.holder, self._turn.limits
+        if holder in ("", request.downstream) or self._turn.neighbors.is_beyond(holder):
             self._pass_over(request, request.downstream)
-        elif not is_beyond:
-            self._machine.avoid(request, holder, self._turn.now + self._turn.limits.away_floor)
+        if holder not in ("", request.downstream):
+            self._machine.avoid(request, holder, self._turn.now + limits.away_floor)
         self._machine.reroute(request, "no news of it for too long")
 
     # End of a turn.
