@@ -14,7 +14,7 @@ from rich.console import Console
 from ls_edge.api.models import is_bundle
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError, printable
-from ls_edge.core.files import ask_hub, hub_library, hub_repository, is_hub, local_folder
+from ls_edge.core.files import ask_hub, check_folder, hub_library, hub_repository, is_hub, local_folder
 from ls_edge.core.text import byte_size, counted, show_percent
 from ls_edge.device.requirements import require_import
 from ls_edge.evaluation.evaluate import Evaluation
@@ -59,6 +59,8 @@ def publish(source: str | Path, to: str | Path, *, license: str | None = None) -
         hub_library()
     elif Path(to).is_symlink() or (Path(to).exists() and (not Path(to).is_dir() or any(Path(to).iterdir()))):
         raise UsageError(f"{to} exists and is not an empty folder; name a new one")
+    else:
+        check_folder(to)
     evaluation = _evaluation(folder / EVALUATION)
     with contextlib.ExitStack() as stack:
         if is_hub(to):

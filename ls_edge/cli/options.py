@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from msgspec import inspect
 
 from ls_edge.core.errors import UsageError
-from ls_edge.core.files import check_writable
+from ls_edge.core.files import check_folder, check_standard_output, check_writable
 from ls_edge.device.requirements import require
 from ls_edge.runtime.routing.policies import POLICIES
 
@@ -120,6 +120,28 @@ def output(flag: str, help_text: str, *, draws: bool = False, ours: str = "", **
     return path(flag, help_text, callback=check, **settings)
 
 
+def output_folder(help_text: str, *, flag: str = "--out", **settings: Any) -> Option:
+    """Return an option that takes a folder to write into, checked before any work."""
+
+    def check(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
+        if value is not None:
+            check_folder(value)
+        return value
+
+    return path(flag, help_text, callback=check, **{"type": FOLDER, "metavar": "DIR", **settings})
+
+
+def as_json(help_text: str = "Output as JSON.") -> Option:
+    """Return the option ``--json``, which checks before any work that standard output has room."""
+
+    def check(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+        if value:
+            check_standard_output()
+        return value
+
+    return click.option("--json", "as_json", is_flag=True, help=help_text, callback=check)
+
+
 def _is_foreign(path: Path, ours: str) -> bool:
     with path.open("rb") as stream:
         start = stream.read(_START)
@@ -201,7 +223,7 @@ SECRET_KEY = secret_key()
 STRICT_BUNDLE = flag("--strict-bundle", "Work only with peers that have exactly this bundle.")
 DATA = text("--data", "Folder of class folders, a tar of one, 'digits', or a timm data set.", "DATA", required=True)
 LIMIT = count("--limit", "Number of images; above the size of the data, images repeat.")
-JSON = click.option("--json", "as_json", is_flag=True, help="Output as JSON.")
+JSON = as_json()
 LOG_JSON = flag("--log-json", "Write the log as JSON lines.")
 METRICS = text("--metrics", "Address of Prometheus metrics (extra metrics).", "HOST:PORT")
 REPORT = output("--report", "HTML report with charts to write (extra report).", draws=True, ours=HTML)

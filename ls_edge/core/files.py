@@ -16,6 +16,9 @@ import os
 import re
 import secrets
 import shutil
+import stat
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -32,13 +35,18 @@ class FolderInUse(UsageError):
     """Another process holds the lock of a folder."""
 
 
+def _part_of(path: Path) -> Path:
+    """Return the name of a file while it is written."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that replaces ``path`` when the block ends without an error.
 
     After an error, a kill or a power cut, ``path`` holds the old content or the new one, never a part of it.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = _part_of(path)
     try:
         with open(part, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644)) as stream:
             yield stream
@@ -96,14 +104,60 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise :class:`UsageError` if :func:`open_output` could not write ``path``; call it before the work begins."""
+    """Raise the error with which :func:`open_output` would fail to write ``path``; call it before the work begins."""
     path = Path(path)
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder; name a file")
-    above = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = "is not writable" if above.is_dir() else "is not a folder"
-        raise UsageError(f"cannot write {path}: {above} {why}; give another path")
+    with _explained(path):
+        if path.exists() and not path.is_file():  # a pipe or a device
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        above = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
+        if above.is_dir() and len(os.fsencode(_part_of(path).name)) > os.pathconf(above, "PC_NAME_MAX"):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    _try_to_write(path, above)
+
+
+def check_folder(path: str | Path) -> None:
+    """Raise the error with which files in the folder ``path`` could not be written; call it before the work begins."""
+    path = Path(path).absolute()
+    with _explained(path):
+        above = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
+    _try_to_write(path, above)
+
+
+def check_standard_output() -> None:
+    """Raise :class:`LsEdgeError` if standard output goes onto a full disk; call it before the work begins."""
+    try:
+        descriptor = sys.stdout.fileno()
+        os.write(descriptor, b"")  # fails for /dev/full
+        is_full = stat.S_ISREG(os.fstat(descriptor).st_mode) and not os.fstatvfs(descriptor).f_bavail
+    except (OSError, ValueError, AttributeError) as error:  # closed, or none
+        is_full = isinstance(error, OSError) and error.errno in _NO_ROOM
+    if is_full:
+        raise LsEdgeError("cannot write to standard output: no space left on device; redirect it to another disk")
+
+
+def _try_to_write(path: Path, folder: Path) -> None:
+    """Write a nameless file into a folder: permissions alone do not show full disks and special file systems."""
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {path}: {folder} is not a folder; give another path")
+    with _explained(path), tempfile.TemporaryFile(dir=folder) as trial:
+        trial.write(bytes(4096))
+        trial.flush()
+        os.fsync(trial.fileno())
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise :class:`UsageError` for an error of the system, and :class:`LsEdgeError` if the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise LsEdgeError(f"cannot write {path}: {error.strerror}; free some space, or give another path") from None
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from None
 
 
 def write_output(path: str | Path, text: str) -> None:
@@ -121,7 +175,7 @@ def open_output(path: str | Path) -> Iterator[IO[str]]:
     path = Path(path)
     if not path.name:
         raise UsageError(f"cannot write {str(path)!r}: it is not the name of a file; give another path")
-    try:
+    with _explained(path):
         if path.exists() and not path.is_file():  # /dev/stdout or a pipe, which replacing would remove
             with path.open("w", encoding="utf-8") as stream:
                 yield stream
@@ -131,10 +185,6 @@ def open_output(path: str | Path) -> Iterator[IO[str]]:
             stream = io.TextIOWrapper(binary, encoding="utf-8")
             yield stream
             stream.detach()  # writes the buffer, and leaves the file open for syncing
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise LsEdgeError(f"cannot write {path}: {error.strerror}; free some space, or give another path") from None
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from None
 
 
 def cache_folder() -> Path:

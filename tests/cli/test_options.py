@@ -1,9 +1,13 @@
 """Options that many commands share: environment variables, output files and ``--provider``."""
 
 import json
+from pathlib import Path
 
+import click
 import pytest
 
+from ls_edge.cli.main import COMMANDS, cli
+from ls_edge.core.errors import UsageError
 from ls_edge.device.profile import load_profile
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
@@ -135,3 +139,22 @@ def test_a_provider_that_onnxruntime_lacks_is_one_line(command, calls, name):
     code, printed, errors = command(name, *calls[name], "--provider", "NoSuchExecutionProvider")
     assert (code, printed) == (1, "")
     assert errors.splitlines()[-1].startswith("ls-edge: NoSuchExecutionProvider is not in this build of onnxruntime")
+
+
+WRITTEN = ("out", "report", "figure", "freedom", "trace", "trace_events")
+
+
+def _options(command):
+    for one in getattr(command, "commands", {"": command}).values():
+        yield from (option for option in one.params if isinstance(option, click.Option))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_output_is_checked_before_any_work(name):
+    for option in _options(cli.get_command(click.Context(cli), name)):
+        if option.name in WRITTEN and not option.is_flag:
+            for place in ("/proc/self/x", "/proc/nowhere/x"):
+                with pytest.raises(UsageError, match="cannot write /proc"):
+                    option.callback(None, option, Path(place))
+        if option.name == "as_json":
+            assert option.callback is not None

@@ -8,7 +8,15 @@ import sys
 import pytest
 
 from ls_edge.core.errors import LsEdgeError, UsageError
-from ls_edge.core.files import FolderInUse, check_writable, folder_lock, open_output, write_file, write_output
+from ls_edge.core.files import (
+    FolderInUse,
+    check_folder,
+    check_writable,
+    folder_lock,
+    open_output,
+    write_file,
+    write_output,
+)
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path):
@@ -89,6 +97,26 @@ def test_outputs_that_cannot_be_written_are_refused_with_advice(tmp_path):
         write_output(tmp_path / "file" / "x" / "y", "")
     with pytest.raises(UsageError, match="is not the name of a file"):
         write_output("", "")
+
+
+@pytest.mark.parametrize("path", ["/proc/self/x.html", "/proc/nowhere/x.html", "x" * 250 + ".html"])
+def test_what_the_system_refuses_is_known_before_it_is_written(tmp_path, path):
+    with pytest.raises(UsageError, match=r"cannot write .*give another path"):
+        check_writable(tmp_path / path)
+    if path.startswith("/"):
+        with pytest.raises(UsageError, match=r"cannot write .*give another path"):
+            check_folder(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_known_before_it_is_written_to(small_disk):
+    disk = small_disk(megabytes=1)
+    free = os.statvfs(disk)
+    (disk / "fill").write_bytes(bytes(free.f_bavail * free.f_frsize))
+    for check in (check_writable, check_folder):
+        with pytest.raises(LsEdgeError, match="No space left on device; free some space"):
+            check(disk / "new" / "x")
+    assert [path.name for path in disk.iterdir()] == ["fill"]
 
 
 def test_a_folder_is_locked_until_its_holder_ends(tmp_path):

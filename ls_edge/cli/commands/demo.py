@@ -73,13 +73,7 @@ SCENES = (
         "ls-edge demo --boards orin-nano,orin-nano,orin-nano-super",
     ),
 )
-@options.path(
-    "--out",
-    "Folder for models, bundles, and the report.",
-    type=options.FOLDER,
-    metavar="DIR",
-    default=Path("demo-out"),
-)
+@options.output_folder("Folder for models, bundles, and the report.", default=Path("demo-out"))
 @options.count("--limit", "Images per run.", least=10, default=359)
 @options.text(
     "--boards",

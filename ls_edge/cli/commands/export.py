@@ -26,7 +26,7 @@ from ls_edge.report.terminal import open_console
     ),
 )
 @click.argument("run", type=options.FILE)
-@options.path("--out", "Folder to write.", required=True, metavar="BUNDLE")
+@options.output_folder("Folder to write.", required=True, type=options.FILE, metavar="BUNDLE")
 @options.flag("--per-block", "One engine per block (the default).")
 @options.text("--calibrate", "Images to calibrate int8, measure order costs, and verify.", "DATA")
 @options.count(

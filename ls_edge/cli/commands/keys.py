@@ -31,14 +31,7 @@ def command() -> None:
     ),
 )
 @click.argument("name")
-@options.path(
-    "--out",
-    "Folder for NAME.key and NAME.key_secret.",
-    default=Path(),
-    type=options.FOLDER,
-    metavar="DIR",
-    show_default="here",
-)
+@options.output_folder("Folder for NAME.key and NAME.key_secret.", default=Path(), show_default="here")
 @options.path("--into", "peers.yaml to write the public key into, at its entry NAME.")
 def new(name: str, out: Path, into: Path | None) -> None:
     """Create a key pair for the peer or source NAME.

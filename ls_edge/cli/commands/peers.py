@@ -40,9 +40,7 @@ def command() -> None:
 @click.argument("hosts", nargs=-1, required=True, metavar="[NAME=]HOST...")
 @options.bundle("Model that sets the number of blocks.  [default: 12 blocks]")
 @options.text("--source", "Name of the machine that sends images and pushes models.  [default: the host name]", "NAME")
-@options.path(
-    "--out", "Folder for peers.yaml and keys.", default=Path(), type=options.FOLDER, metavar="DIR", show_default="here"
-)
+@options.output_folder("Folder for peers.yaml and keys.", default=Path(), show_default="here")
 def new(hosts: tuple[str, ...], bundle: Path | None, source: str | None, out: Path) -> None:
     """Write peers.yaml and the keys of a fleet.
 

@@ -56,7 +56,7 @@ Frame = bytes | np.ndarray | DataError
 @options.count("--limit", "Number of images.  [default: all; no limit for a camera]")
 @options.concurrency(1_000_000)
 @options.wait("Time to wait for a warm holder of every block before the first image.")
-@click.option("--json", "as_json", is_flag=True, help="Output as JSON, one line per image.")
+@options.as_json("Output as JSON, one line per image.")
 @options.SOURCE
 def command(
     images: tuple[str, ...],

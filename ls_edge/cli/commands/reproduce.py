@@ -81,7 +81,7 @@ class Training:
     ),
 )
 @click.argument("plan")
-@options.path("--out", "Folder of runs and results.", type=options.FOLDER, metavar="DIR")
+@options.output_folder("Folder of runs and results.")
 @options.names(
     "--data", "Location of a data set of the plan; NAME is optional if the plan has only one.", "[NAME=]DATA"
 )

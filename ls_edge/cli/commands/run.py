@@ -30,6 +30,7 @@ from ls_edge.evaluation.run_summary import RunSummary, summarize
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.runs.trace_events import write_trace_events
 from ls_edge.report.tables import print_summary
+from ls_edge.report.terminal import open_console
 from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS
 from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
@@ -223,7 +224,8 @@ def _print(summary: RunSummary, measured: DatasetRun, classes: Sequence[str], *,
         else:
             print_summary(summary, records=measured.records, classes=classes)
     except OSError as error:
-        return [f"the summary could not be printed: {describe(error)}"]
+        print_summary(summary, records=measured.records, classes=classes, console=open_console(stderr=True))
+        return [f"the summary could not be printed on standard output: {describe(error)}"]
     return []
 
 

@@ -49,7 +49,7 @@ _BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 @options.PEERS
 @options.SECRET_KEY
 @options.bundle("Bundle to compare with.")
-@click.option("--json", "as_json", is_flag=True, help="Output as JSON, one line per second, as 'status --json'.")
+@options.as_json("Output as JSON, one line per second, as 'status --json'.")
 def command(peers: Path, secret_key: Path | None, bundle: Path | None, as_json: bool) -> None:
     """Watch the peers in the terminal: state, load, queues, and what changes.
 

@@ -57,7 +57,7 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
     ),
 )
 @options.text("--data", "Folder of class folders, a tar of one, 'digits', or a torch/ or hfds/ data set.", "DATA")
-@options.path("--out", "Folder of the run to write.", required=True, type=options.FOLDER, metavar="RUN")
+@options.output_folder("Folder of the run to write.", required=True, metavar="RUN")
 @options.text("--model", "timm model, vit_digits, vit_cifar, or mixer_cifar.  [default for digits: vit_digits]", "NAME")
 @options.count("--depth", "Number of blocks to keep, evenly spaced.", most=10_000, metavar="K")
 @options.choice("--method", list(METHODS), "Training method.  [default: anyorder]")
