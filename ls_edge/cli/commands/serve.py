@@ -52,6 +52,7 @@ _READY_WITHIN_S = 5.0
 @options.path("--token-file", "Bearer tokens that clients need, one a line.")
 @options.flag("--insecure-http", "Allow --http off the loopback without TLS or tokens.")
 @options.names("--allow-host", "Host name of this server, in addition to the loopback.")
+@options.names("--cors", "Web site whose pages may use this server, such as https://app.example.", "ORIGIN")
 @options.names("--trusted-proxy", "Proxy whose X-Forwarded-For names the client in logs.", "ADDRESS")
 @options.flag("--access-log", "Log each request.")
 @options.concurrency(256, "Concurrent images.")
@@ -76,6 +77,7 @@ def command(
     token_file: Path | None,
     insecure_http: bool,
     allow_host: tuple[str, ...],
+    cors: tuple[str, ...],
     trusted_proxy: tuple[str, ...],
     access_log: bool,
     concurrency: int,
@@ -116,7 +118,7 @@ def command(
             f"--http {http} is not on the loopback, so it needs --tls-cert, --tls-key and --token-file; or listen on "
             "127.0.0.1 behind a reverse proxy, or allow it with --insecure-http"
         )
-    access = Access(token_file, loopback_only=is_local, hosts=allow_host, proxies=trusted_proxy)
+    access = Access(token_file, loopback_only=is_local, hosts=allow_host, origins=cors, proxies=trusted_proxy)
     tls = Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
     queue = QUEUE * concurrency if queue is None else queue
 

@@ -20,7 +20,16 @@ MIN_TOKEN = 16
 """Least length of a token, in characters."""
 OPEN_PATHS = ("/", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")
 """Paths without a token: health for load balancers and probes, and the page, which has no data and asks for one."""
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, HEAD, POST",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Content-Encoding, Inference-Header-Content-Length, "
+    "X-Request-ID, traceparent",
+    "Access-Control-Max-Age": "600",
+}
+"""Headers of the answer to a browser that asks what a page of another site may send."""
+_EXPOSED = "Inference-Header-Content-Length, Retry-After, X-Request-ID"
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?", re.ASCII)
+_ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?", re.ASCII)
 
 
 def read_tokens(path: Path) -> tuple[bytes, ...]:
@@ -48,20 +57,27 @@ class Access:
         *,
         loopback_only: bool,
         hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
         proxies: Sequence[str] = (),
     ) -> None:
         """``loopback_only`` refuses other names of the host than ``hosts``, unless there are tokens.
 
         A page that a browser of this machine shows can point its own host name at 127.0.0.1 (DNS rebinding).
-        ``proxies`` are addresses or networks whose ``X-Forwarded-For`` is believed.
+        Pages of ``origins`` may use this server in a browser. ``proxies`` are addresses or networks whose
+        ``X-Forwarded-For`` is believed.
         """
         self._token_file = token_file
         self._tokens: tuple[bytes, ...] = ()
         self.reload()
         self._loopback_only = loopback_only and token_file is None
         self._hosts = frozenset(host.lower() for host in hosts)
-        if wrong := next((host for host in self._hosts if not _HOST.fullmatch(host)), None):
-            raise UsageError(f"--allow-host {wrong!r} is not a host name; give one without port, such as edge.example")
+        for host in self._hosts:
+            if not _HOST.fullmatch(host):
+                raise UsageError(f"--allow-host {host!r} is not a host name; give one without port: edge.example")
+        self._origins = frozenset(origins)
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(f"--cors {origin!r} is not an origin; give scheme and host: https://app.example")
         self._proxies = [_network(proxy) for proxy in proxies]
 
     def reload(self) -> None:
@@ -81,10 +97,16 @@ class Access:
         origin = headers.get("Origin")
         if request.method == "POST" and origin is not None:
             address, name = _split(origin)
-            if address != host.lower() and name not in self._hosts:
-                raise Refusal(403, "requests from pages of another site are not allowed; see --allow-host")
+            if address != host.lower() and name not in self._hosts and origin not in self._origins:
+                raise Refusal(403, "requests from pages of another site are not allowed; see --allow-host and --cors")
         if self._tokens and request.path not in OPEN_PATHS and not self._is_known(headers.get("Authorization", "")):
             raise Refusal(401, "send a token: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+
+    def headers_for(self, origin: str | None) -> dict[str, str]:
+        """Return the headers that let a page of another site read a response."""
+        if origin not in self._origins:
+            return {"Vary": "Origin"} if self._origins else {}
+        return {"Vary": "Origin", "Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED}
 
     def client_of(self, request: web.BaseRequest) -> str:
         """Return the address of a client: of the last one on the way that is not a trusted proxy."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from aiohttp import HttpVersion10, HttpVersion11, web
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ls_edge.runtime.serve.http.access import Access
+from ls_edge.runtime.serve.http.access import PREFLIGHT, Access
 from ls_edge.runtime.serve.http.connection import Connection
 from ls_edge.runtime.serve.http.replies import Refusal, json_response
 
@@ -77,6 +77,7 @@ class Router:
             "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-store",
             "X-Request-ID": request_id,
+            **self._access.headers_for(request.headers.get("Origin")),
         }
         trace = _TRACE_PARENT.fullmatch(parent)
         if trace:
@@ -133,6 +134,8 @@ class Router:
     ) -> web.StreamResponse:
         try:
             _check_framing(request)
+            if request.method == "OPTIONS" and "Access-Control-Allow-Origin" in request[_HEADERS]:
+                return web.Response(status=204, headers=PREFLIGHT)
             self._access.check(request)
             if route is None:
                 raise Refusal(404, "no such path; see docs/serving.md, for example /predict, /status, /v2")

@@ -47,11 +47,20 @@ def ask():
     return request
 
 
-@pytest.fixture
-def tokens(tmp_path):
-    path = tmp_path / "tokens.txt"
+def _write_tokens(folder):
+    path = folder / "tokens.txt"
     path.write_text("# of two clients\n" + "\n".join(TOKENS) + "\n\n")
     return path
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    return _write_tokens(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def tokens_of_module(tmp_path_factory):
+    return _write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")
