@@ -161,6 +161,16 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """:attr:`interval_ms`; by default a quarter of :attr:`timeout_ms`, at most 250 ms."""
         return min(_MAX_INTERVAL_MS, self.timeout_ms // 4) if self.interval_ms is None else self.interval_ms
 
+    @property
+    def connect_ms(self) -> int:
+        """Time after which an attempt to dial ends, which bounds the round trips of usable links."""
+        return max(500, self.timeout_ms // 2)
+
+    @property
+    def handshake_ms(self) -> int:
+        """Time after which a handshake ends; with keys it takes three round trips after dialing."""
+        return 4 * self.connect_ms
+
     def transfer_s(self, frame_bytes: int) -> float:
         """Return the seconds that a frame takes on the slowest link."""
         return frame_bytes * 8e-6 / self.slowest_mbit

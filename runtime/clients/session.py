@@ -212,6 +212,8 @@ class Client:
             else:
                 for message in messages:
                     session.receive(message)
+                    if isinstance(message, Welcome) and message.name != name:
+                        self._links.dialer.pass_by(name)
                 return messages
         return ()
 

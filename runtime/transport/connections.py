@@ -2,14 +2,16 @@
 
 With separate DEALERs each connection is watched separately: the socket's monitor reports a lost connection immediately,
 ZMTP heartbeats report a silent one. libzmq dials lost connections again; if it gives up, after a failed handshake or an
-oversized frame, :class:`Dialer` dials. Host names are resolved on another thread, since libzmq would block. An incoming
-connection is identified by its routing id, and its end by the file descriptor of its messages.
+oversized frame, :class:`Dialer` dials. Host names are resolved on other threads, since libzmq would block; their
+addresses are dialed in turn. An incoming connection is identified by its routing id, and its end by the file descriptor
+of its messages.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -134,7 +136,7 @@ class Sockets:
         socket.setsockopt(zmq.HEARTBEAT_IVL, heartbeat_ms)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, min(self._silence_ms, _MAX_TTL_MS))
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, self.heartbeat.handshake_ms)
         socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame)
@@ -281,6 +283,8 @@ class Dialer:
         self._route_of: dict[str, _Route] = {}
         self._dialed: dict[str, str] = {}
         """Numeric address at which each peer is dialed."""
+        self._choices: dict[str, tuple[str, ...]] = {}
+        """Numeric addresses of each peer, which are dialed in turn."""
         self._up: set[str] = set()
         self._redial_at: dict[str, float] = {}
         self._resting: set[str] = set()
@@ -300,6 +304,7 @@ class Dialer:
             self._up.discard(name)
             self._resting.discard(name)
             self._dialed.pop(name, None)
+            self._choices.pop(name, None)
             self._redial_at.pop(name, None)
         self._addresses, self._route_of = dict(addresses), routes
         for name in addresses:
@@ -315,11 +320,12 @@ class Dialer:
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
-        dealer.setsockopt(zmq.CONNECT_TIMEOUT, 500)
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, self._all.heartbeat.connect_ms)
         if self._all.curve is not None:
             dealer.curve_serverkey = self._all.curve.peer_keys[name]
         if numeric(self._addresses[name]):
-            self._connect(name, self._addresses[name])
+            self._choices[name] = (self._addresses[name],)
+            self._dial(name)
 
     def _look_up_again(self) -> None:
         """Resolve the host names of the current addresses only."""
@@ -331,54 +337,64 @@ class Dialer:
         if looked_up:
             self._names = HostNameResolver(looked_up)
             self._poller.add_descriptor(self._names.descriptor)
-            for name in self._up | self._resting:
-                self._names.want(name, wanted=False)
+            for name in looked_up.keys() - self._up - self._resting:
+                self._names.want(name, wanted=True)
 
     def dial_again(self) -> None:
-        """Dial peers again after a wait if libzmq has given up on them."""
+        """Dial peers again after a wait if libzmq has given up on them, or at their next address."""
         now = time.monotonic()
         for name in [name for name, at in self._redial_at.items() if at <= now]:
-            del self._redial_at[name]
             if name not in self._up:
-                self._connect(name, self._dialed[name])
+                self._dial(name)
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether :meth:`dial_again` has to be called within :data:`REDIAL_S`."""
-        return bool(self._redial_at)
+    def wait(self) -> float:
+        """Seconds after which :meth:`dial_again` and :meth:`on_host_names` have to be called."""
+        next_dial = min(self._redial_at.values(), default=math.inf) - time.monotonic()
+        return max(0.0, min(next_dial, math.inf if self._names is None or not self._names.is_busy else 1.0))
 
     def on_host_names(self) -> list[LinkEvent]:
-        """Dial resolved addresses; return an event for each name that cannot be resolved."""
+        """Dial resolved addresses; return an event for each name that cannot be resolved, or not yet."""
+        if self._names is None:
+            return []
         unknown: list[LinkEvent] = []
-        if self._names is None or not self._poller.can_read(self._names.descriptor):
-            return unknown
-        for name, addresses, why in self._names.found():
+        for name, why in self._names.slow():
+            if name not in self._dialed:
+                unknown.append(NoLink(name, why))
+        found = self._names.found() if self._poller.can_read(self._names.descriptor) else []
+        for name, addresses, why in found:
             if name in self._up or name in self._resting:
                 continue
             if not addresses:
                 unknown.append(NoLink(name, why))
-            elif self._dialed.get(name) not in addresses:
-                self._connect(name, addresses[0])
+                continue
+            self._choices[name] = addresses
+            if self._dialed.get(name) not in addresses:
+                self._dial(name)
         return unknown
 
-    def on_monitor(self, name: str, event: zmq.Event) -> LinkEvent | None:
+    def on_monitor(self, name: str, event: zmq.Event, endpoint: str) -> LinkEvent | None:
         """Handle an event of a DEALER's monitor; return the event of the link, if any."""
-        if name in self._resting:
-            return None
-        address = self._addresses[name]
+        takes_turns = len(self._choices.get(name, ())) > 1
+        if name in self._resting or (takes_turns and endpoint != self._dialed[name]):
+            return None  # not about the address that is dialed now
         if event == _UP:
             self._redial_at.pop(name, None)
             self._up.add(name)
             self._look_up(name, wanted=False)
             return LinkUp(Link(dialed=name))
-        if event == _TRIES_AGAIN:
+        if event == _TRIES_AGAIN and not takes_turns:
             self._redial_at.pop(name, None)
+        elif event != _NO_ANSWER or takes_turns:
+            # libzmq either dials the same address again, which its next event reports, or gives up without an event.
+            pause = MAX_RECONNECT_MS / 1e3 / len(self._choices[name]) if takes_turns else REDIAL_S
+            self._redial_at.setdefault(name, time.monotonic() + pause)
+        if event == _TRIES_AGAIN:
             return None
         if event == _NO_ANSWER:
-            return NoLink(name, f"nobody answers at {address}; start it, or correct its address in peers.yaml")
-        # libzmq either dials again, which its next event reports, or gives up without an event.
-        self._redial_at.setdefault(name, time.monotonic() + REDIAL_S)
+            return self._no_answer(name)
         if event != _DISCONNECTED:
+            address = self._dialed[name]
             self._failures.note(name, "handshake failed", peer=name, address=address, why=_WHY_FAILED[event])
             return NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}", refused=True, final=event != _ENDED)
         if name not in self._up:
@@ -387,12 +403,27 @@ class Dialer:
         self._look_up(name, wanted=True)
         return LinkDown(Link(dialed=name))
 
+    def _no_answer(self, name: str) -> NoLink:
+        address = self._addresses[name]
+        tried = ", ".join(self._choices[name])
+        where = address if tried == address else f"{address} ({tried})"
+        return NoLink(name, f"nobody answers at {where}; start it, or correct its address in peers.yaml")
+
     def hang_up(self, name: str) -> bool:
         """End the connection to a peer and dial it again; return whether it was up."""
         was_up = name in self._up
         self._up.discard(name)
-        self._connect(name, self._dialed[name])
+        self._look_up(name, wanted=True)
+        self._dial(name)
         return was_up
+
+    def pass_by(self, name: str) -> None:
+        """End the connection to a process that is another than ``name``, whose host name may have a new address."""
+        if name in self._up and not numeric(self._addresses[name]):
+            self.rest(name)
+            self._resting.discard(name)
+            self._look_up(name, wanted=True)
+            self._redial_at[name] = time.monotonic() + REDIAL_S
 
     def rest(self, name: str) -> None:
         """Close the connection to a peer that has dialed this process, and do not dial it until :meth:`resume`."""
@@ -408,20 +439,22 @@ class Dialer:
         if name in self._resting:
             self._resting.discard(name)
             self._look_up(name, wanted=True)
-            self._connect(name, self._dialed[name])
+            self._dial(name)
 
     def close(self) -> None:
         """Stop resolving host names."""
         if self._names is not None:
             self._names.close()
 
-    def _connect(self, name: str, address: str) -> None:
-        """Dial a numeric address instead of the previous one."""
-        dealer, before = self.sockets[name], self._dialed.get(name)
+    def _dial(self, name: str) -> None:
+        """Dial the next address of a peer instead of the previous one."""
+        dealer, before, choices = self.sockets[name], self._dialed.get(name), self._choices[name]
+        self._redial_at.pop(name, None)
         if before is not None:
             with contextlib.suppress(zmq.ZMQError):  # libzmq has already forgotten the endpoint
                 dealer.disconnect(before)
-        self._dialed[name] = address
+        at = choices.index(before) + 1 if before in choices else 0
+        self._dialed[name] = address = choices[at % len(choices)]
         if "[" in address:
             dealer.setsockopt(zmq.IPV6, 1)
         try:

@@ -261,6 +261,9 @@ class Handshake:
         else:
             self._refused.count("hello refused", name, reason)
             self._send(link, Bye(reason[:_MAX_REASON]))  # it has admitted this process and would send requests
+            if link.dialed != name:
+                self._linked.link_ended(link)
+                self._links.dialer.pass_by(link.dialed)
 
     def _forget(self, name: str, why: str, now: float) -> None:
         was_pusher = self._linked.guests.get(name) == "pusher"

@@ -1,17 +1,18 @@
-"""Resolution of host names on a separate thread, since a name service may take seconds."""
+"""Resolution of host names on threads of their own, since a name service may take seconds."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 
 from ls_edge.runtime.transport.poller import Waker
 
-LOOK_UP_EVERY = 2.0
-"""Seconds between two attempts to resolve a name without a link: the name may be added, or its address change."""
+LOOK_UP_EVERY = 0.5
+"""Seconds between two look-ups of a name without a link: guarantee R8 includes a peer whose address has changed."""
 
 
 def numeric(address: str) -> bool:
@@ -24,25 +25,34 @@ def numeric(address: str) -> bool:
 
 
 class HostNameResolver:
-    """Thread that resolves host names repeatedly while they are wanted."""
+    """Repeated look-ups of the host names that are wanted, each on its own thread: a slow one delays no other."""
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
-        """Resolve ``addresses``, which maps names of peers to ``tcp://host:port``; all are wanted at first."""
+        """Resolve ``addresses``, which maps names of peers to ``tcp://host:port``."""
         self._addresses = dict(addresses)
-        self._wanted = set(addresses)
+        self._lock = threading.Lock()
+        self._wanted: set[str] = set()
+        self._began: dict[str, float] = {}
+        """Time at which the latest look-up of each name with a thread began."""
+        self._told: dict[str, int] = {}
+        """Seconds that :meth:`slow` last reported, by name."""
         self._found: deque[tuple[str, tuple[str, ...], str]] = deque()
         self._waker = Waker()
         self._waker.asleep = True
         self.descriptor = self._waker.descriptor
         """Descriptor that is readable when :meth:`found` has a result."""
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="host names", daemon=True)
-        self._thread.start()
 
     def want(self, name: str, *, wanted: bool) -> None:
         """Continue or stop to resolve a name; unknown names are ignored."""
-        if name in self._addresses:
-            (self._wanted.add if wanted else self._wanted.discard)(name)
+        with self._lock:
+            if not wanted:
+                self._wanted.discard(name)
+            elif name in self._addresses:
+                self._wanted.add(name)
+                if name not in self._began:
+                    self._began[name] = time.monotonic()
+                    threading.Thread(target=self._run, args=(name,), name=f"look up {name}", daemon=True).start()
 
     def found(self) -> list[tuple[str, tuple[str, ...], str]]:
         """Return the results since the last call: name, numeric addresses, and the reason if there are none."""
@@ -50,19 +60,41 @@ class HostNameResolver:
         self._waker.asleep = True
         return [self._found.popleft() for _ in range(len(self._found))]
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a name is being looked up, so that :meth:`slow` has to be called every second."""
+        return bool(self._began)
+
+    def slow(self) -> list[tuple[str, str]]:
+        """Return the names whose look-up has taken another whole second, each with a line that says so."""
+        now, slow = time.monotonic(), []
+        with self._lock:
+            for name, began in self._began.items():
+                seconds = int(now - began)
+                if seconds >= 1 and self._told.get(name) != seconds:
+                    self._told[name] = seconds
+                    slow.append((name, f"still looking up {_host_and_port(self._addresses[name])[0]} ({seconds} s)"))
+        return slow
+
     def close(self) -> None:
-        """Stop after the current attempt."""
+        """Stop after the current look-ups."""
         self._closed.set()
         self._waker.close()
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            for name in [name for name in self._addresses if name in self._wanted]:
-                if self._closed.is_set():
-                    return
-                self._found.append((name, *_look_up(self._addresses[name])))
-                self._waker.wake()
+    def _run(self, name: str) -> None:
+        while self._goes_on(name):
+            self._found.append((name, *_look_up(self._addresses[name])))
+            self._waker.wake()
+            with self._lock:
+                self._began[name] = time.monotonic() + LOOK_UP_EVERY
             self._closed.wait(LOOK_UP_EVERY)
+
+    def _goes_on(self, name: str) -> bool:
+        with self._lock:
+            if name in self._wanted and not self._closed.is_set():
+                return True
+            del self._began[name]
+            return False
 
 
 def _look_up(address: str) -> tuple[tuple[str, ...], str]:
@@ -76,8 +108,14 @@ def _look_up(address: str) -> tuple[tuple[str, ...], str]:
         )
     # IPv4 first: a peer that binds 0.0.0.0 cannot be reached over IPv6.
     ordered = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
-    hosts = dict.fromkeys(str(entry[4][0]) for entry in ordered if "%" not in str(entry[4][0]))
+    hosts = dict.fromkeys(str(entry[4][0]) for entry in ordered if not _is_link_local(str(entry[4][0])))
+    if not hosts:
+        return (), f"host name {host!r} has only link-local addresses, which need an interface; use another address"
     return tuple(f"tcp://[{one}]:{port}" if ":" in one else f"tcp://{one}:{port}" for one in hosts), ""
+
+
+def _is_link_local(host: str) -> bool:
+    return ":" in host and ipaddress.ip_address(host.partition("%")[0]).is_link_local
 
 
 def _host_and_port(address: str) -> tuple[str, str]:

@@ -18,7 +18,6 @@ from zmq.utils.monitor import parse_monitor_message
 from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.connections import (
     DEALER_HEARTBEATS_SLOWER,
-    REDIAL_S,
     Dialer,
     Incoming,
     Link,
@@ -96,11 +95,7 @@ class Links:
     def poll(self, timeout: float) -> list[LinkEvent]:
         """Wait at most ``timeout`` seconds and return the events: ends of links first, then messages."""
         self.dialer.dial_again()
-        if self._lost:
-            timeout = 0.0
-        elif self.dialer.is_waiting:
-            timeout = min(timeout, REDIAL_S)
-        ready = self.poller.wait(timeout)
+        ready = self.poller.wait(0.0 if self._lost else min(timeout, self.dialer.wait))
         events: list[LinkEvent] = [LinkDown(link) for link in self._lost]
         self._lost = []
         if self._zap is not None and self._zap.socket in ready:
@@ -177,7 +172,7 @@ class Links:
                 return
             event = zmq.Event(message["event"])
             if name:
-                found = self.dialer.on_monitor(name, event)
+                found = self.dialer.on_monitor(name, event, message["endpoint"].decode())
                 events += () if found is None else (found,)
             elif self._listener is not None:
                 events += map(LinkDown, self._listener.on_monitor(event, int(message["value"])))

@@ -250,7 +250,8 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"after {first} s, 1 s, 2 s and so on, and then every {longest:.0f} s" in PROSE
     assert f"At most {problems.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in PROSE
     assert f"At most {handshake.MAX_SOURCES} processes beyond the peers" in PROSE
-    assert f"every {host_names.LOOK_UP_EVERY:.0f} s while there is no link" in PROSE
+    assert f"again {host_names.LOOK_UP_EVERY} s after each answer while there is no link" in PROSE
+    assert f"{connections.MAX_RECONNECT_MS} ms divided by their number later" in PROSE
     assert f"| {connections.RECONNECT_MS} to {connections.MAX_RECONNECT_MS} ms |" in PROSE
     assert framing.encode(wire.Bye())[:3] == bytes.fromhex("4C5301")
     peers_defaults = links.HeartbeatSettings()
