@@ -9,14 +9,13 @@ metadata), so that the same weights give the same bytes; :func:`identified` adds
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ls_edge.core.bundle import Manifest
+from ls_edge.core.bundle import METADATA, Manifest, part_metadata
 from ls_edge.core.errors import VerificationError
 from ls_edge.engines.engine import Signature, Tensor
 
@@ -24,8 +23,6 @@ OPSET = 20
 MAX_IR = 10
 BATCH = "batch"
 PRODUCER = "ls-edge"
-METADATA = "ls_edge."
-"""Prefix of the names of metadata."""
 
 
 def canonicalize(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
@@ -111,22 +108,11 @@ def rewritten(
 
 
 def identified(model: onnx.ModelProto, part: str, draft: Manifest) -> onnx.ModelProto:
-    """Return ``model`` with a graph name and metadata that identify it, the same in every export of a run.
-
-    They contain the model's id; the bundle's id is the digest of its files, so the files cannot contain it.
-    """
+    """Return ``model`` with a graph name and metadata that identify it, the same in every export of a run."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     result.graph.name = f"{PRODUCER}-{draft.model_id[:16]}-{part.replace(' ', '-')}"
-    properties = {
-        "model_id": draft.model_id,
-        "part": part,
-        "precision": draft.precision,
-        "slot": "number of parts that ran before it, without the stem" if len(model.graph.input) > 1 else "none",
-    }
-    if part in ("head", "whole"):
-        properties["classes"] = json.dumps(draft.classes)
-    onnx.helper.set_model_props(result, {f"{METADATA}{name}": value for name, value in properties.items()})
+    onnx.helper.set_model_props(result, part_metadata(draft, part))
     return result
 
 

@@ -1,15 +1,16 @@
 """Checks of a bundle's files: present, unchanged, loadable. Needs neither torch nor ``onnx``.
 
 If the package ``onnx`` is installed, it checks each file too. ONNX Runtime compares inputs and outputs with the
-manifest.
+manifest; the metadata in each file must name its place, the model, and (head) the classes in the manifest's order.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ls_edge.core.bundle import Bundle
+from ls_edge.core.bundle import Bundle, part_metadata
 from ls_edge.core.errors import BundleError, EngineError, LsEdgeError
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
@@ -52,9 +53,25 @@ def _problem(bundle: Bundle, name: str, checks: list[str]) -> str | None:
 
             check(raw, name, signature)
         if "onnxruntime" in checks:
-            OnnxEngine(raw, name, signature, provider=CPU, threads=1).close()
+            engine = OnnxEngine(raw, name, signature, provider=CPU, threads=1)
+            found = engine.session.get_modelmeta().custom_metadata_map
+            engine.close()
+            return _misplaced(bundle, name, found)
     except LsEdgeError as error:
         return str(error)
+    return None
+
+
+def _misplaced(bundle: Bundle, name: str, found: Mapping[str, str]) -> str | None:
+    """Return the first difference between the metadata in the file of a part and its place in the manifest."""
+    kind, _, index = name.partition(" ")
+    owner = f"block {bundle.owners[int(index)]}" if kind == "block" else name
+    for key, wanted in part_metadata(bundle.manifest, owner).items():
+        if found.get(key) != wanted:
+            return (
+                f"{bundle.folder / bundle.part(name).file} ({name}) says {key} {found.get(key)}, the manifest "
+                f"{wanted}; the manifest was changed or the file belongs elsewhere, copy the bundle again"
+            )
     return None
 
 

@@ -6,7 +6,8 @@ results. Float32 is for the tokens at both ends, residual sums, LayerNorm, softm
 residuals of a vision transformer reach thousands, and their squares inside a norm overflow half precision.
 
 On a CPU without half-precision arithmetic ONNX Runtime computes such a part in float32 between the casts, which is
-correct, but slower than the float32 file. This precision is meant for GPUs and for halving the files.
+correct, but slower than the float32 file, and hides values beyond the range of half precision, which verification
+therefore looks for (:func:`with_halves_as_outputs`). This precision is meant for GPUs and for halving the files.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ls_edge.export.canonical import rewritten
+from ls_edge.export.canonical import rewritten, to_bytes
 from ls_edge.export.int8 import linear_layers
 
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
@@ -28,6 +29,17 @@ _FOLLOWERS = (
 def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the graph with products in float16; inputs and outputs keep their type."""
     return HalfPrecisionRewriter(model).convert()
+
+
+def with_halves_as_outputs(raw: bytes, part: str) -> tuple[bytes, list[str]]:
+    """Return a part with every float16 value as an additional output, and the names of these values.
+
+    A CPU computes in float32 between the casts; only as an output is a value rounded, and infinite beyond 65,504.
+    """
+    model = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(raw))
+    found = [value for value in model.graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT16]
+    model.graph.output.extend(found)
+    return to_bytes(model, part), [value.name for value in found]
 
 
 class HalfPrecisionRewriter:

@@ -1,25 +1,29 @@
 """Compare the exported parts with PyTorch: each part alone, then all of them as a chain.
 
-The reference is the view in float32 on the CPU; the files run in ONNX Runtime, also on the CPU. Batches of one, two and
-the largest show that the batch axis is free; trained and shuffled orders show that blocks follow each other in
+The reference is the view in float32 on the CPU; the files run in ONNX Runtime, also on the CPU. Batches of one to three
+and the largest show that the batch axis is free; trained and shuffled orders show that blocks follow each other in
 any order that the bands allow. The tolerances by precision (:data:`TOLERANCES`):
 
 - ``fp32``: the largest difference is at most 1e-5 of the reference's largest value, for parts and logits. If PyTorch's
   own float32 is less exact than that (long sums, as in convolutional stems), a part may differ by :data:`OWN_ROUNDING`
   times PyTorch's own distance from float64, but by at most :data:`MOST`.
-- ``fp16``: at most 2e-3 of it; each block also runs on tokens scaled up to 1,500, like residuals of trained models.
-- ``int8``: rounding errors are expected, so directions are compared: the cosine of the logits is at least 0.999, and of
-  each part's result 0.99. With labeled calibration images, the accuracy on the held-out half is at most one point below
-  PyTorch's.
+- ``fp16``: at most 2e-3 of it; each block also runs on tokens scaled up to 1,500, like residuals of trained models. No
+  half-precision value inside a part may be infinite, which a CPU alone would not notice.
+- ``int8``: rounding errors are expected, so directions are compared: for the worst image, the cosine of the logits is
+  at least 0.999, and of each part's result 0.99. Softmax ignores the mean of an image's logits, and a large one would
+  hide every other error, so it is subtracted first. With labeled calibration images, the accuracy on the held-out half
+  is at most one point below PyTorch's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,9 +31,12 @@ from torch import Tensor
 from ls_edge.core.bundle import Bundle, ImageSpec, model_id_of
 from ls_edge.core.errors import VerificationError
 from ls_edge.core.text import short_id
-from ls_edge.engines.onnxruntime import onnxruntime_module
+from ls_edge.engines.engine import signature_of
+from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.providers import CPU
 from ls_edge.export.calibration import Samples
+from ls_edge.export.fp16 import with_halves_as_outputs
 from ls_edge.export.settings import MAX_BATCH
 from ls_edge.export.targets import PartsView, prepare_for_export
 from ls_edge.training.runs.checkpoint import LoadedRun
@@ -60,13 +67,15 @@ MOST = 1e-3
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
 SHUFFLED = 2
+HALF_IMAGES = 32
+"""Largest number of images on which the range of float16 is checked, in one batch."""
 _NOISE = 1e-9
 """Allowance for the rounding of a drop by exactly one point, which is allowed."""
 
 
 def batches_of(max_batch: int) -> tuple[int, ...]:
     """Return the batch sizes to verify."""
-    return tuple(sorted({1, min(2, max_batch), max_batch}))
+    return tuple(sorted({*range(1, min(3, max_batch) + 1), max_batch}))
 
 
 @dataclass
@@ -80,6 +89,9 @@ class Verified:
     max_abs_error: float = 0.0
     max_rel_error: float = 0.0
     min_cosine: float = 1.0
+    """Smallest cosine between an image's centered logits, in trained and in shuffled orders."""
+    agreed: list[bool] = field(default_factory=list)
+    """Whether each image's predicted class is PyTorch's, in trained and in shuffled orders."""
     parts: dict[str, float] = field(default_factory=dict)
     """Relative error of each part alone, over all batches."""
     chain: dict[str, float] = field(default_factory=dict)
@@ -103,6 +115,7 @@ class Verified:
             "max_abs_error": self.max_abs_error,
             "max_rel_error": self.max_rel_error,
             "min_cosine": self.min_cosine,
+            "agreement": sum(self.agreed) / len(self.agreed),
             "measure": "relative error" if tolerance.cosine is None else "cosine",
             "tolerance": tolerance.relative if tolerance.cosine is None else tolerance.cosine,
             "reference": f"pytorch {torch.__version__} float32 cpu",
@@ -148,15 +161,53 @@ def verify_numbers(
     comparison = _Comparison(view, chain, Verified(precision, source, engine, batches))
     images = images[np.arange(sum(batches)) % len(images)]
     start = 0
-    with torch.no_grad():
+    with torch.no_grad(), contextlib.ExitStack() as stack:
+        whole = None
+        if chain.bundle.manifest.parts.whole is not None:
+            signature = signature_of(chain.bundle.manifest, "whole")
+            whole = OnnxEngine(chain.bundle.read("whole"), "whole", signature, provider=CPU, threads=1)
+            stack.callback(whole.close)
         for batch in batches:
             taken = images[start : start + batch]
             start += batch
             trained = comparison.parts(taken)
             comparison.chain_in("trained", range(chain.num_blocks), taken, trained)
+            if whole is not None:
+                comparison.whole(whole.run({"images": taken}), taken, trained)
             for order in view.bands.random_orders(SHUFFLED, seed=0):
                 comparison.chain_in("shuffled", order, taken, view.forward(torch.from_numpy(taken), order))
+        if precision == "fp16":
+            orders = [range(chain.num_blocks), *view.bands.random_orders(SHUFFLED, seed=0)]
+            _check_half_range(chain.bundle, images[:HALF_IMAGES], orders)
     return comparison.result
+
+
+def _check_half_range(bundle: Bundle, images: np.ndarray, orders: Sequence[Sequence[int]]) -> None:
+    """Raise :class:`VerificationError` with the part and the value that half precision cannot hold."""
+    sessions: dict[str, tuple[Any, list[str]]] = {}
+
+    def run(part: str, slot: int | None, **inputs: np.ndarray) -> np.ndarray:
+        if part not in sessions:
+            raw, names = with_halves_as_outputs(bundle.read(part), part)
+            sessions[part] = open_session(raw, part, provider=CPU, threads=1), names
+        session, names = sessions[part]
+        if slot is not None and bundle.manifest.needs_slot:
+            inputs["slot"] = np.full(len(images), slot, np.int64)
+        result, *halves = session.run(None, inputs)
+        for name, values in zip(names, halves, strict=True):
+            if not np.isfinite(values).all():
+                raise VerificationError(
+                    f"{part}: the value {name!r} exceeds 65,504, the range of float16, so a GPU would answer NaN; "
+                    "export in fp32 or int8"
+                )
+        return np.asarray(result)
+
+    start = run("stem", None, images=images)
+    for order in orders:
+        tokens = start
+        for slot, index in enumerate(order):
+            tokens = run(f"block {index}", slot, tokens=tokens)
+        run("head", None, tokens=tokens)
 
 
 def verify_accuracy(view: PartsView, chain: Pipeline, samples: Samples, result: Verified) -> None:
@@ -182,9 +233,15 @@ def verify_accuracy(view: PartsView, chain: Pipeline, samples: Samples, result: 
 def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, source: str = "generated") -> Verified:
     """Compare a bundle with the run that it was exported from, on ``samples`` or on generated images.
 
-    Raises :class:`VerificationError` if it belongs to another run, or if the numbers differ.
+    Raises :class:`VerificationError` if it belongs to another run, or if classes, preprocessing or numbers differ.
     """
     m, folded = bundle.manifest, bundle.folded
+    for what, ours, theirs in (("classes", m.classes, run.record.classes), ("image", m.image, run.record.image)):
+        if ours != theirs:
+            raise VerificationError(
+                f"{bundle.folder} has other {what} than {run.folder}: {_first_difference(ours, theirs)}; name the run "
+                "that it was exported from, or export again"
+            )
     expected = model_id_of(run.weights_sha256, bundle.interface)
     if expected != m.model_id:
         raise VerificationError(
@@ -200,6 +257,16 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
         if samples is not None and samples.labels is not None:
             verify_accuracy(view, chain, samples, result)
     return result
+
+
+def _first_difference(ours: Sequence[str] | ImageSpec, theirs: Sequence[str] | ImageSpec) -> str:
+    """Describe the first entry in which two lists of classes, or two preprocessings, differ."""
+    a, b = (
+        msgspec.to_builtins(value) if isinstance(value, ImageSpec) else dict(enumerate(value))
+        for value in (ours, theirs)
+    )
+    key = next(key for key in (*a, *b) if a.get(key) != b.get(key))
+    return f"{key} is {a.get(key)!r}, not {b.get(key)!r}"
 
 
 class _Comparison:
@@ -242,10 +309,10 @@ class _Comparison:
 
     def chain_in(self, kind: str, order: Sequence[int], images: np.ndarray, theirs: Tensor) -> None:
         """Compare the logits of the chain in one order, of the kind ``trained`` or ``shuffled``."""
-        result, pixels = self.result, torch.from_numpy(images)
+        result, pixels, ours = self.result, torch.from_numpy(images), self.chain.forward(images, order)
         difference, error, angle = self._compare(
             f"the chain in order {list(order)}",
-            self.chain.forward(images, order),
+            ours,
             theirs,
             lambda: self.exact.forward(pixels.double(), order),
             cosine_limit=result.tolerance.cosine,
@@ -253,6 +320,12 @@ class _Comparison:
         self._count(difference, error)
         result.chain[kind] = max(result.chain.get(kind, 0.0), error)
         result.min_cosine = min(result.min_cosine, angle)
+        result.agreed += (ours.argmax(1) == theirs.numpy().argmax(1)).tolist()
+
+    def whole(self, ours: np.ndarray, images: np.ndarray, theirs: Tensor) -> None:
+        """Compare the logits of the model in one file, ``whole.onnx``."""
+        order = range(self.chain.num_blocks)
+        self._part("whole", ours, theirs, lambda: self.exact.forward(torch.from_numpy(images).double(), order))
 
     def _count(self, difference: float, error: float) -> None:
         self.result.max_abs_error = max(self.result.max_abs_error, difference)
@@ -296,7 +369,12 @@ class _Comparison:
 
 
 def cosine(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Return the cosine of the flattened values, the mean over images."""
+    """Return the smallest cosine of an image's values, tokens ``[B, N, D]`` or logits ``[B, C]``.
+
+    Logits are centered: softmax ignores what is added to all of them, and a large mean makes any two similar.
+    """
     a, b = (np.asarray(values, np.float64).reshape(len(values), -1) for values in (ours, theirs))
+    if ours.ndim == 2:
+        a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return float(np.mean((a * b).sum(axis=1) / np.maximum(norms, 1e-30)))
+    return float(np.min((a * b).sum(axis=1) / np.maximum(norms, 1e-30)))

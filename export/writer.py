@@ -291,7 +291,7 @@ def check_target(out: Path) -> None:
 def _draft(run: LoadedRun, parts: PartsView, settings: ExportSettings) -> Manifest:
     record, view, folded = run.record, run.view, parts.folded
     interface = interface_of(
-        record.image, view.token_spec, parts.bands, len(record.classes), needs_slot=view.needs_slot, folded=folded
+        record.image, view.token_spec, parts.bands, record.classes, needs_slot=view.needs_slot, folded=folded
     )
     none = PartFile("", "", 0)
     return Manifest(

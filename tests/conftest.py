@@ -194,7 +194,7 @@ def banded_bundle(tiny_bundle, tmp_path_factory):
     folder = tmp_path_factory.mktemp("banded") / "bundle"
     shutil.copytree(tiny_bundle, folder)
     m, bands = Bundle.open(folder).manifest, Bands.from_json("0/1-4/5")
-    interface = interface_of(m.image, m.tokens, bands, len(m.classes), needs_slot=m.needs_slot)
+    interface = interface_of(m.image, m.tokens, bands, m.classes, needs_slot=m.needs_slot)
     changed = msgspec.structs.replace(
         m, bands=manifest_bands(bands), bundle_id=bundle_id_of(interface, m.precision, m.parts),
         model_id=model_id_of("banded", interface),

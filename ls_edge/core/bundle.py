@@ -28,6 +28,8 @@ from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+METADATA = "ls_edge."
+"""Prefix of the names of metadata in the files of parts."""
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 TOKEN_DTYPES = {"float32": 4, "float16": 2}
 """Bytes of a number, by the type of the tokens."""
@@ -152,17 +154,23 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def interface_of(
-    image: ImageSpec, tokens: TokenSpec, bands: Bands, classes: int, *, needs_slot: bool, folded: Folded = NOT_FOLDED
+    image: ImageSpec,
+    tokens: TokenSpec,
+    bands: Bands,
+    classes: Sequence[str],
+    *,
+    needs_slot: bool,
+    folded: Folded = NOT_FOLDED,
 ) -> dict[str, Any]:
-    """Return everything that two processes must agree on to exchange tokens, as plain JSON.
+    """Return everything that two processes must agree on to exchange tokens and answers, as plain JSON.
 
-    It includes the bands: processes with other bands have another model and refuse each other.
+    It includes the bands and the names of the classes in their order: processes with others refuse each other.
     """
     found: dict[str, Any] = {
         "image": msgspec.to_builtins(image),
         "tokens": msgspec.to_builtins(tokens),
         "blocks": bands.num_blocks,
-        "classes": classes,
+        "classes": list(classes),
         "needs_slot": needs_slot,
     }
     if not bands.is_one:
@@ -170,6 +178,23 @@ def interface_of(
     if folded != NOT_FOLDED:
         found["folded"] = msgspec.to_builtins(folded)
     return found
+
+
+def part_metadata(manifest: Manifest, part: str) -> dict[str, str]:
+    """Return the metadata inside the file of a part, which says what it is and where it belongs.
+
+    It has the model's id; the bundle's id is the digest of its files, so the files cannot contain it.
+    """
+    takes_slot = manifest.needs_slot and part.startswith("block ")
+    found = {
+        "model_id": manifest.model_id,
+        "part": part,
+        "precision": manifest.precision,
+        "slot": "number of parts that ran before it, without the stem" if takes_slot else "none",
+    }
+    if part in ("head", "whole"):
+        found["classes"] = json.dumps(manifest.classes)
+    return {f"{METADATA}{name}": value for name, value in found.items()}
 
 
 def manifest_bands(bands: Bands) -> tuple[tuple[int, ...], ...] | msgspec.UnsetType:
@@ -190,6 +215,7 @@ def model_id_of(weights_sha256: str, interface: dict[str, Any]) -> str:
 def bundle_id_of(interface: dict[str, Any], precision: str, parts: PartFiles) -> str:
     """Return the id of a bundle, from schema, interface, precision and the digests of its parts."""
     digests = [parts.stem.sha256, *(part.sha256 for part in parts.blocks), parts.head.sha256]
+    digests += [] if parts.whole is None else [parts.whole.sha256]
     return digest_of({"schema": SCHEMA, "interface": interface, "precision": precision, "parts": digests})
 
 
@@ -259,7 +285,7 @@ class Bundle:
     def interface(self) -> dict[str, Any]:
         """Everything that two processes must agree on to exchange tokens (:func:`interface_of`)."""
         m = self.manifest
-        return interface_of(m.image, m.tokens, self.bands, len(m.classes), needs_slot=m.needs_slot, folded=self.folded)
+        return interface_of(m.image, m.tokens, self.bands, m.classes, needs_slot=m.needs_slot, folded=self.folded)
 
     @property
     def bands(self) -> Bands:

@@ -73,6 +73,7 @@ def shown(verified: dict[str, Any]) -> str:
     """Describe the results in ``verified`` of a manifest."""
     if verified["measure"] == "cosine":
         text = f"cosine {verified['min_cosine']:.5f} with {verified['reference']} (tolerance {verified['tolerance']:g})"
+        text += f", the same class for {verified['agreement']:.1%} of the images"
     else:
         text = (
             f"within {verified['max_rel_error']:.1e} of {verified['reference']} (tolerance {verified['tolerance']:.0e})"

@@ -107,8 +107,7 @@ def _agreed(found: dict[str, Bundle]) -> tuple[Bundle, tuple[str, ...]]:
 
 def _digest(bundle: Bundle) -> str:
     """Return a digest of the parts of a manifest that are equal in all bundles of a model."""
-    manifest = bundle.manifest
-    return digest_of({"model": manifest.model_id, "interface": bundle.interface, "classes": manifest.classes})
+    return digest_of({"model": bundle.manifest.model_id, "interface": bundle.interface})
 
 
 def _why(name: str, session: Session, fetches: dict[str, _Fetch]) -> str:

@@ -161,7 +161,7 @@ def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=
     image = image or ImageSpec((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
     tokens = TokenSpec((SIDE // PATCH) ** 2, DIM)
     bands = Bands.from_json(bands, blocks)
-    interface = interface_of(image, tokens, bands, len(classes), needs_slot=False)
+    interface = interface_of(image, tokens, bands, classes, needs_slot=False)
     manifest = Manifest(
         schema=1, bundle_id=bundle_id_of(interface, "fp32", parts), model_id=model_id_of(f"seed {seed}", interface),
         model="tiny", method="shuffle", classes=tuple(classes), image=image, tokens=tokens, needs_slot=False,

@@ -28,6 +28,8 @@ from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch
 IMAGE = ImageSpec(size=(8, 8), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 TOKENS = TokenSpec(count=5, dim=4)
 
+CLASSES = ("cat", "dog")
+
 
 def make(folder, *, whole=False, precision="fp32", content=b"part", bands=None):
     """A bundle of three blocks whose parts are a few bytes."""
@@ -43,10 +45,10 @@ def make(folder, *, whole=False, precision="fp32", content=b"part", bands=None):
         whole=part("whole.onnx") if whole else None,
     )  # fmt: skip
     bands = Bands.from_json(bands, 3)
-    interface = interface_of(IMAGE, TOKENS, bands, 2, needs_slot=False)
+    interface = interface_of(IMAGE, TOKENS, bands, CLASSES, needs_slot=False)
     manifest = Manifest(
         schema=SCHEMA, bundle_id=bundle_id_of(interface, precision, parts), model_id=model_id_of("weights", interface),
-        model="vit_test", method="shuffle", classes=("cat", "dog"), image=IMAGE, tokens=TOKENS, needs_slot=False,
+        model="vit_test", method="shuffle", classes=CLASSES, image=IMAGE, tokens=TOKENS, needs_slot=False,
         precision=precision, opset=20, parts=parts, bands=manifest_bands(bands),
     )  # fmt: skip
     write_manifest(folder, manifest)
@@ -103,7 +105,7 @@ def test_ids_depend_on_weights_precision_and_parts(tmp_path):
     other = make(tmp_path / "c", content=b"other")
     assert plain.model_id == half.model_id == other.model_id
     assert len({plain.bundle_id, half.bundle_id, other.bundle_id}) == 3
-    interface = interface_of(IMAGE, TOKENS, Bands(3), 2, needs_slot=False)
+    interface = interface_of(IMAGE, TOKENS, Bands(3), CLASSES, needs_slot=False)
     assert model_id_of("w", interface) != model_id_of("w", {**interface, "blocks": 4})
     assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
 

@@ -106,7 +106,7 @@ def test_folded_ends_are_run_by_stem_and_head(run, folded, banded):
 def test_folding_other_ends_makes_another_model(folded):
     m = folded.manifest
     ids = {
-        digest_of(interface_of(m.image, m.tokens, Bands(3), 10, needs_slot=False, folded=ends))
+        digest_of(interface_of(m.image, m.tokens, Bands(3), m.classes, needs_slot=False, folded=ends))
         for ends in (NOT_FOLDED, Folded(1, 1), Folded(2, 0))
     }
     assert len(ids) == 3
@@ -138,7 +138,12 @@ def test_slots_continue_after_folded_blocks(run, tmp_path):
         torch.testing.assert_close(grouped.forward(torch.from_numpy(IMAGES), [0]), view(torch.from_numpy(IMAGES)))
 
 
-def test_a_folded_bundle_has_ranges_and_costs_of_its_parts(run, tmp_path):
+def test_a_folded_bundle_has_ranges_and_costs_of_its_parts(make_run, tmp_path):
+    def calm(view):
+        for block in view.blocks:
+            block.mlp.fc2.weight.mul_(0.5)
+
+    run = with_bands(load_run(make_run(tmp_path / "run", depth=DEPTH, change=calm)), "0/1-3/4")
     images = generated_images(run.record.image, 24)
     samples = Samples(images[::2], None), Samples(images[1::2], None)
     settings = ExportSettings(precision="int8", engine="tensorrt", fold_ends=True, cost_orders=6)

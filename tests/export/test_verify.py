@@ -1,18 +1,28 @@
 """Verification: right numbers pass, wrong numbers and exchanged parts are named."""
 
+import dataclasses
+import hashlib
+import re
+
+import msgspec
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import numpy_helper
 
+from ls_edge.core.bundle import Bundle, PartFile, bundle_id_of, write_manifest
 from ls_edge.core.errors import VerificationError
+from ls_edge.core.parts import HEAD
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.export.file_checks import check_files
+from ls_edge.export.settings import ExportSettings
 from ls_edge.export.targets import PartsView
 from ls_edge.export.verify import generated_images, verify_numbers, verify_run
-from ls_edge.export.writer import export_run
+from ls_edge.export.writer import _draft as draft_manifest
+from ls_edge.export.writer import export_run, parts_of
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.runs.checkpoint import load_run, save_run
@@ -87,3 +97,109 @@ def test_float32_may_be_as_inexact_as_in_pytorch(tmp_path):
         run.view.model.patch_embed.proj.bias[3] += 0.5  # what rounding does not explain is still refused
         with pytest.raises(VerificationError, match=r"^stem differs from PyTorch by 0\.5"):
             verify_numbers(PartsView(run.view), chain, generated_images(run.record.image), source="x", precision="fp32")
+
+
+class Spoilt:
+    """An engine whose results are changed."""
+
+    def __init__(self, engine, change):
+        self.engine, self.change = engine, change
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def run(self, inputs):
+        return self.change(self.engine.run(inputs))
+
+
+def forged(bundle, **changes):
+    """Return the bundle with a changed manifest whose id is right again."""
+    manifest = msgspec.structs.replace(bundle.manifest, **changes)
+    opened = Bundle(bundle.folder, manifest)
+    bundle_id = bundle_id_of(opened.interface, manifest.precision, manifest.parts)
+    write_manifest(bundle.folder, msgspec.structs.replace(manifest, bundle_id=bundle_id))
+    return Bundle.open(bundle.folder)
+
+
+def rotated(names):
+    return (*names[1:], names[0])
+
+
+def test_classes_in_another_order_change_the_ids_and_are_named(copied, loaded):
+    before = copied.manifest
+    changed = forged(copied, classes=rotated(before.classes))
+    assert changed.manifest.bundle_id != before.bundle_id
+    with pytest.raises(VerificationError, match=r"other classes than .*: 0 is '1', not '0'"):
+        verify_run(changed, loaded)
+    assert re.search(r"says ls_edge.classes \[\"0\"", problems_of(changed)["head"])
+    record = msgspec.structs.replace(loaded.record, classes=rotated(before.classes))
+    renamed = dataclasses.replace(loaded, record=record)
+    assert draft_manifest(renamed, parts_of(loaded), ExportSettings()).model_id != before.model_id
+
+
+def test_other_preprocessing_than_the_run_has_is_named(copied, loaded):
+    image = msgspec.structs.replace(copied.manifest.image, mean=(0.4, 0.5, 0.5))
+    with pytest.raises(VerificationError, match=r"other image than .*: mean is \(0.4, 0.5, 0.5\), not \(0.5, "):
+        verify_run(forged(copied, image=image), loaded)
+
+
+def test_exchanged_parts_are_named_without_the_run(copied):
+    parts = copied.manifest.parts
+    first, second, third = parts.blocks
+    found = problems_of(forged(copied, parts=msgspec.structs.replace(parts, blocks=(second, first, third))))
+    assert found.keys() == {"block 0", "block 1"}
+    assert "(block 0) says ls_edge.part block 1" in found["block 0"]
+
+
+def test_a_part_of_another_model_is_named_without_the_run(copied, make_run, tmp_path):
+    other = export_run(load_run(make_run(tmp_path / "other", seed=5)), tmp_path / "theirs").bundle
+    file = "blocks/02.onnx"
+    (copied.folder / file).write_bytes((other.folder / file).read_bytes())
+    parts = copied.manifest.parts
+    found = problems_of(forged(copied, parts=msgspec.structs.replace(
+        parts, blocks=(*parts.blocks[:2], other.manifest.parts.blocks[2]))))  # fmt: skip
+    assert found.keys() == {"block 2"}
+    assert "says ls_edge.model_id" in found["block 2"]
+
+
+def test_a_wrong_whole_model_is_named(copied, loaded):
+    model = onnx.load_model_from_string(copied.read("whole"))
+    weight = next(tensor for tensor in model.graph.initializer if 10 in tensor.dims)
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.01), weight.name))
+    raw = model.SerializeToString()
+    (copied.folder / "whole.onnx").write_bytes(raw)
+    parts = copied.manifest.parts
+    changed = forged(copied, parts=msgspec.structs.replace(
+        parts, whole=PartFile("whole.onnx", hashlib.sha256(raw).hexdigest(), len(raw))))  # fmt: skip
+    assert changed.manifest.bundle_id != copied.manifest.bundle_id
+    with pytest.raises(VerificationError, match=r"^whole differs from PyTorch by 0\."):
+        verify_run(changed, loaded)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 8])
+def test_a_part_that_is_wrong_at_one_batch_size_is_named(exported, loaded, batch):
+    """A shape that tracing has baked in works for that batch only."""
+
+    images = generated_images(loaded.record.image)
+    with Pipeline.open(exported, threads=1, provider="cpu") as chain:
+        spoilt = Spoilt(chain.executor.engines[1], lambda tokens: tokens + np.float32(len(tokens) == batch))
+        engines = {**chain.executor.engines, 1: spoilt}
+        with pytest.raises(VerificationError, match=rf"^block 1 differs .* at batch {batch},"):
+            verify_numbers(
+                PartsView(loaded.view), Pipeline(exported, engines, chain.choice), images, source="", precision="fp32"
+            )
+
+
+def test_a_large_mean_of_the_logits_does_not_hide_wrong_ones_in_int8(make_run, tmp_path):
+    run = load_run(make_run(tmp_path / "run", change=lambda view: view.model.head.bias.fill_(1e4)))
+    bundle = export_run(run, tmp_path / "bundle").bundle
+    images = generated_images(run.record.image)
+    with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
+        engines = {**chain.executor.engines, HEAD: Spoilt(chain.executor.engines[HEAD], lambda logits: logits[:, ::-1])}
+        wrong = Pipeline(bundle, engines, chain.choice)
+        with pytest.raises(VerificationError, match=r"^head in int8 has a cosine of -?0"):
+            verify_numbers(PartsView(run.view), wrong, images, source="", precision="int8")
+
+
+def problems_of(bundle):
+    return {report.part: report.problem for report in check_files(bundle) if report.problem}

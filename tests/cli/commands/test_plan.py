@@ -324,7 +324,7 @@ def test_a_plan_respects_the_bands_of_the_bundle(command, make_bundle, profile, 
     opened = Bundle.open(folder)
     bands = Bands.fixed(4)
     interface = interface_of(
-        opened.manifest.image, opened.manifest.tokens, bands, len(opened.manifest.classes), needs_slot=False
+        opened.manifest.image, opened.manifest.tokens, bands, opened.manifest.classes, needs_slot=False
     )
     manifest |= {
         "bands": bands.to_json(),

@@ -5,7 +5,7 @@ import shutil
 import msgspec
 import pytest
 
-from ls_edge.core.bundle import Bundle, write_manifest
+from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.core.errors import LinkError, ModelMismatch
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.clients.manifest import fetch_model
@@ -14,12 +14,14 @@ from ls_edge.runtime.peer.peer import Peer
 
 @pytest.fixture
 def swapped(tiny_bundle, tmp_path):
-    """``tiny_bundle`` with its classes in another order, which no id covers."""
+    """``tiny_bundle`` as a liar forges it: with its model id, its classes in another order, and an id of its own."""
     folder = tmp_path / "swapped"
     shutil.copytree(tiny_bundle, folder)
     manifest = Bundle.open(folder).manifest
-    write_manifest(folder, msgspec.structs.replace(manifest, classes=tuple(reversed(manifest.classes))))
-    assert Bundle.open(folder).manifest.bundle_id == manifest.bundle_id
+    forged = msgspec.structs.replace(manifest, classes=tuple(reversed(manifest.classes)))
+    bundle_id = bundle_id_of(Bundle(folder, forged).interface, forged.precision, forged.parts)
+    write_manifest(folder, msgspec.structs.replace(forged, bundle_id=bundle_id))
+    assert Bundle.open(folder).manifest.bundle_id != manifest.bundle_id
     return folder
 
 
