@@ -51,7 +51,7 @@ print(json.dumps({"right": bool(error < 1e-2), "exact": bool(error < 1e-5)}))
 _TENSORRT_CODE = """
 import json, sys
 import numpy
-from ls_edge.engines.cuda_memory import CudaWorkspace
+from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import Signature, Tensor
 from ls_edge.engines.tensorrt.build import EngineOptions, build, key_of, this_device
 from ls_edge.engines.tensorrt.engine import TensorRTEngine
@@ -67,7 +67,7 @@ engine.close()
 
 _CUDA_CODE = """
 import json
-from ls_edge.engines.cuda_runtime import cuda_runtime
+from ls_edge.engines.cuda.runtime import cuda_runtime
 cuda = cuda_runtime()
 print(json.dumps({"path": cuda.path, "runtime": cuda.release_of("Runtime"), "driver": cuda.release_of("Driver")}))
 """

@@ -16,7 +16,7 @@ import numpy as np
 
 from ls_edge.core.errors import EngineError
 from ls_edge.core.parts import ENDS, HEAD, STEM
-from ls_edge.engines.cuda_memory import DeviceEngine
+from ls_edge.engines.cuda.memory import DeviceEngine
 from ls_edge.engines.engine import Engine, Tensor, check_inputs, warm_up
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
 from ls_edge.engines.providers import memory_of

@@ -15,7 +15,7 @@ from ls_edge.core.errors import EngineError
 from ls_edge.core.parts import ENDS
 from ls_edge.device.profile import BatchTimes, Times
 from ls_edge.device.sensors import PowerMeter, PowerReading, Sensors
-from ls_edge.engines.cuda_memory import CudaWorkspace
+from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline

@@ -2,7 +2,7 @@
 
 By default, every session has a thread pool that spins between runs, and a memory arena: fourteen sessions in sequence
 then cost several times as much as one. Here, no pool spins and all sessions share one arena. With the CUDA provider,
-sessions share a stream and leave tokens on the GPU (:mod:`ls_edge.engines.cuda_memory`); its CUDA graphs are not used,
+sessions share a stream and leave tokens on the GPU (:mod:`ls_edge.engines.cuda.memory`); its CUDA graphs are not used,
 since ONNX Runtime, at least up to 1.26, waits for the GPU after each. Opening fails if the requested provider does not
 load; there is no silent fallback. A part that refers to weights in another file does not load.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from ls_edge.core.errors import EngineError
 from ls_edge.device import hardware
 from ls_edge.device.requirements import engine_advice
-from ls_edge.engines.cuda_memory import CudaWorkspace
+from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line, refuse_weights_elsewhere
 from ls_edge.engines.providers import (
     CPU,
@@ -171,7 +171,7 @@ class OnnxEngine:
         return found
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
-        """Queue one run on the workspace's stream; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
+        """Queue one run on the workspace's stream; see :class:`~ls_edge.engines.cuda.memory.DeviceEngine`."""
         key = (batch, *addresses.values())
         binding = self._queued.pop(key, None)
         if binding is None:

@@ -18,7 +18,7 @@ from ls_edge.core.errors import BundleError, EngineError, UsageError
 from ls_edge.core.parts import ENDS, part_name
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.device import hardware
-from ls_edge.engines.cuda_memory import CudaWorkspace
+from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.providers import CPU, CUDA, full_name

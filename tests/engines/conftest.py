@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.engines.cuda_runtime import cuda_runtime
+from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ls_edge.core.errors import EngineError
-from ls_edge.engines import cuda_memory
+from ls_edge.engines.cuda import memory as cuda_memory
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.tensorrt import engine as tensorrt_engine

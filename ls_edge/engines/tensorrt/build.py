@@ -21,7 +21,7 @@ from typing import Any
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.device.requirements import numbers
-from ls_edge.engines.cuda_runtime import CAPABILITY_MAJOR, CAPABILITY_MINOR, cuda_runtime
+from ls_edge.engines.cuda.runtime import CAPABILITY_MAJOR, CAPABILITY_MINOR, cuda_runtime
 from ls_edge.engines.engine import first_line, refuse_weights_elsewhere
 from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, OnStatus
 

@@ -1,7 +1,7 @@
 """TensorRT engines: numpy in, numpy out, tokens on the GPU in between. No torch.
 
 An engine comes from this user's cache or is built now (:func:`open_tensorrt`). Engines of one thread share a
-:class:`~ls_edge.engines.cuda_memory.CudaWorkspace`: stream, buffers, and memory for activations, which one engine at a
+:class:`~ls_edge.engines.cuda.memory.CudaWorkspace`: stream, buffers, and memory for activations, which one engine at a
 time uses. Single images and batches have separate profiles and contexts. For one image and for the largest batch, a
 run becomes a CUDA graph when it is queued for the second time, which costs one call instead of one per kernel; if CUDA
 refuses, it runs without (:attr:`TensorRTEngine.no_graphs` has the reason). Larger batches are split. One thread at a
@@ -21,8 +21,8 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines.cuda_memory import CudaWorkspace
-from ls_edge.engines.cuda_runtime import THREAD_LOCAL
+from ls_edge.engines.cuda.memory import CudaWorkspace
+from ls_edge.engines.cuda.runtime import THREAD_LOCAL
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
 from ls_edge.engines.tensorrt.build import (
     BuiltPart,
@@ -94,7 +94,7 @@ class TensorRTEngine:
         return self.workspace.visit([self], (inputs[self.signature.inputs[0].name],), inputs.get("slot"))
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
-        """Queue one run; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
+        """Queue one run; see :class:`~ls_edge.engines.cuda.memory.DeviceEngine`."""
         if self._engine is None:
             raise EngineError(f"the engine of {self.part} was closed; open it again")
         uses_graph = not self.no_graphs and batch in (1, self.workspace.max_batch)

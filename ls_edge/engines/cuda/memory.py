@@ -20,7 +20,7 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines.cuda_runtime import MAPPED, NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
+from ls_edge.engines.cuda.runtime import MAPPED, NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, signature_of
 
 ALIGNMENT = 256

@@ -4,7 +4,7 @@ TensorRT, JetPack and the CUDA packages of pip each bring the library ``libcudar
 driver supports, on a Jetson not even by a minor version. Candidates are tried in turn; the first that works is used.
 
 Not run on hardware yet: the functions and their parameters are compared with the headers of CUDA 12.6, 12.9 and 13.0,
-and loading with the libraries themselves, which need no GPU for that (``tests/engines/test_cuda_runtime.py``).
+and loading with the libraries themselves, which need no GPU for that (``tests/engines/cuda/test_runtime.py``).
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ls_edge.core.errors import EngineError
-from ls_edge.engines import cuda_runtime as module
-from ls_edge.engines.cuda_runtime import FUNCTIONS, CudaRuntime, cuda_runtime
+from ls_edge.engines.cuda import runtime as module
+from ls_edge.engines.cuda.runtime import FUNCTIONS, CudaRuntime, cuda_runtime
 
-SIGNATURES = json.loads((Path(__file__).parents[1] / "doubles/signatures.json").read_text())
+SIGNATURES = json.loads((Path(__file__).parents[2] / "doubles/signatures.json").read_text())
 HEADERS = [version for version in SIGNATURES if version.startswith("cuda ")]
 
 
