@@ -12,6 +12,7 @@
     │   └── DigestMismatch           a file that differs from the manifest
     ├── VerificationError            numbers that differ from PyTorch's
     ├── EngineError                  an engine that is missing, does not load or failed on a block
+    │   └── DeviceLost               a GPU that only a new process can use again
     ├── LinkError                    an address in use, a refused key, a peer with a wrong name
     │   └── WireError                a malformed frame
     └── RequestError                 end of a request without an answer
@@ -127,6 +128,10 @@ class VerificationError(LsEdgeError):
 
 class EngineError(LsEdgeError):
     """A missing engine library, a part that does not load, or a failed run."""
+
+
+class DeviceLost(EngineError):
+    """A GPU that this process can no longer use; a new process can."""
 
 
 class LinkError(LsEdgeError):

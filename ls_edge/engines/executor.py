@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ls_edge.core.errors import EngineError
+from ls_edge.core.errors import DeviceLost, EngineError
 from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.engines.cuda.memory import DeviceEngine
 from ls_edge.engines.engine import Engine, Tensor, check_inputs, warm_up
@@ -79,6 +79,8 @@ class Executor:
                     start = stop
                 on_device = [cast("DeviceEngine", engine) for engine in engines]
                 return self.workspace.visit(on_device, rows, first if self.needs_slot else None)
+            except DeviceLost:
+                raise
             except EngineError:
                 pass  # run them one at a time, to find the one that fails
         return self.steps(parts, _joined(rows), slots, seconds)[-1]
@@ -99,6 +101,8 @@ class Executor:
             engine = self.engines[part]
             try:
                 array = engine.run(_inputs(engine, array, slots + place))
+            except DeviceLost:
+                raise
             except Exception as error:
                 raise PartFailed(part, str(error)) from error
             outputs.append(array)

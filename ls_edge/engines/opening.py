@@ -19,7 +19,7 @@ from ls_edge.core.parts import ENDS, part_name
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.device import hardware
 from ls_edge.engines.cuda.memory import CudaWorkspace
-from ls_edge.engines.engine import Engine, first_line, signature_of
+from ls_edge.engines.engine import Engine, first_line, signature_of, warm_up
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.providers import CPU, CUDA, full_name
 from ls_edge.engines.tensorrt.build import BuiltPart, EngineOptions, build_part, this_device
@@ -205,6 +205,9 @@ def _open_with(
                         workspace=workspace,
                     )
             engines[name] = by_file[file]
+        if choice.provider != CPU:
+            for engine in by_file.values():  # memory may run out only now, while there are other choices
+                warm_up(engine)
     except BaseException:
         for engine in by_file.values():
             engine.close()

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,9 @@ class cudaError_t(enum.IntEnum):
     cudaErrorInsufficientDriver = 35
     cudaErrorInvalidResourceHandle = 400
     cudaErrorIllegalAddress = 700
+    cudaErrorLaunchFailure = 719
     cudaErrorStreamCaptureUnsupported = 900
+    cudaErrorUnknown = 999
 
 
 class cudaMemcpyKind(enum.IntEnum):
@@ -43,6 +46,10 @@ class cudaMemcpyKind(enum.IntEnum):
 class cudaStreamCaptureMode(enum.IntEnum):
     cudaStreamCaptureModeGlobal = 0
     cudaStreamCaptureModeThreadLocal = 1
+
+
+STICKY = (700, 702, 710, 714, 715, 716, 717, 718, 719, 810, 911, 999)
+"""Errors after which "any further CUDA work will return the same error" (driver_types.h of CUDA 12.6), and 999."""
 
 
 class Fault(Exception):
@@ -105,7 +112,10 @@ class Device:
         self.eager = False
         self.integrated = 0
         self.refuse = {}
-        """Errors to return, by function."""
+        """Errors to return, by function: one for all calls, or a list with one (or None) for each of the next calls."""
+        self.page_cache = 0
+        """Bytes that Linux would give back, which cudaMemGetInfo counts as used on an integrated GPU."""
+        self.multiprocessors, self.flags = 8, 0
         self.counts = Counter()
         self.misuse = []
         """Errors that real hardware may not notice."""
@@ -222,16 +232,35 @@ class Device:
 
 
 DEVICE = Device()
+_THREAD = threading.local()
+
+
+def last_error():
+    """Return the text of the error that this thread has not taken with cudaGetLastError, or an empty string.
+
+    "Returns the last error that has been produced by any of the runtime calls in the same instance of the CUDA Runtime
+    library in the host thread and resets it to cudaSuccess" (cuda_runtime_api.h of CUDA 12.6). Libraries that launch
+    kernels ask for it afterwards, so an error that another library left fails their launch.
+    """
+    fault = DEVICE.sticky or getattr(_THREAD, "fault", None)
+    return str(fault) if fault is not None else ""
 
 
 def _call(name, body):
     try:
-        if name in DEVICE.refuse:
-            raise Fault(*DEVICE.refuse[name])
+        refused = DEVICE.refuse.get(name)
+        if isinstance(refused, list):
+            refused = refused.pop(0) if refused else None
+        if refused is not None:
+            fault = Fault(*refused)
+            if fault.code in STICKY:
+                DEVICE.sticky = fault
+            raise fault
         if DEVICE.sticky is not None:
             raise DEVICE.sticky
         value = body()
     except Fault as fault:
+        _THREAD.fault = fault
         DEVICE.last = str(fault)
         return (fault.code, None) if name in _GIVING else (fault.code,)
     return (cudaError_t.cudaSuccess, value) if name in _GIVING else (cudaError_t.cudaSuccess,)
@@ -368,6 +397,18 @@ def cudaGetErrorString(error):
     return getattr(DEVICE, "last", f"error {error}").encode()
 
 
+def cudaGetLastError():
+    fault, _THREAD.fault = DEVICE.sticky or getattr(_THREAD, "fault", None), None
+    return (cudaError_t.cudaSuccess if fault is None else fault.code,)
+
+
+def cudaSetDeviceFlags(flags):
+    def body():
+        DEVICE.flags = flags
+
+    return _call("cudaSetDeviceFlags", body)
+
+
 def cudaGetDevice():
     return _call("cudaGetDevice", lambda: 0)
 
@@ -387,12 +428,13 @@ def cudaGetDeviceProperties(device):
 
 
 def cudaDeviceGetAttribute(attr, device):
-    return _call("cudaDeviceGetAttribute", lambda: {75: DEVICE.major, 76: DEVICE.minor, 18: DEVICE.integrated}[attr])
+    known = {75: DEVICE.major, 76: DEVICE.minor, 18: DEVICE.integrated, 16: DEVICE.multiprocessors}
+    return _call("cudaDeviceGetAttribute", lambda: known[attr])
 
 
 def cudaMemGetInfo():
     used = sum(a.size for a in DEVICE.allocations if a.kind == "device" and not a.freed)
-    return _call("cudaMemGetInfo", lambda: (DEVICE.memory - used, DEVICE.memory))
+    return _call("cudaMemGetInfo", lambda: (DEVICE.memory - used - DEVICE.page_cache, DEVICE.memory))
 
 
 def cudaDriverGetVersion():
@@ -406,7 +448,8 @@ def cudaRuntimeGetVersion():
 def parameters(prototype):
     """Names and C types of the parameters in a prototype of CUDA's header, and whether they are for results."""
     found = []
-    for text in re.search(r"\((.*)\)", prototype)[1].split(", "):
+    inside = re.search(r"\((.*)\)", prototype)[1].strip().removeprefix("void")
+    for text in filter(None, inside.split(", ")):
         kind, name = re.fullmatch(r"(.*?)(\w+)", re.sub(r" __dv\(\w+\)", "", text)).groups()
         is_out = bool(re.search(r"\*\*|(_t|int|Prop) \*", kind))
         if "*" in kind or re.match(r"cuda(Stream|Graph|GraphExec)_t", kind):

@@ -36,10 +36,12 @@ ICudaEngine.get_tensor_shape ICudaEngine.device_memory_size_v2 ICudaEngine.num_o
 ExecutionContextAllocationStrategy.USER_MANAGED ExecutionContextAllocationStrategy.STATIC TensorIOMode.INPUT
 TensorIOMode.OUTPUT IExecutionContext.set_input_shape IExecutionContext.set_tensor_address
 IExecutionContext.execute_async_v3 IExecutionContext.set_device_memory
-IExecutionContext.set_optimization_profile_async nptype
+IExecutionContext.set_optimization_profile_async nptype IBuilderConfig.profiling_verbosity ProfilingVerbosity.DETAILED
+ICudaEngine.create_engine_inspector EngineInspector.get_engine_information LayerInformationFormat.ONELINE
 """.split()
 CUDA = """
-cudaGetErrorString cudaGetDeviceCount cudaGetDevice cudaGetDeviceProperties cudaDeviceGetAttribute
+cudaGetErrorString cudaGetLastError cudaSetDeviceFlags cudaGetDeviceCount cudaGetDevice cudaGetDeviceProperties
+cudaDeviceGetAttribute
 cudaDriverGetVersion cudaRuntimeGetVersion cudaMemGetInfo cudaMalloc cudaFree cudaHostAlloc cudaHostGetDevicePointer
 cudaFreeHost cudaMemcpyAsync cudaStreamCreateWithFlags cudaStreamDestroy cudaStreamSynchronize cudaStreamBeginCapture
 cudaStreamEndCapture cudaGraphInstantiateWithFlags cudaGraphLaunch cudaGraphExecDestroy cudaGraphDestroy
@@ -47,6 +49,7 @@ cudaStreamEndCapture cudaGraphInstantiateWithFlags cudaGraphLaunch cudaGraphExec
 VALUES = """
 cudaMemcpyHostToDevice cudaMemcpyDeviceToHost cudaErrorInsufficientDriver cudaStreamCaptureModeThreadLocal
 cudaDevAttrComputeCapabilityMajor cudaDevAttrComputeCapabilityMinor cudaDevAttrIntegrated cudaHostAllocMapped
+cudaDevAttrMultiProcessorCount cudaErrorMemoryAllocation cudaDeviceScheduleSpin cudaDeviceScheduleBlockingSync
 """.split()
 
 _PROGRAM = """
@@ -104,6 +107,10 @@ def _of_headers(folder: Path) -> dict[str, object]:
     for name in VALUES:
         match = re.search(rf"\b{name}\s*=?\s*(0x[0-9a-f]+|\d+)", headers["driver_types.h"])
         found[name] = [str(int(match[1], 0))] if match else []
+    lost = r"/\*\*((?:(?!\*/).)*terminated[ *\n]+and relaunched(?:(?!\*/).)*)\*/\s*cudaError\w+\s*=\s*(\d+)"
+    found["errors after which the process must be started again"] = [
+        match[2] for match in re.finditer(lost, headers["driver_types.h"], re.DOTALL)
+    ]
     return found
 
 

@@ -157,6 +157,27 @@ def test_an_engine_that_cannot_be_built_is_replaced_unless_it_was_named(bundle, 
         open_block_engines(bundle, ORDER, kind="tensorrt")
 
 
+@pytest.mark.parametrize("fault", ["contexts", "buffers"])
+def test_memory_that_runs_out_in_the_first_run_is_found_while_there_are_other_choices(
+    bundle, gpu, doubles, monkeypatch, fault
+):
+    """Contexts, graphs and buffers are made by the first run."""
+    if fault == "contexts":
+        monkeypatch.setattr(doubles.ICudaEngine, "context_bytes", gpu.memory)
+    else:
+        gpu.refuse["cudaHostAlloc"] = (2, "out of memory")
+    chosen = []
+    engines = open_block_engines(bundle, ORDER, threads=1, on_choice=chosen.append)
+    assert [choice.kind for choice in chosen] == ["tensorrt", "onnx"]
+    assert {engine.kind for engine in engines.values()} == {"onnx"}
+    assert "ut of memory" in str(chosen[-1]) or "OutOfMemory" in str(chosen[-1])
+    for engine in engines.values():
+        engine.close()
+    with pytest.raises(EngineError, match=r"OutOfMemory|out of memory"):
+        open_block_engines(bundle, ORDER, kind="tensorrt")
+    assert gpu.left() == []
+
+
 def test_engines_that_do_not_open_leave_nothing(bundle, gpu, tmp_path):
     shutil.copytree(bundle.folder, tmp_path / "bundle")
     (tmp_path / "bundle/blocks/03.onnx").write_bytes(b"other")

@@ -20,7 +20,7 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines.cuda.runtime import MAPPED, NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
+from ls_edge.engines.cuda.runtime import LOST, MAPPED, NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, signature_of
 
 ALIGNMENT = 256
@@ -169,7 +169,8 @@ class CudaWorkspace:
             source.copy(TO_HOST, data, result.nbytes, self.stream)
         except BaseException:
             # The queued work uses these buffers; it has to end before they are filled again.
-            self.cuda.attempt("cudaStreamSynchronize", self._stream)
+            if self.cuda.attempt("cudaStreamSynchronize", self._stream) in LOST:
+                self.synchronize(f"running {_parts(engines)}")
             raise
         self.synchronize(f"running {_parts(engines)}")
         result[...] = source.values(data, engines[-1].signature.output, batch)

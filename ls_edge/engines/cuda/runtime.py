@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ls_edge.core.errors import EngineError
+from ls_edge.core.errors import DeviceLost, EngineError
 
 _POINTER, _SIZE, _ENUM = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _PROPERTIES = ctypes.c_char * 8192
@@ -31,6 +31,7 @@ class _Out:
 
 
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "cudaGetLastError": (),
     "cudaGetDeviceCount": (_Out(ctypes.c_int),),
     "cudaGetDevice": (_Out(ctypes.c_int),),
     "cudaGetDeviceProperties": (_Out(_PROPERTIES), ctypes.c_int),
@@ -63,18 +64,13 @@ MAPPED = 2
 """``cudaHostAllocMapped``."""
 THREAD_LOCAL = 1
 """``cudaStreamCaptureModeThreadLocal``."""
-CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED = 75, 76, 18
+CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED, MULTIPROCESSORS = 75, 76, 18, 16
 """``cudaDeviceAttr``."""
 DRIVER_TOO_OLD = 35
 """``cudaErrorInsufficientDriver``: the runtime is newer than the driver supports."""
-
-
-class CudaError(EngineError):
-    """A function of CUDA failed; :attr:`code` is its ``cudaError_t``."""
-
-    def __init__(self, code: int, doing: str, words: str) -> None:
-        super().__init__(f"CUDA failed while {doing}: {words}; see 'ls-edge doctor', or use --engine onnx")
-        self.code = code
+LOST = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
+"""Errors after which every call of the process fails: those that "must be terminated and relaunched" by
+``driver_types.h`` of CUDA 12.6 to 13.0, and ``cudaErrorUnknown``."""
 
 
 class CudaRuntime:
@@ -92,10 +88,16 @@ class CudaRuntime:
             function.restype = ctypes.c_int
 
     def call(self, name: str, *given: Any, doing: str) -> Any:
-        """Call a function; return its output, a list of several or None. Raises :class:`CudaError`."""
+        """Call a function; return its output, a list of several or None.
+
+        Raises :class:`EngineError`, or :class:`DeviceLost` if only a new process can use the GPU again.
+        """
         code, outputs = self._call(name, given)
         if code:
-            raise CudaError(code, doing, self._words(code).decode(errors="replace"))
+            words = f"CUDA failed while {doing}: {self._words(code).decode(errors='replace')}"
+            if code in LOST:
+                raise DeviceLost(f"{words} (error {code}); this process cannot use the GPU any more, start it again")
+            raise EngineError(f"{words}; see 'ls-edge doctor', or use --engine onnx")
         values = [output.value or 0 if isinstance(output, _POINTER) else output.value for output in outputs]
         return values if len(values) > 1 else values[0] if values else None
 
@@ -111,7 +113,10 @@ class CudaRuntime:
                 arguments.append(ctypes.byref(outputs[-1]))
             else:
                 arguments.append(next(inputs))
-        return int(self._functions[name](*arguments)), outputs
+        code = int(self._functions[name](*arguments))
+        if code:  # other libraries would take it for theirs, after a launch
+            self._functions["cudaGetLastError"]()
+        return code, outputs
 
     def is_integrated(self) -> bool:
         """Return whether the GPU shares the memory of the host, as on a Jetson."""

@@ -11,17 +11,23 @@ Not run on hardware yet: names and signatures are checked against the published 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.util
 import logging
+import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.device.requirements import numbers
-from ls_edge.engines.cuda.runtime import CAPABILITY_MAJOR, CAPABILITY_MINOR, cuda_runtime
+from ls_edge.engines.cuda.runtime import CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS, cuda_runtime
 from ls_edge.engines.engine import first_line, refuse_weights_elsewhere
 from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, OnStatus
 
@@ -42,6 +48,7 @@ class TensorRTDevice:
     tensorrt: str
     gpu: str
     capability: str
+    multiprocessors: int
 
     def __str__(self) -> str:
         return f"TensorRT {self.tensorrt} on {self.gpu}"
@@ -70,11 +77,11 @@ def this_device() -> TensorRTDevice:
     trt, cuda = tensorrt_module(), cuda_runtime()
     number = cuda.call("cudaGetDevice", doing="looking for a GPU")
     name = cuda.call("cudaGetDeviceProperties", number, doing="looking at the GPU").decode(errors="replace")
-    major, minor = (
+    major, minor, multiprocessors = (
         cuda.call("cudaDeviceGetAttribute", attribute, number, doing="looking at the GPU")
-        for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR)
+        for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS)
     )
-    return TensorRTDevice(trt.__version__, name.strip(), f"{major}.{minor}")
+    return TensorRTDevice(trt.__version__, name.strip(), f"{major}.{minor}", multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,7 @@ def key_of(onnx_sha256: str, device: TensorRTDevice, options: EngineOptions) -> 
         tensorrt=device.tensorrt,
         gpu=device.gpu,
         capability=device.capability,
+        multiprocessors=device.multiprocessors,
         profiles=((1, 1, 1), (2, options.max_batch, options.max_batch)),
         workspace=min(WORKSPACE, options.gpu_mem_limit or WORKSPACE),
         flags=options.flags,
@@ -168,13 +176,22 @@ def build_part(
     return BuiltPart(part, key, plan, building, seconds)
 
 
+@functools.cache
 def tensorrt_logger(trt: Any) -> Any:
-    """Return a logger that forwards TensorRT's warnings and errors, and keeps the last error as ``logger.last``."""
+    """Return the logger of this process, whose ``take()`` returns the last error.
+
+    All of TensorRT logs to the first logger that it receives, and may do so as long as any of its objects lives.
+    """
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.last = ""
+
+        def take(self) -> str:
+            """Return the last error, once."""
+            last, self.last = self.last, ""
+            return last or "it gave no reason"
 
         def log(self, severity: Any, msg: str) -> None:
             if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
@@ -186,14 +203,41 @@ def tensorrt_logger(trt: Any) -> Any:
     return Logger()
 
 
-def _progress_monitor(trt: Any, report: OnStatus) -> Any:
-    """Return an object for TensorRT's callbacks that reports phases and steps, at most every few seconds."""
+def tensorrt_object(trt: Any, kind: str) -> Any:
+    """Return a ``Builder`` or ``Runtime``; raise :class:`EngineError` if there is no memory for it."""
+    try:
+        return getattr(trt, kind)(tensorrt_logger(trt))
+    except TypeError as error:  # raised by the bindings for a null pointer
+        why = tensorrt_logger(trt).take()
+        raise EngineError(f"TensorRT {trt.__version__} does not start ({why}); end other programs") from error
+
+
+@functools.cache
+def tensorrt_runtime(trt: Any) -> Any:
+    """Return the runtime of all engines of this process, which may not outlive it."""
+    return tensorrt_object(trt, "Runtime")
+
+
+@contextlib.contextmanager
+def _progress_monitor(trt: Any, report: OnStatus) -> Iterator[Any]:
+    """Return an object for TensorRT's callbacks that reports phases and steps, at most every few seconds.
+
+    TensorRT prints and drops exceptions of callbacks, including those of Python's signal handlers. The first one ends
+    the build, and is raised at the end of the context.
+    """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self.steps: dict[str, int] = {}
             self.reported = time.monotonic()
+            self.raised: BaseException | None = None
+
+        def keep(self, function: Callable[..., object], *arguments: object) -> None:
+            try:
+                function(*arguments)
+            except BaseException as error:  # noqa: BLE001  raised at the end
+                self.raised = self.raised or error
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:  # noqa: ARG002
             self.steps[phase_name] = num_steps
@@ -202,13 +246,25 @@ def _progress_monitor(trt: Any, report: OnStatus) -> Any:
             now = time.monotonic()
             if now - self.reported >= PROGRESS_EVERY_S:
                 self.reported = now
-                report(f"{phase_name}, step {step + 1} of {self.steps.get(phase_name, step + 1)}")
-            return True
+                self.keep(report, f"{phase_name}, step {step + 1} of {self.steps.get(phase_name, step + 1)}")
+            return self.raised is None
 
         def phase_finish(self, phase_name: str) -> None:
             self.steps.pop(phase_name, None)
 
-    return Monitor()
+    monitor, handlers = Monitor(), dict[int, Callable[[int, FrameType | None], object]]()
+    if threading.current_thread() is threading.main_thread():
+        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: monitor.keep(handlers[number], number, frame))
+    try:
+        yield monitor
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if monitor.raised is not None:
+        raise monitor.raised
 
 
 def build(
@@ -221,7 +277,8 @@ def build(
     """
     trt = tensorrt_module()
     logger = tensorrt_logger(trt)
-    builder = trt.Builder(logger)
+    logger.take()
+    builder = tensorrt_object(trt, "Builder")
     # TensorRT 10 needs this flag; 11, in which every network is strongly typed, ignores it
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
@@ -247,13 +304,15 @@ def build(
             rest = tuple(tensor.shape)[1:]
             profile.set_shape(tensor.name, *((batch, *rest) for batch in batches))
         config.add_optimization_profile(profile)
-    config.progress_monitor = _progress_monitor(trt, report)
     cache = config.create_timing_cache(timing)
-    config.set_timing_cache(cache, False)
-    plan = builder.build_serialized_network(network, config)
+    if cache is None or not config.set_timing_cache(cache, False):  # measured on another device
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+    with _progress_monitor(trt, report) as config.progress_monitor:
+        plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise EngineError(
             f"{part}: TensorRT {trt.__version__} could not build an engine for {key.gpu} "
-            f"({logger.last or 'it gave no reason'}); use --engine onnx, a smaller max_batch, or a larger gpu_mem_limit"
+            f"({logger.take()}); use --engine onnx, a smaller max_batch, or a larger gpu_mem_limit"
         )
     return bytes(plan), bytes(config.get_timing_cache().serialize())

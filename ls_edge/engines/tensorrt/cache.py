@@ -40,6 +40,8 @@ class EngineKey(msgspec.Struct, frozen=True):
     tensorrt: str
     gpu: str
     capability: str
+    multiprocessors: int
+    """Streaming multiprocessors; the power modes of a Jetson switch some off."""
     profiles: tuple[tuple[int, int, int], ...]
     """Smallest, best and largest batch of each profile."""
     workspace: int
@@ -62,6 +64,7 @@ _WORDS = {
     "tensorrt": "TensorRT",
     "gpu": "the GPU",
     "capability": "the compute capability",
+    "multiprocessors": "the number of multiprocessors",
     "system": "the system",
     "profiles": "the batch profiles",
     "workspace": "the workspace",
@@ -161,7 +164,7 @@ class EngineCache:
         return self.folder / f"{key.digest()}.{ending}"
 
     def _timing(self, key: EngineKey) -> Path:
-        device = digest_of([key.tensorrt, key.gpu, key.capability, key.system])
+        device = digest_of([key.tensorrt, key.gpu, key.capability, key.multiprocessors, key.system])
         return self.folder / f"{device[:32]}.timing"
 
     def _read(self, path: Path) -> bytes | None:

@@ -32,6 +32,7 @@ from ls_edge.engines.tensorrt.build import (
     profile_of,
     tensorrt_logger,
     tensorrt_module,
+    tensorrt_runtime,
     this_device,
 )
 from ls_edge.engines.tensorrt.cache import EngineCache, OnStatus
@@ -66,9 +67,7 @@ class TensorRTEngine:
         self.no_graphs = "it takes a slot, whose address changes with each run" if len(signature.inputs) > 1 else ""
         """Reason why runs do not become CUDA graphs; empty while they do."""
         self._trt = tensorrt_module()
-        # an engine may not outlive the runtime that made it
-        self._runtime: Any = self._trt.Runtime(tensorrt_logger(self._trt))
-        self._engine: Any = self._runtime.deserialize_cuda_engine(plan)
+        self._engine: Any = tensorrt_runtime(self._trt).deserialize_cuda_engine(plan)
         if self._engine is None:
             raise EngineError(
                 f"the engine of {part} does not load in {device}; it was built for another device or version"
@@ -122,7 +121,7 @@ class TensorRTEngine:
             return
         for key in list(self._contexts):
             self._drop(key)
-        self._engine = self._runtime = None
+        self._engine = None
         self.workspace.release()
 
     def _launch(self, found: _Context) -> bool:
@@ -162,10 +161,14 @@ class TensorRTEngine:
         user_managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(user_managed)
         if context is None:
-            raise EngineError(f"{self.part}: not enough memory on {self.provider} for the engine; serve fewer blocks")
+            raise EngineError(
+                f"{self.part}: no memory for the engine on {self.provider} ({self._why}); serve fewer blocks"
+            )
         # only the first context of an engine gets a profile automatically
-        if not context.set_optimization_profile_async(profile_of(batch), self.workspace.stream):
-            raise EngineError(f"{self.part}: TensorRT does not take the engine's profile; build the engine again")
+        try:
+            context.set_optimization_profile_async(profile_of(batch), self.workspace.stream)
+        except RuntimeError as error:
+            raise EngineError(f"{self.part}: TensorRT does not take the engine's profile ({self._why})") from error
         context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))
         return _Context(context, self.workspace.generation)
 
@@ -179,7 +182,13 @@ class TensorRTEngine:
 
     def _execute(self, context: Any) -> None:
         if not context.execute_async_v3(self.workspace.stream):
-            raise EngineError(f"{self.part} failed on {self.provider}; see 'ls-edge doctor', or use --engine onnx")
+            raise EngineError(
+                f"{self.part} failed on {self.provider} ({self._why}); see 'ls-edge doctor', or use --engine onnx"
+            )
+
+    @property
+    def _why(self) -> str:
+        return str(tensorrt_logger(self._trt).take())
 
     def _check_signature(self) -> None:
         trt, engine = self._trt, self._engine

@@ -3,6 +3,8 @@
 import enum
 import json
 import os
+import signal
+import sys
 import weakref
 from pathlib import Path
 
@@ -15,6 +17,53 @@ _MAGIC = b"double of a TensorRT engine\n"
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 SCRATCH = 4096
 """Bytes of activation memory for one image."""
+
+
+class _Native:
+    """An object of the C++ library, which logs to the first logger that it got.
+
+    "The logger is internally considered a singleton" (NvInferRuntimeCommon.h of 8.0); "Uses of the global logger,
+    returned by nvinfer1::getLogger(), will return the existing value" (the message of 8.4 to 10 about another one).
+    "The logger must be valid until all objects created are released" (NvInferRuntimeBase.h of 10.3).
+    """
+
+    _first, _alive = None, weakref.WeakSet()
+
+    def _log_to(self, logger):
+        assert logger.made
+        if not _Native._alive:
+            _Native._first = weakref.ref(logger)
+        elif _Native._first() is not logger:
+            self._log(ILogger.Severity.INFO, "The logger passed into create... differs from one already provided")
+        self._kept = logger  # py::keep_alive<1, 2> of Builder and Runtime (pyCore.cpp of 10.3)
+        _Native._alive.add(self)
+
+    @staticmethod
+    def _log(severity, text):
+        logger = _Native._first()
+        if logger is None:
+            cuda.DEVICE.misuse.append(f"TensorRT used a logger that was freed: {text}")
+        else:
+            _call_back(logger.log, severity, text)
+
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+def _call_back(function, *arguments, otherwise=None):
+    """Call Python from C++: an exception of any kind is printed and lost (PyProgressMonitor, PyLogger in pyCore.cpp).
+
+    Signals, which C++ does not see, reach Python here.
+    """
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        return function(*arguments)
+    except BaseException as error:
+        print(f"[ERROR] Exception caught in {function.__name__}(): {error!r}", file=sys.stderr)
+        return otherwise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 class ILogger:
@@ -58,6 +107,14 @@ class NetworkDefinitionCreationFlag(enum.IntEnum):
 
 class BuilderFlag(enum.IntEnum):
     FP16, INT8, DEBUG, GPU_FALLBACK, REFIT, DISABLE_TIMING_CACHE, TF32 = range(7)
+
+
+class ProfilingVerbosity(enum.IntEnum):
+    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
+
+
+class LayerInformationFormat(enum.IntEnum):
+    ONELINE, JSON = range(2)
 
 
 class MemoryPoolType(enum.IntEnum):
@@ -164,17 +221,28 @@ class IOptimizationProfile:
 
 
 class ITimingCache:
+    """Measured times, with a header that has the properties of the device."""
+
     def __init__(self, raw):
-        self.raw = raw
+        self._raw = raw or _properties()
 
     def serialize(self):
-        return IHostMemory(self.raw)
+        return IHostMemory(self._raw)
+
+    def add(self, raw):
+        self._raw += raw
+
+
+def _properties():
+    device = cuda.DEVICE
+    return json.dumps([__version__, device.name, device.multiprocessors]).encode() + b"\n"
 
 
 class IBuilderConfig:
     def __init__(self):
         self.flags, self.profiles, self.timing, self.limits = {BuilderFlag.TF32}, [], None, {}
         self.progress_monitor = None
+        self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
 
     def set_memory_pool_limit(self, pool, pool_size):
         self.limits[pool] = pool_size
@@ -190,20 +258,29 @@ class IBuilderConfig:
         return ITimingCache(bytes(serialized_timing_cache))
 
     def set_timing_cache(self, cache, ignore_mismatch):
+        """NvInfer.h of 10.3: "A failure will be reported if the CUDA device property in the provided cache is different
+        from current environment"; "true if set successfully, false otherwise".
+        """
+        if not isinstance(cache, ITimingCache):
+            raise TypeError("set_timing_cache(): incompatible function arguments")
+        if not ignore_mismatch and not cache._raw.startswith(_properties()):
+            _Native._log(ILogger.Severity.WARNING, "the timing cache is of another device")
+            return False
         self.timing = cache
         return True
 
     def get_timing_cache(self):
+        """ "The timing cache used in current IBuilderConfig": none if none was set."""
         return self.timing
 
 
-class Builder:
+class Builder(_Native):
     refuse = ""
     """TensorRT's message if it cannot build; set by a test."""
 
     def __init__(self, logger):
-        assert logger.made
-        self._logger = logger
+        _check_memory()
+        self._log_to(logger)
 
     def create_network(self, flags=0):
         return INetworkDefinition(flags)
@@ -215,21 +292,31 @@ class Builder:
         return IOptimizationProfile()
 
     def build_serialized_network(self, network, config):
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            return self._build(network, config)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+    def _build(self, network, config):
         why = self.refuse or self._problem(network, config)
         if why:
-            self._logger.log(ILogger.Severity.ERROR, why)
+            self._log(ILogger.Severity.ERROR, why)
             return None
-        if config.progress_monitor is not None:
-            config.progress_monitor.phase_start("Building Engine", None, 2)
+        monitor = config.progress_monitor
+        if monitor is not None:
+            _call_back(monitor.phase_start, "Building Engine", None, 2)
             if until := os.environ.get("TENSORRT_DOUBLE_WAITS"):
                 Path(until).read_bytes()  # of a FIFO, when its writer has closed it
-            for step in range(2):
-                if not config.progress_monitor.step_complete("Building Engine", step):
-                    return None
-            config.progress_monitor.phase_finish("Building Engine")
-        config.timing.raw += b"."
+            # "the application can return false for TensorRT to exit the build early"; an exception counts as false
+            done = all(_call_back(monitor.step_complete, "Building Engine", step, otherwise=False) for step in range(2))
+            _call_back(monitor.phase_finish, "Building Engine")
+            if not done:
+                return None
+        (config.timing or ITimingCache(b"")).add(b".")
         header = {"profiles": [p.shapes for p in config.profiles], "tf32": BuilderFlag.TF32 in config.flags}
         header["workspace"] = config.limits[MemoryPoolType.WORKSPACE]
+        header["verbosity"] = int(config.profiling_verbosity)
         return IHostMemory(_MAGIC + json.dumps(header).encode() + b"\n" + network.raw)
 
     @staticmethod
@@ -248,23 +335,33 @@ class Builder:
         return ""
 
 
-class Runtime:
+def _check_memory():
+    """Raise what pybind11 raises if createInferBuilder or createInferRuntime returns a null pointer."""
+    if cuda.DEVICE.memory <= 0:
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+
+class Runtime(_Native):
     def __init__(self, logger):
-        assert logger.made
-        self._logger = logger
+        _check_memory()
+        self._log_to(logger)
 
     def deserialize_cuda_engine(self, serialized_engine):
         raw = bytes(serialized_engine)
         if not raw.startswith(_MAGIC):
-            self._logger.log(ILogger.Severity.ERROR, "Magic tag does not match")
+            self._log(ILogger.Severity.ERROR, "Magic tag does not match")
             return None
         header, onnx = raw[len(_MAGIC) :].split(b"\n", 1)
-        return ICudaEngine(json.loads(header), onnx, self._logger)
+        return ICudaEngine(json.loads(header), onnx, self)
 
 
-class ICudaEngine:
-    def __init__(self, header, onnx, logger):
-        self._header, self._session, self._logger = header, _session(onnx), logger
+class ICudaEngine(_Native):
+    context_bytes = 0
+    """Memory on the GPU that each context takes, besides that for activations; set by a test."""
+
+    def __init__(self, header, onnx, runtime):
+        self._header, self._session, self._runtime = header, _session(onnx), runtime
+        _Native._alive.add(self)
         self._inputs, self._outputs = _tensors(self._session.get_inputs()), _tensors(self._session.get_outputs())
         self._tensors = self._inputs + self._outputs
         self._contexts = 0
@@ -291,8 +388,28 @@ class ICudaEngine:
         return self._tensor(name).shape
 
     def create_execution_context(self, strategy=ExecutionContextAllocationStrategy.STATIC):
+        memory = None
+        if self.context_bytes:
+            code, memory = cuda.cudaMalloc(self.context_bytes)
+            if code:
+                self._log(ILogger.Severity.ERROR, "Error Code 2: OutOfMemory (no further information)")
+                return None
         self._contexts += 1
-        return IExecutionContext(self, strategy, profile=0 if self._contexts == 1 else None)
+        made = IExecutionContext(self, strategy, profile=0 if self._contexts == 1 else None)
+        if memory is not None:
+            weakref.finalize(made, cuda.DEVICE.free, "device", memory)
+        return made
+
+    def create_engine_inspector(self):
+        return EngineInspector(self)
+
+
+class EngineInspector:
+    def __init__(self, engine):
+        self._engine = engine
+
+    def get_engine_information(self, format):
+        return f"Layers:\n{len(self._engine._tensors)} tensors, verbosity {self._engine._header['verbosity']}\n"
 
 
 class IExecutionContext:
@@ -303,13 +420,14 @@ class IExecutionContext:
         self._state = 0
 
     def _fail(self, text):
-        self._engine._logger.log(ILogger.Severity.ERROR, text)
+        self._engine._log(ILogger.Severity.ERROR, text)
         return False
 
     def set_optimization_profile_async(self, profile_index, stream_handle):
         cuda.DEVICE.stream(stream_handle)
         if not 0 <= profile_index < self._engine.num_optimization_profiles:
-            return self._fail(f"there is no profile {profile_index}")
+            self._fail(f"there is no profile {profile_index}")
+            raise RuntimeError("Error in set optimization profile async.")  # pyCore.cpp of 10.3, 10.16 and 11.1
         self._profile = profile_index
         self._state += 1
         return True
@@ -347,8 +465,8 @@ class IExecutionContext:
     def execute_async_v3(self, stream_handle):
         engine, device = self._engine, cuda.DEVICE
         stream = device.stream(stream_handle)
-        if self._profile is None:
-            return self._fail("no optimization profile was set")
+        if self._profile is None or cuda.last_error():
+            return self._fail(f"Error Code 1: Cuda Runtime ({cuda.last_error() or 'no optimization profile was set'})")
         missing = [t.name for t in engine._inputs if t.name not in self._shapes]
         missing += [t.name for t in engine._tensors if t.name not in self._addresses]
         if missing:

@@ -1,13 +1,14 @@
 """Memory that engines share on a GPU: copies, synchronization, slots, and errors, on doubles of CUDA and TensorRT."""
 
 import os
+import sys
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import EngineError
+from ls_edge.core.errors import DeviceLost, EngineError
 from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.opening import open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
@@ -69,11 +70,8 @@ def test_a_failing_engine_is_named_and_the_memory_can_be_used_again(runner, any_
 
 def test_too_little_memory_is_one_line_and_nothing_is_left(bundle, gpu):
     gpu.memory = 40_000
-    engines = open_block_engines(bundle, ORDER, kind="tensorrt")
     with pytest.raises(EngineError, match=r"CUDA failed while making .*out of memory; see 'ls-edge doctor'"):
-        Executor(engines).run(ORDER, tokens())
-    for engine in engines.values():
-        engine.close()
+        open_block_engines(bundle, ORDER, kind="tensorrt")
     gpu.memory = 1 << 30
     assert gpu.left() == []
 
@@ -112,12 +110,34 @@ def test_an_illegal_access_is_an_error_and_everything_can_be_closed(bundle, gpu)
     for allocation in gpu.allocations:
         if allocation.kind == "device":
             gpu.free("device", allocation.address)
-    with pytest.raises(EngineError, match="was freed; see 'ls-edge doctor'"):
-        engine.run({"tokens": tokens()})
-    with pytest.raises(EngineError, match="was freed"):  # CUDA answers with it from then on
-        engine.run({"tokens": tokens()})
+    for _ in range(2):  # CUDA answers with it from then on
+        with pytest.raises(DeviceLost, match=r"was freed \(error 700\); this process cannot use the GPU any more"):
+            engine.run({"tokens": tokens()})
     engine.close()
     gpu.reset()
+
+
+@pytest.mark.parametrize("code", [700, 719, 999])
+def test_an_error_that_stays_is_not_taken_for_that_of_a_block(bundle, gpu, doubles, monkeypatch, code):
+    """TensorRT only says that a run failed; CUDA's next answer tells whether the process can continue."""
+    runner = Executor(open_block_engines(bundle, (0, 1), kind="tensorrt"))
+    runner.run((0, 1), tokens(3))
+
+    def fail(*_):
+        gpu.sticky = sys.modules["cudart"].Fault(code, "unspecified launch failure")
+        return False
+
+    monkeypatch.setattr(doubles.IExecutionContext, "execute_async_v3", fail)
+    with pytest.raises(DeviceLost, match=rf"running block 0 to block 1: unspecified launch failure \(error {code}\)"):
+        runner.run((0, 1), tokens(3))
+    runner.close()
+    gpu.reset()
+
+
+def test_a_failed_call_is_not_left_for_the_next_library(gpu, runner, exact):
+    gpu.refuse["cudaHostAlloc"] = [(2, "out of memory")]
+    assert runner.workspace.cuda.attempt("cudaHostAlloc", 1, 0) == 2
+    close(runner.run((0, 1), tokens(3)), expected(exact, (0, 1), tokens(3)))
 
 
 def test_one_visit_on_cuda_makes_two_copies_and_one_synchronization(bundle, ort, any_gpu):

@@ -34,7 +34,10 @@ def test_functions_and_constants_match_the_headers_of_cuda(gpu, version):
         "cudaDevAttrComputeCapabilityMajor": module.CAPABILITY_MAJOR,
         "cudaDevAttrComputeCapabilityMinor": module.CAPABILITY_MINOR,
         "cudaDevAttrIntegrated": module.INTEGRATED,
+        "cudaDevAttrMultiProcessorCount": module.MULTIPROCESSORS,
     }
+    lost = map(int, known["errors after which the process must be started again"])
+    assert set(lost) <= module.LOST
     assert {name: [str(number)] for name, number in numbers.items()} == {name: known[name] for name in numbers}
 
 

@@ -1,6 +1,8 @@
 """Building of engines, on doubles of CUDA and TensorRT: options, progress, and parts that cannot be built."""
 
 import logging
+import signal
+import threading
 
 import onnx
 import pytest
@@ -9,12 +11,13 @@ from ls_edge.core.errors import EngineError
 from ls_edge.engines.opening import open_block_engines, open_engine
 from ls_edge.engines.tensorrt import build as tensorrt_build
 from ls_edge.engines.tensorrt.build import EngineOptions, TensorRTDevice, key_of
+from ls_edge.engines.tensorrt.cache import default_folder
 from tests.engines.bundles import edited
-from tests.engines.reference import ORDER
+from tests.engines.reference import ORDER, tokens
 
 
 def test_float32_is_built_without_tf32_and_few_engines_serve_all_batches(bundle):
-    device = TensorRTDevice("10.3.0", "Orin", "8.7")
+    device = TensorRTDevice("10.3.0", "Orin", "8.7", 8)
     assert "no tf32" in key_of("ab", device, EngineOptions("fp32", 8)).flags
     assert "no tf32" not in key_of("ab", device, EngineOptions("fp16", 8)).flags
     largest = {batch: EngineOptions.of(bundle, batch).max_batch for batch in (None, 1, 8, 9, 16, 1000)}
@@ -40,6 +43,87 @@ def test_the_error_has_tensorrts_reason_and_the_progress_is_reported(bundle, gpu
         EngineError, match=r"could not build an engine for Double of a GPU \(no tactic fits the workspace"
     ):
         open_engine(bundle, "block 1", kind="tensorrt")
+
+
+def test_the_reason_of_each_failed_build_is_known(bundle, gpu, doubles, monkeypatch):
+    """TensorRT logs to the first logger of the process as long as one of its objects exists."""
+    engine = open_engine(bundle, "block 0", kind="tensorrt")
+    for why in ("no tactic fits the workspace", "out of memory"):
+        monkeypatch.setattr(doubles.Builder, "refuse", why)
+        with pytest.raises(EngineError, match=rf"could not build an engine for Double of a GPU \({why}"):
+            open_engine(bundle, "block 1", kind="tensorrt")
+    engine.close()
+    monkeypatch.setattr(doubles.Builder, "_problem", staticmethod(lambda *_: ""))
+    monkeypatch.setattr(doubles.Builder, "refuse", "")
+    monkeypatch.setattr(doubles.Builder, "build_serialized_network", lambda *_: None)
+    with pytest.raises(EngineError, match="it gave no reason"):
+        open_engine(bundle, "block 1", kind="tensorrt")
+
+
+def test_closing_the_first_engine_leaves_the_others_their_runtime(bundle, gpu):
+    engines = open_block_engines(bundle, (0, 1), kind="tensorrt")
+    engines[0].close()
+    gpu.refuse["cudaStreamBeginCapture"] = None
+    assert engines[1]._engine._runtime._kept.made
+    engines[1].run({"tokens": tokens()})
+    engines[1].close()
+
+
+@pytest.mark.parametrize("cache", ["of another device", "damaged"])
+def test_a_timing_cache_that_tensorrt_refuses_is_begun_again(bundle, gpu, doubles, monkeypatch, cache):
+    open_engine(bundle, "block 0", kind="tensorrt").close()
+    (path,) = default_folder().glob("*.timing")
+    measured = path.read_bytes()
+    if cache == "damaged":
+        path.write_bytes(b"damaged")
+    else:
+        monkeypatch.setattr(doubles, "_properties", lambda: b"another device\n")
+    open_engine(bundle, "block 1", kind="tensorrt").close()
+    assert path.read_bytes() == (measured if cache == "damaged" else b"another device\n.")
+
+
+def test_another_number_of_multiprocessors_needs_engines_and_times_of_its_own(bundle, gpu):
+    reported = []
+    for gpu.multiprocessors in (8, 4):
+        open_engine(bundle, "block 0", kind="tensorrt", on_step=lambda *step: reported.append(step[-1])).close()
+    assert any("the number of multiprocessors was 8, is 4" in text for text in reported)
+    assert len(list(default_folder().glob("*.timing"))) == 2
+
+
+@pytest.mark.parametrize("place", ["in the progress", "in TensorRT"])
+def test_ctrl_c_ends_a_build(bundle, gpu, doubles, monkeypatch, place):
+    """TensorRT drops exceptions that its callbacks raise, and 'auto' would then continue on the CPU."""
+
+    def interrupt(*_):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def on_step(_done, _total, text):
+        if place == "in the progress" and "step 1" in text:
+            interrupt()
+
+    monkeypatch.setattr(tensorrt_build, "PROGRESS_EVERY_S", 0.0)
+    if place == "in TensorRT":
+        monkeypatch.setattr(doubles.Builder, "_problem", staticmethod(interrupt))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        open_engine(bundle, "block 0", on_step=on_step)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_error_of_the_progress_ends_a_build(bundle, gpu, monkeypatch):
+    def on_step(_done, _total, text):
+        if "step 1" in text:
+            raise BrokenPipeError("the terminal is closed")
+
+    monkeypatch.setattr(tensorrt_build, "PROGRESS_EVERY_S", 0.0)
+    with pytest.raises(BrokenPipeError, match="the terminal is closed"):
+        open_engine(bundle, "block 0", on_step=on_step)
+
+
+def test_without_memory_for_tensorrt_itself_the_error_says_so(bundle, gpu):
+    gpu.memory = 0
+    with pytest.raises(EngineError, match=r"^TensorRT 10\.3\.0 does not start \(.*\); end other programs"):
+        open_engine(bundle, "block 0", kind="tensorrt")
 
 
 def test_tensorrt_does_not_read_weights_from_another_file(bundle, gpu, tmp_path):

@@ -16,6 +16,7 @@ KEY = EngineKey(
     tensorrt="10.3.0",
     gpu="Orin",
     capability="8.7",
+    multiprocessors=8,
     profiles=((1, 1, 1), (2, 8, 8)),
     workspace=1 << 30,
     flags=("strongly typed",),
@@ -56,6 +57,7 @@ def test_an_engine_is_built_once_and_the_timing_is_shared(cache):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"multiprocessors": 6}, "the number of multiprocessors was 8, is 6"),
         ({"tensorrt": "10.7.0"}, "TensorRT was 10.3.0, is 10.7.0"),
         ({"gpu": "Thor", "capability": "11.0"}, "the GPU was Orin, is Thor, the compute capability was 8.7, is 11.0"),
         ({"profiles": ((1, 1, 8),)}, "the batch profiles was ((1, 1, 1), (2, 8, 8)), is ((1, 1, 8),)"),

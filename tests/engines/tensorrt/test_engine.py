@@ -30,8 +30,8 @@ def test_graphs_are_used_only_for_one_image_and_the_largest_batch(runner, any_gp
 def test_without_graphs_an_engine_runs_and_logs_the_reason(bundle, gpu, exact, function, caplog):
     code = sys.modules["cudart"].cudaError_t.cudaErrorStreamCaptureUnsupported
     gpu.refuse[function] = (code, "not here")
-    engine = open_engine(bundle, "block 0", kind="tensorrt")
     with caplog.at_level(logging.WARNING, "ls_edge.engines"):
+        engine = open_engine(bundle, "block 0", kind="tensorrt")
         for _ in range(3):
             close(engine.run({"tokens": tokens()}), expected(exact, [0], tokens()))
     assert "not here" in engine.no_graphs
@@ -71,28 +71,28 @@ def test_an_engine_of_another_version_is_built_again(bundle, gpu, doubles, monke
 
 
 def test_contexts_are_created_when_they_are_needed(runner, any_gpu):
-    """Each takes memory, which a board shares between CPU and GPU."""
+    """Each takes memory, which a board shares between CPU and GPU; opening runs one image."""
 
     def contexts():
         return [engine._engine._contexts for engine in runner.engines.values()]
 
-    assert contexts() == [0] * 6
+    assert contexts() == [1] * 6
     for _ in range(3):
         runner.run((0, 1), tokens(1))
-    assert contexts() == [1, 1, 0, 0, 0, 0]  # those of the graphs
+    assert contexts() == [1, 2, 1, 1, 1, 1]  # a graph for each buffer that it reads
     runner.run((0, 1), tokens(3))
     runner.run((0, 1), tokens(4))
-    assert contexts() == [2, 2, 0, 0, 0, 0]
+    assert contexts() == [2, 3, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_single_images_and_batches_run_in_the_profile_that_is_tuned_for_them(bundle, any_gpu, graphs):
     engine = open_engine(bundle, "block 0", kind="tensorrt", max_batch=16)
-    if not graphs:
-        engine.drop_graphs("not here")
+    engine.drop_graphs("" if graphs else "not here")
+    opened = engine._engine._contexts
     assert [p["tokens"][1][0] for p in engine._engine._header["profiles"]] == [1, 16]
     for batch, profile in ((1, 0), (2, 1), (9, 1), (16, 1), (1, 0)):
         engine.run({"tokens": tokens(batch)})
         assert any_gpu.profile == profile, batch
-    assert engine._engine._contexts == (3 if graphs else 2)
+    assert engine._engine._contexts - opened == (3 if graphs else 2)
     engine.close()
