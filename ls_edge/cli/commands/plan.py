@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,17 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
 from ls_edge.core.peers_file import PeersFile, load_peers
-from ls_edge.core.text import NOTHING, format_ranges, show, show_ms
+from ls_edge.core.text import NOTHING, format_ranges, show, show_ms, show_nines, show_nines_range
+from ls_edge.evaluation.simulation_summary import FleetSettings
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.document import Expected, PlanDocument, plan_document
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of
 from ls_edge.runtime.fleet.planning.planner import plan_placement
-from ls_edge.runtime.fleet.planning.problem import Objective
+from ls_edge.runtime.fleet.planning.problem import Objective, PlanningProblem
+from ls_edge.runtime.fleet.simulation.site_pool import process_pool
+from ls_edge.runtime.fleet.simulation.targets import FleetSearch, Target, answer_text, search_fleets
+from ls_edge.runtime.simulator.churn import Churn
 
 PORT = 5555
 _VERDICTS = {
@@ -38,10 +44,20 @@ _VERDICTS = {
         "ls-edge plan --bundle bundle --profiles orin-0.json nano-0.json --objective latency",
         "ls-edge plan --bundle bundle --profiles orin-0,orin-1=orin.json --objective energy --out p.yaml",
         "ls-edge plan --bundle b --profiles a.json c.json --objective survival --loss-probability 0.05",
+        "ls-edge plan --bundle b --profiles a.json --target 0.999 --churn up=1h,down=3m",
     ),
 )
 @PROFILES
-@options.choice("--objective", ["latency", "throughput", "energy", "survival"], "Quantity to optimize.", required=True)
+@options.choice("--objective", ["latency", "throughput", "energy", "survival"], "Quantity to optimize.")
+@options.names(
+    "--target",
+    "Find the smallest fleet with this share of whole answers; answered=0.999, p99=80ms; may be repeated.",
+    "SHARE",
+)
+@options.text("--churn", "Mean up and down times of every device, such as up=1h,down=3m.", "SPEC")
+@options.number("--rate", "Images per second; for --target.  [default: seldom]", "IMAGES", above=True)
+@options.number("--budget-ms", "Time limit of a request; for --target.", "MS", 1, 600_000, default=10_000.0)
+@options.count("--max-skips", "Blocks that an answer may skip; for --target.", least=0, most=65_536, default=0)
 @options.count("--replicas", "Minimum holders of a block.", most=256, default=1)
 @options.count("--max-replicas", "Maximum holders of a block.  [default: as memory allows]", most=256)
 @options.names(
@@ -62,7 +78,12 @@ _VERDICTS = {
 @options.JSON
 def command(
     bundle: Path,
-    objective: Objective,
+    objective: Objective | None,
+    target: tuple[str, ...],
+    churn: str | None,
+    rate: float | None,
+    budget_ms: float,
+    max_skips: int,
     loss_probability: tuple[str, ...],
     zones: tuple[str, ...],
     out: Path | None,
@@ -78,16 +99,34 @@ def command(
     there than on the source. Compares the result with the best device alone, independent copies of the whole model,
     round robin, equal parts, and a pipeline in trained order. The first line tells whether one device, copies, or
     distribution is best, and by how much.
+
+    With --target, finds the smallest fleet of devices like the profiles that reaches it, by formula and by simulation.
     """
+    targets = [Target.parse(text) for text in target]
+    losses = None if churn is None else Churn.parse(churn)
+    chances = _losses(loss_probability)
+    if losses is not None:
+        chances.setdefault("", losses.down / (losses.up + losses.down))
     if peers is not None and out is None:
         raise UsageError("--peers says what --out keeps; give --out FILE as well")
     if out is not None and out.is_file() and not overwrite:
         raise UsageError(f"{out} exists; name another file with --out, or replace it with --overwrite")
     opened = Bundle.open(bundle)
+    if targets:
+        if losses is None or objective is not None or out is not None:
+            raise UsageError("--target needs --churn up=1h,down=3m, and neither --objective nor --out")
+        given = planning_inputs(**inputs, losses=chances, zones=_zones(zones), objective="survival")
+        settings = FleetSettings(
+            devices=1, requests=1, max_skips=max_skips, budget_ms=budget_ms, rate=rate, outage_s=losses.down
+        )
+        _search(problem_of(opened, given), targets, settings, losses, as_json=as_json)
+        return
+    if objective is None:
+        raise UsageError("give --objective latency, throughput, energy or survival, or --target 0.999 with --churn")
     known = None if peers is None else load_peers(peers)  # reports mistakes with line and column
     found = planning_inputs(
         **inputs,
-        losses=_losses(loss_probability),
+        losses=chances,
         zones=_zones(zones),
         objective=objective,
         batches={peer.name: peer.max_batch for peer in known.peers} if known is not None else {},
@@ -116,6 +155,57 @@ def command(
         if out is not None:
             next_step = "" if known is not None else "; next: addresses and keys, then copy it to every machine"
             click.echo(f"written to {out}{next_step}")
+
+
+def _search(
+    planned: tuple[PlanningProblem, list[str]],
+    targets: Sequence[Target],
+    settings: FleetSettings,
+    churn: Churn,
+    *,
+    as_json: bool,
+) -> None:
+    problem, assumptions = planned
+    with StepProgress("plan") as progress, process_pool(len(os.sched_getaffinity(0))) as pool:
+        found = search_fleets(
+            problem, targets, settings, churn, executor=pool, on_step=lambda text: progress(0, 1, f"simulating {text}")
+        )
+    answer = answer_text(targets, found)
+    if as_json:
+        print_json(
+            FleetSearch(
+                answer=answer,
+                targets=list(targets),
+                up_s=churn.up,
+                down_s=churn.down,
+                budget_ms=settings.budget_ms,
+                rate=settings.rate,
+                seed=settings.seed,
+                fleets=found,
+                assumptions=assumptions,
+            )
+        )
+        return
+    console = open_console()
+    console.print(f"{answer[0].upper()}{answer[1:]}.")
+    table = PlainTable.of(
+        ">devices", ">copies", "target", ">whole answers", "interval", ">formula", ">p99", ">images / s", ">watts"
+    )
+    for one in found:
+        table.add_row(
+            str(one.devices),
+            str(one.replicas),
+            one.verdict,
+            show_nines(one.whole.share),
+            show_nines_range(one.whole.low, one.whole.high),
+            show_nines(one.formula),
+            show_ms(None if one.latency_ms is None else one.latency_ms.p99),
+            show(one.throughput),
+            show(one.watts),
+        )
+    print_table(table, console)
+    for line in assumptions:
+        console.print(f"assumed: {line}")
 
 
 def _losses(texts: tuple[str, ...]) -> dict[str, float]:

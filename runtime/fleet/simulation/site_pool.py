@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ls_edge.core.errors import LsEdgeError
-from ls_edge.evaluation.simulation_summary import SiteOutcome, whole_share
+from ls_edge.evaluation.simulation_summary import FleetSettings, SiteOutcome, whole_share
 from ls_edge.runtime.fleet.simulation.site_run import simulate_site
 from ls_edge.runtime.fleet.simulation.sites import Site
 
@@ -48,12 +49,17 @@ def simulate_fleet(
     sites: Sequence[Site],
     executor: Executor | None = None,
     on_step: Callable[[int, int], None] = lambda _done, _total: None,
+    *,
+    grow: Callable[[Sequence[SiteOutcome]], float] | None = None,
+    most: int = MOST_ROUNDS,
 ) -> list[SiteOutcome]:
-    """Run all sites, and with :attr:`FleetSettings.until` again until the interval is narrow enough.
+    """Run all sites, and again until ``grow`` returns 1, or for ``most`` rounds.
 
-    Each round has its own random numbers. How many are run does not depend on the executor.
+    ``grow`` returns the factor by which the outcomes so far should become more; by default it asks for those with which
+    the interval is as narrow as :attr:`FleetSettings.until`. Each round has its own random numbers. How many are run
+    does not depend on the executor.
     """
-    settings = sites[0].settings
+    wants = functools.partial(_narrower, sites[0].settings) if grow is None else grow
     outcomes: list[SiteOutcome] = []
     rounds, wanted = 0, 1
     while rounds < wanted:
@@ -62,10 +68,14 @@ def simulate_fleet(
         before = sum(len(one.states) for one in outcomes)
         outcomes += simulate_sites(more, executor, lambda done, total, b=before: on_step(b + done, b + total))  # type: ignore[misc]
         rounds = wanted
-        if settings.until is not None and (found := whole_share(outcomes, settings)).spread > settings.until:
-            factor = 2.0 if found.more_hours is None else min(2.0, 1 + found.more_hours / found.hours)
-            wanted = min(MOST_ROUNDS, math.ceil(factor * rounds))
+        wanted = min(most, math.ceil(wants(outcomes) * rounds))
     return outcomes
+
+
+def _narrower(settings: FleetSettings, outcomes: Sequence[SiteOutcome]) -> float:
+    if settings.until is None or (found := whole_share(outcomes, settings)).spread <= settings.until:
+        return 1.0
+    return 2.0 if found.more_hours is None else min(2.0, 1 + found.more_hours / found.hours)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.parts import shown_parts
 from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationContext
 from ls_edge.runtime.fleet.planning.planner import plan_placement
-from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
+from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import requests_at_once
 from ls_edge.runtime.simulator.churn import Churn
 
@@ -69,7 +69,7 @@ def sites_of(
         )
     number = math.ceil(settings.devices / site_size)
     kinds = itertools.cycle(range(count))
-    plan = functools.cache(functools.partial(_plan_site, problem, settings.replicas))
+    plan = functools.cache(functools.partial(plan_site, problem, settings.replicas))
     sites: list[Site] = []
     for site in range(number):
         size = settings.devices // number + (site < settings.devices % number)
@@ -94,13 +94,14 @@ def sites_of(
     return sites, assumed
 
 
-def _plan_site(
-    problem: PlanningProblem, replicas: int | None, chosen: tuple[int, ...]
+def plan_site(
+    problem: PlanningProblem, replicas: int | None, chosen: tuple[int, ...], *, exactly: bool = False
 ) -> tuple[PlanningProblem, dict[str, tuple[int, ...]], dict[str, str]]:
     """Return the problem of a site with a copy of each chosen device, its placement, and the profile of each device.
 
     Further devices of a profile are called ``NAME-2`` and so on. Measured links apply to a site without copies;
-    otherwise a link takes the average of the links of both profiles.
+    otherwise a link takes the average of the links of both profiles. With ``exactly``, no block has more than
+    ``replicas`` holders, and the placement is the one that survives most losses.
     """
     devices: list[PlannedDevice] = []
     kinds: dict[str, str] = {}
@@ -121,11 +122,14 @@ def _plan_site(
     site = dataclasses.replace(site, replicas=least)
     if replicas is None and not (site.fits(least) and least <= (problem.max_replicas or least)):
         site = dataclasses.replace(site, replicas=1)
+    objective: Objective = "throughput"
+    if exactly:
+        site, objective = dataclasses.replace(site, max_replicas=replicas), "survival"
     try:
-        site.check("throughput")
+        site.check(objective)
     except UsageError as error:
         raise UsageError(f"a site of {len(devices)} devices: {error}, or raise --site-size") from None
-    best = plan_placement(site, "throughput").best
+    best = plan_placement(site, objective).best
     return site, {name: tuple(blocks) for name, blocks in best.placement.items()}, kinds
 
 

@@ -336,3 +336,34 @@ def test_a_plan_respects_the_bands_of_the_bundle(command, make_bundle, profile, 
     assert sorted(found["placement"].values()) == [[0, 1], [2, 3]]
     assert found["policy"] == "sequential"
     assert found["recommendation"] == "distribute"
+
+
+def test_a_target_names_the_smallest_fleet_that_reaches_it(command, bundle, profile):
+    flags = ("--bundle", bundle, "--profiles", profile("a", 1.0, watts=5.0), "--churn", "up=9s,down=1s")
+    code, printed, errors = command("plan", *flags, "--target", "95%", "--budget-ms", 100, "--json")
+    assert code == 0, errors
+    found = json.loads(printed)
+    assert found["answer"].startswith("2 devices with 2 copies of each block reach whole=0.95: ")
+    met = next(one for one in found["fleets"] if one["verdict"] == "met")
+    assert (met["devices"], met["watts"]) == (2, 10.0)
+    assert (found["up_s"], found["down_s"]) == (9.0, 1.0)
+
+
+def test_churn_is_the_loss_probability_of_every_device(command, bundle, profile):
+    flags = ("--bundle", bundle, "--profiles", profile("a"), profile("b"), "--objective", "survival", "--no-simulation")
+    by_churn = planned(command, *flags, "--churn", "up=57m,down=3m")
+    assert by_churn == planned(command, *flags, "--loss-probability", "0.05")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "give --objective latency, throughput, energy or survival, or --target 0.999 with --churn"),
+        (("--target", "0.9"), "--target needs --churn up=1h,down=3m, and neither --objective nor --out"),
+        (("--target", "2", "--churn", "up=1h,down=3m"), "--target '2' cannot be read; write 0.999"),
+    ],
+)
+def test_an_incomplete_question_is_one_line(command, bundle, profile, flags, message):
+    code, printed, errors = command("plan", "--bundle", bundle, "--profiles", profile("a"), *flags)
+    assert (code, printed) == (2, "")
+    assert message in errors

@@ -1,0 +1,283 @@
+"""The smallest fleet that reaches a target: chosen by formula, confirmed by simulation.
+
+Fleets are tried in the order of their cost: the number of devices, then the number of copies of each block. The formula
+is the probability that each block has a holder, or gets one back within the budget. Each fleet that it does not rule
+out is simulated until the interval of what is asked for lies on one side of the target.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import msgspec
+import numpy as np
+
+from ls_edge.core.errors import UsageError
+from ls_edge.core.parts import ShownPart, shown_parts
+from ls_edge.core.text import counted, show_hours, show_ms, show_nines, show_nines_range
+from ls_edge.evaluation.availability import Batches, ShareEstimate
+from ls_edge.evaluation.simulation_summary import FAILED, WHOLE, FleetSettings, SiteOutcome
+from ls_edge.runtime.fleet.planning.estimates import throughput_of
+from ls_edge.runtime.fleet.planning.problem import Placement, PlanningProblem
+from ls_edge.runtime.fleet.planning.scoring import requests_at_once
+from ls_edge.runtime.fleet.planning.survival import whole_share
+from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
+from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, Site, plan_site
+from ls_edge.runtime.simulator.churn import Churn
+
+SHOWN = 3
+"""Number of fleets that reach the target, after which no larger ones are tried."""
+REQUESTS = 250
+"""Requests of a run; each further round has as many runs as all before it."""
+MOST_RUNS = 64
+"""Runs after which a target that lies within the interval stays undecided."""
+_WAITS = 1.0
+"""Requests per mean outage without ``--rate``: more of them share their outages."""
+_RULED_OUT = 4.0
+"""Multiple of the allowed misses beyond which a fleet is not simulated."""
+_KINDS = {"whole": "get a whole answer", "answered": "get an answer", "p99": "of latency at the 99th percentile"}
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What a fleet must reach."""
+
+    kind: str
+    """``whole`` and ``answered``: shares of the requests; ``p99``: latency of answers in milliseconds."""
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Read ``0.999``, ``99.9%``, ``answered=0.999`` or ``p99=80ms``; raise :class:`UsageError` otherwise."""
+        kind, _, value = text.rpartition("=")
+        kind = kind or "whole"
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(%|ms|s|)", value)
+        number = float(match[1]) * {"%": 0.01, "s": 1e3}.get(match[2], 1.0) if match else -1.0
+        is_time = match is not None and match[2] in ("ms", "s")
+        if kind not in _KINDS or is_time != (kind == "p99") or not 0 < number < (math.inf if is_time else 1):
+            raise UsageError(
+                f"--target {text!r} cannot be read; write 0.999 or 99.9% for whole answers, answered=0.999 for answers "
+                "at all, or p99=80ms for the latency"
+            )
+        return cls(kind, number)
+
+    @property
+    def text(self) -> str:
+        """The target as the command takes it."""
+        return f"p99={self.value:g}ms" if self.kind == "p99" else f"{self.kind}={self.value:.9g}"
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """The 99th percentile of the latency with its 95 % interval, in milliseconds."""
+
+    p99: float
+    low: float
+    high: float
+
+
+class FleetChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet, what it costs, and what it reaches."""
+
+    devices: int
+    replicas: int
+    """Copies of each block."""
+    placement: dict[str, tuple[ShownPart, ...]]
+    copies: int
+    """Blocks in the memory of all devices together."""
+    watts: float | None
+    """Power of all devices while they compute; None if the profiles do not say."""
+    throughput: float
+    """Images per second by formula, while no device is lost."""
+    formula: float
+    """Share of whole answers by formula."""
+    whole: ShareEstimate
+    answered: ShareEstimate
+    latency_ms: Latency | None
+    requests: int
+    verdict: str
+    """``met``, ``missed`` or, if the interval contains a target, ``open``."""
+
+
+class FleetSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """Document of ``ls-edge plan --target --json``."""
+
+    answer: str
+    targets: list[Target]
+    up_s: float
+    down_s: float
+    """Mean seconds until a device is lost, and until it is back."""
+    budget_ms: float
+    rate: float | None
+    seed: int
+    fleets: list[FleetChoice]
+    """Simulated fleets, the cheapest first."""
+    assumptions: list[str]
+
+
+def search_fleets(
+    problem: PlanningProblem,
+    targets: Sequence[Target],
+    settings: FleetSettings,
+    churn: Churn,
+    *,
+    executor: Executor | None = None,
+    on_step: Callable[[str], None] = lambda _text: None,
+) -> list[FleetChoice]:
+    """Return the simulated fleets in the order of their cost; ``problem`` has a device for each profile.
+
+    Raise :class:`UsageError` if no site has room for the model, or if ``settings`` have no rate for a latency.
+    """
+    if settings.rate is None and any(target.kind == "p99" for target in targets):
+        raise UsageError("a target of latency depends on the load; give --rate IMAGES, too")
+    found: list[FleetChoice] = []
+    refused: UsageError | None = None
+    is_planned = False
+    for size in range(len(problem.devices), SITE_SIZE + 1):
+        chosen = tuple(sorted(itertools.islice(itertools.cycle(range(len(problem.devices))), size)))
+        for replicas in range(1, size + 1):
+            try:
+                own, placement, kinds = plan_site(problem, replicas, chosen, exactly=True)
+            except UsageError as error:
+                refused = error
+                break
+            is_planned = True
+            # A device without blocks makes this a smaller fleet, which was tried before.
+            if not all(placement.values()) or _is_ruled_out(own, placement, targets, settings, churn):
+                continue
+            on_step(f"{counted(size, 'device')}, {counted(replicas, 'copy', 'copies')} of each block")
+            found.append(_simulate(own, placement, kinds, targets, settings, churn, executor))
+            if found[-1].verdict == "met":
+                break
+        if sum(one.verdict == "met" for one in found) == SHOWN:
+            break
+    if refused is not None and not is_planned:
+        raise refused
+    return found
+
+
+def formula_share(problem: PlanningProblem, placement: Placement, budget_s: float, down_s: float) -> float:
+    """Return the probability that each block has a holder, or gets one back within the budget.
+
+    Times are exponential: the first of ``k`` lost holders is back within ``t`` with ``1 - exp(-k t / down)``. Counts
+    outages of a single block; those of several at once last longer.
+    """
+    return 1 - (1 - whole_share(problem, placement)) * math.exp(-problem.replicas * budget_s / down_s)
+
+
+def answer_text(targets: Sequence[Target], found: Sequence[FleetChoice]) -> str:
+    """Return the cheapest fleet that reaches the targets, and how sure that is, in a sentence."""
+    asked = " and ".join(target.text for target in targets)
+    best = next((one for one in found if one.verdict == "met"), None)
+    if best is None:
+        close = next((one for one in found if one.verdict == "open"), None)
+        if close is None:
+            return f"no fleet of up to {SITE_SIZE} devices reaches {asked}"
+        return f"whether {_size(close)} reach {asked} is undecided: {_evidence(targets, close)}"
+    held = counted(best.replicas, "copy", "copies")
+    return f"{_size(best)} with {held} of each block reach {asked}: {_evidence(targets, best)}"
+
+
+def _size(one: FleetChoice) -> str:
+    return counted(one.devices, "device")
+
+
+def _evidence(targets: Sequence[Target], one: FleetChoice) -> str:
+    said: list[str] = []
+    for target in targets:
+        if target.kind == "p99":
+            if one.latency_ms is not None:
+                low, high = show_ms(one.latency_ms.low), show_ms(one.latency_ms.high)
+                said.append(f"p99 {show_ms(one.latency_ms.p99)}, 95 % interval {low} to {high}")
+            continue
+        share = one.whole if target.kind == "whole" else one.answered
+        said.append(
+            f"{show_nines(share.share)} {_KINDS[target.kind]}, 95 % interval {show_nines_range(share.low, share.high)}"
+        )
+    seen = f"{counted(one.whole.outages, 'outage')} in {show_hours(one.whole.hours)} simulated"
+    return f"{'; '.join(said)} ({seen}; by formula {show_nines(one.formula)} whole)"
+
+
+def _is_ruled_out(
+    problem: PlanningProblem, placement: Placement, targets: Sequence[Target], settings: FleetSettings, churn: Churn
+) -> bool:
+    """Return whether a fleet misses a target by far according to the formulas."""
+    if settings.rate is not None and throughput_of(problem, placement) < settings.rate:
+        return True
+    missed = 1 - formula_share(problem, placement, settings.budget_ms / 1e3, churn.down)
+    return any(target.kind == "whole" and missed > _RULED_OUT * (1 - target.value) for target in targets)
+
+
+def _simulate(
+    problem: PlanningProblem,
+    placement: Placement,
+    kinds: dict[str, str],
+    targets: Sequence[Target],
+    settings: FleetSettings,
+    churn: Churn,
+    executor: Executor | None,
+) -> FleetChoice:
+    used = [device for device in problem.devices if placement.get(device.name)]
+    own = msgspec.structs.replace(settings, devices=len(problem.devices), replicas=problem.replicas, until=None)
+    rate = settings.rate or _WAITS / churn.down
+    held = {name: tuple(blocks) for name, blocks in placement.items()}
+    site = Site(0, problem, held, kinds, REQUESTS, requests_at_once(problem, placement), rate, own, churn)
+    outcomes = simulate_fleet(
+        [site], executor, grow=lambda outcomes: _grow(targets, _observe(outcomes, own)), most=MOST_RUNS
+    )
+    whole, answered, latency = _observe(outcomes, own)
+    watts = [device.watts for device in used]
+    return FleetChoice(
+        devices=len(problem.devices),
+        replicas=problem.replicas,
+        placement={name: shown_parts(parts) for name, parts in placement.items()},
+        copies=sum(len(blocks) for blocks in placement.values()),
+        watts=None if None in watts else round(sum(one for one in watts if one is not None), 6),
+        throughput=round(throughput_of(problem, placement), 6),
+        formula=round(formula_share(problem, placement, settings.budget_ms / 1e3, churn.down), 9),
+        whole=whole,
+        answered=answered,
+        latency_ms=latency,
+        requests=sum(len(outcome.states) for outcome in outcomes),
+        verdict=_verdict(targets, (whole, answered, latency)),
+    )
+
+
+_Observed = tuple[ShareEstimate, ShareEstimate, Latency | None]
+
+
+def _observe(outcomes: Sequence[SiteOutcome], settings: FleetSettings) -> _Observed:
+    states = np.concatenate([outcome.states for outcome in outcomes])
+    batches = Batches.of(outcomes, settings.outage_s)
+    taken = np.concatenate([outcome.latency_s for outcome in outcomes]) * 1e3
+    shares = [
+        batches.share(hit, apart_s=settings.budget_ms / 1e3, spread=0.5) for hit in (states == WHOLE, states != FAILED)
+    ]
+    interval = batches.quantile(taken, states != FAILED, 0.99)
+    if interval is None:
+        return shares[0], shares[1], None
+    p99 = float(np.quantile(taken[states != FAILED], 0.99))
+    return shares[0], shares[1], Latency(*(round(ms, 6) for ms in (p99, *interval)))
+
+
+def _verdict(targets: Sequence[Target], observed: _Observed) -> str:
+    verdicts = {_verdict_on(target, observed) for target in targets}
+    return next(verdict for verdict in ("missed", "open", "met") if verdict in verdicts)
+
+
+def _verdict_on(target: Target, observed: _Observed) -> str:
+    whole, answered, latency = observed
+    if target.kind == "p99":
+        if latency is None or latency.low > target.value:
+            return "missed"
+        return "met" if latency.high <= target.value else "open"
+    share = whole if target.kind == "whole" else answered
+    if share.high < target.value:
+        return "missed"
+    return "met" if share.low >= target.value else "open"
+
+
+def _grow(targets: Sequence[Target], observed: _Observed) -> float:
+    return 2.0 if _verdict(targets, observed) == "open" else 1.0
