@@ -180,11 +180,12 @@ class Decisions:
     ) -> Choice:
         itinerary, since = request.itinerary, request.waiting_since
         patient = since is None or self._turn.now - since < self._limits.credit_wait
+        if itinerary.via_source and request.upstream is not None:  # another holder may be out of the source's reach
+            choice = policy.next_step(itinerary, local, (), patient=patient)
+            return choice if isinstance(choice, RunHere) else ReturnReason.VIA_SOURCE
         choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
         if isinstance(choice, ReturnReason):
             return self._while_others_advance(request, candidates, choice) or self._back_out(request, choice) or choice
-        if isinstance(choice, SendTo) and itinerary.via_source and request.upstream is not None:
-            return ReturnReason.VIA_SOURCE
         return choice
 
     def _while_others_advance(

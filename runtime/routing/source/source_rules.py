@@ -86,7 +86,7 @@ class OpenRequest:
     trail: Trail
     earlier_reroutes: int = 0
     """Number of reroutes of previous copies."""
-    not_finite: list[str] = field(default_factory=list)
+    not_finite: dict[str, None] = field(default_factory=dict)
     """Processes that returned the request because of NaN or infinity, or with such tokens."""
     left_out: dict[int, str] = field(default_factory=dict)
     """Blocks that this source has skipped, with the reason."""
@@ -251,9 +251,11 @@ class SourceRules:
             self._machine.avoid(copy, name, n.backoff_until)
 
     def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
-        """Try another holder after NaN or infinity; if that happens again, fail the request and name the holders."""
-        request.not_finite.append(sender)
+        """Try another holder after NaN or infinity; after a second one, fail the request and name the holders."""
         machine, turn, copy = self._machine, self._turn, request.copy
+        if sender in request.not_finite and sender != copy.downstream:
+            return
+        request.not_finite[sender] = None
         why = "NaN or infinity in its output"
         turn.note(NoteKind.NOT_FINITE, sender, copy.request, why)
         machine.avoid(copy, sender, copy.deadline)
@@ -435,7 +437,7 @@ def _name(blocks: list[int] | tuple[int, ...], bands: Bands) -> str:
 
 
 def _not_finite(request: OpenRequest) -> NotFinite:
-    names = ", ".join(dict.fromkeys(request.not_finite))
+    names = ", ".join(request.not_finite)
     return NotFinite(
         f"request {request.number}: NaN or infinity in the output of {names}; check the image, and the bundle with "
         "'ls-edge verify'"

@@ -35,6 +35,8 @@ class Credits:
     """Number of working requests by owner; aliases of a source count as one owner."""
     working_from_owner: int = 0
     """Number of working requests that came directly from their source."""
+    held_from_owner: int = 0
+    """Number of requests and copies that came directly from their source."""
     last_let_in: dict[str, float] = field(default_factory=dict, compare=False)
     """Time of the last direct transfer by source; aliases count as one source."""
 
@@ -43,6 +45,8 @@ class Credits:
         copies, held = change
         self.copies += copies
         works = held - copies
+        if held and request.upstream == request.owner:
+            self.held_from_owner += held
         if works:
             self.working += works
             account, of = owner_of(request.owner), self.working_of
@@ -77,7 +81,7 @@ class Credits:
         make one transfer, whatever is held in its name.
         """
         limits, account = self.limits, owner_of(source)
-        if self.working_from_owner >= limits.credits:
+        if self.working_from_owner >= limits.credits or self.held_from_owner >= limits.credits + limits.custody:
             return 0
         starved = now - self.last_let_in.get(account, float("-inf")) >= limits.starved
         return max(int(starved), limits.guaranteed - self.working_of.get(account, 0))

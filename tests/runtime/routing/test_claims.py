@@ -427,6 +427,19 @@ def test_not_finite_from_two_holders_ends_the_request_and_names_them(source):
     assert not source.machine.rules.requests
 
 
+@pytest.mark.parametrize("again", ["late", "twice"])
+def test_not_finite_twice_from_one_member_counts_once(source, again):
+    run = given(source)
+    source.gets("a", run_of(run.transfer, returning="not finite"))
+    (other,) = source.sent(Forward, "b")
+    if again == "late":
+        source.hears("b", Accept(other.transfer, 8))
+    source.gets("a", run_of(run.transfer._replace(hop=2), returning="not finite"))
+    assert source.machine.rules.requests
+    source.gets("b", run_of(other.transfer, returning="done", remaining=(), waves=ALL_BY_A))
+    assert source.only(Complete).attempts == 2
+
+
 def test_not_finite_from_the_only_holder_ends_the_request_at_once():
     source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     source.meets("a", range(BLOCKS))

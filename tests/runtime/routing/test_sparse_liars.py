@@ -5,8 +5,10 @@ import itertools
 import pytest
 
 from ls_edge.runtime.routing.state.events import Complete
+from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
-from tests.faults.liar import Liar
+from tests.faults import lies as kinds
+from tests.faults.liar import Liar, Lie
 from tests.faults.lies import LIES
 from tests.faults.simulation import FaultySimulation
 
@@ -16,10 +18,10 @@ BUDGET = 4.0
 
 
 def sparse(placement, links, lies=None, **settings):
-    """Return a simulation with these links alone; ``lies`` names what liars do, by process."""
+    """Return a simulation with these links alone; ``lies`` are those of members, by process."""
     sim = FaultySimulation(placement, blocks=BLOCKS, validate=True, **settings)
     for name, lie in (lies or {}).items():
-        liar = Liar(name, placement[name], BLOCKS, LIES[lie], lambda *_: None, ("spoilt",))
+        liar = Liar(name, placement[name], BLOCKS, lie, lambda *_: None, ("spoilt",))
         sim.processes[name].machine = liar
     linked = {frozenset(link) for link in links}
     for one, other in itertools.combinations((SOURCE, *placement), 2):
@@ -47,7 +49,7 @@ def test_a_liar_out_of_the_source_s_reach_fails_no_request(policy, lie, pq):
     """Its neighbor drops its copy on RELEASE, and would hand each further branch to the liar again."""
     links = [(SOURCE, "p"), (SOURCE, "q"), ("p", "liar"), *([("p", "q")] if pq else [])]
     seconds = {"p": 0.005, "q": 0.005, "liar": 0.0001}
-    sim = sparse(dict.fromkeys(seconds, ALL), links, {"liar": lie}, block_seconds=seconds)
+    sim = sparse(dict.fromkeys(seconds, ALL), links, {"liar": LIES[lie]}, block_seconds=seconds)
     requests = []
     for _ in range(8):
         requests.append(sim.submit(policy=policy, budget=BUDGET))
@@ -73,3 +75,30 @@ def test_the_only_way_is_taken_again_after_both_processes_with_the_tokens_were_l
     sim.restart("b")
     sim.restart("c")
     assert answers(sim, [request])
+
+
+@pytest.mark.parametrize("policy", ["fastest", "nearest", "random"])
+def test_a_faster_holder_that_the_source_cannot_reach_does_not_stop_requests_through_the_source(policy):
+    """The linked holder returned each request without running a block, since another would be faster."""
+    seconds = {"slow": 0.005, "fast": 0.0001}
+    sim = sparse(dict.fromkeys(seconds, ALL), in_a_line("slow", "fast"), block_seconds=seconds)
+    requests = [sim.submit(policy=policy, budget=BUDGET, via_source=True) for _ in range(4)]
+    found = answers(sim, requests)
+    assert len(found) == len(requests)
+    assert all(answer.attempts == 1 for answer in found)
+    assert not sim.busy["fast"]
+
+
+@pytest.mark.parametrize("policy", ["fastest", "parallel"])
+def test_copies_that_a_liar_makes_a_peer_keep_have_a_bound(policy):
+    """The only holder of a block accepts, returns the tokens for lack of credit, and reports progress on each copy."""
+    keeps = Lie(kinds._return("credit"), kinds._progress(0))
+    placement = {"a": (0, 1, 2), "liar": (3,)}
+    limits = Limits().with_credits(4)
+    sim = sparse(placement, itertools.combinations((SOURCE, *placement), 2), {"liar": keeps}, limits=limits)
+    request, most = sim.submit(policy=policy, budget=BUDGET), 0
+    while not sim.outcomes[request]:
+        sim.run(0.05)
+        most = max(most, len(sim.processes["a"].machine.held))
+    assert sim.processes["liar"].machine.counts.received > limits.credits + limits.custody
+    assert most <= limits.credits + limits.custody
