@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,13 +20,13 @@ from typing import Any
 import msgspec
 import torch
 
-from ls_edge.core.bands import Bands
+from ls_edge.core.bands import Bands, windows
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.core.files import folder_lock, is_hub, pin_to_commit
 from ls_edge.data.datasets import empty_classes_warning, open_data
 from ls_edge.training.config import RunRecord, TrainConfig
-from ls_edge.training.data import Batches, choose_augment, split
+from ls_edge.training.data import Batches, choose_augment, normalizer, split
 from ls_edge.training.distributed import DistributedContext, from_environment, process_group
 from ls_edge.training.logs import SCALARS, check_library, curves, first_images, open_logs, where_to_look
 from ls_edge.training.methods.base import Method
@@ -59,6 +60,11 @@ from ls_edge.version import __version__
 
 ABOVE_CHANCE = 3.0
 """Standard deviations above chance from which a checkpoint counts as trained; more would flag short trainings."""
+
+EXAMPLES = 512
+"""Images from which a method chooses initial values; 600 images of 26 tokens fit the widest layers of a ViT-S."""
+MUCH_LOST = 0.05
+"""Loss of top-1 by the trained freedom from which ``train`` warns; the recipes of docs/any-order.md stay below it."""
 
 
 def train(
@@ -149,6 +155,7 @@ class _Training:
         model_named: bool,
     ) -> None:
         self.out, self.reporter, self.context = out, reporter, context
+        self.skipped: set[str] = set()
         method = make_method(config.method, config.method_args)
         if is_hub(config.model.name):  # the run names the commit, so that it can be repeated
             config = msgspec.structs.replace(
@@ -170,15 +177,17 @@ class _Training:
         self.config = config = _in_force(config, method, initial, bands, image)
         view = initial.view.to(device)
         torch.set_num_threads(choose_threads(config.threads, view))
+        self.start = (initial.source or view).to(device) if initial.trained else None
         places = method.reshape(view, bands, initial.source, trained=initial.trained)
         method.attach(view)
+        if method.teacher is not None:
+            method.prepare(view, self._examples(image))
         if initial.method_weights and not view.take_method(initial.method_weights):
             reporter.warn(
                 f"{config.model.init} was trained by another method or with other settings, so the parameters of its "
                 "method are left out"
             )
         view.checkpointing = config.checkpointing
-        self.skipped: set[str] = set()
         self.record = RunRecord(
             version=__version__,
             model=initial.model,
@@ -191,6 +200,15 @@ class _Training:
         )
         self.task = TrainingTask(view, method, config, self.record, bands, context)
         self.progress = TrainingProgress()
+
+    def _examples(self, image: ImageSpec) -> torch.Tensor:
+        """Return normalized images ``[N, 3, H, W]`` of the training part, the same in every process."""
+        rows, _ = split(self.images, self.config.data.validation, self.config.seed)
+        chosen = random.Random(self.config.seed).sample(rows, min(EXAMPLES, len(rows)))
+        images = [self.images.images[row] for row in sorted(chosen)]
+        batches = Batches(images, image, self.config, augment="none", on_skipped=self._skip)
+        normalize = normalizer(image, torch.device("cpu"))
+        return torch.cat([normalize(pixels) for pixels, _ in batches.fixed()])
 
     def run(self, resume: bool, started: float) -> TrainingResult:
         if resume:
@@ -208,7 +226,9 @@ class _Training:
             train_batches, held = self._batches()
             images, validation = len(train_batches), len(held)
             with plain_attention(self.task.view, self.task.view.device):
+                self._measure_start(held)
                 self._epochs(train_batches, held)
+                self._warn_of_loss(held)
         if self.record.problem:
             self.reporter.warn(f"{self.record.problem}; lower --lr or train longer")
         if self.context.is_main:
@@ -278,6 +298,30 @@ class _Training:
             self.skipped.add(why)
             self.reporter.warn(f"left out: {why}")
 
+    def _measure_start(self, held: Batches) -> None:
+        """Measure the initial model in trained order, which a resumed run has done already."""
+        start = self.task.method.teacher or self.start
+        if start is not None and not self.progress.epochs_done:
+            top1 = self.task.in_trained_order(start, held)
+            self.progress = msgspec.structs.replace(self.progress, start_top1=top1)
+        self.start = None
+
+    def _warn_of_loss(self, held: Batches) -> None:
+        """Warn if validation lies far below the accuracy in trained order, of this model or of the initial one."""
+        found, bands = self.progress, self.task.bands
+        reference = max(self.task.in_trained_order(self.task.evaluated, held), found.start_top1 or 0.0)
+        if found.best_epoch is None or reference - found.best_top1 <= MUCH_LOST:
+            return
+        narrower = [item for item in windows(bands.num_blocks) if bands.contains(item) and item != bands]
+        advice = ["train longer", *(f"allow fewer orders (--bands {item})" for item in narrower[1:2])]
+        if self.config.method != "shared":
+            advice.append("let the blocks share their weights (--method shared), which makes all orders equal")
+        self.reporter.warn(
+            f"the best checkpoint has a top-1 of {found.best_top1:.3f} in the orders of {bands}, against "
+            f"{reference:.3f} in trained order{' before training' if reference == found.start_top1 else ''}; "
+            f"{', or '.join(advice)}"
+        )
+
     def _epochs(self, train_batches: Batches, held: Batches) -> None:
         done = self.progress.epochs_done
         with open_logs(self.out, self.config, done) if self.context.is_main else contextlib.nullcontext() as write:
@@ -316,6 +360,8 @@ class _Training:
             best_loss=loss if best else before.best_loss,
             scaler=self.task.scaler.state_dict(),
             cost=before.cost + cost,
+            best_top1=top1 if best else before.best_top1,
+            start_top1=before.start_top1,
         )
         metrics = Epoch(
             epoch=epoch,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ls_edge.core.arrangement import apply
+from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import TrainingStopped
 from ls_edge.training.config import RunRecord, TrainConfig
@@ -110,7 +110,7 @@ class TrainingTask:
         for step, batch in enumerate(batches.epoch(epoch), (epoch - 1) * steps):
             schedule.step_update(step)
             rate = float(self._optimizer.param_groups[0]["lr"])
-            plan = self.method.draw(self.bands, config.seed, step)
+            plan = self.method.draw(self.bands, config.seed, step, step / (config.epochs * steps))
             loss = self._step(batch, plan)
             if self._averaged is not None and averages_step(config.optim, step, config.epochs * steps):
                 self._averaged.update_parameters(self.view)
@@ -166,8 +166,16 @@ class TrainingTask:
 
     def validate(self, batches: Batches) -> tuple[float, float]:
         """Return the mean cross-entropy and top-1 over images and the method's arrangements."""
-        view, device = self.evaluated.eval(), self.view.device
         arrangements = self.method.validation(self.bands, self.config.validation_orders, self.config.seed)
+        return self._measure(self.evaluated, arrangements, batches)
+
+    def in_trained_order(self, view: BlockView, batches: Batches) -> float:
+        """Return the top-1 of a model in trained order."""
+        return self._measure(view, [Arrangement.plain(range(view.num_blocks))], batches)[1]
+
+    def _measure(self, view: BlockView, arrangements: Sequence[Arrangement], batches: Batches) -> tuple[float, float]:
+        """Return the mean cross-entropy and top-1 over images and arrangements."""
+        view, device = view.eval(), self.view.device
         loss, correct, count = 0.0, 0, 0
         for pixels, labels in batches.fixed():
             targets = labels.to(device)

@@ -248,3 +248,16 @@ def test_a_run_that_is_no_better_than_guessing_is_marked(tmp_path):
     train(settings(epochs=0), tmp_path / "untrained", reporter=good)
     assert load_run(tmp_path / "untrained").record.problem == ""
     assert good.warnings == []
+
+
+def test_a_freedom_that_costs_much_accuracy_is_named_with_remedies(tmp_path):
+    reporter = Silent()
+    train(settings(method="sequential", epochs=6, optim={"lr": 4e-3}), tmp_path / "start", reporter=reporter)
+    assert not reporter.warnings
+    short = settings(init=str(tmp_path / "start"), epochs=1, optim={"lr": 1e-6})
+    train(short, tmp_path / "run", reporter=reporter, model_named=False)
+    [warning] = reporter.warnings
+    start = reporter.epochs[-2].val_top1
+    assert f"against {start:.3f} in trained order" in warning
+    assert f"a top-1 of {reporter.epochs[-1].val_top1:.3f} in the orders of 0-2" in warning
+    assert "--method shared" in warning

@@ -36,6 +36,9 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Probability of a random subset of the blocks, at least a quarter of them."""
     drop: BelowOne = 0.2
     """Additional probability of dropping each block (LayerDrop)."""
+    widen: Share = 0.5
+    """Part of the training during which blocks move further and further from their place in trained order; free orders
+    from the first step on destroy much of a pretrained model (docs/any-order.md)."""
 
 
 class AnyOrder(Shuffle):
@@ -53,10 +56,11 @@ class AnyOrder(Shuffle):
         plain = view.has_plain_patches and not view.shares_weights
         return Bands(view.num_blocks, (1, last) if plain and last >= 3 else ())
 
-    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
+    def draw(self, bands: Bands, seed: int, step: int, progress: float = 1.0) -> StepPlan:
         """Return one arrangement per group."""
         rng, s = step_rng(seed, step), self.settings
-        return StepPlan(tuple(_draw_arrangement(s, bands, rng) for _ in range(s.groups)))
+        reach = bands.num_blocks * progress / s.widen if progress < s.widen else None
+        return StepPlan(tuple(_draw_arrangement(s, bands, reach, rng) for _ in range(s.groups)))
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """Return the mean loss of the groups.
@@ -79,7 +83,8 @@ class AnyOrder(Shuffle):
         return orders if not self.settings.tracks or in_tracks.is_plain else [*orders, in_tracks]
 
 
-def _draw_arrangement(s: AnyOrderSettings, bands: Bands, rng: random.Random) -> Arrangement:
+def _draw_arrangement(s: AnyOrderSettings, bands: Bands, reach: float | None, rng: random.Random) -> Arrangement:
+    """Draw an arrangement in which blocks move by up to ``reach`` places; None for any order."""
     num_blocks = bands.num_blocks
     order = list(range(num_blocks))
     if rng.random() < s.trained:
@@ -88,5 +93,8 @@ def _draw_arrangement(s: AnyOrderSettings, bands: Bands, rng: random.Random) -> 
         order = sorted(rng.sample(order, rng.randint(max(1, num_blocks // 4), num_blocks)))
     if s.drop:
         order = drop_blocks(order, s.drop, rng)
-    rng.shuffle(order)
+    if reach is None:
+        rng.shuffle(order)
+    else:
+        order.sort(key=lambda block: block + reach * rng.random())
     return bands.random_waves(order, rng) if rng.random() < s.tracks else Arrangement.plain(bands.sort(order))

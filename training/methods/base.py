@@ -52,7 +52,10 @@ class Method:
     def attach(self, view: BlockView) -> None:
         """Add the modules that this method trains besides the model."""
 
-    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:  # noqa: ARG002
+    def prepare(self, view: BlockView, images: Tensor) -> None:
+        """Choose initial values of these modules, from images ``[N, 3, H, W]`` of the data."""
+
+    def draw(self, bands: Bands, seed: int, step: int, progress: float = 1.0) -> StepPlan:  # noqa: ARG002
         """Return the plan of a step, counted from 0; blocks change places only within their band."""
         return StepPlan.plain(range(bands.num_blocks))
 

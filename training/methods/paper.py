@@ -23,7 +23,7 @@ VALIDATION_SALT = 0x5EED
 class Shuffle(Method):
     """LayerShuffle: a uniform order per batch, within the bands."""
 
-    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
+    def draw(self, bands: Bands, seed: int, step: int, progress: float = 1.0) -> StepPlan:  # noqa: ARG002
         """Return all blocks in random order."""
         order = list(range(bands.num_blocks))
         step_rng(seed, step).shuffle(order)
@@ -95,7 +95,7 @@ class LayerDrop(Method):
 
     settings_type: ClassVar[type[msgspec.Struct]] = DropSettings
 
-    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
+    def draw(self, bands: Bands, seed: int, step: int, progress: float = 1.0) -> StepPlan:  # noqa: ARG002
         """Return a random subset in trained order."""
         return StepPlan.plain(drop_blocks(range(bands.num_blocks), self.settings.p, step_rng(seed, step)))
 
@@ -105,7 +105,7 @@ class LayerDropShuffle(Shuffle):
 
     settings_type: ClassVar[type[msgspec.Struct]] = DropSettings
 
-    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
+    def draw(self, bands: Bands, seed: int, step: int, progress: float = 1.0) -> StepPlan:  # noqa: ARG002
         """Return a random subset in random order."""
         rng = step_rng(seed, step)
         order = drop_blocks(range(bands.num_blocks), self.settings.p, rng)

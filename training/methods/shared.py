@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import torch
@@ -20,9 +20,12 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.training.config import AtLeastZero, Positive, Share
 from ls_edge.training.methods.base import Criterion, Method, soft_cross_entropy
-from ls_edge.training.methods.step_plan import StepPlan
+from ls_edge.training.methods.step_plan import StepPlan, step_rng
 from ls_edge.training.models.slots import SlotNorms
 from ls_edge.training.models.view import BlockView
+
+PREPARE_BATCH = 64
+"""Images of a batch in :meth:`SharedTrunk.prepare`, which bounds its memory."""
 
 
 class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +40,8 @@ class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: Positive = 2.0
     conditioning_lr: Positive = 3.0
     """Learning rate of norms, gates and adapters relative to the model's; they have no weight decay."""
+    exits: Share = 0.25
+    """Probability of a step that stops early, after three quarters of the slots or more."""
     adapter_rank: Annotated[int, Meta(ge=0)] = 8
     """Rank of the low-rank adapters that each slot has for the linear layers; 0 for none."""
 
@@ -69,21 +74,32 @@ class SharedTrunk(Method):
         return places
 
     def attach(self, view: BlockView) -> None:
-        """Add norms, gates and adapters for each slot of the shared block.
-
-        An adapter starts as the best low-rank approximation of the difference between the teacher's block at that slot
-        and the shared block.
-        """
+        """Add norms, gates and adapters for each slot of the shared block."""
         s, blocks = self.settings, list(view.blocks)
-        only = [index for index, owner in enumerate(view.owners) if view.owners.count(owner) > 1]
-        slots = SlotNorms(blocks, view.branches, view.token_spec.dim, s.conditioning_lr, only, s.adapter_rank)
-        slots.to(view.device).train(view.training)
-        if self.teacher is not None:
-            adapters: Any
-            for adapters in slots.adapters:
-                for index in only:
-                    adapters.approximate(index, blocks[index], self.teacher.blocks[index])
-        view.slots = slots
+        slots = SlotNorms(
+            blocks, view.branches, view.token_spec.dim, s.conditioning_lr, _repeated(view), s.adapter_rank
+        )
+        view.slots = slots.to(view.device).train(view.training)
+
+    def prepare(self, view: BlockView, images: Tensor) -> None:
+        """Make the shared block compute at each slot what the teacher's block computes there, as far as it can."""
+        teacher, slots = self.teacher, view.slots
+        if teacher is None:
+            return
+        assert isinstance(slots, SlotNorms)
+        repeated = _repeated(view)
+
+        def run() -> None:
+            for start in range(0, len(images), PREPARE_BATCH):
+                teacher(images[start : start + PREPARE_BATCH].to(teacher.device))
+
+        slots.imitate(repeated[0], {slot: teacher.blocks[slot] for slot in repeated}, run)
+
+    def draw(self, bands: Bands, seed: int, step: int, progress: float = 1.0) -> StepPlan:  # noqa: ARG002
+        """Return the trained order, or its beginning: peers that drop out leave the last slots without a block."""
+        rng, num_blocks = step_rng(seed, step), bands.num_blocks
+        early = rng.random() < self.settings.exits
+        return StepPlan.plain(range(rng.randint(-(-3 * num_blocks // 4), num_blocks - 1) if early else num_blocks))
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """Return the criterion, plus the teacher's soft targets and the error of the tokens after each step."""
@@ -95,18 +111,24 @@ class SharedTrunk(Method):
         errors: list[Tensor] = []
         with torch.no_grad():
             wanted = teacher.stem(images)
-        for slot, index in enumerate(plan.groups[0].order):
+        order = plan.groups[0].order
+        for slot in range(view.num_blocks):
             with torch.no_grad():
-                wanted = teacher.block(index, wanted, slot)
-            tokens = view.block(index, tokens, slot)
-            target = wanted.float()
-            errors.append((tokens.float() - target).square().mean() / target.square().mean())
+                wanted = teacher.block(slot, wanted, slot)
+            if slot < len(order):
+                tokens, target = view.block(order[slot], tokens, slot), wanted.float()
+                errors.append((tokens.float() - target).square().mean() / target.square().mean())
         with torch.no_grad():
             soft_targets = teacher.head(wanted)
         logits = view.head(tokens).float()
         soft = soft_cross_entropy(logits, soft_targets, s.temperature)
         labels = criterion(logits, targets)
         return (1 - s.logits) * labels + s.logits * soft + s.tokens * torch.stack(errors).mean()
+
+
+def _repeated(view: BlockView) -> list[int]:
+    """Return the places of blocks that stand in several of them."""
+    return [index for index, owner in enumerate(view.owners) if view.owners.count(owner) > 1]
 
 
 def _average(blocks: Sequence[nn.Module], into: nn.Module) -> None:

@@ -78,6 +78,10 @@ class TrainingProgress(msgspec.Struct, frozen=True):
     """State of the gradient scaler (float16 on CUDA only)."""
     cost: float = 0.0
     """Cost of the training so far, in forward passes of the model."""
+    best_top1: float = 0.0
+    """Top-1 of the best epoch in the method's validation."""
+    start_top1: float | None = None
+    """Top-1 of the initial model in trained order; None if it was not trained for these classes."""
 
 
 def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: RunRecord) -> None:

@@ -54,6 +54,23 @@ def test_each_part_of_the_recipe_can_be_switched_off():
     assert 6.2 < sum(len(item.order) for item in drawn({**PLAIN, "drop": 0.2}, 400)) / 1600 < 6.6
 
 
+def test_orders_widen_from_the_trained_one_to_all_orders_of_the_bands():
+    method = make_method("anyorder", {**PLAIN, "widen": 0.5, "groups": 1})
+
+    def distances(progress):
+        orders = [method.draw(Bands(8), 0, step, progress).groups[0].order for step in range(300)]
+        return [max(abs(block - slot) for slot, block in enumerate(order)) for order in orders]
+
+    assert max(distances(0.0)) == 0
+    assert 0 < max(distances(0.125)) <= 2
+    means = [sum(distances(progress)) / 300 for progress in (0.0, 0.125, 0.25, 0.45)]
+    assert means == sorted(means)
+    assert max(distances(0.5)) == 7
+    assert [method.draw(Bands(8), 0, step, 0.5) for step in range(9)] == [
+        method.draw(Bands(8), 0, step) for step in range(9)
+    ]
+
+
 def test_each_group_of_a_batch_has_its_own_order():
     view = viewed()
     method = make_method("anyorder", {**PLAIN, "groups": 3})

@@ -42,11 +42,16 @@ def criterion(logits, targets):
     return torch.nn.functional.cross_entropy(logits, targets)
 
 
-def made(bands="0/1-4/5", settings=None):
+def made(bands="0/1-4/5", settings=None, model=TINY):
     """Return a method, the view with its shared blocks, and the original view."""
     torch.manual_seed(0)
-    view = build("vit_digits", TINY).eval()
-    before = build("vit_digits", TINY).eval()
+    view = build("vit_digits", model).eval()
+    if "init_values" in model:  # as different norms and scales of branches as in a pretrained model
+        with torch.no_grad():
+            for name, value in view.model.named_parameters():
+                if ".norm" in name or ".ls" in name or "bias" in name:
+                    value.add_(torch.rand_like(value))
+    before = build("vit_digits", model).eval()
     before.load_weights(view.weights())
     method = make_method("shared", {"start": "middle", "adapter_rank": 0, **(settings or {})})
     places = method.reshape(view, Bands.from_json(bands, 6), None, trained=True)
@@ -107,22 +112,32 @@ def test_the_shared_block_may_start_as_the_mean():
     torch.testing.assert_close(view.blocks[0].mlp.fc1.weight, before.blocks[0].mlp.fc1.weight)
 
 
-def test_adapters_of_full_rank_make_each_slot_the_block_of_the_teacher():
-    vectors = ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "attn.qkv.bias", "attn.proj.bias")
-    _, view, before, _ = made(bands=None, settings={"adapter_rank": 16})
-    with torch.no_grad():  # adapters are of weights; vectors are what norms and gates of a slot are for
-        for block in before.blocks:
-            for name in (*vectors, "mlp.fc1.bias", "mlp.fc2.bias"):
-                block.get_parameter(name).copy_(view.blocks[0].get_parameter(name))
+@pytest.mark.parametrize("start", ["middle", "mean"])
+def test_adapters_of_full_rank_make_each_slot_the_block_of_the_teacher(start):
+    scaled = {**TINY, "init_values": 0.1}
+    method, view, before, _ = made(None, {"adapter_rank": 16, "start": start}, scaled)
+    method.prepare(view, IMAGES)
+    with torch.no_grad():
         found, wanted = view(IMAGES), before(IMAGES)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * wanted.abs().max())
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3 * wanted.abs().max())
     assert view.blocks[0].attn.qkv.weight is view.blocks[5].attn.qkv.weight
+
+
+def test_initial_adapters_fit_the_tokens_and_not_only_the_weights():
+    errors = []
+    for images in (IMAGES, torch.randn_like(IMAGES) * 0.01):
+        method, view, before, _ = made(None, {"adapter_rank": 4}, {**TINY, "init_values": 0.1})
+        method.prepare(view, images)
+        with torch.no_grad():
+            errors.append(float((view(IMAGES) - before(IMAGES)).square().mean()))
+    assert errors[0] < 0.5 * errors[1]
 
 
 def test_adapters_of_a_low_rank_come_closer_to_the_teacher_and_leave_the_order_free():
     errors = []
     for rank in (1, 4, 12):
-        _, view, before, _ = made(settings={"adapter_rank": rank})
+        method, view, before, _ = made(settings={"adapter_rank": rank})
+        method.prepare(view, IMAGES)
         with torch.no_grad():
             tokens = view.stem(IMAGES)
             errors.append(float((view.block(1, tokens, 1) - before.block(1, tokens)).square().mean()))
@@ -138,19 +153,17 @@ def test_adapters_of_a_low_rank_come_closer_to_the_teacher_and_leave_the_order_f
 
 def test_adapters_learn_count_as_work_and_travel_with_the_weights():
     method, view, _, _ = made(settings={"adapter_rank": 4})
+    method.prepare(view, IMAGES)
     plain = made()[1]
 
     assert view.work.added - plain.work.added == 2 * 16 * 4 * (64 + 32 + 48 + 48)
 
     names = [name for name in view.weights() if "adapters" in name]
-    assert len(names) == 8
+    assert len(names) == 12
     method.loss(view, IMAGES, TARGETS, method.draw(Bands(6), 0, 0), criterion).backward()
-    for down, up in zip(view.slots.adapters[0].down, view.slots.adapters[0].up, strict=True):
-        assert not up[3].any()  # the shared block is the teacher's here; down has a direction, so up learns
-        assert down[3].all()
-        assert up.grad[1:5].abs().amax(dim=(1, 2)).gt(0).all()
-        assert down.grad[[1, 2, 4]].abs().amax(dim=(1, 2)).gt(0).all()
-        assert not up.grad[[0, 5]].any()
+    for table in view.slots.adapters[0].tables():
+        assert table.grad[1:5].abs().amax(dim=(1, 2)).gt(0).all()
+        assert not table.grad[[0, 5]].any()
     twin = made(settings={"adapter_rank": 4})[1]
     with torch.no_grad():
         for table in view.slots.adapters[0].tables():
@@ -161,7 +174,8 @@ def test_adapters_learn_count_as_work_and_travel_with_the_weights():
 
 @pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
 def test_adapters_are_part_of_the_one_file():
-    view = made("0-5", {"adapter_rank": 4})[1]
+    method, view, _, _ = made("0-5", {"adapter_rank": 4})
+    method.prepare(view, IMAGES)
     set_tables(view)
     graphs = list(trace_blocks(prepare_for_export(view)))
     assert all(graph is graphs[0] for graph in graphs)
@@ -169,7 +183,7 @@ def test_adapters_are_part_of_the_one_file():
 
 
 def test_the_loss_is_labels_answers_and_tokens_of_the_teacher():
-    method, view, before, _ = made(settings={"tokens": 0.7, "logits": 0.4, "temperature": 3.0})
+    method, view, before, _ = made(settings={"tokens": 0.7, "logits": 0.4, "temperature": 3.0, "exits": 0.0})
     set_tables(view)
     assert method.teacher is not None
     plan = method.draw(Bands(6), 0, 0)
@@ -188,6 +202,19 @@ def test_the_loss_is_labels_answers_and_tokens_of_the_teacher():
     assert not view.slots.tables[0].grad[[0, 5]].any()
     assert view.blocks[2].attn.qkv.weight.grad is view.blocks[3].attn.qkv.weight.grad
     assert plan.cost(view.work, teacher=True) == pytest.approx(4, abs=0.1)
+
+
+def test_some_steps_stop_early_and_learn_the_last_answer_of_the_teacher():
+    method, view, before, _ = made(settings={"exits": 0.5, "logits": 1.0, "tokens": 0.0})
+    plans = [method.draw(Bands(6), 0, step) for step in range(400)]
+    assert plans == [method.draw(Bands(6), 0, step) for step in range(400)]
+    lengths = [len(plan.groups[0].order) for plan in plans]
+    assert set(lengths) == {5, 6}
+    assert 160 <= lengths.count(5) <= 240
+    with torch.no_grad():
+        found = method.loss(view, IMAGES, TARGETS, StepPlan.plain(range(5)), criterion)
+        wanted = soft_cross_entropy(view(IMAGES, range(5)), before(IMAGES), 2.0)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_models_that_cannot_share_are_refused():

@@ -9,7 +9,7 @@ from timm.models import beit
 from torch import Tensor
 
 from ls_edge.training.models.adapters.vision_transformer import (
-    ATTENTION_AND_MLP,
+    WITH_GAMMAS,
     BranchTable,
     VisionTransformerFamily,
 )
@@ -20,7 +20,7 @@ class BeitFamily(VisionTransformerFamily):
 
     members = "BEiT, BEiT v2"
     timm_class = beit.Beit
-    residual_branches: ClassVar[BranchTable] = {beit.Block: ATTENTION_AND_MLP}
+    residual_branches: ClassVar[BranchTable] = {beit.Block: WITH_GAMMAS}
 
     def block_inputs(self, model: Any, index: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Return the bias that all blocks share, if there is one."""

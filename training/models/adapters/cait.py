@@ -9,7 +9,7 @@ from timm.models import cait
 from torch import Tensor
 
 from ls_edge.training.models.adapters.vision_transformer import (
-    ATTENTION_AND_MLP,
+    WITH_GAMMAS,
     BranchTable,
     VisionTransformerFamily,
 )
@@ -20,7 +20,7 @@ class CaitFamily(VisionTransformerFamily):
 
     members = "CaiT"
     timm_class = cait.Cait
-    residual_branches: ClassVar[BranchTable] = {cait.LayerScaleBlock: ATTENTION_AND_MLP}
+    residual_branches: ClassVar[BranchTable] = {cait.LayerScaleBlock: WITH_GAMMAS}
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
         """Return patches with their positions; the head adds the class token."""

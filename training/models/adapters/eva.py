@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ls_edge.core.errors import ModelError
 from ls_edge.training.models.adapters.vision_transformer import (
-    ATTENTION_AND_MLP,
+    WITH_GAMMAS,
     BranchTable,
     VisionTransformerFamily,
 )
@@ -30,7 +30,7 @@ class EvaFamily(VisionTransformerFamily):
 
     members = "EVA, EVA-02, DINOv3, ViTs with rotary positions"
     timm_class = eva.Eva
-    residual_branches: ClassVar[BranchTable] = {eva.EvaBlock: ATTENTION_AND_MLP}
+    residual_branches: ClassVar[BranchTable] = {eva.EvaBlock: WITH_GAMMAS}
 
     def prepare(self, model: Any) -> None:
         """Build the table that all blocks share and switch off the augmentation of its coordinates.

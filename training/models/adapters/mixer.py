@@ -19,7 +19,10 @@ class MixerFamily(VisionTransformerFamily):
     patch_embedding = "stem"
     residual_branches: ClassVar[BranchTable] = {
         mlp_mixer.MixerBlock: (Branch("norm1", "mlp_tokens", channels_first=True), Branch("norm2", "mlp_channels")),
-        mlp_mixer.ResBlock: (Branch("norm1", "linear_tokens", channels_first=True), Branch("norm2", "mlp_channels")),
+        mlp_mixer.ResBlock: (
+            Branch("norm1", "linear_tokens", "ls1", channels_first=True),
+            Branch("norm2", "mlp_channels", "ls2"),
+        ),
         mlp_mixer.SpatialGatingBlock: (Branch("norm", "mlp_channels"),),
     }
 

@@ -19,7 +19,9 @@ from ls_edge.training.models.slots import Branch
 
 BranchTable = dict[type[nn.Module], tuple[Branch, ...]]
 """Residual branches by class of block, for blocks with a norm before every branch."""
-ATTENTION_AND_MLP = (Branch("norm1", "attn"), Branch("norm2", "mlp"))
+ATTENTION_AND_MLP = (Branch("norm1", "attn", "ls1.gamma"), Branch("norm2", "mlp", "ls2.gamma"))
+WITH_GAMMAS = (Branch("norm1", "attn", "gamma_1"), Branch("norm2", "mlp", "gamma_2"))
+"""The same, for families that keep the scales of branches in parameters of the block."""
 
 
 class VisionTransformerFamily:
