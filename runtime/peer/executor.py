@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import EngineError, LsEdgeError
+from ls_edge.core.errors import DeviceLost, EngineError, LsEdgeError
 from ls_edge.core.peers_file import PeerConfig
 from ls_edge.device.profile import DeviceProfile
 from ls_edge.engines.engine import Engine
@@ -57,7 +57,7 @@ class BlockExecutor:
             return EngineError(f"the engines of {self._entry.name} do not load: {error}; run 'ls-edge doctor'")
         return Warm(max(1, round(block_ms * 1e3)))
 
-    def run(self, compute: Compute) -> Computed | ComputeFailed:
+    def run(self, compute: Compute) -> Computed | ComputeFailed | DeviceLost:
         """Run a call; see :func:`run_blocks`."""
         return run_blocks(self._executor, compute)
 
@@ -77,7 +77,7 @@ class BlockExecutor:
         self._executor.close()
 
 
-def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed:
+def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed | DeviceLost:
     """Run the blocks of a call over its batch; return errors of the engines instead of raising them.
 
     If some outputs are not finite, return a :class:`ComputeFailed` for their requests that names the first block with
@@ -93,6 +93,8 @@ def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed
         finite = is_finite(last)
         if not finite:
             steps = executor.steps(compute.blocks, rows, slots)
+    except DeviceLost as error:
+        return error
     except Exception as error:  # noqa: BLE001  an engine library may raise anything
         block = error.part if isinstance(error, PartFailed) else compute.blocks[0]
         return ComputeFailed(block, compute.transfers, str(error))

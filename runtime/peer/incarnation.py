@@ -288,6 +288,8 @@ class Incarnation:
         done = result.rest if isinstance(result, ComputeFailed) else result
         if isinstance(done, Computed):
             self.executor.counts.add(done)
+        elif isinstance(result, ComputeFailed):
+            log.warning("engine call failed", extra={"peer": self._greeting.name, "why": result.why})
         failed = len(self.machine.rules.engine.failed_blocks)
         self.node.feed(result)
         if isinstance(result, Warm) or len(self.machine.rules.engine.failed_blocks) != failed:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import LinkError, LsEdgeError, UsageError
+from ls_edge.core.errors import DeviceLost, LinkError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
@@ -248,6 +248,8 @@ class Peer:
 
         try:
             self._running.serve(look)
+        except DeviceLost:
+            raise
         except LsEdgeError as error:
             self._settle()
             self._failure = error

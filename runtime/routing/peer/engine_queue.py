@@ -11,7 +11,7 @@ socket thread. A batch that is not full stays in the queue, where others may joi
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from ls_edge.runtime.protocol.messages import RequestId
@@ -91,6 +91,8 @@ class EngineQueue:
         """Rank of the latest call by source."""
         self._not_finite: dict[int, set[RequestId]] = {}
         """Consecutive requests without finite outputs, by block."""
+        self._failures = Counter[int]()
+        """Consecutive failed calls, by block."""
 
     @property
     def usable_blocks(self) -> frozenset[int]:
@@ -218,6 +220,7 @@ class EngineQueue:
         """Update the times from a call that has ended."""
         for block in event.blocks:
             self._not_finite.pop(block, None)
+            self._failures.pop(block, None)
         self.times.measure(event, now, beside_wave=self.beside_wave)
 
     def count_failure(self, event: ComputeFailed) -> bool:
@@ -230,6 +233,10 @@ class EngineQueue:
             if len(seen) < self.times.limits.not_finite:
                 if event.rest is not None:  # the same call gave finite outputs, too
                     del self._not_finite[event.block]
+                return False
+        else:
+            self._failures[event.block] += 1
+            if self._failures[event.block] < self.times.limits.failures:
                 return False
         self.failed_blocks[event.block] = event.why
         return True

@@ -103,6 +103,8 @@ class Limits:
     not_finite: int = 3
     """Requests in a row without finite outputs after which a block counts as failed. Where 3 % of the calls end so,
     1: 59 of 120 requests fail instead of 8; x4: no effect, but a block that never works is found later."""
+    failures: int = 3
+    """Failed calls in a row after which a block counts as failed: memory that other programs took may come back."""
     holders_not_finite: int = 2
     """Peers that must find values of a request not finite before it fails: one may lie, and each more runs it again."""
     engine_calls: int = 2

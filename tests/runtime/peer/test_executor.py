@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import DeviceLost
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.runtime.peer.executor import run_blocks
@@ -46,6 +47,20 @@ def test_a_batch_has_outputs_for_all_images_except_the_odd_one(engines, tiny_bun
     np.testing.assert_allclose(failed.rest.outputs, [fine.outputs[0], fine.outputs[2]], rtol=1e-5)
     alone = run_blocks(Executor(engines), compute((2,), rows[1:2]))
     assert (alone.not_finite, alone.rest) == (True, None)
+
+
+def test_a_lost_gpu_is_no_failure_of_a_block(engines, tiny_bundle):
+    """Only a new process can use it again, so the peer ends with the reason, and its supervisor starts it."""
+
+    class Lost(Spoiling):
+        def run(self, inputs):
+            raise DeviceLost(self._bad)
+
+    lost = run_blocks(
+        Executor({**engines, 4: Lost(engines[4], "error 719")}), compute((1, 4), [tokens_of(tiny_bundle, 0)])
+    )
+    assert isinstance(lost, DeviceLost)
+    assert str(lost) == "error 719"
 
 
 class Spoiling:

@@ -1,12 +1,14 @@
 """Phases of a peer: it leaves when it is stopped, and goes back to what worked."""
 
 import logging
+import threading
+from concurrent.futures import Future
 from typing import get_args
 
 import pytest
 import yaml
 
-from ls_edge.core.errors import LsEdgeError
+from ls_edge.core.errors import DeviceLost, LsEdgeError
 from ls_edge.runtime.peer.peer import TRANSITIONS, Outcome, Peer, Phase
 from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults, inject, write
@@ -31,6 +33,42 @@ def test_engines_that_do_not_load_end_a_peer_with_one_bundle(write_peers, tiny_b
     peer = Peer.open(write_peers({"a": range(6)}, provider="NoneProvider"), "a", tiny_bundle)
     with pytest.raises(LsEdgeError, match="NoneProvider"):
         peer.serve()
+
+
+def test_a_lost_gpu_ends_a_peer_although_its_setup_was_just_reloaded(write_peers, tiny_bundle, images):
+    """Only a new process can use the GPU again, so the peer does not go back to another setup or bundle."""
+    path = write_peers({"a": range(6)})
+    peer = Peer.open(path, "a", tiny_bundle)
+    ended = Future()
+
+    def serve():
+        try:
+            peer.serve()
+        except LsEdgeError as error:
+            ended.set_result(error)
+
+    open_really = peer.open_engines
+
+    class Lost:
+        def __init__(self, engine):
+            self._engine = engine
+
+        def __getattr__(self, name):
+            return getattr(self._engine, name)
+
+        def run(self, inputs):
+            if peer.snapshot.warm:
+                raise DeviceLost("error 719")
+            return self._engine.run(inputs)
+
+    peer.open_engines = lambda: {block: Lost(engine) for block, engine in open_really().items()}
+    threading.Thread(target=serve).start()
+    with Source.open(path, tiny_bundle, budget_ms=1000) as source:
+        assert source.wait_ready(30) == ()
+        peer._fallback = peer._setup
+        source.submit(images(1)[0]).exception(30)
+        error = ended.result(30)
+    assert isinstance(error, DeviceLost)
 
 
 class Reload:

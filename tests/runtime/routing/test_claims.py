@@ -599,6 +599,14 @@ def test_odd_requests_in_batches_with_fine_ones_never_fail_a_block():
     assert alone == [False, False, True]
 
 
+def test_a_call_that_succeeds_begins_the_count_of_failures_again():
+    engine = new_peer([0]).machine.rules.engine
+    failed = ComputeFailed(0, (transfer(1),), "out of memory")
+    assert [engine.count_failure(failed) for _ in range(2)] == [False, False]
+    engine.measure(Computed((0,), (transfer(2),), ((0,),), 1000), 1.0)
+    assert [engine.count_failure(failed) for _ in range(3)] == [False, False, True]
+
+
 def test_tokens_that_are_not_finite_are_refused():
     peer = new_peer()
     peer(Arrived("laptop", run_of(), (), finite=False))

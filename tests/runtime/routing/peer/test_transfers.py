@@ -315,7 +315,7 @@ def test_a_call_that_has_not_begun_is_taken_back_and_its_result_not_used(why):
 
 
 def test_an_engine_that_fails_twice_in_a_block_says_so_once():
-    peer = new_peer()
+    peer = new_peer(limits=Limits(failures=1))
     for number in range(2):
         peer.gets("laptop", run_of(transfer(number)))
     first, second = peer.calls

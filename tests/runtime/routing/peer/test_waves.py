@@ -271,8 +271,8 @@ def test_an_engine_that_hangs_does_not_keep_the_wave(peer):
 def test_an_engine_that_raises_gives_its_block_to_the_other(peer):
     sent = begins(peer)
     peer.hears("b", Accept(sent.transfer, 8))
-    compute = peer.compute
-    peer(ComputeFailed(0, compute.transfers, "broken"))
+    for _ in range(3):
+        peer(ComputeFailed(0, peer.compute.transfers, "broken"))
     run, tokens = back(sent)
     peer.gets("b", run, tokens)
     assert 0 in {b for s in peer.said if isinstance(s, Forward) for b in s.itinerary.remaining}
