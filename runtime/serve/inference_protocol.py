@@ -36,8 +36,11 @@ MAX_BATCH = 256
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """HTTP header: the length of the JSON document in front of binary tensors."""
 _OUTPUTS = ("logits", "probabilities", "label")
-_WORDS = {"int": "an integer", "float": "a number", "str": "a string", "bool": "a boolean"}
-"""Names of types in JSON, by those in Python."""
+_WORDS = {
+    "int": "an integer", "float": "a number", "str": "a string", "bool": "a boolean", "array": "an array",
+    "object": "an object",
+}  # fmt: skip
+"""Names of types in JSON, by those of msgspec."""
 _STAGES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 _SHOWN = 64
 """Limit of a client's value in an error, in characters."""
@@ -115,8 +118,12 @@ def _decoded(content: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        why = re.sub(r"`(int|float|str|bool)`", lambda match: _WORDS[match[1]], str(error)[:200])
-        raise DataError(f"{name} is not valid: {printable(why)}") from None
+        why = re.sub(
+            r"`([a-z |]+)`", lambda match: " or ".join(_WORDS.get(w, w) for w in match[1].split(" | ")), str(error)
+        )
+        if at := re.search(r"\(byte (\d+)\)", why):
+            why += f": {bytes(content)[int(at[1]) :][:16].decode(errors='replace')!r}"
+        raise DataError(f"{name} is not valid: {printable(why[:240])}") from None
 
 
 def metadata(bundle: Bundle) -> dict[str, Any]:

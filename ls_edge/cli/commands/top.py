@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import termios
 import time
+import tty
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,7 +59,7 @@ def command(peers: Path, secret_key: Path | None, bundle: Path | None, as_json: 
 
     Shows the table of 'ls-edge status' once per second, with the engine calls per second of each peer and their
     history. Below it are blocks without a holder, missing links, and the latest changes of state. Sends no images.
-    Ctrl-C ends it.
+    q or Ctrl-C ends it.
     """
     opened = None if bundle is None else Bundle.open(bundle)
     file, keys = peers_to_ask(peers, secret_key)
@@ -63,20 +67,33 @@ def command(peers: Path, secret_key: Path | None, bundle: Path | None, as_json: 
         file = file.of_model(opened.num_blocks)
     console, history = open_console(), History()
     live = Live(console=console, auto_refresh=False, screen=not console.is_dumb_terminal)
+    is_live, ended = console.is_terminal and not as_json, False
     with (
         Observer(file, keys=keys) as observer,
-        live if console.is_terminal and not as_json else contextlib.nullcontext(),
+        live if is_live else contextlib.nullcontext(),
+        _quit_key() if is_live and os.isatty(0) else contextlib.nullcontext(lambda: False) as is_quit,
     ):
-        while True:
+        while not ended:
             found = look(observer, opened, _WAIT_S)
             history.add(found, time.monotonic())
             if as_json:
                 print_json(document_of(found), one_line=True)
-            elif console.is_terminal:
+            elif is_live:
                 live.update(view(found, history, file, console), refresh=True)
             else:
                 console.print(view(found, history, file, console))
-            observer.listen(_EVERY_S)
+            ended = observer.wait_until(is_quit, _EVERY_S)
+
+
+@contextlib.contextmanager
+def _quit_key() -> Iterator[Callable[[], bool]]:
+    """Read keys as they are pressed; yield a function that returns whether q was one of them."""
+    before = termios.tcgetattr(0)
+    tty.setcbreak(0)
+    try:
+        yield lambda: bool(select.select([0], [], [], 0)[0]) and b"q" in os.read(0, 1024).lower()
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 @dataclass

@@ -61,6 +61,8 @@ class BodyReader:
         unpack = None if encoding == "identity" else zlib.decompressobj(_WINDOWS[encoding])
         received = size = 0
         while part := await request.content.readany():
+            if not received and encoding == "deflate" and part[0] & 15 != zlib.DEFLATED:
+                unpack = zlib.decompressobj(-zlib.MAX_WBITS)  # without the header of zlib, as some clients send it
             received += len(part)
             if unpack is not None:
                 try:

@@ -25,7 +25,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.core.records import PeerState
 from ls_edge.runtime.clients.status import Observer, PeerStatus
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
@@ -249,7 +249,8 @@ def on_terminal(ls_edge, path):
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     env = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
-    process = ls_edge.start("top", "--peers", path, stdout=slave, stderr=slave, env=env)
+    process = ls_edge.start("top", "--peers", path, stdin=slave, stdout=slave, stderr=slave, env=env)
+    name = os.ttyname(slave)
     os.close(slave)
     parts = []
 
@@ -264,7 +265,7 @@ def on_terminal(ls_edge, path):
     def shows(pattern):
         return re.search(pattern, re.sub(r"\x1b\[[0-9;]*[mH]", "", b"".join(parts).decode(errors="replace")))
 
-    return process, reader, shows
+    return process, reader, shows, (master, name)
 
 
 def test_top_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_until):
@@ -278,7 +279,7 @@ def test_top_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_until):
 
         with out.open("w") as stdout, err.open("w") as stderr:
             watching = ls_edge.start("top", "--peers", local.path, "--json", stdout=stdout, stderr=stderr)
-            process, reader, shows = on_terminal(ls_edge, local.path)
+            process, reader, shows, _ = on_terminal(ls_edge, local.path)
             wait_until(lambda: lines() and lines()[-1]["b"]["state"] == "alive", 30.0, "a first look")
             wait_until(lambda: shows("2 of 2 peers alive"), 30.0, "a first look")
             local.kill("b")
@@ -296,6 +297,21 @@ def test_top_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_until):
             reader.join(10)
             assert shows(r"\x1b\[\?1049l.*interrupted")  # the screen is as before
         assert err.read_text() == "ls-edge: interrupted\n"
+
+
+def test_top_ends_with_q(ls_edge, tmp_path, wait_until):
+    path = tmp_path / "peers.yaml"
+    path.write_text(f"peers: [{{name: a, address: 'tcp://127.0.0.1:{free_ports(1)[0]}', blocks: [0]}}]\n")
+    process, reader, shows, (keys, name) = on_terminal(ls_edge, path)
+    wait_until(lambda: shows("0 of 1 peers alive"), 30.0, "a first look")
+    with open(name) as terminal:
+        mode = termios.tcgetattr(terminal)[3]
+        os.write(keys, b"xq")
+        assert process.wait(20) == 0
+        # Keys are shown, and taken by the line, as before.
+        assert termios.tcgetattr(terminal)[3] & ~mode == termios.ECHO | termios.ICANON
+    assert not shows("Traceback")
+    reader.join(10)
 
 
 def test_top_fits_a_narrow_terminal(tmp_path):

@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import time
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -103,6 +104,8 @@ def test_page_and_answers_come_through(proxy):
     origin = {"Origin": f"{ORIGIN}:{proxy[1]}"}
     assert ask(proxy, "POST", "/edge/predict", picture(), origin)[0] == 200
     assert ask(proxy, "POST", "/edge/predict", picture(), {"Origin": "https://other.example"})[0] == 403
+    (found,) = json.loads(ask(proxy, "GET", "/edge/openapi.json")[2])["servers"]
+    assert urljoin("/edge/openapi.json", found["url"]) == "/edge/"
     assert ask(proxy, "GET", "/edge/status/")[0] == 404
     assert ask(proxy, "GET", "/edge/predict")[0] == 405
     status, headers, _ = ask(proxy, "GET", "/edge")

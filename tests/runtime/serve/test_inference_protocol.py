@@ -246,6 +246,13 @@ def one(name, shape, datatype, **more):
         (one("input", [1, 3, 16, 16], "FP32", data=[1]), "has 1"),
         (one("input", [1, 3, 16, 16], "FP32", data=["x"]), "Expected a number, got a string"),
         (one("input", [1, 1, 1, 1], "FP32", data=[float("inf")]), "the request is not valid"),
+        (
+            one("image", [1], "BYTES", data=["x"], parameters={"binary_data_size": 1.5}),
+            "an integer or a string or null",
+        ),
+        (one("image", [1], "BYTES", data=["x"], parameters=[]), "Expected an object or null, got an array"),
+        (one("image", None, "BYTES", data=["x"]), "Expected an array, got null"),
+        (one("input", [1, 3, 1, 1], "FP32", data=[1.5, float("nan"), 2]), "(byte 87): 'NaN, 2]"),
         (one("pixels", [1, 1, 1, 3], "UINT8", data=[1, 2, 300]), "0 to 255"),
         (one("input", [1, 3, 1 << 31, 1 << 31], "FP32", data=[1]), "use [N, 3, 16, 16]"),
         (one("pixels", [1, 1 << 31, 1 << 31, 3], "UINT8", data=[1]), "needs"),
@@ -256,6 +263,7 @@ def test_bodies_that_cannot_be_used_are_refused(server, document, words):
     assert status == 400
     assert words in answer["error"]
     assert "\n" not in answer["error"]
+    assert "`" not in answer["error"].partition(" - at ")[0]  # names of Python's types
 
 
 def test_lengths_that_do_not_fit_are_refused(server):

@@ -11,6 +11,7 @@ from ls_edge.runtime.serve.http.bodies import BodyReader
 
 MOST = 1 << 16
 PLAIN = bytes(range(256)) * 100
+EMPTY = gzip.compress(b"")
 
 
 @pytest.fixture
@@ -33,14 +34,15 @@ def address(serve_routes):
         ("GZIP", gzip.compress(PLAIN)),
         ("x-gzip", gzip.compress(PLAIN)),
         ("deflate", zlib.compress(PLAIN)),
-        ("gzip", gzip.compress(b"")),
+        ("deflate", zlib.compress(PLAIN)[2:-4]),  # without header and checksum
+        ("gzip", EMPTY),
     ],
 )
 @pytest.mark.parametrize("chunked", [False, True])
 def test_compressed_bodies_are_unpacked(address, ask, encoding, packed, chunked):
     body = iter([packed[:10], packed[10:]]) if chunked else packed
     status, _, reply = ask(address, "POST", "/", body, {"Content-Encoding": encoding})
-    assert (status, reply) == (200, zlib.decompress(packed, 47) if encoding != "identity" else PLAIN)
+    assert (status, reply) == (200, b"" if packed == EMPTY else PLAIN)
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "gzip, deflate", "x"])
