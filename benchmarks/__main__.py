@@ -26,6 +26,7 @@ BY_NAME = (
     "idle",
     "bombs",
     "serve",
+    "goodput",
     "links",
 )
 """Benchmarks that run by name only: they take long or need a GPU."""

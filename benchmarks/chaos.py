@@ -133,13 +133,13 @@ def _print(results: list[ChaosResult]) -> None:
         {
             "seed": r.seed, "requests": r.requests, "faults": len(r.faults), "answered": r.answered,
             "in waves": r.in_waves, "failed": ", ".join(f"{count} {name}" for name, count in r.failed.items()) or 0,
-            "lost": r.lost, "twice": r.twice, "not replayed": r.not_replayed, "spoilt": r.spoilt,
+            "lost": r.lost, "twice": r.twice, "not replayed": r.not_replayed, "spoiled": r.spoiled,
             "ended": ", ".join(r.ended) or 0,
             "p50": f"{r.latency_ms['p50']:.0f} ms", "max": f"{r.latency_ms['p100']:.0f} ms",
         }
         for r in results
     ]  # fmt: skip
-    seldom = {"in waves": any(r.in_waves for r in results), "spoilt": any(r.spoilt for r in results)}
+    seldom = {"in waves": any(r.in_waves for r in results), "spoiled": any(r.spoiled for r in results)}
     shown = [heading for heading in rows[0] if seldom.get(heading, True)]
     table = PlainTable(box=None)
     for heading in shown:
@@ -148,8 +148,8 @@ def _print(results: list[ChaosResult]) -> None:
         table.add_row(*(str(row[heading]) for heading in shown))
     print_table(table)
     for r in results:
-        if r.spoilt:
-            click.echo(f"seed {r.seed}: a liar's wrong tokens spoiled {r.spoilt} answers; the audit named {_named(r)}")
+        if r.spoiled:
+            click.echo(f"seed {r.seed}: a liar's wrong tokens spoiled {r.spoiled} answers; the audit named {_named(r)}")
 
 
 def _named(result: ChaosResult) -> str:

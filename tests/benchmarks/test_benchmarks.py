@@ -33,8 +33,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def document(folder):
     done = benchmarks(
-        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain", "idle", "bombs", "serve", "links",
-        "--quick", "--json", str(folder / "results.json"), TMPDIR=str(folder), timeout=400,
+        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain", "idle", "bombs", "serve", "goodput",
+        "links", "--quick", "--json", str(folder / "results.json"), TMPDIR=str(folder), timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "raw zmq" in done.stdout
@@ -54,6 +54,15 @@ def test_idle_peers_answer_and_lose_no_link(document):
     assert (fleet["peers"], fleet["failed"], fleet["links_lost"]) == (3, 0, 0)
     assert fleet["answers"] >= 100
     assert fleet["idle_cores"] >= 0
+
+
+@pytest.mark.timeout(420)
+def test_more_connections_are_answered_or_refused(document):
+    rows = [row for row in document["benchmarks"]["goodput"]["rows"] if row["server"] == "ls-edge serve"]
+    assert [row["connections"] for row in rows] == [4, 16]
+    for row in rows:
+        assert row["good_per_s"] > 0
+        assert row["failed"] == 0
 
 
 @pytest.mark.timeout(420)

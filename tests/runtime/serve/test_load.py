@@ -77,7 +77,7 @@ def test_twice_the_capacity_while_peers_are_killed(tmp_path, bundle, ls_edge, wa
     image.write_bytes(picture())
     with LocalCluster(tmp_path / "peers", bundle, PLACEMENT) as local:
         local.wait_warm()
-        server = Server(ls_edge, local.path, bundle, "--concurrency", CONCURRENCY, "--budget-ms", 4000)
+        server = Server(ls_edge, local.path, bundle, "--concurrency", CONCURRENCY, "--queue", 2, "--budget-ms", 4000)
         wait_until(lambda: server.get("/health/ready")[0] == 200)
         url = "http://{}:{}".format(*server.address)
         words = [

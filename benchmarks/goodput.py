@@ -1,0 +1,152 @@
+"""Goodput of ``ls-edge serve`` under more and more connections, next to a FastAPI service with the same engines.
+
+Both have two processes with an engine thread each: two peers that hold all blocks, and two workers of uvicorn. Each
+connection sends the same JPEG again as soon as it has an answer; after 503 it waits as long as ``Retry-After`` says. An
+answer is good if it has status 200 and comes within the budget. Rounds alternate. Without FastAPI (``pip install
+fastapi uvicorn``), ``ls-edge serve`` is measured alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common import (
+    Address,
+    bundle_of,
+    http_server,
+    in_turn,
+    local_cluster,
+    median,
+    ms,
+    new_table,
+    report_progress,
+    wait_for,
+)
+from ls_edge.runtime.fleet.local_cluster import free_ports
+from tests.data import bombs
+
+MODEL = "vit_tiny_patch16_224"
+CONNECTIONS = (4, 16, 64, 256)
+BUDGET_S = 2.0
+BAR = 0.95
+"""Least goodput at any number of connections, as a share of the best."""
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Measure each server with each number of connections."""
+    bundle = bundle_of("vit_digits") if quick else bundle_of(MODEL)
+    rounds, seconds, levels = (1, 0.5, CONNECTIONS[:2]) if quick else (2, 6.0, CONNECTIONS)
+    image = bombs.save(bombs.Image.effect_noise((640, 480), 64).convert("RGB"), "JPEG")
+    found: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
+    with contextlib.ExitStack() as stack:
+        peers = stack.enter_context(local_cluster(bundle, {"a": "all", "b": "all"}))
+        servers = {"ls-edge serve": stack.enter_context(http_server(peers.path, bundle))[1]}
+        if importlib.util.find_spec("fastapi") is not None:
+            servers["FastAPI"] = stack.enter_context(_fastapi(bundle))
+        for _, name in in_turn(list(servers), rounds):
+            path = f"/predict?budget_ms={BUDGET_S * 1e3:g}" if name == "ls-edge serve" else "/predict"
+            for count in levels:
+                report_progress(f"{name}: {count} connections")
+                answers = asyncio.run(_load(servers[name], path, image, count, seconds))
+                found.setdefault((name, count), []).append(answers)
+    rows = [
+        {
+            "server": name,
+            "connections": count,
+            "good_per_s": median([sum(_is_good(*one) for one in answers) / seconds for answers in runs]),
+            "refused": sum(status in (503, 504) for answers in runs for status, _ in answers),
+            "late": sum(status == 200 and taken > BUDGET_S for answers in runs for status, taken in answers),
+            "failed": sum(status not in (200, 503, 504) for answers in runs for status, _ in answers),
+            "good_ms": ms([taken for answers in runs for status, taken in answers if _is_good(status, taken)] or [0.0]),
+        }
+        for (name, count), runs in found.items()
+    ]
+    return {"model": bundle.name, "budget_ms": BUDGET_S * 1e3, "bar": BAR, "image_bytes": len(image), "rows": rows}
+
+
+def _is_good(status: int, taken: float) -> bool:
+    return status == 200 and taken <= BUDGET_S
+
+
+async def _load(address: Address, path: str, image: bytes, count: int, seconds: float) -> list[tuple[int, float]]:
+    """Return status and seconds of each answer that comes in the time, after an eighth of it to begin."""
+    start = time.monotonic() + seconds / 8
+    found: list[tuple[int, float]] = []
+    request = f"POST {path} HTTP/1.1\r\nHost: {address[0]}\r\nContent-Length: {len(image)}\r\n\r\n".encode() + image
+
+    async def connection() -> None:
+        while True:
+            reader, writer = await asyncio.open_connection(*address)
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                while True:
+                    began = time.monotonic()
+                    writer.write(request)
+                    header = (await reader.readuntil(b"\r\n\r\n")).lower()
+                    await reader.readexactly(int(header.partition(b"content-length:")[2].split(None, 1)[0]))
+                    if time.monotonic() >= start:
+                        found.append((int(header[9:12]), time.monotonic() - began))
+                    _, is_told, told = header.partition(b"retry-after:")
+                    await asyncio.sleep(int(told.split(None, 1)[0]) if is_told else 0)
+            found.append((0, 0.0))
+
+    tasks = [asyncio.create_task(connection()) for _ in range(count)]
+    await asyncio.sleep(start + seconds - time.monotonic())
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return found
+
+
+@contextlib.contextmanager
+def _fastapi(bundle: Path) -> Iterator[Address]:
+    """Start the service; yield its address."""
+    address = "127.0.0.1", free_ports(1)[0]
+    words = [sys.executable, "-m", "uvicorn", "benchmarks.fastapi_service:app", "--workers", "2", "--port"]
+    with subprocess.Popen(
+        [*words, str(address[1]), "--log-level", "warning"], env={**os.environ, "BUNDLE": str(bundle)}
+    ) as process:
+        try:
+
+            def is_up() -> bool:
+                with (
+                    contextlib.suppress(OSError),
+                    urllib.request.urlopen("http://{}:{}/docs".format(*address)) as reply,
+                ):
+                    return bool(reply.status == 200)
+                return False
+
+            wait_for(is_up, "the FastAPI service")
+            yield address
+        finally:
+            process.terminate()
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """Print the table."""
+    table = new_table(
+        f"goodput, {document['model']}, a JPEG of {document['image_bytes'] >> 10} KB, answers within "
+        f"{document['budget_ms']:g} ms",
+        ("server", "connections", "good/s", "of the best", "refused", "late", "failed", "good ms, p50, p90", "verdict"),
+        left=("server", "verdict"),
+    )
+    for row in document["rows"]:
+        best = max(one["good_per_s"] for one in document["rows"] if one["server"] == row["server"]) or 1.0
+        share = row["good_per_s"] / best
+        table.add_row(
+            row["server"], str(row["connections"]), f"{row['good_per_s']:.1f}", f"{share:.2f}", str(row["refused"]),
+            str(row["late"]), str(row["failed"]), f"{row['good_ms']['p50']:.0f}, {row['good_ms']['p90']:.0f}",
+            f"bar {document['bar']}: {'holds' if share >= document['bar'] else 'missed'}",
+        )  # fmt: skip
+    console.print(table)
