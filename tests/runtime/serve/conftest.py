@@ -64,10 +64,19 @@ def tokens_of_module(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
+def make_certificate():
+    """Paths of a new certificate and its key, in a folder."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
+    return _make_certificate
+
+
+@pytest.fixture(scope="module")
+def certificate(make_certificate, tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def _make_certificate(folder):
     cert, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",

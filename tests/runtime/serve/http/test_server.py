@@ -13,6 +13,13 @@ import pytest
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from tests.runtime.serve.serving import PLACEMENT, TOKENS, Server, bearer, picture
 
+COUNTS = (
+    "ls_edge_source_requests_submitted_total",
+    "ls_edge_source_answers_total",
+    "ls_edge_source_latency_seconds_count",
+    "ls_edge_http_responses_total",
+)
+
 
 def test_https_needs_a_certificate_and_tokens(swarm, bundle, ls_edge, certificate, tokens, command):
     cert, key = certificate
@@ -43,6 +50,71 @@ def test_https_needs_a_certificate_and_tokens(swarm, bundle, ls_edge, certificat
         assert code == 2
         assert words in error
         assert error.count("\n") == 1
+
+
+def test_certificate_and_tokens_are_read_again(tmp_path, swarm, bundle, ls_edge, make_certificate, tokens):
+    files = make_certificate(tmp_path)
+    server = ls_edge.start(
+        *("serve", "--peers", swarm.path, "--bundle", bundle, "--http", "127.0.0.1:0"),
+        *("--tls-cert", files[0], "--tls-key", files[1], "--token-file", tokens),
+    )
+    port = next(
+        int(found[1]) for line in server.stderr if (found := re.search(r"serving  url=https://\S+:(\d+) ", line))
+    )
+    context = ssl._create_unverified_context()
+
+    def connect():
+        return contextlib.closing(http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=30))
+
+    def ask(connection, token, path="/status", body=None):
+        connection.request("GET" if body is None else "POST", path, body, bearer(token))
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+
+    def read_again():
+        """What the log says of each of the files."""
+        server.send_signal(signal.SIGHUP)
+        lines = []
+        while len(lines) < 3:
+            line = server.stderr.readline()
+            assert line
+            lines += [line] if "reloaded" in line else []
+        return lines
+
+    def answered():
+        with connect() as connection:
+            text = ask(connection, TOKENS[1], "/metrics")[1].decode()
+        return [re.search(rf"^{name}(?:{{.*path=./predict.*}})? (\S+)", text, re.M)[1] for name in COUNTS]
+
+    first = ssl.get_server_certificate(("127.0.0.1", port))
+    assert first == files[0].read_text()
+    with connect() as kept:
+        assert ask(kept, TOKENS[0], "/predict", picture())[0] == 200
+        assert answered() == ["1.0", "1.0", "1.0", "1.0"]
+
+        make_certificate(tmp_path)
+        tokens.write_text(TOKENS[1])
+        lines = read_again()
+        assert not any("not reloaded" in line for line in lines)
+        for path in (*files, tokens, swarm.path):
+            assert any(str(path) in line for line in lines)
+        second = ssl.get_server_certificate(("127.0.0.1", port))
+        assert second == files[0].read_text() != first
+        with connect() as new:
+            assert [ask(one, token)[0] for one in (kept, new) for token in TOKENS] == [401, 200, 401, 200]
+        assert answered() == ["1.0", "1.0", "1.0", "1.0"]
+
+        files[0].write_text("no certificate")
+        tokens.write_text("short")
+        lines = read_again()
+        assert [str(path) in line for line in lines if "not reloaded" in line for path in (files[0], tokens)].count(
+            True
+        ) == 2
+        assert ssl.get_server_certificate(("127.0.0.1", port)) == second
+        with connect() as new:
+            assert [ask(one, token)[0] for one in (kept, new) for token in TOKENS] == [401, 200, 401, 200]
+    server.terminate()
+    assert server.wait(20) == 0
 
 
 def test_peers_are_read_again_without_losing_a_request(tmp_path, bundle, ls_edge, wait_until):
