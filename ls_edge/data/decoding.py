@@ -87,9 +87,12 @@ def decode(
     name: str = "image",
     *,
     exif_orientation: bool = False,
+    keep_gray: bool = False,
     on_large: Callable[[], None] = lambda: None,
 ) -> Image.Image:
-    """Decode to RGB, turned upright by the EXIF orientation if ``exif_orientation`` is set.
+    """Decode to RGB, or to 8-bit gray if the image is gray and ``keep_gray`` is set, for a third of the memory.
+
+    Turn the image upright by its EXIF orientation if ``exif_orientation`` is set.
 
     ``on_large`` is called before decoding an image that needs more than :data:`SMALL_BYTES`, or a comparable time. It
     may wait, and an :class:`LsEdgeError` that it raises ends the decoding.
@@ -111,7 +114,7 @@ def decode(
                 on_large()
             reader.left = MAX_SLOW_PIXELS if _is_slow(opened) else MAX_READS
             opened.load()
-            return to_rgb(_upright(opened) if exif_orientation else opened, name)
+            return to_rgb(_upright(opened) if exif_orientation else opened, name, keep_gray=keep_gray)
     except LsEdgeError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -130,7 +133,7 @@ def thumbnail(image: PixelSource, side: int = 96) -> bytes:
     return encoded.getvalue()
 
 
-def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
+def to_rgb(image: Image.Image, name: str = "image", *, keep_gray: bool = False) -> Image.Image:
     """Convert an image of any mode to 8-bit RGB; metadata about transparency is removed from ``image``.
 
     16-bit integers (12-bit in a TIFF that declares it) are scaled to 8 bits, floats from 0..1; Pillow's own conversion
@@ -140,7 +143,7 @@ def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
     if _is_wide(image):
         return _from_wide(image, name)
     image.info.pop("transparency", None)  # Pillow warns about it, and RGB has none
-    return image if image.mode == "RGB" else image.convert("RGB")
+    return image if image.mode == "RGB" or (keep_gray and image.mode == "L") else image.convert("RGB")
 
 
 def _check_tiff_tags(encoded: bytes, name: str) -> None:

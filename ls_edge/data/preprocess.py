@@ -51,15 +51,16 @@ class Preprocessor:
         self, image: PixelSource, name: str = "image", on_large: Callable[[], None] = lambda: None
     ) -> np.ndarray:
         """Return an image as float32 ``[3, H, W]``; :func:`~ls_edge.data.decoding.decode` explains ``on_large``."""
-        rgb = decode(image, name, exif_orientation=self.spec.exif_orientation is True, on_large=on_large)
-        pixels = np.asarray(self.crop(rgb, name))
+        upright = self.spec.exif_orientation is True
+        decoded = decode(image, name, exif_orientation=upright, keep_gray=True, on_large=on_large)
+        pixels = np.asarray(self.crop(decoded, name).convert("RGB"))
         chw: np.ndarray = np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)
         chw *= self._scale
         chw -= self._offset
         return chw
 
     def crop(self, image: Image.Image, name: str = "image") -> Image.Image:
-        """Scale and crop an RGB image to the spec's size."""
+        """Scale and crop an RGB or gray image to the spec's size."""
         height, width = self.spec.size
         scaled_width, scaled_height = self._scaled_size(image.width, image.height)
         if scaled_width * scaled_height > MAX_SCALED_PIXELS:
@@ -70,7 +71,7 @@ class Preprocessor:
         if image.size != (scaled_width, scaled_height):
             image = image.resize((scaled_width, scaled_height), Image.Resampling[self.spec.interpolation.upper()])
         if width > scaled_width or height > scaled_height:  # crop_pct above 1: a black border
-            padded = Image.new("RGB", (max(width, scaled_width), max(height, scaled_height)))
+            padded = Image.new(image.mode, (max(width, scaled_width), max(height, scaled_height)))
             padded.paste(image, (max(0, (width - scaled_width) // 2), max(0, (height - scaled_height) // 2)))
             image = padded
         left, top = round((image.width - width) / 2), round((image.height - height) / 2)

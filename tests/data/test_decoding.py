@@ -20,18 +20,20 @@ sys.path.insert(0, sys.argv[1])
 import bombs
 from ls_edge.core.errors import BudgetExceeded, DataError
 from ls_edge.data.decoding import decode
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.core.bundle import ImageSpec
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
 
-found = {}
+found, call = {}, eval(sys.argv[3])
 for name, make in eval(sys.argv[2], {"bombs": bombs}).items():
     file = make()
-    decode(bombs.save(bombs.Image.new("RGB", (8, 8)), "PNG"))
+    call(bombs.save(bombs.Image.new("RGB", (8, 8)), "PNG"))
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
     try:
-        decode(file, "x")
+        call(file, "x")
     except DataError as error:
         found[name] = [peak() - before, str(error)]
     else:
@@ -40,9 +42,9 @@ print(json.dumps(found))
 """
 
 
-def in_a_child(files):
-    """Peak memory and error of decoding each file, and standard error; ``files`` is an expression."""
-    words = [sys.executable, "-c", _CHILD, str(Path(__file__).parent), files]
+def in_a_child(files, call="decode"):
+    """Peak memory and error of decoding each file, and standard error; ``files`` and ``call`` are expressions."""
+    words = [sys.executable, "-c", _CHILD, str(Path(__file__).parent), files, call]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
@@ -80,6 +82,14 @@ def test_accepted_images_stay_within_the_memory_limit():
     )
     assert all(not error for _, error in found.values()), found
     assert max(growth for growth, _ in found.values()) < MAX_DECODED_BYTES + (32 << 20), found
+
+
+def test_large_gray_images_become_rgb_after_they_are_scaled():
+    side = int(MAX_PIXELS**0.5)
+    files = f"{{'PNG': lambda: bombs.png({side}, {side}, 8, 0)}}"
+    found, _ = in_a_child(files, "Preprocessor(ImageSpec((16, 16), (0.5,) * 3, (0.5,) * 3, 'bicubic', 1.0))")
+    ((growth, error),) = found.values()
+    assert (error, growth < MAX_PIXELS + (32 << 20)) == ("", True), found
 
 
 def test_large_jpegs_are_decoded_at_half_their_size():
