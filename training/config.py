@@ -115,7 +115,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: str = "anyorder"
-    """One of ``ls_edge.training.methods.registry.METHODS``."""
+    """One of ``ls_edge.training.methods.registry.METHODS``, an entry point, or ``package.module:Class``."""
     method_args: dict[str, Any] = {}
     bands: list[list[int]] | str | None = None
     """Groups of blocks that may be reordered among themselves (``ls_edge.core.bands``), ``[[0], [1, 2, 3], [4]]`` or

@@ -12,7 +12,7 @@ from ls_edge.cli.output import warn
 from ls_edge.core.errors import LinkError, ModelMismatch
 from ls_edge.core.records import PeerState
 from ls_edge.core.text import name_blocks
-from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.source.source import Source
 
 _LOOK_EVERY_S = 0.1
@@ -53,7 +53,7 @@ def _judge(source: Source, missing: Sequence[int], waited: float) -> str:
             "be degraded"
         )
     advice = "start a holder, and wait for it with --wait SECONDS"
-    if not POLICIES[source.settings.policy].may_skip:
+    if not find_policy(source.settings.policy).may_skip:
         allowed, flags = "never skips a block", f"--policy nearest --max-skips {len(missing)}"
     else:
         allowed = f"may skip at most {source.max_skips} of {count} blocks"

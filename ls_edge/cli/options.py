@@ -19,7 +19,7 @@ from msgspec import inspect
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import check_folder, check_standard_output, check_writable
 from ls_edge.device.requirements import require
-from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.policies import POLICIES, find_policy
 
 WAIT_S = 5.0
 """Default of ``--wait``: time for holders that are starting."""
@@ -153,6 +153,23 @@ def choice(flag: str, values: Sequence[str], help_text: str, **settings: Any) ->
     return click.option(flag, type=click.Choice(values), help=help_text, **settings)
 
 
+class Named(click.Choice[str]):
+    """A choice that also takes what ``find`` finds in other packages."""
+
+    def __init__(self, names: Sequence[str], find: Callable[[str], Any]) -> None:
+        super().__init__(names)
+        self._find = find
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name; fail if nobody knows it."""
+        if value not in self.choices:
+            try:
+                self._find(value)
+            except UsageError as error:
+                self.fail(str(error), param, ctx)
+        return value
+
+
 def wait(help_text: str, default: float = WAIT_S, least: float = 0, most: float = 86_400) -> Option:
     """Return the option ``--wait``."""
     return number("--wait", help_text, "SECONDS", least, most, default=default)
@@ -228,7 +245,9 @@ LOG_JSON = flag("--log-json", "Write the log as JSON lines.")
 METRICS = text("--metrics", "Address of Prometheus metrics (extra metrics).", "HOST:PORT")
 REPORT = output("--report", "HTML report with charts to write (extra report).", draws=True, ours=HTML)
 
-POLICY = choice("--policy", list(POLICIES), "Choice of the next block and holder.", default="nearest")
+POLICY = click.option(
+    "--policy", type=Named(list(POLICIES), find_policy), help="Choice of the next block and holder.", default="nearest"
+)
 BUDGET_MS = number("--budget-ms", "Time limit of a request.", "MS", 1, 600_000, default=10_000.0)
 RATE = number(
     "--rate", "Images per second, at random times.  [default: the next one after each answer]", "IMAGES", above=True

@@ -27,7 +27,7 @@ from ls_edge.runtime.protocol.codecs import IMAGE, LOGITS, payload_of
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine, PeerRules, peer_machine
-from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.candidates import Model
 from ls_edge.runtime.routing.state.events import (
@@ -146,7 +146,7 @@ class Simulation(Clock):
     def submit(self, *, policy: str = "nearest", budget: float = 5.0, max_skips: int = 0, **more: Any) -> int:
         """Submit an image; ``more`` are further fields of its itinerary. Its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
-        order = POLICIES[policy].wanted_order(self.settings.model.bands, self.settings.seed, request)
+        order = find_policy(policy).wanted_order(self.settings.model.bands, self.settings.seed, request)
         if any(STEM in held for held in self.settings.peers.values()):
             order = (STEM, *order, HEAD)
         itinerary = Itinerary(SOURCE, policy, order, max_skips, **{"waves_wanted": 2, **more})

@@ -26,7 +26,7 @@ from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import MINOR, Hello, State
-from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.candidates import Model
 from ls_edge.runtime.routing.state.events import Complete, Fail, Instruction, Returned
@@ -75,7 +75,7 @@ class SourceLoop:
             rng=random.SystemRandom(),
             model=Model(bundle.bands, costs, strict_id),
         )
-        check_policy(bundle, POLICIES[settings.policy], costs)
+        check_policy(bundle, find_policy(settings.policy), costs)
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
         codecs = {peer.name: peer.codec for peer in peers.peers}
         self._tolerances = Tolerances(manifest, codecs, lambda peer: strict_id or self._bundle_of(peer))

@@ -23,7 +23,7 @@ from ls_edge.core.errors import DataError, RequestError
 from ls_edge.core.records import AuditSummary, PeerContext, PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.data.datasets import ImageRef, ImageSet, match_classes
 from ls_edge.data.preprocess import iterate
-from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.source.arrivals import poisson_arrivals
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
@@ -112,7 +112,7 @@ def _context_of(source: Source, more_settings: Mapping[str, Any]) -> RunContext:
             "max_skips": source.max_skips,
             "threads": 0 if engines is None else engines.threads,
             "engine": "" if engines is None else engines.engine,
-            "waves": settings.waves if POLICIES[settings.policy].runs_in_waves else 0,
+            "waves": settings.waves if find_policy(settings.policy).runs_in_waves else 0,
             "bands": source.bundle.bands.to_json(),
         },
         rejected=source.snapshot.rejected,

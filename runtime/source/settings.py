@@ -18,7 +18,7 @@ from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import EngineKind, Threads
 from ls_edge.core.validation import describe_type, unknown_name
 from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT, Itinerary
-from ls_edge.runtime.routing.policies import POLICIES, policy_of
+from ls_edge.runtime.routing.policies import find_policy, policy_of
 from ls_edge.runtime.routing.policies.policy import Policy
 
 MAX_BUDGET_MS = 600_000.0
@@ -26,14 +26,13 @@ MAX_BUDGET_MS = 600_000.0
 
 BudgetMs = Annotated[float, Meta(gt=0, le=MAX_BUDGET_MS)]
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="a whole number of 64 bits")]
-PolicyName = Annotated[str, Meta(pattern=rf"^({'|'.join(POLICIES)})\Z", description=f"one of {', '.join(POLICIES)}")]
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of a source; an invalid value raises :class:`UsageError`."""
 
-    policy: PolicyName = "nearest"
+    policy: str = "nearest"
     budget_ms: BudgetMs = 10_000.0
     """Time limit of a request, including the wait for its turn."""
     max_skips: Annotated[int, Meta(ge=0, le=2**31)] | None = None
@@ -67,12 +66,12 @@ class Settings:
         """Check every field."""
         for name, type_ in get_type_hints(Settings, include_extras=True).items():
             object.__setattr__(self, name, checked(name, getattr(self, name), type_))
-        if POLICIES[self.policy].runs_in_waves and self.via_source:
+        if find_policy(self.policy).runs_in_waves and self.via_source:
             raise UsageError(
                 f"policy {self.policy} needs peers that reach one another, so hops cannot go through the source; use "
                 "fastest, or omit --via source"
             )
-        if self.auditor and (not self.audit or POLICIES[self.policy].runs_in_waves):
+        if self.auditor and (not self.audit or find_policy(self.policy).runs_in_waves):
             raise UsageError(
                 f"auditor {self.auditor!r} recomputes a fraction of the answers, each in one order; set audit, and a "
                 "policy other than parallel"
@@ -101,7 +100,7 @@ class Settings:
         """Return the maximum number of blocks that an answer may skip, for a model of ``blocks`` blocks."""
         if self.max_skips is not None and self.max_skips > blocks:
             raise UsageError(f"max_skips {self.max_skips} is larger than the number of blocks; use 0 to {blocks}")
-        if not POLICIES[self.policy].may_skip:
+        if not find_policy(self.policy).may_skip:
             return 0
         return blocks // 4 if self.max_skips is None else self.max_skips
 
@@ -135,7 +134,7 @@ class Itineraries:
     def __init__(self, alias: str, settings: Settings, bundle: Bundle, *, is_thin: bool = False) -> None:
         """``alias`` is the name that peers know; ``is_thin`` if peers run stem and head."""
         self._is_thin, self._auditor = is_thin, settings.auditor
-        self._policy, self._seed, self._bands = POLICIES[settings.policy], settings.seed, bundle.bands
+        self._policy, self._seed, self._bands = find_policy(settings.policy), settings.seed, bundle.bands
         self._template = Itinerary(
             alias,
             settings.policy,

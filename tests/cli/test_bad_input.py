@@ -334,7 +334,7 @@ CASES = r"""
 1 | run --peers good.yaml --bundle bundle --data empty | empty holds no images; expected class folders with files
 1 | run --peers good.yaml --bundle bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated
 1 | run --peers good.yaml --bundle bundle --data others | others: the model has no class 'cat'; its classes are '0',
-2 | RUN --policy best | '--policy': 'best' is not one of 'nearest', 'sequential', 'fastest',
+2 | RUN --policy best | '--policy': unknown policy 'best'; known here: nearest, sequential
 2 | RUN --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
 2 | RUN --concurrency 0 | '--concurrency': 0 is not in the range 1<=x<=1000000
 2 | RUN --concurrency 2**70 | '--concurrency': 2**70 is not in the range 1<=x<=1000000
@@ -386,7 +386,7 @@ CASES = r"""
 2 | TRAIN --epochs -1 | '--epochs': -1 is not in the range 0<=x<=1000000000
 2 | TRAIN --epochs 1.5 | '--epochs': '1.5' is not a valid integer range
 2 | TRAIN --depth 0 | '--depth': 0 is not in the range 1<=x<=10000
-2 | TRAIN --method shufle | '--method': 'shufle' is not one of 'sequential', 'shuffle', 'position',
+2 | TRAIN --method shufle | '--method': unknown method 'shufle'; did you mean 'shuffle'
 2 | TRAIN --config nowhere.yaml | no such file and no recipe 'nowhere.yaml'; the recipes are deit_b_cifar100,
 2 | TRAIN --config nosuchrecipe | no such file and no recipe 'nosuchrecipe'; the recipes are deit_b_cifar100,
 2 | TRAIN --config config.yaml | config.yaml:1:9: epochs is 'many'; it has to be a whole number

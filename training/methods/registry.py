@@ -1,7 +1,8 @@
 """Table of training methods.
 
-To add a method, write a class in its own module and add a row to :data:`METHODS`. The modules are imported on use, so
-that the command line can list the methods without loading torch.
+To add a method, write a class in its own module and add a row to :data:`METHODS`; other packages register theirs
+(:mod:`ls_edge.core.plugins`). The modules are imported on use, so that the command line can list the methods without
+loading torch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ls_edge.core import validation
+from ls_edge.core import plugins, validation
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 
@@ -32,12 +33,23 @@ METHODS = {
 """Module and class of each method."""
 
 
-def make_method(name: str, args: dict[str, Any]) -> Method:
-    """Return the method with these settings; raises :class:`UsageError` for an unknown name or setting."""
+def find_method(name: str, *, reference: bool = True) -> type[Method]:
+    """Return the class of a method; raises :class:`UsageError` if there is none.
+
+    With ``reference``, a name may be ``package.module:Class``: do not allow it for a name that others chose.
+    """
+    from ls_edge.training.methods.base import Method
+
     if name not in METHODS:
-        raise UsageError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
+        return plugins.load("methods", name, Method, METHODS, reference=reference)
     module, _, attribute = METHODS[name].partition(".")
     kind: type[Method] = getattr(importlib.import_module(f"ls_edge.training.methods.{module}"), attribute)
+    return kind
+
+
+def make_method(name: str, args: dict[str, Any], *, reference: bool = True) -> Method:
+    """Return the method with these settings; raises :class:`UsageError` as :func:`find_method`, or for a setting."""
+    kind = find_method(name, reference=reference)
     try:
         return kind(msgspec.convert(args, kind.settings_type))
     except msgspec.ValidationError as error:

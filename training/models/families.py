@@ -1,16 +1,20 @@
 """Table of model families, and the checks that a timm model has a stem, equal blocks and a head.
 
 An adapter (``adapters/``) names the stem, the blocks and the head of a timm model; orders, slots, checkpoints and
-export are the same for all. To add a family, write a module in ``adapters`` and add it to :data:`FAMILIES`.
+export are the same for all. To add a family, write a module in ``adapters`` and add it to :data:`FAMILIES`; other
+packages register theirs (:mod:`ls_edge.core.plugins`).
 
 Models whose blocks differ in shape or computation (ConViT, Hiera, Swin, Twins, convolutional ones) are refused.
 """
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 
+from ls_edge.core import plugins
 from ls_edge.core.errors import ModelError
 from ls_edge.training.models.adapters.beit import BeitFamily
 from ls_edge.training.models.adapters.cait import CaitFamily
@@ -24,12 +28,19 @@ Family = VisionTransformerFamily
 FAMILIES: tuple[Family, ...] = (VisionTransformerFamily(), CaitFamily(), MixerFamily(), EvaFamily(), BeitFamily())
 
 
+@functools.cache
+def families() -> tuple[Family, ...]:
+    """Return the families of other packages, then ours; raises :class:`UsageError` if one cannot be used."""
+    others = (plugins.load("families", name, VisionTransformerFamily, ()) for name in plugins.registered("families"))
+    return (*(family() for family in others), *FAMILIES)
+
+
 def family_of(model: nn.Module) -> Family:
     """Return the family of a timm model and prepare the model; raises :class:`ModelError` if there is none."""
     name = type(model).__name__
-    family = next((one for one in FAMILIES if isinstance(model, one.timm_class)), None)
+    family = next((one for one in families() if isinstance(model, one.timm_class)), None)
     if family is None:
-        known = "; ".join(one.members for one in FAMILIES)
+        known = "; ".join(one.members for one in families())
         raise ModelError(
             f"{name} is not a model with a stem, blocks of one shape and a head that ls-edge supports; supported: "
             f"{known}; for example vit_tiny_patch16_224 or deit_small_patch16_224"

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import ModelError
 from ls_edge.core.files import HUB_PREFIX, ask_hub, is_hub
+from ls_edge.training.models.families import families
 from ls_edge.training.models.view import BlockView
 
 _data: Any = timm.data  # it re-exports its functions without declaring them
@@ -127,6 +128,7 @@ def _build(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> VisionTran
 
 def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
     """Call timm's ``create_model``; raises :class:`ModelError` with one line if that fails."""
+    families()  # packages with families register their models with timm
     if not is_hub(name) and (not timm.is_model(name.split(".")[0]) or name.startswith(("hf_hub:", "local-dir:"))):
         near = difflib.get_close_matches(name, [*SMALL_MODELS, *timm.list_models()], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"

@@ -24,7 +24,7 @@ from torch import Tensor
 from ls_edge.core import validation
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import ModelError, RunError, UsageError
-from ls_edge.core.files import local_folder, write_file
+from ls_edge.core.files import cache_folder, local_folder, write_file
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
@@ -119,7 +119,8 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
     tensors, digest = read_tensors(folder / WEIGHTS)
     try:
         view = build(record.model, record.model_args, record.kept)
-        make_method(record.method, config.method_args).attach(view)
+        is_own = not folder.is_relative_to(cache_folder())  # code is not imported because a downloaded file names it
+        make_method(record.method, config.method_args, reference=is_own).attach(view)
         tensors, digest = _published(folder, tensors, view.weights()) or (tensors, digest)
         view.load_weights(tensors)
         bands = config.block_bands(view.num_blocks)

@@ -24,7 +24,7 @@ from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of
 from ls_edge.runtime.fleet.simulation.site_pool import MOST_ROUNDS, process_pool, simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
-from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.simulator.churn import Churn
 from ls_edge.runtime.source.settings import Settings, check_policy
 
@@ -96,7 +96,7 @@ def command(
     """
     opened = Bundle.open(bundle)
     costs = read_order_costs(opened.manifest.order_costs, opened.num_blocks)
-    check_policy(opened, POLICIES[policy], costs)
+    check_policy(opened, find_policy(policy), costs)
     asked = Settings(policy=policy, budget_ms=budget_ms, max_skips=max_skips, seed=seed)
     losses = None if churn is None else Churn.parse(churn)
     settings = FleetSettings(

@@ -19,7 +19,7 @@ from ls_edge.core.errors import printable
 from ls_edge.core.logs import ignore_progress
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
-from ls_edge.training.methods.registry import METHODS
+from ls_edge.training.methods.registry import METHODS, find_method
 
 if TYPE_CHECKING:
     from ls_edge.training.config import TrainConfig
@@ -60,7 +60,11 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @options.output_folder("Folder of the run to write.", required=True, metavar="RUN")
 @options.text("--model", "timm model, vit_digits, vit_cifar, or mixer_cifar.  [default for digits: vit_digits]", "NAME")
 @options.count("--depth", "Number of blocks to keep, evenly spaced.", most=10_000, metavar="K")
-@options.choice("--method", list(METHODS), "Training method.  [default: anyorder]")
+@click.option(
+    "--method",
+    type=options.Named(list(METHODS), find_method),
+    help="Training method, or package.module:Class.  [default: anyorder]",
+)
 @options.bands("those of --init RUN, else the method's")
 @options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")
 @options.text("--teacher", "Run or timm model to imitate.", "RUN_OR_NAME")

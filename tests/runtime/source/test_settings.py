@@ -29,7 +29,8 @@ NONSENSE = [
     ("audit", [-0.1, 1.1, float("nan"), "0.5", True], "from 0 to 1"),
     ("via_source", ["yes", 1, None], "true or false"),
     ("on_straggler", ["never", 3, None], "one of later, skip"),
-    ("policy", ["newest", 3, None, ["nearest"]], "use one of nearest"),
+    ("policy", ["newest"], "did you mean 'nearest'"),
+    ("policy", [3, None, ["nearest"]], "policy"),
     ("concurrency", [4], "known here: policy, budget_ms, max_skips"),
     ("name", [3, "a b", ""], "name"),
 ]

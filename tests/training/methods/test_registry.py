@@ -51,7 +51,7 @@ def test_every_method_draws_within_the_bands(name, bands):
 
 
 def test_unknown_names_and_settings_are_refused():
-    with pytest.raises(UsageError, match="unknown method 'shufle'; choose one of sequential, shuffle"):
+    with pytest.raises(UsageError, match="unknown method 'shufle'; did you mean 'shuffle'"):
         make_method("shufle", {})
     with pytest.raises(UsageError, match="method shuffle with settings"):
         make_method("shuffle", {"p": 1})

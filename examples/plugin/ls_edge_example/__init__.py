@@ -1,0 +1,1 @@
+"""Classes that ls-edge finds by the entry points of this package."""
