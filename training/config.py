@@ -8,7 +8,7 @@ file over the defaults, and the effective settings are written out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -223,14 +223,7 @@ def read_config(
         plain = _named(msgspec.to_builtins(parsed), source_map)
         for where, text in _conflicts(parsed):
             raise source_map.error(text, *where)
-    for name, value in flags.items():
-        if name in FLAGS and value is not None:
-            section, key = FLAGS[name]
-            plain.setdefault(section, {})[key] = value
-        elif value is not None:
-            plain[name] = value
-    for change in changes:
-        _change(plain, change)
+    override(plain, flags, changes)
     try:
         config = msgspec.convert(plain, TrainConfig)
     except msgspec.ValidationError as error:
@@ -242,6 +235,18 @@ def read_config(
         config = msgspec.structs.replace(config, bands=config.block_bands().to_json())
     named = {f"{section}.{key}" for section in SECTIONS for key in plain.get(section, {})}
     return config, frozenset(named | plain.keys() - set(SECTIONS))
+
+
+def override(plain: dict[str, Any], flags: Mapping[str, Any], changes: Sequence[str]) -> None:
+    """Override the settings of a ``--config`` file by flags of ``train`` that are not None, and by ``NAME=VALUE``."""
+    for name, value in flags.items():
+        if name in FLAGS and value is not None:
+            section, key = FLAGS[name]
+            plain.setdefault(section, {})[key] = value
+        elif value is not None:
+            plain[name] = value
+    for change in changes:
+        _change(plain, change)
 
 
 def _change(plain: dict[str, Any], change: str) -> None:

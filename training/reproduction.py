@@ -1,11 +1,12 @@
 """Plans for ``ls-edge reproduce``: rows of trainings over data sets and seeds, and their cost.
 
 A plan is a YAML file; ``plans/`` holds those of the package. Every training of a plan has an ordinary run folder and an
-ordinary ``--config`` file (:meth:`Plan.write_configs`), so ``ls-edge train`` alone can repeat it.
+ordinary ``--config`` file (:meth:`Plan.config_of`), so ``ls-edge train`` alone can repeat it.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 
 from ls_edge.core import validation
 from ls_edge.core.errors import UsageError
-from ls_edge.training.config import ModelConfig, TrainConfig, find_recipe
+from ls_edge.training.config import ModelConfig, TrainConfig, find_recipe, override
 
 if TYPE_CHECKING:
     from ls_edge.training.models.flops import WorkProfile
@@ -90,14 +91,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
         return msgspec.structs.replace(self, data=data)
 
-    def write_configs(self, folder: Path) -> None:
-        """Write the ``--config`` file of every row and start, so that each can be repeated by hand."""
-        folder.mkdir(parents=True, exist_ok=True)
+    def config_of(self, name: str, flags: Mapping[str, Any], changes: Sequence[str]) -> str:
+        """Return the ``--config`` file of a row or start with these flags, which alone repeats the training."""
         starts = {f"{START}-{data}": row for data, row in self.start.items()}
-        for name, row in {**self.rows, **starts}.items():
-            base = {} if row.recipe is None else yaml.safe_load(find_recipe(Path(row.recipe)).read_text("utf-8"))
-            text = yaml.safe_dump(_merged(base, row.config), sort_keys=False, allow_unicode=True)
-            (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+        row = {**self.rows, **starts}[name]
+        base = {} if row.recipe is None else yaml.safe_load(find_recipe(Path(row.recipe)).read_text("utf-8"))
+        plain = copy.deepcopy(_merged(base, row.config))
+        override(plain, flags, changes)
+        return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def find_plan(name: str) -> Path:
@@ -145,6 +146,11 @@ class RowCost(msgspec.Struct, frozen=True):
     """Forward and backward of every image of every epoch, and the validation after each epoch."""
     evaluation_flops: float
     trained_images: int
+
+    @property
+    def flops(self) -> float:
+        """Operations of training and evaluation."""
+        return self.training_flops + self.evaluation_flops
 
 
 def cost_of(

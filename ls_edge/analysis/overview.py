@@ -11,6 +11,7 @@ from ls_edge.analysis.blocks.agreement import HEADINGS
 from ls_edge.analysis.kind import number_text, sentence
 from ls_edge.core.errors import printable
 from ls_edge.core.text import bands_text, counted, show_percent
+from ls_edge.evaluation.run_summary import wilson
 from ls_edge.report.terminal import PlainTable, print_table
 
 
@@ -29,8 +30,17 @@ def verdict(found: Analysis) -> str:
     fixed = len(found.settings["bands"]) == found.settings["blocks"]
     if found.agreement is not None and not fixed:
         share = found.agreement.random.same_class
-        how = "hardly matters" if share >= 0.95 else "matters little" if share >= 0.8 else "matters"
-        said.append(f"block order {how}: {show_percent(share)} of the answers stay the same in random order")
+        low, high = wilson(round(share * found.images), found.images) or (0.0, 1.0)
+        if low >= 0.95:
+            how = "block order hardly matters"
+        elif high < 0.8 or (low >= 0.8 and high < 0.95):
+            how = f"block order matters{'' if high < 0.8 else ' little'}"
+        else:
+            how = f"cannot tell with {counted(found.images, 'image')} how much block order matters"
+        said.append(
+            f"{how}: {show_percent(share)} of the answers (95 % interval {show_percent(low)} to {show_percent(high)}) "
+            "stay the same in random order"
+        )
     if found.importance is not None and found.importance.costs:
         said.append(found.importance.costs)
     return sentence("; ".join(said))

@@ -1,10 +1,16 @@
-"""Sample standard deviations (n - 1 in the denominator): the meaning of every ± in tables, charts and documents."""
+"""Sample standard deviations (n - 1 in the denominator), the meaning of every ±, and tests of differences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import NormalDist
 
+import msgspec
 import numpy as np
+
+LEVEL = 0.05
+"""Share of findings that may claim an effect where there is none."""
 
 
 def deviation(values: Iterable[float]) -> float | None:
@@ -24,3 +30,90 @@ def pooled(groups: Iterable[tuple[int, float, float | None]]) -> float | None:
 def plus_minus(value: float | None, show: Callable[[float], str] = "{:.3f}".format) -> str:
     """Return ``± 0.012``; empty if there is no deviation."""
     return "" if value is None else f"± {show(value)}"
+
+
+class Paired(msgspec.Struct, frozen=True):
+    """A paired t-test over seeds: mean difference, its 95 % interval, and probability of a larger one by chance."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def paired(ones: Sequence[float], others: Sequence[float]) -> Paired | None:
+    """Compare two series of the same seeds; None for fewer than two seeds."""
+    differences = np.subtract(ones, others)
+    spread = deviation(differences)
+    if spread is None:
+        return None
+    mean, freedom = float(differences.mean()), len(differences) - 1
+    error = spread / math.sqrt(len(differences))
+    half = t_quantile(freedom) * error
+    return Paired(mean, mean - half, mean + half, t_p(mean / error, freedom) if error else float(mean == 0))
+
+
+def t_p(t: float, freedom: int) -> float:
+    """Return the two-sided p-value of Student's t with a whole number of degrees of freedom (a finite sum)."""
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    cosine, is_odd = math.cos(angle), freedom % 2
+    term = total = cosine if is_odd else 1.0
+    for k in range(2 + is_odd, freedom - 1, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    if is_odd:
+        inside = 2 / math.pi * (angle + (math.sin(angle) * total if freedom > 1 else 0.0))
+    else:
+        inside = math.sin(angle) * total
+    return max(0.0, 1 - inside)
+
+
+def t_quantile(freedom: int, p: float = 0.05) -> float:
+    """Return the t that is exceeded on either side with probability ``p``."""
+    low, high = 0.0, 1e3
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_p(middle, freedom) > p else (low, middle)
+    return high
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p-values that are corrected for their number (Holm)."""
+    found = [0.0] * len(ps)
+    largest = 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        largest = max(largest, min(1.0, ps[place] * (len(ps) - rank)))
+        found[place] = largest
+    return found
+
+
+def chi_square_p(x: float, freedom: int) -> float:
+    """Return the probability of a larger chi-square with a whole number of degrees of freedom (a finite sum)."""
+    half, is_odd = x / 2, freedom % 2
+    found = math.erfc(math.sqrt(half)) if is_odd else 0.0
+    for i in range(freedom // 2):
+        power = i + 0.5 * is_odd
+        found += math.exp(power * math.log(half) - half - math.lgamma(power + 1)) if half else float(not power)
+    return min(1.0, found)
+
+
+def sign_test_p(ones: int, others: int) -> float:
+    """Return the two-sided p-value of a sign test, such as McNemar's for two classifiers."""
+    count = ones + others
+    if count > 200:  # the normal distribution is as good, and quick
+        return math.erfc(max(0.0, abs(ones - others) - 1) / math.sqrt(2 * count))
+    below = sum(math.comb(count, k) for k in range(min(ones, others) + 1))
+    return min(1.0, 2 * below / (1 << count))
+
+
+def images_needed(variance: float, difference: float, tests: int = 1) -> int:
+    """Return the number of images that show a mean difference in four of five cases, corrected for several tests."""
+    normal = NormalDist()
+    z = normal.inv_cdf(1 - LEVEL / 2 / max(1, tests)) + normal.inv_cdf(0.8)
+    return round_up(variance * (z / difference) ** 2)
+
+
+def round_up(count: float) -> int:
+    """Return a number of images with two digits."""
+    step = int(10 ** max(0, math.floor(math.log10(max(count, 1))) - 1))
+    return math.ceil(count / step) * step

@@ -1,16 +1,46 @@
-"""Accuracy and loss with each block left out, and with each block moved to the other end of its band."""
+"""Accuracy and loss with each block left out, and with each block moved to the other end of its band.
+
+Findings are about accuracy: McNemar tests on the same images, corrected for all blocks.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from ls_edge.analysis.kind import MeasuredKind, Score, number_text, sentence
 from ls_edge.analysis.plan import AnalysisPlan
-from ls_edge.core.text import NOTHING
+from ls_edge.core.text import NOTHING, counted
 from ls_edge.evaluation.measure import Order, Scores, TokenModel
+from ls_edge.evaluation.spread import LEVEL, holm, images_needed, sign_test_p
 from ls_edge.report.theme import Chart
+
+SHOWN = 0.01
+"""Difference of accuracy for which the number of images is estimated."""
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """Images whose answer becomes wrong or right in another order, of those in trained order."""
+
+    lost: int
+    won: int
+    images: int
+
+    @property
+    def cost(self) -> float:
+        """Accuracy that the change costs."""
+        return (self.lost - self.won) / self.images
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of :attr:`cost` (of paired differences, with continuity correction)."""
+        changed, net = self.lost + self.won, self.lost - self.won
+        half = (1.96 * math.sqrt(changed - net**2 / self.images) + 1) / self.images
+        return self.cost - half, self.cost + half
 
 
 class BlockImportance(msgspec.Struct, frozen=True):
@@ -23,6 +53,8 @@ class BlockImportance(msgspec.Struct, frozen=True):
     moved_to: int | None
     """Slot at the farther end of its band; None if its band has no other slot."""
     moved: Score | None
+    left_out_changes: Changes
+    moved_changes: Changes | None
 
 
 class Importance(msgspec.Struct, frozen=True):
@@ -33,12 +65,42 @@ class Importance(msgspec.Struct, frozen=True):
 
     @property
     def costs(self) -> str:
-        """The most and the least important block, in words; empty if no loss is finite."""
-        known = [(one.importance, one.block) for one in self.blocks if one.importance is not None]
-        if not known:
+        """The block whose absence costs most accuracy, or that no cost is beyond chance."""
+        return self._said({f"leaving out block {one.block}": one.left_out_changes for one in self.blocks})
+
+    @property
+    def moves(self) -> str:
+        """The move that costs most accuracy, or that no cost is beyond chance; empty without moves."""
+        return self._said(
+            {
+                f"moving block {one.block} to slot {one.moved_to}": one.moved_changes
+                for one in self.blocks
+                if one.moved_changes is not None
+            }
+        )
+
+    def _said(self, changes: dict[str, Changes]) -> str:
+        """Test the changes together with those of the other kind (McNemar, Holm)."""
+        if not changes:
             return ""
-        (least, dispensable), (most, needed) = min(known), max(known)
-        return f"leaving out block {needed} costs most, {most:+.3f} nats, and block {dispensable} least, {least:+.3f}"
+        tests = 2 * len(self.blocks)
+        ps = holm([*(sign_test_p(one.lost, one.won) for one in changes.values()), *[1.0] * (tests - len(changes))])
+        proven = {name: one for (name, one), p in zip(changes.items(), ps, strict=False) if p < LEVEL and one.cost > 0}
+        if proven:
+            name, worst = max(proven.items(), key=lambda item: item[1].cost)
+            low, high = (100 * end for end in worst.interval)
+            more = f"; {len(proven)} of {len(changes)} cost accuracy" if len(changes) > 1 else ""
+            return (
+                f"{name} costs most: {100 * worst.cost:.1f} points of accuracy (95 % interval {low:.1f} to {high:.1f})"
+                f"{more}"
+            )
+        worst = max(changes.values(), key=lambda one: abs(one.cost))
+        changed = max(1, *(one.lost + one.won for one in changes.values())) / worst.images
+        return (
+            f"cannot tell with {counted(worst.images, 'image')} whether {next(iter(changes)).split()[0]} a block costs "
+            f"accuracy: the largest change, {-100 * worst.cost:+.1f} points, may be chance; about "
+            f"{images_needed(changed, SHOWN, tests):,} images would do to see a cost of one point"
+        )
 
 
 class ImportanceMeasure(Scores):
@@ -47,6 +109,7 @@ class ImportanceMeasure(Scores):
     def __init__(self, _: TokenModel, plan: AnalysisPlan) -> None:
         self._trained = plan.trained
         self._variants: list[tuple[Order, int | None, Order]] = []
+        self._changes: dict[Order, tuple[int, int, int]] = {}
         for block in self._trained:
             band = plan.bands.groups[plan.bands.band_of(block)]
             first, last = band.start, band.stop - 1
@@ -59,6 +122,24 @@ class ImportanceMeasure(Scores):
             {self._trained, *(order for without, _, moved in self._variants for order in (without, moved))}
         )
 
+    def begin(self, start: Any, labels: np.ndarray) -> None:
+        """Begin a batch."""
+        super().begin(start, labels)
+        self._answers: dict[Order, np.ndarray] = {}
+
+    def add(self, order: Order, logits: np.ndarray) -> None:
+        """Count correct answers, and keep which they are."""
+        super().add(order, logits)
+        self._answers[order] = logits.argmax(axis=1) == self._labels
+
+    def end(self) -> None:
+        """Count the answers that differ from those in trained order."""
+        trained = self._answers[self._trained]
+        for order, right in self._answers.items():
+            lost, won, images = self._changes.get(order, (0, 0, 0))
+            lost, won = lost + int((trained & ~right).sum()), won + int((right & ~trained).sum())
+            self._changes[order] = lost, won, images + len(right)
+
     def result(self) -> Importance:
         """Return the importance of each block."""
         trained, blocks = self._score(self._trained), []
@@ -66,7 +147,9 @@ class ImportanceMeasure(Scores):
             left_out = self._score(without)
             importance = None if left_out.loss is None or trained.loss is None else left_out.loss - trained.loss
             moved = None if slot is None else self._score(order)
-            blocks.append(BlockImportance(block, importance, left_out, slot, moved))
+            changes = [Changes(*self._changes[one]) for one in (without, order)]
+            moves = None if slot is None else changes[1]
+            blocks.append(BlockImportance(block, importance, left_out, slot, moved, changes[0], moves))
         return Importance(trained, blocks)
 
     def _score(self, order: Order) -> Score:
@@ -74,16 +157,7 @@ class ImportanceMeasure(Scores):
 
 
 def _finding(found: Importance) -> str:
-    trained, costs = found.trained.loss or 0.0, found.costs
-    moved = [
-        (one.moved.loss - trained, one.block, one.moved_to)
-        for one in found.blocks
-        if one.moved is not None and one.moved.loss is not None
-    ]
-    if not costs or not moved:
-        return sentence(costs or "no loss is finite")
-    worst, block, slot = max(moved)
-    return sentence(f"{costs}; moving block {block} to slot {slot} is the worst move, {worst:+.3f}")
+    return " ".join(map(sentence, filter(None, (found.costs, found.moves))))
 
 
 def _charts(found: Importance) -> list[Chart]:

@@ -55,8 +55,7 @@ def _finding(found: AddedNorms) -> str:
     if not away:
         return f"{place}; no random order ran a block in its own slot."
     mean = float(np.mean(away))
-    held = "withhold elsewhere" if mean < 0.8 else "add as much elsewhere" if mean < 1.25 else "add more elsewhere"
-    return f"{place}; blocks {held}: {mean:.2f} times as much in other slots as in their own."
+    return f"{place}. In other slots they add {mean:.2f} times the norm that they add in their own, on average."
 
 
 def _charts(found: AddedNorms) -> list[Chart]:

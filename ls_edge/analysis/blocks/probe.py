@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
 
 from ls_edge.analysis.blocks.slot_outputs import SlotOutputs
 from ls_edge.analysis.kind import MeasuredKind, number_text
-from ls_edge.core.text import show_percent
+from ls_edge.core.text import counted, name_blocks, show_percent
+from ls_edge.evaluation.run_summary import wilson
+from ls_edge.evaluation.spread import LEVEL, holm, images_needed
 from ls_edge.report.theme import Chart
 
+SHOWN = 0.05
+"""Difference of accuracy for which the number of images is estimated."""
 FOLDS = 5
 """Number of folds of the images, and the fewest images of a slot."""
 
@@ -57,12 +62,31 @@ def _probed(outputs: np.ndarray, slots: np.ndarray) -> float:
 
 
 def _finding(found: Probe) -> str:
-    known = [(value, block) for block, value in enumerate(found.accuracy) if value is not None]
-    control = [value for value in found.shuffled if value is not None]
-    (low, least), (high, most) = min(known), max(known)
+    """Test, corrected for all blocks, whether a probe is right more often than a guess and than with shuffled slots."""
+    known = {
+        block: (value, max(control, found.chance[block]))
+        for block, (value, control) in enumerate(zip(found.accuracy, found.shuffled, strict=True))
+        if value is not None and control is not None
+    }
+    errors = {block: (2 * guess * (1 - guess) / found.images) ** 0.5 for block, (_, guess) in known.items()}
+    normal = NormalDist()
+    ps = holm([1 - normal.cdf((value - guess) / errors[block]) for block, (value, guess) in known.items()])
+    proven = [block for block, p in zip(known, ps, strict=True) if p < LEVEL]
+    if not proven:
+        guess = float(np.mean([guess for _, guess in known.values()]))
+        return (
+            f"Cannot tell with {counted(found.images, 'image')} whether the outputs tell their slot: a linear probe "
+            f"reads at most {show_percent(max(value for value, _ in known.values()))}, a guess is right in "
+            f"{show_percent(guess)}. About {images_needed(2 * guess * (1 - guess), SHOWN, len(known)):,} images would "
+            f"do to see {100 * SHOWN:.0f} points more."
+        )
+    best = max(proven, key=lambda block: known[block][0])
+    low, high = wilson(round(known[best][0] * found.images), found.images) or (0.0, 1.0)
     return (
-        f"A linear probe reads the slot of {show_percent(low)} (block {least}) to {show_percent(high)} (block {most}) "
-        f"of the outputs; with slots exchanged at random {show_percent(float(np.mean(control)))}."
+        f"A linear probe reads the slot of {show_percent(known[best][0])} of the outputs of block {best} (95 % "
+        f"interval {show_percent(low)} to {show_percent(high)}); with slots exchanged at random "
+        f"{show_percent(found.shuffled[best])}. Beyond chance for {name_blocks(proven)} of "
+        f"{counted(len(known), 'block')}."
     )
 
 

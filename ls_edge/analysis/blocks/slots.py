@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import NormalDist
+
 import msgspec
-import numpy as np
 
 from ls_edge.analysis.blocks.slot_outputs import SlotOutputs
 from ls_edge.analysis.kind import MeasuredKind, block_names
-from ls_edge.core.text import name_blocks, show_percent
+from ls_edge.core.text import counted, name_blocks, show_percent
+from ls_edge.evaluation.spread import LEVEL, chi_square_p, holm, images_needed
 from ls_edge.report.theme import Chart
 
-BEYOND_CHANCE = 5.0
-"""Number of standard errors between the best and worst slot above which a block depends on its slot."""
+SHOWN = 0.05
+"""Difference of accuracy for which the number of images is estimated."""
 
 
 class SlotAccuracy(msgspec.Struct, frozen=True):
@@ -29,24 +32,49 @@ def _result(measure: SlotOutputs) -> SlotAccuracy:
 
 
 def _finding(found: SlotAccuracy) -> str:
-    spans = []
-    for block, (row, counts) in enumerate(zip(found.accuracy, found.images, strict=True)):
-        known = [(value, slot) for slot, value in enumerate(row) if value is not None]
+    """Test by chi-square, corrected for all blocks, whether accuracy differs between the slots of a block."""
+    rows: dict[int, list[tuple[float, int, int]]] = {}
+    for block, cells in enumerate(zip(found.accuracy, found.images, strict=True)):
+        known = [
+            (value, count, slot) for slot, (value, count) in enumerate(zip(*cells, strict=True)) if value is not None
+        ]
         if len(known) > 1:
-            mean = float(np.mean([value for value, _ in known]))
-            chance = BEYOND_CHANCE * (mean * (1 - mean) / min(count for count in counts if count)) ** 0.5
-            spans.append((max(known)[0] - min(known)[0], chance, block, min(known), max(known)))
-    if not spans:
+            rows[block] = known
+    if not rows:
         return "Every block has a single slot."
-    span, _, block, (worst, bad), (best, good) = max(spans)
-    steady = [one for difference, chance, one, *_ in spans if difference <= chance]
-    if len(steady) == len(spans):
-        return f"No block depends on its slot: accuracies differ by {100 * span:.1f} points at most, as by chance."
+    ps = dict(zip(rows, holm([_chance(row) for row in rows.values()]), strict=True))
+    proven = [block for block in rows if ps[block] < LEVEL]
+    if not proven:
+        images = max(sum(count for _, count, _ in row) for row in rows.values())
+        mean = sum(value * count for row in rows.values() for value, count, _ in row)
+        mean /= sum(count for row in rows.values() for _, count, _ in row)
+        slots = max(map(len, rows.values()))
+        needed = slots * images_needed(2 * max(mean * (1 - mean), 0.01), SHOWN, len(rows) * slots * (slots - 1) // 2)
+        return (
+            f"Cannot tell with {counted(images, 'image')} whether the slot of a block matters: differences between "
+            f"slots may be chance. About {needed:,} images would do to see one of {100 * SHOWN:.0f} points."
+        )
+    block = min(proven, key=lambda one: (ps[one], one))
+    (worst, few, bad), (best, many, good) = min(rows[block]), max(rows[block])
+    pairs = len(rows[block]) * (len(rows[block]) - 1) / 2
+    error = (worst * (1 - worst) / few + best * (1 - best) / many) ** 0.5
+    half = NormalDist().inv_cdf(1 - LEVEL / 2 / pairs) * error + (1 / few + 1 / many) / 2
+    low, high = max(0.0, best - worst - half), min(1.0, best - worst + half)
     return (
-        f"The slot of block {block} matters most: {show_percent(best)} of the answers are right with it in slot "
-        f"{good}, {show_percent(worst)} in slot {bad}. "
-        + (f"No difference beyond chance for {name_blocks(steady)}." if steady else "It matters for all blocks.")
+        f"The slot of block {block} matters: {show_percent(best)} of the answers are right with it in slot {good}, "
+        f"{show_percent(worst)} in slot {bad}, a difference of {100 * (best - worst):.1f} points (95 % interval "
+        f"{100 * low:.1f} to {100 * high:.1f}). Beyond chance for {name_blocks(proven)} of "
+        f"{counted(len(rows), 'block')}."
     )
+
+
+def _chance(row: Sequence[tuple[float, int, int]]) -> float:
+    """Return the probability of such differences between slots with equal accuracy."""
+    total = sum(count for _, count, _ in row)
+    mean = sum(value * count for value, count, _ in row) / total
+    if not 0 < mean < 1:
+        return 1.0
+    return chi_square_p(sum(n * (value - mean) ** 2 for value, n, _ in row) / (mean * (1 - mean)), len(row) - 1)
 
 
 def _charts(found: SlotAccuracy) -> list[Chart]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import shlex
 import tempfile
@@ -23,18 +24,21 @@ from ls_edge.cli.commands.train import train_with_bars
 from ls_edge.cli.output import print_json, warn, write_json
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import write_output
+from ls_edge.core.text import counted
 from ls_edge.data.datasets import ImageSet, is_timm_name, open_data
+from ls_edge.device.hardware import cpu_name
 from ls_edge.device.requirements import require, require_import
 from ls_edge.evaluation.evaluate import Evaluation, aggregate
 from ls_edge.evaluation.settings import Device
-from ls_edge.evaluation.spread import plus_minus
+from ls_edge.report import reproduction
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.version import __version__
 
 if TYPE_CHECKING:
     from ls_edge.training.reproduction import Plan, RowCost
 
-CONFIGS, EVALUATION, RESULTS, TABLE = "configs", "eval.json", "results.json", "table.md"
+CONFIGS, EVALUATION, RESULTS, TABLE = "configs", "eval.json", "results.json", "table"
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ class Options:
     """Changes of settings, ``NAME=VALUE``."""
 
     @property
-    def flags(self) -> dict[str, Any]:
-        """Flags of ``ls-edge train``."""
-        return {"epochs": self.epochs, "device": self.device, "threads": self.threads}
+    def overridden(self) -> dict[str, Any]:
+        """Options that change the plan, or that determine its results besides it."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, ())}
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,16 @@ class Training:
     """Name of the data set in the plan."""
     seed: int
     config: Path
+    """File that repeats it: ``ls-edge train --config FILE --out RUN``."""
     run: Path
     start: Path | None
     """Run that it starts from."""
+
+    def settings(self, plan: Plan, options: Options) -> str:
+        """Return the content of :attr:`config`."""
+        start = None if self.start is None else str(self.start)
+        flags = {"data": plan.data[self.data].source, "seed": self.seed, "init": start, "epochs": options.epochs}
+        return plan.config_of(self.name, {**flags, "device": options.device, "threads": options.threads}, options.set)
 
 
 @click.command(
@@ -111,8 +122,10 @@ def command(
     """Train and evaluate a whole comparison, with a table and a figure.
 
     PLAN is digits, cifar10, paper, or a YAML file. Every row is trained and evaluated with every seed. Finished parts
-    in DIR are kept, so the same command continues after a kill. DIR holds a run folder for each training, configs/ to
-    repeat one with 'ls-edge train --config', results.json, table.md, and figure.svg (one for each data set).
+    in DIR are kept, so the same command continues after a kill. DIR holds a run folder for each training,
+    configs/NAME/seed-N.yaml to repeat it with 'ls-edge train --config FILE --out RUN', results.json, the table as
+    table.md, table.tex and table.csv, and figure.svg (one for each data set). Every ± is the sample deviation between
+    seeds. All pairs of rows are compared by paired t-tests over the seeds, with Holm's correction.
 
     --list-jobs writes configs/ and prints one 'ls-edge train' command per line; commands after an empty line start from
     runs of those before it. When all runs are in DIR, the same command without --list-jobs writes the table.
@@ -169,19 +182,17 @@ def _trainings(plan: Plan, out: Path, seeds: int) -> Iterator[Training]:
     named = [*((name, data) for data, name in starts.items()), *((name, row.data) for name, row in plan.rows.items())]
     for seed, (name, data) in itertools.product(range(seeds), named):
         start = out / starts[data] / f"seed-{seed}" if name in plan.rows and data in starts else None
-        yield Training(name, data, seed, out / CONFIGS / f"{name}.yaml", out / name / f"seed-{seed}", start)
+        file = out / CONFIGS / name / f"seed-{seed}.yaml"
+        yield Training(name, data, seed, file, out / name / f"seed-{seed}", start)
 
 
 def _list_jobs(plan: Plan, out: Path, options: Options) -> None:
     """Print the command of each training that :func:`_execute` would run."""
-    plan.write_configs(out / CONFIGS)
-    more = [text for name, value in options.flags.items() if value is not None for text in (f"--{name}", str(value))]
-    more += [text for change in options.set for text in ("--set", change)]
     starts: list[str] = []
     others: list[str] = []
     for job in _trainings(plan, out, options.seeds):
-        words = ["ls-edge", "train", "--config", job.config, "--data", plan.data[job.data].source]
-        words += ["--seed", job.seed, "--out", job.run, *more, *(["--init", job.start] if job.start else [])]
+        write_output(job.config, job.settings(plan, options))
+        words = ["ls-edge", "train", "--config", job.config, "--out", job.run]
         (others if job.name in plan.rows else starts).append(shlex.join(map(str, words)))
     click.echo("\n".join([*starts, *([""] if starts else []), *others]))
 
@@ -190,23 +201,24 @@ def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluati
     """Train and evaluate what is missing; return the evaluations of every row, one per seed."""
     console = open_console(stderr=True)
     images = {name: open_data(item.source, "eval") for name, item in plan.data.items()}
-    plan.write_configs(out / CONFIGS)
     results: dict[str, list[Evaluation]] = {name: [] for name in plan.rows}
     for job in _trainings(plan, out, options.seeds):
         console.print(f"{job.name}, seed {job.seed} of 0 to {options.seeds - 1}")
-        _train(job, plan.data[job.data].source, options, console)
+        _train(job, job.settings(plan, options), console)
         if job.name in results:
             results[job.name].append(_evaluate(job.run, images[job.data], plan, options))
     return results
 
 
-def _train(job: Training, source: str, options: Options, console: Console) -> None:
+def _train(job: Training, text: str, console: Console) -> None:
     """Train or continue one run, unless it is finished; its settings have to be those of the plan."""
     from ls_edge.training.config import read_config
 
-    flags = {**options.flags, "data": source, "seed": job.seed, "init": str(job.start) if job.start else None}
-    settings, named = read_config(job.config, flags, options.set)
     there = (job.run / "config.yaml").is_file()
+    with tempfile.TemporaryDirectory() as folder:  # the file of a finished run stays as it is
+        path = Path(folder) / job.config.name if there else job.config
+        write_output(path, text)
+        settings, named = read_config(path, {})
     if there:
         other = other_setting(job.run, settings, named - {"device", "threads"})
         if other:
@@ -247,22 +259,34 @@ def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Eval
 
 
 def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Evaluation]], *, as_json: bool) -> None:
-    """Write the results, the table and the figures, and print the table."""
+    """Write the results, the tables and the figures, and print the tables."""
     from ls_edge.report.charts import accuracy_figure, write_svg
 
     rows = {name: _average(name, found) for name, found in results.items()}
-    document = {
+    costs = {cost.name: cost for cost in _costs(plan, options)}
+    trained = [
+        reproduction.Trained(name, plan.rows[name].data, found, costs[name].flops / 1e12, _hours(out / name, options))
+        for name, found in results.items()
+    ]
+    document: dict[str, Any] = {
         "title": plan.title,
         "seeds": options.seeds,
         "epochs": options.epochs,
         "data": {name: item.source for name, item in plan.data.items()},
         "rows": [{"row": name, "data": plan.rows[name].data, "evaluation": found} for name, found in rows.items()],
+        "quantities": {one.row: reproduction.quantities_of(one) for one in trained},
+        "cost": {one.row: {"tflop_per_seed": one.tflop, "hours_per_seed": one.hours} for one in trained},
+        "comparisons": reproduction.comparisons(trained),
+        "overridden": options.overridden,
+        "made_with": _made_with(),
     }
     write_json(out / RESULTS, document)
-    headings, lines = _table(plan, rows)
-    parts = ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *lines)]
-    title = f"{plan.title}; {options.seeds} seeds, mean ± deviation between them"
-    write_output(out / TABLE, "\n".join([title, "", *parts, ""]))
+    about = [
+        f"{plan.title}; mean ± sample deviation between {counted(options.seeds, 'seed')}",
+        "; ".join(f"{name} {value}" for name, value in document["made_with"].items()),
+        "options: " + "; ".join(f"{name} {value}" for name, value in options.overridden.items()),
+    ]
+    tables = reproduction.write_tables(out / TABLE, about, trained, document["comparisons"])
     for data in plan.data:
         if drawn := [rows[name] for name, row in plan.rows.items() if row.data == data and row.figure]:
             path = out / ("figure.svg" if len(plan.data) == 1 else f"figure-{data}.svg")
@@ -270,8 +294,27 @@ def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Eva
     if as_json:
         print_json(document)
         return
-    print_table(PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]), rows=lines))
-    click.echo(f"{printable(out)}: {RESULTS}, {TABLE}, and the figure")
+    for headings, lines in tables:
+        print_table(PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]), rows=lines))
+    click.echo(f"{printable(out)}: {RESULTS}, {TABLE}.md, {TABLE}.tex, {TABLE}.csv, and the figure")
+
+
+def _hours(row: Path, options: Options) -> float:
+    """Return the mean time that a seed of a row was trained."""
+    from ls_edge.training.runs.checkpoint import METRICS
+
+    files = [row / f"seed-{seed}" / METRICS for seed in range(options.seeds)]
+    lines = [msgspec.json.decode(line) for file in files for line in file.read_bytes().splitlines()]
+    return sum(float(line["seconds"]) for line in lines) / options.seeds / 3600
+
+
+def _made_with() -> dict[str, str]:
+    """Return the versions and the machine that made the results."""
+    import timm
+    import torch
+
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
+    return {"ls-edge": __version__, "torch": str(torch.__version__), "timm": timm.__version__, "machine": machine}
 
 
 def _average(name: str, found: list[Evaluation]) -> Evaluation:
@@ -283,43 +326,10 @@ def _average(name: str, found: list[Evaluation]) -> Evaluation:
     return msgspec.structs.replace(aggregate(ones), name=name, settings={**ones[0].settings, "of": name})
 
 
-def _table(plan: Plan, rows: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells: a row per training.
-
-    The cells have the accuracy in trained and random order, with fewer blocks in both orders, and of the slots that
-    ``predict`` names.
-    """
-    keeps = sorted({int(keep) for found in rows.values() for keep in found.kept})
-    lines = []
-    for name, found in rows.items():
-        assert found.models is not None
-        trained = f"{found.sequential.top1:.3f} {plus_minus(found.models.sequential_std)}".rstrip()
-        shuffled = f"{found.arbitrary.top1_mean:.3f} {plus_minus(found.models.arbitrary_std)}".rstrip()
-        kept = [found.kept.get(str(count)) for count in keeps]
-        missing = ["" if value is None else f"{value.arbitrary:.3f}" for value in kept]
-        in_order = ["" if value is None else f"{value.sequential:.3f}" for value in kept]
-        slot = "" if found.position_accuracy is None else f"{found.position_accuracy:.3f}"
-        blocks = str(found.settings["blocks"])
-        lines.append([name, plan.rows[name].data, blocks, trained, shuffled, *missing, *in_order, slot])
-    parts = [f"{count} kept" for count in keeps] + [f"{count} kept, trained order" for count in keeps]
-    return ["row", "data", "blocks", "trained order", "random order", *parts, "slot predicted"], lines
-
-
 def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bool) -> None:
-    """Count the operations of every training and evaluation from the models."""
-    from ls_edge.training.config import read_config
-    from ls_edge.training.reproduction import cost_of
-
-    costs: list[RowCost] = []
-    with tempfile.TemporaryDirectory() as folder:
-        plan.write_configs(Path(folder) / CONFIGS)
-        for job in _trainings(plan, Path(folder), seeds=1):
-            config, _ = read_config(job.config, {"epochs": options.epochs}, options.set)
-            train, test, classes = _sizes(plan, job.data)
-            test = 0 if job.name not in plan.rows else test if options.limit is None else options.limit
-            sizes = {"images": train, "test_images": test, "classes": classes}
-            costs.append(cost_of(job.name, config, **sizes, keep=plan.keep, orders=options.orders))
-    total = options.seeds * sum(cost.training_flops + cost.evaluation_flops for cost in costs)
+    """Print the operations of every training and evaluation."""
+    costs = _costs(plan, options)
+    total = options.seeds * sum(cost.flops for cost in costs)
     hours = None if tflops is None else total / (tflops * 1e12) / 3600
     if as_json:
         document = {"title": plan.title, "seeds": options.seeds, "rows": costs, "total_flops": total, "hours": hours}
@@ -333,6 +343,24 @@ def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bo
     print_table(table)
     at = f", {hours:,.1f} hours at {tflops:g} TFLOP/s sustained" if hours is not None else ""
     click.echo(f"{options.seeds} seeds: {total / 1e12:,.1f} TFLOP{at}; counted from the models without running them")
+
+
+def _costs(plan: Plan, options: Options) -> list[RowCost]:
+    """Count the operations of one seed of every training and evaluation from the models."""
+    from ls_edge.training.config import read_config
+    from ls_edge.training.reproduction import cost_of
+
+    costs: list[RowCost] = []
+    sizes = {name: _sizes(plan, name) for name in plan.data}
+    with tempfile.TemporaryDirectory() as folder:
+        for job in _trainings(plan, Path(folder), seeds=1):
+            write_output(job.config, job.settings(plan, options))
+            config, _ = read_config(job.config, {})
+            train, test, classes = sizes[job.data]
+            test = 0 if job.name not in plan.rows else test if options.limit is None else options.limit
+            size = {"images": train, "test_images": test, "classes": classes}
+            costs.append(cost_of(job.name, config, **size, keep=plan.keep, orders=options.orders))
+    return costs
 
 
 def _sizes(plan: Plan, name: str) -> tuple[int, int, int]:
