@@ -29,7 +29,7 @@ def print_export(summary: dict[str, Any], console: Console) -> None:
         "verified": f"{shown(verified)}, each part and all together in trained and shuffled orders, "
         f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
         "orders": _costs(summary["order_costs"]),
-        "here": speed_here(summary["precision"], has_gpu=has_nvidia(), features=cpu_features()),
+        "this machine": speed_here(summary["precision"], has_gpu=has_nvidia(), features=cpu_features()),
         "time": f"{summary['seconds']:.1f} s",
     }
     print_table(PlainTable.of_facts((name, text) for name, text in facts.items() if text), console)
@@ -38,13 +38,13 @@ def print_export(summary: dict[str, Any], console: Console) -> None:
 def speed_here(precision: str, *, has_gpu: bool, features: Collection[str]) -> str:
     """Describe how well a precision suits this machine, and which one is faster."""
     fast_int8 = next((name for name in _FAST_INT8 if name in features), "")
-    for_cpu = f"its CPU runs int8 faster ({fast_int8})" if fast_int8 else "its CPU runs no precision faster than fp32"
+    for_cpu = f"int8 is faster on the CPU ({fast_int8})" if fast_int8 else "no precision is faster than fp32 on the CPU"
     if precision == "fp16":
-        return "fast on the GPU of this machine" if has_gpu else f"not faster than fp32 on this machine: {for_cpu}"
+        return "fast on the GPU" if has_gpu else f"fp16 is not faster than fp32; {for_cpu}"
     if precision == "int8":
-        slow = "its CPU has neither VNNI nor AMX, so compare with fp32 using ls-edge bench"
-        return f"on this machine {f'fast on the CPU ({fast_int8})' if fast_int8 else slow}"
-    return f"on this machine {'the GPU runs fp16 faster, and ' if has_gpu else ''}{for_cpu}"
+        slow = "the CPU has neither VNNI nor AMX, so compare with fp32 using ls-edge bench"
+        return f"fast on the CPU ({fast_int8})" if fast_int8 else slow
+    return f"{'fp16 is faster on the GPU; ' if has_gpu else ''}{for_cpu}"
 
 
 def _blocks(summary: dict[str, Any], count: int) -> str:

@@ -146,8 +146,8 @@ class Pusher(Client):
             theirs = ", ".join(sorted(map(short_id, others)))
             what = (
                 f"the peers serve another model ({theirs}) than this bundle "
-                f"({short_id(bundle.manifest.model_id)}): sources need the new bundle, too, and until all have "
-                "switched, some requests of either model find no holder"
+                f"({short_id(bundle.manifest.model_id)}): sources need the new bundle, too, and requests for "
+                "either model may fail until all peers have switched"
             )
             if not new_model:
                 raise UsageError(f"{what}; to push it nevertheless, give --new-model")

@@ -200,12 +200,12 @@ def _judge(
     distributed = [_best(spread, objective)] if spread else []
     best = _best([*known, *distributed], objective)
     texts = [
-        f"{estimate_text(objective, other)} of {_called(other)}{_gain(objective, best, other)}"
+        f"{estimate_text(objective, other)} for {_called(other)}{_gain(objective, best, other)}"
         for other in (*known, *distributed)
         if other is not best
     ]
     reason = estimate_text(objective, best)
-    reason += f" against {' and '.join(texts)}" if texts else ", and there is no other device"
+    reason += f", against {' and '.join(texts)}" if texts else "; there is no other device"
     if best.name == "single":
         reason = f"{_called(best)}, {reason}"
     if best in distributed:
@@ -238,7 +238,7 @@ def _gain(objective: Objective, best: Candidate, other: Candidate) -> str:
         return ""
     more = ours / theirs - 1 if objective == "throughput" else 1 - ours / theirs
     word = "more" if objective == "throughput" else "less"
-    return f" ({100 * more:.0f} % {word})" if more >= scoring.NO_WORSE else " (no difference)"
+    return f" ({100 * more:.0f} % {word})" if more >= scoring.NO_WORSE else " (the same)"
 
 
 def estimate_text(objective: Objective, candidate: Candidate) -> str:

@@ -58,8 +58,8 @@ def test_one_fast_board_is_better_alone_for_latency(command, bundle, profile):
     assert (single["device"], single["placement"]) == ("a", {"a": ["stem", 0, 1, 2, 3, "head"]})
     assert single["latency_ms"] == pytest.approx(1.0 + 4 * 1.0 + 2 * 2.0 + 0.6, abs=0.1)
     assert found["expected"]["latency_ms"] == single["latency_ms"]  # all blocks on that device
-    assert found["reason"].startswith(f"a alone, {single['latency_ms']:.1f} ms against ")
-    assert "of distribution (" in found["reason"]
+    assert found["reason"].startswith(f"a alone, {single['latency_ms']:.1f} ms, against ")
+    assert "for distribution (" in found["reason"]
     assert any("images a second against" in line for line in found["advantages"])
     assert found["solver"] == "heuristic"  # which peers have stem and head is not searched
     code, printed, _ = command(
@@ -100,7 +100,7 @@ def test_independent_copies_win_where_tokens_take_longer_than_images(command, bu
     copies = found["baselines"]["copies"]
     assert copies["throughput"] == pytest.approx(2 * 1e3 / 5)
     assert copies["placement"] == {name: ["stem", 0, 1, 2, 3, "head"] for name in "ab"}
-    assert found["reason"].startswith(f"{copies['throughput']:.0f} images a second against ")
+    assert found["reason"].startswith(f"{copies['throughput']:.0f} images a second, against ")
     assert "% more) and" in found["reason"]
     assert any("as JPEG" in line for line in found["assumptions"])
     assert any("around each engine call, a, b spends another 0.6 ms" in line for line in found["assumptions"])

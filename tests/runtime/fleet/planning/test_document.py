@@ -46,7 +46,7 @@ def test_copies_win_where_they_have_the_higher_throughput(plan):
     found = plan(devices(3, ends_size=0, wire_ms=20.0), "throughput", image_share=0.01, logits_share=0.01)
     assert (found.recommendation, found.winner) == ("single", "copies")
     assert found.baselines["copies"].throughput == found.expected.throughput
-    assert found.reason.startswith(f"{found.expected.throughput:.0f} images a second against ")
+    assert found.reason.startswith(f"{found.expected.throughput:.0f} images a second, against ")
 
 
 def test_the_simulation_chooses_the_policy_and_formulas_are_kept(plan):
