@@ -13,6 +13,7 @@ from ls_edge.core.files import write_output
 from ls_edge.core.text import distinct_names
 from ls_edge.report.html import render
 from ls_edge.report.runs.mistakes import pictures_of
+from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageRef
@@ -27,16 +28,27 @@ def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str
         for name in KINDS
         if name not in shown and any(found.reasons.get(name) != NOT_ASKED for found in analyses)
     ]
+    drawings = {
+        name: [[] if (result := getattr(found, name)) is None else kind.charts(result) for found in analyses]
+        for name, kind in shown.items()
+    }
     text = render(
         "analysis.html.j2",
+        drawings=drawings,
         title=title,
         models=list(zip(names, analyses, strict=True)),
         kinds=[(name, kind) for name, kind in KINDS.items() if name in shown],
         absent=absent,
         overview=overview,
         headings=HEADINGS,
+        counterparts=_counterparts,
     )
     write_output(path, text)
+
+
+def _counterparts(drawings: Sequence[Sequence[Chart]], model: int, chart: int) -> list[Chart]:
+    """Return the same chart of the other models."""
+    return [others[chart] for place, others in enumerate(drawings) if place != model and chart < len(others)]
 
 
 def write_trace_analysis(

@@ -33,6 +33,7 @@ from ls_edge.core.text import (
     format_ranges,
     shorten,
     show,
+    show_hours,
     show_ms,
     show_percent,
 )
@@ -131,10 +132,12 @@ def render(template: str, *, scripts: Sequence[str] | None = None, **values: Any
     """Return the page of a template, by default with the scripts that draw charts."""
     count = 0
 
-    def figure(chart: Chart, columns: int = 0) -> Figure:
+    def figure(chart: Chart, columns: int = 0, like: Sequence[Chart] = ()) -> Figure:
+        """Draw a chart; ``like`` are its counterparts for other models, with which it shares its y-axis."""
         nonlocal count
         count += 1
-        return Figure(f"chart-{count}", charts.with_parameters(charts.spec_of(chart), narrow=False), columns)
+        spec = charts.with_shared_axis(charts.spec_of(chart), [charts.spec_of(one) for one in like])
+        return Figure(f"chart-{count}", charts.with_parameters(spec, narrow=False), columns)
 
     scripts = [library(), _asset("report.js")] if scripts is None else scripts
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
@@ -168,6 +171,7 @@ def environment() -> Environment:
         "ms": show_ms,
         "number": show,
         "percent": show_percent,
+        "hours": show_hours,
         "short": shorten,
         "counted": counted,
         "ranges": format_ranges,

@@ -21,23 +21,23 @@ def installed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_example_trains_exports_and_runs_with_its_own_method_family_and_policy(ls_edge, installed, tmp_path):
     def run(*words):
         done = ls_edge.run(*words, env=installed, timeout=120)
         assert done.returncode in (0, 3), done.stderr
         return done.stdout
 
-    for method in ("both-ways", "ls_edge_example.both_ways:BothWays"):
-        run("train", "--data", "digits", "--model", "token_mlp", "--method", method, "--epochs", 1, "--overwrite",
-            "--threads", 1, "--set", "method_args.every=3", "--out", tmp_path / "run")  # fmt: skip
-        run("export", tmp_path / "run", "--out", tmp_path / "bundle", "--per-block")
-        found = json.loads(
-            run("run", "--local", 2, "--bundle", tmp_path / "bundle", "--data", "digits", "--limit", 20, "--policy",
-                "last-first", "--trace", tmp_path / "trace", "--json")
-        )  # fmt: skip
-        assert (found["answered"], found["policy"]) == (20, "last-first")
-        orders = [json.loads(line)["order"] for line in (tmp_path / "trace").read_text().splitlines()]
-        assert all([block for block, _ in order] == [5, 4, 3, 2, 1, 0] for order in orders)
+    run("train", "--data", "digits", "--model", "token_mlp", "--method", "both-ways", "--epochs", 1, "--threads", 1,
+        "--set", "method_args.every=3", "--out", tmp_path / "run")  # fmt: skip
+    run("export", tmp_path / "run", "--out", tmp_path / "bundle", "--per-block")
+    found = json.loads(
+        run("run", "--local", 2, "--bundle", tmp_path / "bundle", "--data", "digits", "--limit", 20, "--policy",
+            "last-first", "--trace", tmp_path / "trace", "--json")
+    )  # fmt: skip
+    assert (found["answered"], found["policy"]) == (20, "last-first")
+    orders = [json.loads(line)["order"] for line in (tmp_path / "trace").read_text().splitlines()]
+    assert all([block for block, _ in order] == [5, 4, 3, 2, 1, 0] for order in orders)
     done = ls_edge.run("run", "--local", 1, "--bundle", tmp_path / "bundle", "--data", "digits", "--policy",
                        "last-frist", env=installed)  # fmt: skip
     assert (done.returncode, "did you mean 'last-first'?" in done.stderr) == (2, True), done.stderr

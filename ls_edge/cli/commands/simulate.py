@@ -16,7 +16,7 @@ from ls_edge.cli.output import print_json
 from ls_edge.cli.profile_options import PROFILES, planning_inputs
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import read_order_costs
-from ls_edge.core.text import counted, show, show_ms, show_nines, show_nines_range, show_percent
+from ls_edge.core.text import counted, show, show_hours, show_ms, show_nines, show_nines_range, show_percent
 from ls_edge.evaluation.availability import Interval
 from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationSummary, summarize_simulation
 from ls_edge.report.progress import StepProgress
@@ -163,7 +163,7 @@ def _print(summary: SimulationSummary, took_s: float) -> None:
     for name, one in summary.profiles.items():
         rows[f"busy: {name}"] = f"{show_percent(one.busy)} of {counted(one.devices, 'device')}"
     print_table(PlainTable.of_facts(rows.items()), console)
-    console.print(f"{summary.seconds:.3g} simulated seconds in {took_s:.1f} s")
+    console.print(f"{show_hours(summary.seconds / 3600)} of simulated time, computed in {took_s:.1f} s")
     for line in summary.assumptions:
         console.print(f"assumed: {line}")
 

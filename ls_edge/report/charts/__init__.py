@@ -30,6 +30,7 @@ from ls_edge.report.charts.specification import (
     spec_of,
     svg_of,
     with_parameters,
+    with_shared_axis,
     write_svg,
 )
 
@@ -58,5 +59,6 @@ __all__ = [
     "stage_comparison",
     "svg_of",
     "with_parameters",
+    "with_shared_axis",
     "write_svg",
 ]

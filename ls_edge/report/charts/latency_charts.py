@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import NOTHING, counted, shorten, show_ms, show_percent
+from ls_edge.core.text import NOTHING, counted, shorten, show_hours, show_ms, show_percent
 from ls_edge.evaluation.run_summary import Floats, Quantiles, RunSummary
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
 from ls_edge.report.charts.served_chart import away_layer
@@ -312,8 +312,8 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
     )
     became = ", ".join(f"{int((states == state).sum()):,} {name}" for state, name, _ in _STATES)
     return alt.vconcat(bars, line, spacing=14).properties(
-        description=f"{counted(len(states), 'request')} over {last:.3g} simulated seconds: {became}. Between "
-        f"{show_percent(float(up.min()))} and {show_percent(float(up.max()))} of the devices were up."
+        description=f"{counted(len(states), 'request')} over {show_hours(last / 3600)} of simulated time: {became}. "
+        f"Between {show_percent(float(up.min()))} and {show_percent(float(up.max()))} of the devices were up."
     )
 
 

@@ -135,6 +135,39 @@ def with_parameters(spec: dict[str, Any], *, narrow: bool) -> dict[str, Any]:
     return {**spec, "params": [{"name": "narrow", "value": narrow}, *spec.get("params", [])]}
 
 
+def with_shared_axis(spec: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Give the y-axis of a chart the domain of all ``others`` of its kind, unless it has one or several axes."""
+    found = [_axis_of(one) for one in (spec, *others)]
+    if not others or not all(axis for axis, _ in found) or len(found[0][0]) == 0:
+        return spec
+    values = [value for _, numbers in found for value in numbers]
+    scales = [axis.get("scale") or {} for axis in found[0][0]]
+    if not values or any("domain" in scale for scale in scales):
+        return spec
+    starts = [] if any(scale.get("zero") is False for scale in scales) else [0.0]
+    for axis in found[0][0]:
+        axis["scale"] = {**(axis.get("scale") or {}), "domain": [min(values + starts), max(values + starts)]}
+    return spec
+
+
+def _axis_of(spec: dict[str, Any], rows: Sequence[Row] = ()) -> tuple[list[dict[str, Any]], list[float]]:
+    """Return the definitions of a chart's numeric y-axis, and its values; nothing if charts are next to one another."""
+    if "resolve" in spec or any(key.endswith("concat") for key in spec):
+        return [], []
+    if "values" in (data := spec.get("data") or {}):
+        rows = json.loads(data["values"]) if isinstance(data["values"], str) else data["values"]
+    elif "name" in data:
+        rows = spec.get("datasets", {}).get(data["name"], rows)
+    encoding = spec.get("encoding", {})
+    axes = [encoding["y"]] if encoding.get("y", {}).get("type") == "quantitative" else []
+    fields = {encoding[name].get("field") for name in ("y", "y2") if name in encoding} if axes else set()
+    numbers = [float(row[field]) for row in rows for field in fields if row.get(field) is not None]
+    for layer in spec.get("layer", ()):
+        more, values = _axis_of(layer, rows)
+        axes, numbers = axes + more, numbers + values
+    return axes, numbers
+
+
 def chart_of(rows: list[Row]) -> Chart:
     """Return a chart of rows, as one text: Altair copies a chart and everything in it at every step."""
     text = json.dumps(rows, allow_nan=False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ls_edge.core.records import PeerEvent, PeerState, TrackSpan, Visit
 from ls_edge.report import charts
-from ls_edge.report.charts.specification import svg_of
+from ls_edge.report.charts.specification import lines_chart, svg_of, with_shared_axis
 from ls_edge.report.runs.tracks import track_table
 from ls_edge.report.theme import CHART_CONFIG
 from tests.report.drawing import data_of, data_of_run, histogram, narrative, record, rows_of, spec_of
@@ -89,3 +89,17 @@ def test_drawing_a_file_leaves_the_configuration_unchanged():
     before = copy.deepcopy(CHART_CONFIG)
     svg_of(histogram(data_of([record()])))
     assert before == CHART_CONFIG
+
+
+def test_charts_of_several_models_share_their_y_axis():
+    small, large = (spec_of(lines_chart({"a": {0: 0.1, 4: high}}, "blocks left out", "change")) for high in (0.2, 0.9))
+    drawn = [with_shared_axis(one, [other]) for one, other in ((small, large), (large, small))]
+    assert [one["encoding"]["y"]["scale"]["domain"] for one in drawn] == [[0, 0.9]] * 2
+    alone = spec_of(lines_chart({"a": {0: 0.1}}, "x", "change"))
+    assert with_shared_axis(alone, [])["encoding"]["y"].get("scale", {}).get("domain") is None
+
+
+def test_uneven_numbers_are_as_far_apart_as_they_are():
+    spec = spec_of(lines_chart({"a": {0: 0.1, 1: 0.2, 6: 0.3}}, "blocks left out", "change"))
+    x = spec["encoding"]["x"]
+    assert (x["type"], x["axis"]["values"], x["scale"]["domain"]) == ("quantitative", [0, 1, 6], [0, 6])
