@@ -13,6 +13,7 @@ from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, Wait
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.custody import Custody, Stages
+from ls_edge.runtime.routing.state.events import NoteKind
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.state.neighbors import Neighbor
 from ls_edge.runtime.routing.state.turn import Turn
@@ -263,15 +264,18 @@ class Decisions:
 
     def return_home(self, request: HeldRequest, reason: str) -> None:
         """Start to send a waiting request back to its source."""
-        request.returning = reason
+        request.returning, request.waiting_since = reason, None
         # Processes that relayed the tokens on their way here may do so again.
         request.itinerary = msgspec.structs.replace(request.itinerary, relays=())
         self.send_home(request)
 
     def send_home(self, request: HeldRequest) -> None:
-        """Offer tokens to their source, to a neighbor that reaches it, or back along their path."""
+        """Offer tokens to their source, to a neighbor that reaches it, or back along their path.
+
+        They are dropped if there is no such way for a while: their source has its own copy, if it exists.
+        """
         now, limits, source = self._turn.now, self._limits, request.itinerary.source
-        n = self._neighbors.get(source)
+        n, since = self._neighbors.get(source), request.waiting_since
         if n is not None and n.window_left > 0:
             self.offer(request, source, request.itinerary)
         elif n is not None:  # a slow link: the copy that waits for it must not count as lost
@@ -279,7 +283,11 @@ class Decisions:
             self._custody.wait_for(request, (source,), now + limits.look_again)
         elif way := self._way_home(request):
             self._hand_on(request, SendTo(way, relay=True))
+        elif since is not None and now - since >= limits.away_floor:
+            self._turn.note(NoteKind.DROPPED, source, request.request, "no way home")
+            self._drop(request, self._turn.name, "no way home")
         else:
+            self.send_progress([request])
             self._custody.wait(request, "no way home", now + limits.pause)
 
     def _way_home(self, request: HeldRequest) -> str:
@@ -300,12 +308,14 @@ class Decisions:
 
     def canceled_on_way_home(self, request: HeldRequest, sender: str) -> None:
         """End a request if the only way home claims that it is canceled; that process could drop it anyway."""
-        neighbors = self._neighbors.by_name
-        if request.itinerary.source in neighbors or self._way_home(request):
-            return
-        if request.upstream is not None and request.upstream in neighbors:
-            self._turn.send(request.upstream, Release(request.transfer, sender))
-        self._custody.end(request, f"canceled, says {sender}, the only way home")
+        if request.itinerary.source not in self._neighbors.by_name and not self._way_home(request):
+            self._drop(request, sender, f"canceled, says {sender}, the only way home")
+
+    def _drop(self, request: HeldRequest, holder: str, why: str) -> None:
+        """End a request and make the previous holder drop its copy, too."""
+        if request.upstream is not None and request.upstream in self._neighbors.by_name:
+            self._turn.send(request.upstream, Release(request.transfer, holder))
+        self._custody.end(request, why)
 
     # Waiting for credits.
 

@@ -172,6 +172,8 @@ class Machine(Generic[R]):
             request.avoid[sender] = n.backoff_until
             if not busy:
                 self.avoid(request, sender, n.backoff_until)
+        elif request.returning and busy:  # tokens go home without credits
+            request.avoid[sender] = self.turn.now + self.limits.pause
         if request.returning and message.reason == RefuseReason.CANCELED:
             self.decisions.canceled_on_way_home(request, sender)
 

@@ -4,13 +4,15 @@ import itertools
 
 import pytest
 
-from ls_edge.runtime.routing.state.events import Complete
+from ls_edge.runtime.protocol.messages import Refuse, RefuseReason
+from ls_edge.runtime.routing.state.events import Complete, Forward
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults import lies as kinds
 from tests.faults.liar import Liar, Lie
 from tests.faults.lies import LIES
 from tests.faults.simulation import FaultySimulation
+from tests.runtime.routing.driver import BY_X, new_peer, run_of
 
 BLOCKS = 4
 ALL = tuple(range(BLOCKS))
@@ -102,3 +104,31 @@ def test_copies_that_a_liar_makes_a_peer_keep_have_a_bound(policy):
         most = max(most, len(sim.processes["a"].machine.held))
     assert sim.processes["liar"].machine.counts.received > limits.credits + limits.custody
     assert most <= limits.credits + limits.custody
+
+
+@pytest.mark.parametrize("at", [("a",), ("b", "c")])
+def test_a_line_answers_again_after_a_flood_of_work_without_a_source(at):
+    """A peer that does not see all processes cannot know that a source does not exist; its work had 600 s."""
+    placement = {"a": (0,), "b": (1,), "c": (2, 3), "liar": ALL}
+    links = [*in_a_line("a", "b", "c"), *(("liar", name) for name in at)]
+    sim = sparse(placement, links, {"liar": LIES["floods"]})
+    sim.run(2.0)
+    assert any(sim.processes[name].machine.held for name in "abc")
+    sim.kill("liar")
+    sim.run(3.0)
+    requests = [sim.submit(policy="sequential", budget=BUDGET) for _ in range(8)]
+    assert len(answers(sim, requests)) == len(requests)
+    assert not any(sim.processes[name].machine.held for name in "abc")
+
+
+def test_tokens_that_a_full_relay_refuses_wait_before_they_are_offered_again():
+    peer = new_peer(limits=Limits())
+    peer.meets("relay", [2, 3])
+    peer.hears_state("relay", reaches=("far",))
+    peer.gets("relay", run_of(source="far", returning="done", remaining=(), waves=BY_X))
+    (home,) = peer.sent(Forward)
+    peer.said.clear()
+    peer.hears("relay", Refuse(home.transfer, RefuseReason.BUSY, 0), 0.001)
+    assert not peer.sent(Forward)
+    peer.passes(Limits().pause)
+    assert [again.to for again in peer.sent(Forward)] == ["relay"]
