@@ -29,6 +29,7 @@ A message is one line: the problem, the value, and what to do. Values come from 
 
 from __future__ import annotations
 
+import copyreg
 import re
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,10 @@ class LsEdgeError(Exception):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the message and the attributes, whatever the arguments of the constructor are."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class UsageError(LsEdgeError):

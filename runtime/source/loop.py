@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from functools import partial
 import numpy as np
 
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import SourceClosed
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.parts import ENDS, HEAD
 from ls_edge.core.peers_file import PeersFile, SourceEntry
@@ -65,6 +67,7 @@ class SourceLoop:
         """Open stem and head unless ``is_thin``, dial the peers, and start the threads."""
         self.opened = time.monotonic()
         """Time origin of events and records."""
+        self._process = os.getpid()
         self._ids = itertools.count()
         manifest, alias = bundle.manifest, new_alias(name)
         strict_id = manifest.bundle_id if settings.strict_bundle else ""
@@ -113,8 +116,18 @@ class SourceLoop:
 
     # On any thread.
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one that opened the source."""
+        return os.getpid() != self._process
+
     def submit(self, image: np.ndarray | EncodedImage, name: str, label: int | None, budget_s: float) -> Future[Answer]:
         """Submit an image, preprocessed unless peers run the stem; raise :class:`SourceClosed` after the end."""
+        if self.is_forked:
+            raise SourceClosed(
+                f"this source belongs to process {self._process}, whose threads process {os.getpid()}, a fork of it, "
+                "does not have; open a source in each process"
+            )
         now = time.monotonic()
         submitted_us = round((now - self.opened) * 1e6)
         inflight = InFlightRequest(next(self._ids), image, now, now + budget_s, submitted_us, name, label)
@@ -131,7 +144,9 @@ class SourceLoop:
         self.node.wake()
 
     def close(self) -> None:
-        """End open requests and join the threads."""
+        """End open requests and join the threads; they and the sockets belong to the process that opened them."""
+        if self.is_forked:
+            return
         self.requests.line.close()
         self.node.wake()
         if not self._threads.is_loop:  # a callback may close the source

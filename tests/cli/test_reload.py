@@ -140,3 +140,23 @@ def test_the_end_of_its_terminal_still_ends_a_peer(write_peers, tiny_bundle, tmp
         wait_until(lambda: "reloaded" in log.read_text(), 30.0, "a reload")
         assert terminal.communicate("end\n", timeout=30)[0] == "0\n"
     assert "draining" in log.read_text()
+
+
+def test_a_reload_that_is_asked_for_while_a_peer_starts_does_not_end_it(write_peers, tiny_bundle, tmp_path, wait_until):
+    path = write_peers({"a": ALL}, sources=["laptop"])
+    content, log, pipe = path.read_text(), tmp_path / "log", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    pipe.rename(path)
+    words = ["peer", "--peers", str(path), "--name", "a", "--bundle", str(tiny_bundle)]
+    with log.open("w") as stderr, subprocess.Popen([sys.executable, "-m", "ls_edge", *words], stderr=stderr) as peer:
+        try:
+            with path.open("w") as file:  # it reads the file now
+                path.unlink()
+                path.write_text(content)
+                peer.send_signal(signal.SIGHUP)
+                file.write(content)
+            wait_until(lambda: peer.poll() is not None or "reloaded" in log.read_text(), 30.0, "a reload")
+            assert peer.poll() is None
+        finally:
+            peer.terminate()
+    assert "draining" in log.read_text()

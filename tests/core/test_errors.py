@@ -1,6 +1,7 @@
 """The tree of errors is the one that the module draws, exit codes included."""
 
 import inspect
+import pickle  # noqa: TID251
 import re
 
 import pytest
@@ -40,6 +41,19 @@ def test_the_tree_in_the_docstring_is_that_of_the_classes():
 
 def test_every_error_is_documented():
     assert all(getattr(errors, name).__doc__ for name in drawn())
+
+
+def made(kind):
+    return kind("why", path="a.yaml", line=3) if kind is errors.ConfigError else kind("why")
+
+
+@pytest.mark.parametrize("kind", [getattr(errors, name) for name in drawn()])
+def test_every_error_survives_pickling(kind):
+    error = made(kind)
+    error.record = {"request": 7}
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert (str(again), again.args, vars(again)) == (str(error), error.args, vars(error))
 
 
 def test_a_config_error_begins_with_its_place():

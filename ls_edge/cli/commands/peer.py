@@ -74,7 +74,6 @@ def command(
     On SIGHUP it reads peers.yaml and its key again and changes its links accordingly, without losing a request.
     """
     set_up(as_json=log_json)
-    file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
     if store is not None and not options.is_typed("bundle"):
         bundle = None
     if (bundle is None) == (store is None):
@@ -82,6 +81,8 @@ def command(
             "give the model as --bundle FOLDER, or --store FOLDER for what 'ls-edge push' sends; one of them"
         )
     with contextlib.ExitStack() as stack:
+        reload = stack.enter_context(ReloadRequest())  # before anything that takes long: SIGHUP must not end it
+        file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
         # Bind the port before anything that takes long.
         serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None
         peer = Peer.open(file, name, bundle, store=store, examine=_examine, **settings)
@@ -98,7 +99,7 @@ def command(
             peer.on_step = _bar(name)
         gc.freeze()  # imported modules are never freed
         gc.set_threshold(_GC_AFTER)
-        peer.serve(stack.enter_context(ReloadRequest()).take)
+        peer.serve(reload.take)
 
 
 def _examine() -> list[FindingRow]:

@@ -126,15 +126,15 @@ def command(
         return Source.open(peers, bundle, max_inflight=concurrency, **settings)
 
     connections = Connections(concurrency + queue + MAX_IDLE_CONNECTIONS)
-    open_peers(peers, connections.most)
     with contextlib.ExitStack() as stack:
+        reload = stack.enter_context(interrupts.ReloadRequest())  # before anything that takes long
+        open_peers(peers, connections.most)
         listener = stack.enter_context(open_listener(http, "--http"))
         service = Service(open_source(), holder_wait_s=wait, queue=queue)
         note_model(service.source.witnesses)
         stack.callback(service.close)
         application = Application(service, access, BodyReader(max_body), access_log=access_log)
         stop = stack.enter_context(interrupts.StopRequest())
-        reload = stack.enter_context(interrupts.ReloadRequest())
         server = stack.enter_context(
             HttpServer(listener, application.handle, connections, tls=tls, cores=service.source.cores)
         )

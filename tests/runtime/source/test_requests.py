@@ -3,8 +3,11 @@
 import contextlib
 import errno
 import gc
+import os
+import re
 import selectors
 import threading
+import warnings
 import weakref
 from collections import Counter
 from concurrent.futures import wait
@@ -319,3 +322,32 @@ def test_the_next_request_starts_when_one_ends():
     line.close()
     line.leave(second)
     assert started == [0, 1]
+
+
+def in_a_fork(act):
+    """Return what ``act`` returns or raises in a forked process, as text."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork of a process with threads is the subject
+        process = os.fork()
+    if not process:
+        try:
+            text = repr(act())
+        except Exception as error:  # noqa: BLE001
+            text = repr(error)
+        os.write(writer, text.encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as file:
+        text = file.read()
+    os.waitpid(process, 0)
+    return text
+
+
+def test_a_forked_process_gets_an_error_and_its_parent_goes_on(served, images):
+    """The threads of a source are not forked, so that a request there would never end."""
+    source = served()
+    (image,) = images(1)
+    assert re.match(r"SourceClosed\('this source belongs to process", in_a_fork(lambda: source.submit(image).result(5)))
+    assert in_a_fork(source.close) == "None"
+    assert source.submit(image).result(20).record.error is None
