@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -201,6 +201,8 @@ class PeersFile:
     sources: tuple[SourceEntry, ...]
     insecure: bool
     heartbeat: HeartbeatSettings
+    raw: bytes
+    """Content of the file."""
     _source_map: SourceMap
 
     @property
@@ -241,6 +243,36 @@ class PeersFile:
         peers = (msgspec.structs.replace(peer, blocks=peer.blocks.of_model(blocks)) for peer in self.peers)
         return replace(self, peers=tuple(peers))
 
+    def accepting(self, newer: Sequence[PeersFile], older: Sequence[PeersFile] = (), *, name: str = "") -> PeersFile:
+        """Return the file of the process ``name`` while the processes of other files, the newest first, are accepted.
+
+        Of an entry that several files have, the newest counts, with the blocks and the right to push of all of them. An
+        entry that a newer file contradicts, by another key or by its name, address or key for another process, is left
+        out. The entry of ``name`` stays as it is.
+        """
+        peers = {peer.name: peer for peer in self.peers if peer.name == name}
+        sources: dict[str, SourceEntry] = {}
+        for file in (*newer, self, *older):
+            for peer in file.peers:
+                known = peers.get(peer.name)
+                if known is None and not _is_taken(peer, peers.values(), sources.values()):
+                    peers[peer.name] = peer
+                elif known is not None and known.public_key == peer.public_key and peer.name != name:
+                    blocks = HeldParts(sorted({*known.blocks, *peer.blocks}))
+                    peers[peer.name] = msgspec.structs.replace(known, blocks=blocks)
+            for source in file.sources:
+                before = sources.get(source.name)
+                if before is None and not _is_taken(source, peers.values(), sources.values()):
+                    sources[source.name] = source
+                elif before is not None and before.public_key == source.public_key and source.may_push:
+                    sources[source.name] = msgspec.structs.replace(before, may_push=True)
+        return replace(self, peers=tuple(peers.values()), sources=tuple(sources.values()))
+
+    def within(self, blocks: int) -> PeersFile:
+        """Return the file without blocks that a model of ``blocks`` blocks lacks; another model may have them."""
+        kept = ((peer, HeldParts(part for part in peer.blocks if part < blocks or part in ENDS)) for peer in self.peers)
+        return replace(self, peers=tuple(msgspec.structs.replace(peer, blocks=held) for peer, held in kept))
+
     @property
     def takes_images(self) -> bool:
         """Whether some peer holds the stem, so that images travel."""
@@ -260,10 +292,14 @@ class PeersFile:
                 raise self.error(peer, "codec", f"codec is {peer.codec!r}; it has to be one of {', '.join(known)}")
 
 
-def load_peers(path: str | Path) -> PeersFile:
-    """Read and check a ``peers.yaml``; raise :class:`ConfigError` with file, line and column."""
+def load_peers(path: str | Path, shown: Path | None = None) -> PeersFile:
+    """Read and check a ``peers.yaml``, which messages call ``shown`` later.
+
+    Raise :class:`ConfigError` with file, line and column.
+    """
     file, source_map = load_yaml(path, PeersDocument)
-    found = PeersFile(Path(path), tuple(file.peers), tuple(file.sources), file.insecure, file.heartbeat, source_map)
+    peers, sources, raw = tuple(file.peers), tuple(file.sources), Path(path).read_bytes()
+    found = PeersFile(shown or Path(path), peers, sources, file.insecure, file.heartbeat, raw, source_map)
     for error in _contradictions(found, source_map):
         raise error
     return found
@@ -340,6 +376,17 @@ def is_ipv6(host: str) -> bool:
         return ipaddress.ip_address(host).version == 6
     except ValueError:
         return False
+
+
+def _is_taken(entry: PeerConfig | SourceEntry, peers: Collection[PeerConfig], sources: Collection[SourceEntry]) -> bool:
+    """Return whether another entry has the name, the key or the address of this one."""
+    others: list[PeerConfig | SourceEntry] = [*peers, *sources]
+    return any(
+        other.name == entry.name
+        or (entry.public_key is not None and other.public_key == entry.public_key)
+        or (isinstance(entry, PeerConfig) and isinstance(other, PeerConfig) and other.address == entry.address)
+        for other in others
+    )
 
 
 def _contradictions(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigError]:

@@ -24,7 +24,7 @@ from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.text import name_blocks, short_id
 from ls_edge.runtime.clients.session import Client, Session, source_name
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Chunk, Hello, Install, Offer, Stored, StoreState, Want
+from ls_edge.runtime.protocol.messages import Chunk, FileVersion, Hello, Install, Offer, Stored, StoreState, Want
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 
@@ -60,7 +60,7 @@ class PushError(LsEdgeError):
 
 
 @dataclass(eq=False)
-class _Target:
+class Target:
     """Progress of one peer, over all of its links."""
 
     peer: PeerConfig
@@ -73,6 +73,8 @@ class _Target:
     moved_at: float = 0.0
     """Time of its last progress."""
     failure: str = ""
+    is_told: bool = False
+    """Whether it was told to switch."""
 
     @property
     def state(self) -> str:
@@ -102,11 +104,13 @@ class Pusher(Client):
         :class:`LinkError` for keys or names that do not match the file.
         """
         chosen = [peers.peer(one) for one in only] or peers.peers
-        self._targets = {peer.name: _Target(peer) for peer in peers.peers if peer in chosen}
+        self._targets = {peer.name: Target(peer) for peer in peers.peers if peer in chosen}
         super().__init__(peers, keys, _name_of(peers, keys), "pusher")
         self._wait, self._connect_s = wait, connect
         self._on_change, self._on_warning = on_change, on_warning
         self._warned: set[str] = set()
+        self._file: FileVersion | None = None
+        """The ``peers.yaml`` to offer with the bundle, if any."""
 
     def hello_to(self, name: str) -> Hello:
         """Return the HELLO of a pusher for a peer that gets the bundle, or that of an observer for other peers."""
@@ -123,21 +127,10 @@ class Pusher(Client):
         :class:`UsageError` if the peers serve another model and ``new_model`` is false.
         """
         self.peers.of_model(bundle.num_blocks)
-        path = bundle.folder / MANIFEST
-        raw = path.read_bytes()
-        if len(raw) > wire.MAX_MANIFEST:
-            raise BundleError(f"{path} has {len(raw)} bytes, at most {wire.MAX_MANIFEST} can be pushed")
-        digest = hashlib.sha256(raw).digest()
-        names = {
-            name: [part_name(part) for part in target.peer.blocks.of_model(bundle.num_blocks)]
-            for name, target in self._targets.items()
-        }
-        for part in set(itertools.chain(*names.values())):
-            bundle.read(part)
-        for name, target in self._targets.items():
-            parts = [bundle.part(part) for part in names[name]]
-            target.files = {part.sha256: (bundle.folder / part.file, part.bytes) for part in parts}
-            target.files[digest.hex()] = (path, len(raw))
+        offer = self._prepare(
+            bundle,
+            {name: target.peer.blocks.of_model(bundle.num_blocks) for name, target in self._targets.items()},
+        )
         self._connect()
         welcomes = [self.sessions[name].welcome for name in self._targets]
         served = {welcome.model_id for welcome in welcomes if welcome is not None}
@@ -152,7 +145,7 @@ class Pusher(Client):
             if not new_model:
                 raise UsageError(f"{what}; to push it nevertheless, give --new-model")
             self._on_warning(what)
-        self._send_all({name: (digest, len(raw)) for name in self._targets})
+        self._send_all(dict.fromkeys(self._targets, offer))
         self._switch_all(cover=not others)
 
     def roll_back(self) -> None:
@@ -180,6 +173,21 @@ class Pusher(Client):
         self._switch_all(cover=True)
 
     # The steps.
+
+    def _prepare(self, bundle: Bundle, needed: Mapping[str, Collection[int]]) -> tuple[bytes, int]:
+        """Verify parts of a bundle and let the peers ask for them; return digest and size of its manifest."""
+        path = bundle.folder / MANIFEST
+        raw = path.read_bytes()
+        if len(raw) > wire.MAX_MANIFEST:
+            raise BundleError(f"{path} has {len(raw)} bytes, at most {wire.MAX_MANIFEST} can be pushed")
+        digest = hashlib.sha256(raw).digest()
+        for part in set(itertools.chain(*needed.values())):
+            bundle.read(part_name(part))
+        for name, parts in needed.items():
+            files = [bundle.part(part_name(part)) for part in parts]
+            self._targets[name].files = {part.sha256: (bundle.folder / part.file, part.bytes) for part in files}
+            self._targets[name].files[digest.hex()] = (path, len(raw))
+        return digest, len(raw)
 
     def _connect(self) -> None:
         """Wait until all peers have admitted this process."""
@@ -219,7 +227,7 @@ class Pusher(Client):
             self._switch(target)
             self._wait_until_reached(target, set() if state is None else set(state.reaches))
 
-    def _switch(self, target: _Target) -> None:
+    def _switch(self, target: Target) -> None:
         """Install the bundle, and wait until the peer is warm and has recorded that."""
         installs = 0
         target.moved_at = time.monotonic()
@@ -232,19 +240,19 @@ class Pusher(Client):
                 if installs == MAX_INSTALLS:
                     self._stop(target, "it restarts without having switched; see its log")
                 installs += 1
-                session.stored = None
+                session.stored, target.is_told = None, True
                 self.send(target.peer.name, Install(target.offered))
             elif stored is not None and stored.reason:
                 self._warn(f"{target.peer.name}: {stored.reason}")
             self._look_at(target)
             self.step(0.05)
 
-    def _wait_for_cover(self, target: _Target) -> None:
+    def _wait_for_cover(self, target: Target) -> None:
         """Wait until each block of a peer has another warm holder; warn of blocks without another holder."""
-        others = {name: session.peer for name, session in self.sessions.items() if name != target.peer.name}
+        others = [name for name in self.sessions if name != target.peer.name]
         welcome = self.sessions[target.peer.name].welcome
         served = set(() if welcome is None else welcome.blocks)
-        alone = served.difference(*(peer.blocks for peer in others.values()))
+        alone = self._without_other_holder(target, served)
         if alone:
             self._warn(
                 f"only {target.peer.name} holds {name_blocks(alone)}: while it switches, requests wait or skip blocks"
@@ -257,7 +265,12 @@ class Pusher(Client):
             held = name_blocks(bare())
             self._stop(target, f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
 
-    def _wait_until_reached(self, target: _Target, before: set[str]) -> None:
+    def _without_other_holder(self, target: Target, served: set[int]) -> set[int]:
+        """Return the served parts of a peer that no other peer holds by the file."""
+        others = (session.peer for name, session in self.sessions.items() if name != target.peer.name)
+        return served.difference(*(peer.blocks for peer in others))
+
+    def _wait_until_reached(self, target: Target, before: set[str]) -> None:
         """Wait until a peer that is warm again has its previous links to processes that are still there."""
 
         def is_reached() -> bool:
@@ -275,18 +288,18 @@ class Pusher(Client):
 
     # Waiting and failing.
 
-    def _has_heard(self, target: _Target) -> bool:
+    def _has_heard(self, target: Target) -> bool:
         """Return whether the peer has answered the offer on its current link."""
         stored = self.sessions[target.peer.name].stored
         return stored is not None and stored.manifest == target.offered
 
-    def _until(self, target: _Target, is_true: Callable[[_Target], bool]) -> None:
+    def _until(self, target: Target, is_true: Callable[[Target], bool]) -> None:
         target.moved_at = time.monotonic()
         while not is_true(target):
             self._look_at(target)
             self.step(0.05)
 
-    def _look_at(self, target: _Target) -> None:
+    def _look_at(self, target: Target) -> None:
         """Raise :class:`PushError` if any peer has failed, or this one makes no progress."""
         for one in self._targets.values():
             session = self.sessions[one.peer.name]
@@ -305,11 +318,16 @@ class Pusher(Client):
             self._warned.add(text)
             self._on_warning(text)
 
-    def _stop(self, target: _Target, why: str) -> None:
+    def _stop(self, target: Target, why: str) -> None:
         target.failure = one_line(why)
         switched = [name for name, one in self._targets.items() if one.state == StoreState.ACTIVE]
         rest = f"switched before: {', '.join(switched)}" if switched else "no peer was switched"
         raise PushError(f"{target.peer.name}: {target.failure}; {rest}")
+
+    @property
+    def _unknown_file(self) -> str:
+        """Reason why a peer asks for a file that this process does not have."""
+        return f"it asks for a file that {self.peers.path} does not give it; use the same peers.yaml on both sides"
 
     # Messages.
 
@@ -334,23 +352,25 @@ class Pusher(Client):
         welcome = self.sessions[name].welcome
         return short_id(welcome.bundle_id) if welcome is not None and welcome.bundle_id else "none"
 
-    def _offer(self, target: _Target) -> None:
+    def _offer(self, target: Target) -> None:
         target.offered_at = time.monotonic()
-        self.send(target.peer.name, Offer(target.offered, target.files[target.offered.hex()][1]))
+        offer, file = Offer(target.offered, target.files[target.offered.hex()][1]), self._file
+        if file is not None:
+            size = target.files[file.digest.hex()][1]
+            offer = msgspec.structs.replace(offer, file=file.digest, file_size=size, version=file.version)
+        self.send(target.peer.name, offer)
 
-    def _on_stored(self, target: _Target, stored: Stored) -> None:
+    def _on_stored(self, target: Target, stored: Stored) -> None:
         if target.last is None or _progress(stored) != _progress(target.last):
             target.moved_at = time.monotonic()
         target.last = stored
         engines = f", {stored.built} of {stored.total} engines, {stored.step}" if stored.total else ""
         self._on_change(target.peer.name, f"{stored.state}{engines}", stored.missing, stored.size)
 
-    def _on_want(self, target: _Target, want: Want) -> None:
+    def _on_want(self, target: Target, want: Want) -> None:
         path, size = target.files.get(want.digest.hex(), (None, 0))
         if path is None or want.offset + want.size > size:
-            target.failure = (
-                f"it asks for a file that {self.peers.path} does not give it; use the same peers.yaml on both sides"
-            )
+            target.failure = self._unknown_file
             return
         try:
             with path.open("rb") as stream:
@@ -371,7 +391,7 @@ def _progress(stored: Stored) -> tuple[object, ...]:
     return stored.state, stored.manifest, stored.missing, stored.built, stored.step
 
 
-def _result(target: _Target) -> PushResult:
+def _result(target: Target) -> PushResult:
     last = target.last
     state = StoreState.FAILED.value if target.failure else last.state if last is not None else "unreachable"
     return PushResult(

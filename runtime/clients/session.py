@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerState
@@ -73,6 +75,8 @@ class Session:
             if self.waiting:
                 self.greetings.append(time.monotonic() - self.greeted_at)
             self.waiting, self.welcome = False, message
+        elif isinstance(message, Hello):  # its description has changed
+            self.welcome = Welcome(*msgspec.structs.astuple(message))
         elif isinstance(message, State):
             self.state = message
         elif isinstance(message, Stored):

@@ -6,6 +6,7 @@ the file has keys, it needs the secret key of a source. It takes no part in rout
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 
@@ -53,6 +54,7 @@ class Observer(Client):
     def __init__(self, peers: PeersFile, *, keys: KeyPair | None = None) -> None:
         """Dial the peers; raise :class:`UsageError` and :class:`LinkError` for keys that do not match the file."""
         super().__init__(peers, keys, source_name(peers, keys, "observer"), "observer")
+        self._digest = hashlib.sha256(peers.raw).digest()
 
     def look(self, seconds: float) -> Mapping[str, PeerStatus]:
         """Greet all peers; return their status when all have answered, or after ``seconds``."""
@@ -122,6 +124,9 @@ class Observer(Client):
     def _status(self, session: Session) -> PeerStatus:
         welcome, state = session.welcome, session.state
         judged, reason = session.judge()
+        files = welcome.files if welcome is not None else ()
+        if files and files[0].version and not reason and all(file.digest != self._digest for file in files):
+            reason = f"it runs version {files[0].version} of peers.yaml, not this file; see 'ls-edge apply --dry-run'"
         key = "accepted" if session.up else "refused" if session.refused else "unknown"
         return PeerStatus(
             reachable=session.up,

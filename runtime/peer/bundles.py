@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import msgspec
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
+from ls_edge.core.parts import part_name
 from ls_edge.core.text import name_blocks
+from ls_edge.engines.opening import OnStep, build_engines
 from ls_edge.runtime.peer.setup import PeerSetup
+from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.store.installer import Installer
-from ls_edge.runtime.store.store import Store
+from ls_edge.runtime.store.store import AppliedFile, Store
+from ls_edge.runtime.transport.keys import curve_of, load_secret, read_again
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -30,6 +35,14 @@ class GivenBundle:
         """Return the bundle."""
         return self._bundle
 
+    def adopt(self, setup: PeerSetup) -> PeerSetup:
+        """Return the setup, because only a store has an applied file."""
+        return setup
+
+    def read_again(self, setup: PeerSetup) -> PeerSetup:
+        """Read ``peers.yaml`` and the secret key again, with the same errors as the first time."""
+        return setup.using(*read_again(setup.peers, setup.keys, setup.entry.name))
+
     def limited(self, setup: PeerSetup) -> PeerSetup:
         """Return the setup, because a given bundle has all parts."""
         return setup
@@ -42,9 +55,16 @@ class GivenBundle:
 class StoredBundle:
     """The active bundle of a store, which a push or a failure exchanges for another."""
 
-    def __init__(self, store: Store, installer: Installer) -> None:
-        self.installer = installer
-        self._store = store
+    def __init__(
+        self, store: Store, given: PeerSetup, present: Callable[[], PeerSetup], use: Callable[[PeerSetup], bool]
+    ) -> None:
+        """Serve from a store; ``given`` has the file with which the peer was started.
+
+        ``present()`` returns the present setup, and ``use(setup)`` uses the files of another one; it returns whether
+        the peer has to reopen instead.
+        """
+        self._store, self._given, self._present, self._use = store, given.peers, present, use
+        self.installer = Installer(store, given.entry.name, self)
         self._is_broken = False
         """Whether the active bundle cannot be served, so that the peer waits for a push."""
 
@@ -53,6 +73,80 @@ class StoredBundle:
         if self.installer.is_switching:
             self.installer.is_switching = self._is_broken = False
         return None if self._is_broken else self._store.open_active()
+
+    def adopt(self, setup: PeerSetup) -> PeerSetup:
+        """Return the setup with the applied files of the store, if there are any that can be used."""
+        record = self._store.record
+        if record.file is None:
+            return setup
+        try:
+            version, read = record.file.version, self._store.read_file
+            others = sorted(record.accepts, key=lambda file: -file.version)
+            return setup.using(
+                read(record.file),
+                setup.keys,
+                newer=tuple(read(file) for file in others if file.version > version),
+                older=tuple(read(file) for file in others if file.version <= version),
+            )
+        except LsEdgeError as error:
+            log.error("the applied peers.yaml cannot be used", extra={"peer": setup.entry.name, "why": str(error)})
+            return setup.using(self._given, setup.keys)
+
+    def read_again(self, setup: PeerSetup) -> PeerSetup:
+        """Read the file with which the peer was started again unless one was applied, and the secret key."""
+        if self._store.record.file is None:
+            return setup.using(*read_again(setup.peers, setup.keys, setup.entry.name))
+        keys = setup.keys
+        return self.adopt(replace(setup, keys=load_secret(keys.path) if keys is not None and keys.path else keys))
+
+    # The fleet as the installer sees it, on the store's thread.
+
+    @property
+    def given(self) -> bytes:
+        """Content of the file with which the peer was started, or that it has read again."""
+        return self._present().peers.raw
+
+    def parts_of(self, bundle: Bundle, file: AppliedFile | None) -> Collection[int]:
+        """Return the parts that this peer serves by a file; raise an error if file or bundle do not fit this peer."""
+        setup = self._offered(file)
+        return () if setup is None else setup.of_model(bundle).entry.blocks
+
+    def build(self, bundle: Bundle, file: AppliedFile | None, on_step: OnStep) -> Iterator[object]:
+        """Build the engines of these parts, one at a time."""
+        setup = self._offered(file)
+        if setup is None:
+            return iter(())
+        entry = setup.entry
+        return build_engines(
+            bundle,
+            [part_name(part) for part in entry.blocks.of_model(bundle.num_blocks)],
+            kind=setup.engine_kind,
+            provider=entry.provider,
+            max_batch=entry.max_batch,
+            gpu_mem_limit=entry.gpu_mem_limit,
+            on_step=on_step,
+        )
+
+    def accept(self, file: AppliedFile) -> None:
+        """Record that the processes of a file are accepted, too."""
+        self._store.accept(file, self.given)
+
+    def follow(self) -> Callable[[], bool]:
+        """Read the recorded files; return a function that uses them and returns whether the peer has to reopen."""
+        setup = self.adopt(self._present())
+        return lambda: self._use(setup)
+
+    def _offered(self, file: AppliedFile | None) -> PeerSetup | None:
+        """Return the setup with an offered file; None if the file does not list this peer."""
+        setup, name = self._present(), self._present().entry.name
+        peers = setup.peers if file is None else self._store.read_file(file)
+        peers.check_codecs(CODECS)
+        if not any(source.may_push for source in peers.sources):
+            raise UsageError(f"no source of {peers.path} may push, so nobody could change the fleet again")
+        if all(peer.name != name for peer in peers.peers):
+            return None
+        curve_of(peers, name, setup.keys)
+        return setup.using(peers, setup.keys)
 
     def limited(self, setup: PeerSetup) -> PeerSetup:
         """Return the setup with the parts that the store has, so that a changed entry does not stop the others.
@@ -75,7 +169,9 @@ class StoredBundle:
         """Go back to the previous bundle, or wait for a push; raise an error that is not the bundle's fault."""
         if self.installer.is_switching:  # it was not the active bundle that failed
             return
-        is_on_trial = self._store.record.trial_starts is not None
-        if isinstance(error, LinkError) or not (is_on_trial or isinstance(error, (BundleError, UsageError))):
+        record = self._store.record
+        is_file_new = record.before is not None and record.before.file != record.file  # with another address, perhaps
+        is_ours = isinstance(error, (BundleError, UsageError)) or record.trial_starts is not None
+        if not is_ours or (isinstance(error, LinkError) and not is_file_new):
             raise error
         self._is_broken = not self._store.give_up(str(error))

@@ -204,6 +204,7 @@ class Incarnation:
             blocks=tuple(block for block in self._greeting.blocks if block not in failed),
             engine="" if self.setup.bundle is None else self.executor.text,
             note=self._note,
+            files=() if self._installer is None else self._installer.files,
         )
 
     def _loop(self) -> Iterator[None]:
@@ -240,15 +241,16 @@ class Incarnation:
 
     def _do_other_work(self) -> None:
         """Handle work outside of routing: a changed ``peers.yaml``, checks of the machine, and pushes."""
-        if self._new_peers is not None:
-            peers, self._new_peers = self._new_peers, None
-            self.node.change_peers(peers, self.setup.keys)
         if self._inspector is not None:
             self._inspector.step()
         if self._installer is not None:
             self._installer.step()
             if self._installer.is_switching:
                 self.stops = self.stops or 1
+        if self._new_peers is not None:
+            peers, self._new_peers = self._new_peers, None
+            self.node.change_peers(peers, self.setup.keys)
+            self.node.repeat_greeting()
 
     def _execute(self, instruction: Instruction) -> None:
         if isinstance(instruction, Decode) and self._decoder is not None:

@@ -14,18 +14,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DeviceLost, LinkError, LsEdgeError, UsageError
-from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
-from ls_edge.engines.opening import EngineChoice, OnStep, announce, build_engines, open_block_engines
+from ls_edge.engines.opening import EngineChoice, OnStep, announce, open_block_engines
 from ls_edge.runtime.peer.bundles import GivenBundle, StoredBundle
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.counts import PeerSnapshot
@@ -34,9 +32,8 @@ from ls_edge.runtime.peer.incarnation import Incarnation
 from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
-from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
-from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again
+from ls_edge.runtime.transport.keys import KeyPair, load_secret
 from ls_edge.runtime.transport.node import Node
 
 _P = TypeVar("_P", bound="Peer")
@@ -97,9 +94,11 @@ class Peer:
                 "source with a key, or start with --bundle"
             )
         opened = Store(store, entry.blocks)
-        opened.begin()
         with self.cores.others():  # the thread of the installer stays on them
-            self._bundles = StoredBundle(opened, Installer(opened, name, self._check, self._build))
+            self._bundles = StoredBundle(opened, self._setup, lambda: self._setup, self._use)
+        self._setup = self._bundles.adopt(self._setup)
+        opened.blocks = self.entry.blocks
+        opened.begin()
 
     @classmethod
     def open(
@@ -204,16 +203,14 @@ class Peer:
         """
         before = self._setup
         try:
-            peers, keys = read_again(before.peers, before.keys, self.name)
-            entry = peers.peer(self.name)
-            replace(before, peers=peers, entry=entry).of_model(self._running.setup.bundle)
-            cores = before.cores if entry == before.entry else EngineCores.of(peers, entry)
+            setup = self._bundles.read_again(before)
+            setup.of_model(self._running.setup.bundle)
         except LsEdgeError as error:
             log.warning("not reloaded", extra={"peer": self.name, "why": str(error)})
             return
-        self._setup = setup = replace(before, peers=peers, entry=entry, keys=keys, cores=cores)
-        log.info("reloaded", extra={"peer": self.name, "peers": len(peers.peers)})
-        if _needs_reopening(before, setup):
+        self._setup = setup
+        log.info("reloaded", extra={"peer": self.name, "peers": len(setup.peers.peers)})
+        if before.needs_reopening(setup):
             self._fallback = self._fallback or before
             if not self._running.stops:  # a second stop would leave without handing requests on
                 self._running.stop()
@@ -227,6 +224,7 @@ class Peer:
         end = time.monotonic() + (0.0 if self._incarnation is None else _LISTEN_AGAIN_S)
         while True:
             try:
+                self._setup = self._bundles.adopt(self._setup)
                 self._incarnation = self._listen(self._bundles.next())
             except LsEdgeError as error:
                 if not isinstance(error, LinkError) or time.monotonic() > end:
@@ -286,17 +284,13 @@ class Peer:
             on_choice=self._on_choice,
         )
 
-    def _build(self, bundle: Bundle, on_step: OnStep) -> Iterator[object]:
-        """Build the engines of the bundle to serve next, one at a time."""
-        return build_engines(
-            bundle,
-            [part_name(part) for part in self.entry.blocks.of_model(bundle.num_blocks)],
-            kind=self._setup.engine_kind,
-            provider=self.entry.provider,
-            max_batch=self.entry.max_batch,
-            gpu_mem_limit=self.entry.gpu_mem_limit,
-            on_step=on_step,
-        )
+    def _use(self, setup: PeerSetup) -> bool:
+        """Use the files of a setup from the next turn on; return whether the peer has to reopen instead."""
+        if self._setup.needs_reopening(setup):
+            return True
+        self._setup = setup
+        self._running.change_peers(setup.of_model(self._running.setup.bundle).peers)
+        return False
 
     def _on_step(self, done: int, total: int, text: str) -> None:
         self.on_step(done, total, text)
@@ -323,12 +317,3 @@ class Peer:
         executor = BlockExecutor(setup.entry, lambda: self.open_engines())
         executor.text = setup.engine_kind
         return Incarnation(setup, executor, self._bundles.installer)
-
-
-def _needs_reopening(before: PeerSetup, after: PeerSetup) -> bool:
-    files = before.peers, after.peers
-    return (
-        (before.entry, before.keys) != (after.entry, after.keys)
-        or files[0].heartbeat != files[1].heartbeat
-        or files[0].uses_keys != files[1].uses_keys
-    )

@@ -53,11 +53,38 @@ class PeerSetup:
     settings: PeerSettings
     bundle: Bundle | None = None
     """The served bundle; None without one."""
+    newer: tuple[PeersFile, ...] = ()
+    """Further files whose processes are accepted during a change of the fleet, the newest first."""
+    older: tuple[PeersFile, ...] = ()
 
     def of_model(self, bundle: Bundle | None) -> PeerSetup:
         """Return the setup with a bundle, with ``all`` replaced by its parts; raise an error if they do not fit."""
-        peers = self.peers if bundle is None else self.peers.of_model(bundle.num_blocks)
-        return replace(self, peers=peers, entry=peers.peer(self.entry.name), bundle=bundle)
+        peers, newer, older = self.peers, self.newer, self.older
+        if bundle is not None:
+            peers = peers.of_model(bundle.num_blocks)
+            newer, older = (tuple(one.within(bundle.num_blocks) for one in others) for others in (newer, older))
+        peers = peers.accepting(newer, older, name=self.entry.name)
+        return replace(self, peers=peers, entry=peers.peer(self.entry.name), bundle=bundle, newer=(), older=())
+
+    def using(
+        self,
+        peers: PeersFile,
+        keys: KeyPair | None,
+        newer: tuple[PeersFile, ...] = (),
+        older: tuple[PeersFile, ...] = (),
+    ) -> PeerSetup:
+        """Return the setup with another file and key pair; raise :class:`ConfigError` if the file does not fit."""
+        entry = peers.peer(self.entry.name)
+        cores = self.cores if entry == self.entry else EngineCores.of(peers, entry)
+        return replace(self, peers=peers, entry=entry, keys=keys, cores=cores, newer=newer, older=older)
+
+    def needs_reopening(self, after: PeerSetup) -> bool:
+        """Return whether a peer has to open its links or engines again to use another setup."""
+        return (
+            (self.entry, self.keys) != (after.entry, after.keys)
+            or self.peers.heartbeat != after.peers.heartbeat
+            or self.peers.uses_keys != after.peers.uses_keys
+        )
 
     @property
     def engine_kind(self) -> EngineKind:

@@ -30,6 +30,9 @@ MAX_CHUNK = 48 * 1024
 """Limit on the bytes of a file in one message, which delays other messages by 0.4 ms at 1 Gbit/s."""
 MAX_MANIFEST = 16 * 1024 * 1024
 """Limit on an offered ``manifest.json``, in bytes."""
+MAX_FILES = 8
+"""Limit on the files whose processes are accepted at the same time during a change of the fleet."""
+MAX_BEHIND = 64
 MAX_FINDINGS = 64
 MAX_MEASURE_MS = 60_000
 MAX_PROFILE = 60_000
@@ -50,6 +53,7 @@ TokenSize = Annotated[int, Meta(ge=1, le=1 << 20)]
 FileSize = Annotated[int, Meta(ge=0, lt=MAX_FILE)]
 Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 """SHA-256."""
+Version = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Blocks = tuple[Count, ...]
 RequestId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """128 random bits, known only to processes that had the tokens."""
@@ -207,6 +211,15 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, skipped=(*self.skipped, *blocks), remaining=remaining)
 
 
+class FileVersion(msgspec.Struct, frozen=True, array_like=True):
+    """A ``peers.yaml`` that was applied to the fleet."""
+
+    version: Version
+    """Number of the change that introduced it."""
+    digest: Digest
+    """SHA-256 of its content."""
+
+
 class _Message(msgspec.Struct, frozen=True, tag_field="t"):
     pass
 
@@ -224,6 +237,8 @@ class _Description(_Message, frozen=True):
     codec: ShortText = "raw"
     note: ShortText | msgspec.UnsetType = msgspec.UNSET
     """Reason why a peer does not serve its bundle, for ``ls-edge status``."""
+    files: Annotated[tuple[FileVersion, ...], Meta(max_length=MAX_FILES)] = ()
+    """The ``peers.yaml`` that the sender uses, and further ones whose processes it accepts."""
 
 
 class Hello(_Description, frozen=True, tag="hello"):
@@ -354,6 +369,11 @@ class Offer(_Message, frozen=True, tag="offer"):
     manifest: Digest
     size: Annotated[int, Meta(ge=0, le=MAX_MANIFEST)]
     """Bytes of ``manifest.json``; 0 for a bundle that the receiver still has."""
+    file: bytes = b""
+    """SHA-256 of the ``peers.yaml`` to use with the bundle; empty for the present one."""
+    file_size: FileSize = 0
+    version: Version = 0
+    """Number of the change that introduces the file."""
 
 
 class Want(_Message, frozen=True, tag="want"):
@@ -373,9 +393,11 @@ class Chunk(_Message, frozen=True, tag="chunk"):
 
 
 class Install(_Message, frozen=True, tag="install"):
-    """Command of a pusher to drain, switch to the offered bundle and warm up."""
+    """Command of a pusher to switch to the offered bundle and file: drain, switch, and warm up."""
 
     manifest: Digest
+    ends_change: bool = False
+    """Whether all peers have switched, so that a peer that has done so accepts only the processes of its own file."""
 
 
 class Stored(_Message, frozen=True, tag="stored"):
@@ -400,6 +422,8 @@ class Stored(_Message, frozen=True, tag="stored"):
     total: Count = 0
     step: ShortText = ""
     """Current step of the engine after those."""
+    behind: Annotated[tuple[Name, ...], Meta(max_length=MAX_BEHIND)] = ()
+    """Linked sources that have not announced the offered ``peers.yaml`` yet."""
 
 
 class FindingRow(msgspec.Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from ls_edge.core.bundle import Bundle
@@ -34,6 +35,7 @@ from ls_edge.runtime.routing.state.candidates import Model
 from ls_edge.runtime.routing.state.events import Complete, Fail, Instruction, Returned
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.audit import Auditor, Challenge, Challenges, PeerAuditor, Recomputation, Tolerances
+from ls_edge.runtime.source.follower import Follower
 from ls_edge.runtime.source.peer_monitor import PeerEvents, PeerMonitor
 from ls_edge.runtime.source.requests import Requests
 from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult
@@ -63,6 +65,7 @@ class SourceLoop:
         limits: Limits | None,
         on_event: Callable[[PeerEvent], None] | None,
         is_thin: bool,
+        follower: Follower,
     ) -> None:
         """Open stem and head unless ``is_thin``, dial the peers, and start the threads."""
         self.opened = time.monotonic()
@@ -79,6 +82,7 @@ class SourceLoop:
             model=Model(bundle.bands, costs, strict_id),
         )
         check_policy(bundle, find_policy(settings.policy), costs)
+        self._machine, self._seen_events, self._look_again = machine, 0, False
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
         codecs = {peer.name: peer.codec for peer in peers.peers}
         self._tolerances = Tolerances(manifest, codecs, lambda peer: strict_id or self._bundle_of(peer))
@@ -90,13 +94,14 @@ class SourceLoop:
         if self.engines is not None:
             machine.custody.own_us = self.engines.usual_us[HEAD]
         itineraries = Itineraries(alias, settings, bundle, is_thin=is_thin)
-        hello = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
+        greeting = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
+        self._follower = follower
         with self.cores.others():  # threads started here stay on these cores
             self.node = Node(
                 NodeSettings(alias, "source", peers, manifest, keys, settings.strict_bundle),
                 machine,
                 execute=self._execute,
-                hello=lambda: hello,
+                hello=lambda: msgspec.structs.replace(greeting, files=follower.files),
                 state=lambda _name: State(True, False, False, 0, 0, 0, 0),
             )
             events = PeerEvents(peers, self.opened, on_event)
@@ -174,6 +179,9 @@ class SourceLoop:
                 if threads.has_short:
                     yield
                     requests.take_results()
+                if self._look_again or self._seen_events != self.node.driver.neighbor_events:
+                    self._seen_events = self.node.driver.neighbor_events
+                    self._look_again = self._follower.look(neighbor.hello for neighbor in self._machine.neighbors)
                 self.monitor.update()
             self.node.leave("done")
         except Exception:
@@ -192,6 +200,7 @@ class SourceLoop:
             self._tolerances.codecs.update((peer.name, peer.codec) for peer in new[0].peers)
             self.node.change_peers(*new)
             self.monitor.change_peers(new[0])
+            self.node.repeat_greeting()
 
     def _execute(self, instruction: Instruction) -> None:
         if not isinstance(instruction, (Complete, Fail, Returned)):

@@ -32,6 +32,7 @@ from ls_edge.runtime.clients.manifest import fetch_model
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.source.follower import Follower
 from ls_edge.runtime.source.image_encoding import encode_image
 from ls_edge.runtime.source.loop import SourceLoop
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
@@ -86,11 +87,14 @@ class Source:
             self.preprocess, self._read = reader_of(bundle.manifest.image)
         self.bundle = bundle
         """The bundle; only its manifest if that comes from the peers."""
+        self._given = peers
+        """``peers.yaml`` as last read, which counts until the peers agree on another file."""
         self.peers = peers = peers.of_model(bundle.num_blocks)
         if self.settings.auditor:
             _check_holds_all(peers, self.settings.auditor, bundle)
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._keys = keys
+        self._follower = Follower(self.name, self._given, keys, self._follow)
         self._loop = SourceLoop(
             self.name,
             peers,
@@ -100,6 +104,7 @@ class Source:
             limits=limits,
             on_event=on_event,
             is_thin=bool(self.witnesses),
+            follower=self._follower,
         )
         self.counts = self._loop.requests.counts
         """Counts of requests, for metrics; any thread may read them."""
@@ -236,13 +241,27 @@ class Source:
         Requests in flight continue; those at a peer that was removed or has another key run elsewhere. Raise the errors
         of the file, and :class:`UsageError` for changes that need a new source; then nothing changes.
         """
-        peers, keys = read_again(self.peers, self._keys, self.name)
+        peers, keys = read_again(self._given, self._keys, self.name)
+        self._check_links(peers)
+        usable = peers.of_model(self.bundle.num_blocks)
+        self._given, self._keys = peers, keys
+        self._follower.reset(peers, keys)
+        self._use(usable)
+
+    def _follow(self, peers: PeersFile) -> None:
+        """Use a file on which the peers agree; raise :class:`UsageError` for changes that need a new source."""
+        self._check_links(peers)
+        self._use(peers.within(self.bundle.num_blocks))
+
+    def _check_links(self, peers: PeersFile) -> None:
         if (peers.uses_keys, peers.heartbeat) != (self.peers.uses_keys, self.peers.heartbeat):
             raise UsageError(
                 f"{peers.path} changes the heartbeat, or switches keys on or off; restart {self.name} to apply that"
             )
-        self.peers, self._keys = peers.of_model(self.bundle.num_blocks), keys
-        self._loop.change_peers(self.peers, keys)
+
+    def _use(self, peers: PeersFile) -> None:
+        self.peers = peers
+        self._loop.change_peers(peers, self._keys)
 
     @property
     def is_open(self) -> bool:

@@ -1,4 +1,4 @@
-"""The peer's side of ``ls-edge push``: receive an offered bundle into the store and switch to it.
+"""The peer's side of ``ls-edge push`` and ``ls-edge apply``: receive a bundle and a ``peers.yaml``, and switch to them.
 
 The peer asks for each piece of a file (WANT), so it controls how much is in flight: a few pieces, or one piece while it
 has requests. A low-priority thread writes, verifies, and builds engines while the peer still serves the previous
@@ -8,22 +8,24 @@ switch, in which all links end. ``PROTOCOL.md`` describes the messages.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import BundleError, LsEdgeError
+from ls_edge.core.errors import UsageError
 from ls_edge.core.records import MAX_TEXT
-from ls_edge.device.worker import Worker
+from ls_edge.core.validation import MAX_BYTES
 from ls_edge.runtime.protocol.messages import (
+    DIGEST_BYTES,
+    MAX_BEHIND,
     MAX_CHUNK,
     Chunk,
+    FileVersion,
     Install,
     Offer,
     PushMessage,
@@ -32,7 +34,8 @@ from ls_edge.runtime.protocol.messages import (
     Want,
 )
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
-from ls_edge.runtime.store.store import Store, Wanted
+from ls_edge.runtime.store.jobs import NO_PROGRESS, EngineBuild, Fleet, Offered, StoreThread, T, Trial
+from ls_edge.runtime.store.store import AppliedFile, Store, Wanted
 from ls_edge.runtime.transport.node import Node
 from ls_edge.runtime.transport.problems import one_line
 
@@ -46,117 +49,6 @@ MOST_ASKED = 5
 """Number of requests for a piece after which the push fails."""
 KEEP_TURN_S = 60.0
 """Seconds for which the pusher that requested a switch keeps its turn without a link."""
-_NICENESS = 5
-
-_NO_PROGRESS = (0, 0, "")
-
-T = TypeVar("T")
-Build = Callable[[Bundle, Callable[[int, int, str], None]], Iterator[object]]
-
-
-class _StoreThread:
-    """Thread that writes, verifies and builds; :meth:`handle_results` runs the callbacks on the thread of the links."""
-
-    def __init__(self, name: str) -> None:
-        self.node: Node | None = None
-        """Node whose thread handles the results."""
-        self._worker: Worker[Callable[[], None]] = Worker(f"store of {name}", self.wake, niceness=_NICENESS)
-
-    def do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[str], None]) -> None:
-        """Run a job; :meth:`handle_results` then calls ``then`` or ``failed``."""
-
-        def run() -> Callable[[], None]:
-            try:
-                value = job()
-            except LsEdgeError as error:
-                why = str(error)
-            except Exception as error:  # noqa: BLE001  a push must not end the peer
-                why = f"the store failed: {error}; push again"
-            else:
-                return lambda: then(value)
-            return lambda: failed(why)
-
-        self._worker.submit(run)
-
-    def handle_results(self) -> None:
-        """Handle the results of completed jobs."""
-        for handle in self._worker.results():
-            handle()
-
-    def wake(self) -> None:
-        """Wake the thread of the links; any thread may call it."""
-        if self.node is not None:
-            self.node.wake()
-
-    def close(self) -> None:
-        """Stop after the current job."""
-        self._worker.close()
-
-
-class _EngineBuild:
-    """Build of the engines of the next bundle, while the peer serves the previous one."""
-
-    def __init__(self, build: Build, wake: Callable[[], None]) -> None:
-        self.manifest = ""
-        """Manifest of the bundle whose engines are being built."""
-        self.progress = _NO_PROGRESS
-        self._reported = _NO_PROGRESS
-        self._build, self._wake = build, wake
-
-    def begin(self, manifest: str) -> None:
-        """Begin with a bundle."""
-        self.manifest, self.progress = manifest, _NO_PROGRESS
-
-    def run(self, bundle: Bundle, is_wanted: Callable[[], bool]) -> None:
-        """Build one engine after the other; raise :class:`BundleError` if the bundle is no longer wanted."""
-        for _ in self._build(bundle, self.report):
-            if not is_wanted():
-                raise BundleError("another bundle was offered")
-
-    def report(self, done: int, total: int, text: str) -> None:
-        """Record the number of engines that are built or open, their total, and the next step; for any thread."""
-        self.progress = done, total, one_line(text, MAX_TEXT)
-        self._wake()
-
-    def has_news(self) -> bool:
-        """Return whether there was progress since the last call."""
-        before, self._reported = self._reported, self.progress
-        return before != self._reported
-
-
-class _Trial:
-    """The served bundle until ``store.json`` records that it was warm; a failed write is repeated."""
-
-    def __init__(self, store: Store, thread: _StoreThread, report: Callable[[StoreState, str], None]) -> None:
-        """Call ``report`` with ACTIVE when that is written, or with SWITCHING and the reason if writing fails."""
-        self.serving: str | None = None
-        """Manifest of the served bundle."""
-        self.due: float | None = None
-        """Time of the next attempt; None if it is written or nothing is served."""
-        self._store, self._thread, self._report = store, thread, report
-        self._trouble = ""
-
-    def begin(self, serving: str | None) -> None:
-        """Begin with the bundle that is served from now on."""
-        self.serving, self.due = serving, None if serving is None else 0.0
-
-    def settle(self) -> None:
-        """Record that the bundle is warm."""
-        serving = self.serving
-        is_due = self.due is not None and time.monotonic() >= self.due
-        if self._store.is_confirmed:
-            self.due = None
-            self._report(StoreState.ACTIVE, "")
-        elif is_due and serving is not None and serving == self._store.record.active:
-            self.due = float("inf")
-            self._thread.do(lambda: self._store.confirm(serving), lambda _: self.settle(), self._on_failure)
-
-    def _on_failure(self, why: str) -> None:
-        self.due = time.monotonic() + ASK_AGAIN_S
-        if why != self._trouble:
-            self._trouble = why
-            log.warning("the store cannot record that the bundle is warm", extra={"why": why})
-        self._report(StoreState.SWITCHING, why)
 
 
 @dataclass(eq=False)
@@ -166,6 +58,8 @@ class _Push:
     pusher: str
     manifest: str
     size: int
+    applied: AppliedFile | None
+    applied_size: int
     state: StoreState = StoreState.RECEIVING
     reason: str = ""
     wanted: Wanted = field(default_factory=Wanted)
@@ -177,7 +71,14 @@ class _Push:
     received: int = 0
     asked: int = 0
     tries: int = 0
+    behind: tuple[str, ...] = ()
+    """Linked sources that have not announced the offered ``peers.yaml``."""
     last: float = field(default_factory=time.monotonic)
+
+    @property
+    def offered(self) -> Offered:
+        """Bundle and file."""
+        return self.manifest, self.applied
 
     def begin(self, received: Callable[[str], int]) -> None:
         """Begin with the first missing file; ``received`` returns how many of its bytes exist."""
@@ -223,23 +124,24 @@ class _Push:
             self.wanted.size,
             max(0, missing),
             self.reason,
-            *(progress if self.state in (StoreState.BUILDING, StoreState.SWITCHING) else _NO_PROGRESS),
+            *(progress if self.state in (StoreState.BUILDING, StoreState.SWITCHING) else NO_PROGRESS),
+            self.behind,
         )
 
 
 class Installer:
     """Receiver of bundles for the store of a peer; used by the thread of the peer's links."""
 
-    def __init__(self, store: Store, name: str, check: Callable[[Bundle], None], build: Build) -> None:
-        """``check`` raises if a bundle does not fit the peer; ``build`` builds its engines, one at a time."""
+    def __init__(self, store: Store, name: str, fleet: Fleet) -> None:
+        """Receive bundles and files for the peer ``name``."""
         self.is_switching = False
         """Whether the peer has to leave and serve the bundle that is now active in the store."""
         self.lacking = ""
         """Parts that the peer should serve and the store lacks, with advice; empty if it lacks none."""
-        self._store, self._check = store, check
-        self._thread = _StoreThread(name)
-        self._engines = _EngineBuild(build, self._thread.wake)
-        self._trial = _Trial(store, self._thread, self._report_switch)
+        self._store, self._fleet = store, fleet
+        self._thread = StoreThread(name)
+        self._engines = EngineBuild(fleet, self._thread.wake)
+        self._trial = Trial(store, self._thread, self._report_switch)
         self._machine: PeerMachine | None = None
         self._pushers: set[str] = set()
         self._push: _Push | None = None
@@ -252,6 +154,20 @@ class Installer:
         return one_line(reason, MAX_TEXT) if reason else UNSET
 
     @property
+    def files(self) -> tuple[FileVersion, ...]:
+        """Applied file, and those whose processes are accepted in addition, for HELLO."""
+        record = self._store.record
+        if record.file is None:
+            return (FileVersion(0, hashlib.sha256(self._fleet.given).digest()),)
+        return tuple(FileVersion(file.version, bytes.fromhex(file.digest)) for file in (record.file, *record.accepts))
+
+    def applied_file(self, digest: bytes) -> bytes:
+        """Return the content of a file of :attr:`files`; empty for any other digest."""
+        if all(file.digest != digest for file in self.files):
+            return b""
+        return self._fleet.given if self._store.record.file is None else self._store.read_raw(digest.hex())
+
+    @property
     def is_timed(self) -> bool:
         """Whether :meth:`step` has work that depends on the clock."""
         return self._push is not None or self._trial.due is not None
@@ -262,7 +178,7 @@ class Installer:
         self._trial.begin(self._store.record.active if serves else None)
         self._pushers.clear()
         self._push, self.is_switching = None, False
-        self._engines.progress = _NO_PROGRESS
+        self._engines.progress = NO_PROGRESS
 
     def close(self) -> None:
         """Stop after the current job, and close the store."""
@@ -299,6 +215,9 @@ class Installer:
         if self._push is not None and self._push.state is StoreState.RECEIVING and self._push.file is not None:
             self._ask(self._push)
         has_news, push = self._engines.has_news(), self._push
+        if push is not None and push.applied is not None and push.behind != (behind := self._behind(push.applied)):
+            push.behind = behind
+            self._report(push.pusher)
         if has_news and push is not None and push.state in (StoreState.BUILDING, StoreState.SWITCHING):
             self._report(push.pusher)
 
@@ -313,12 +232,14 @@ class Installer:
         if self._other_holder(pusher):
             self._report(pusher)
             return
+        file = AppliedFile(offer.version, offer.file.hex()) if len(offer.file) == DIGEST_BYTES else None
         manifest = offer.manifest.hex()
-        if push is not None and push.manifest == manifest and push.state is not StoreState.FAILED:
+        if push is not None and push.offered == (manifest, file) and push.state is not StoreState.FAILED:
             self._report(pusher)  # a repeated offer
             return
-        push = self._push = _Push(pusher, manifest, offer.size)
-        log.info("a bundle is offered", extra={"peer": pusher})
+        push = self._push = _Push(pusher, manifest, offer.size, file, offer.file_size)
+        version = {} if file is None else {"version": file.version}
+        log.info("a bundle is offered", extra={"peer": pusher, **version})
         self._look(push)
 
     def _on_chunk(self, push: _Push, chunk: Chunk) -> None:
@@ -340,21 +261,45 @@ class Installer:
         self._do_for(push, lambda: self._store.write(digest, size, offset, chunk.data), written)
 
     def _on_install(self, push: _Push, install: Install) -> None:
-        if push.state is StoreState.READY and install.manifest.hex() == push.manifest:
+        if push.state is StoreState.ACTIVE and install.ends_change:
+            self._change_files(push, self._store.end_change, lambda _: self._report(push.pusher))
+        elif push.state is StoreState.READY and install.manifest.hex() == push.manifest:
             push.state, push.reason = StoreState.SWITCHING, ""
             self._turn = (push.pusher, time.monotonic() + KEEP_TURN_S)
             log.info("switching", extra={"peer": push.pusher, "bundle": self._store.shown_id(push.manifest)})
 
-            def switched(_: None) -> None:
-                self.is_switching = True
+            is_listed = push.wanted.parts > 0
+
+            def switched(has_to_reopen: bool) -> None:
+                if has_to_reopen or not is_listed or push.manifest != self._trial.serving or self.lacking:
+                    self.is_switching = True
+                else:  # other entries have changed
+                    self._trial.begin(push.manifest)
 
             def failed(why: str) -> None:
                 self._turn = ("", 0.0)
                 self._failed(push, why)
 
             # The record is written before the peer drains, so that a full disk costs no answers.
-            self._thread.do(lambda: self._store.switch(push.manifest), switched, failed)
+            self._change_files(
+                push, lambda: self._store.switch(push.manifest, push.applied, is_listed=is_listed), switched, failed
+            )
         self._report(push.pusher)
+
+    def _change_files(
+        self,
+        push: _Push,
+        write: Callable[[], None],
+        then: Callable[[bool], None],
+        failed: Callable[[str], None] | None = None,
+    ) -> None:
+        """Write the record, and use its files; call ``then`` with whether the peer has to reopen."""
+
+        def job() -> Callable[[], bool]:
+            write()
+            return self._fleet.follow()
+
+        self._thread.do(job, lambda follow: then(follow()), failed or (lambda why: self._failed(push, why)))
 
     # Jobs of the store's thread.
 
@@ -393,31 +338,52 @@ class Installer:
                 self._complete(push)
             self._report(push.pusher)
 
-        self._do_for(push, lambda: self._store.want(push.manifest, push.size, self._check), found)
+        file = None if push.applied is None else (push.applied.digest, push.applied_size)
+
+        def look() -> Wanted:
+            if push.applied_size > MAX_BYTES:
+                raise UsageError(f"the offered peers.yaml has {push.applied_size} bytes, at most {MAX_BYTES} are read")
+            return self._store.want(
+                push.manifest, push.size, lambda bundle: self._fleet.parts_of(bundle, push.applied), file
+            )
+
+        self._do_for(push, look, found)
 
     def _complete(self, push: _Push) -> None:
         push.file = None
         record = self._store.record
-        if record.failed == push.manifest:
+        if record.failed is not None and record.failed in (push.manifest, push.applied and push.applied.digest):
             push.reason = one_line(record.reason, MAX_TEXT)
-        if push.manifest == self._trial.serving and not self.lacking:
+        is_removed = not push.wanted.parts and record.active is None and push.applied in record.accepts
+        is_served = push.manifest == self._trial.serving and not self.lacking
+        if is_removed:
+            push.state = StoreState.ACTIVE
+        elif is_served and push.applied in (None, record.file):
             push.state = StoreState.ACTIVE if self._trial.due is None else StoreState.SWITCHING
         else:
             push.state = StoreState.BUILDING
-            if self._engines.manifest != push.manifest:
-                self._build_for(push.manifest)
+            if self._engines.offered != push.offered:
+                self._build_for(push.offered)
 
-    def _build_for(self, manifest: str) -> None:
+    def _build_for(self, offered: Offered) -> None:
         """Build the engines of a complete bundle for all pushers that offer it, until another one is offered."""
-        self._engines.begin(manifest)
+        self._engines.begin(offered)
+        manifest, file = offered
 
         def is_wanted() -> bool:
-            return self._push is None or self._push.manifest == manifest
+            return self._push is None or self._push.offered == offered
+
+        def job() -> Callable[[], bool]:
+            self._engines.run(self._store.open(manifest), file, is_wanted)
+            if file is None or not is_wanted():
+                return lambda: False
+            self._fleet.accept(file)
+            return self._fleet.follow()
 
         def ended(why: str = "") -> None:
-            self._engines.manifest = ""
+            self._engines.offered = None
             push = self._push
-            if push is None or push.manifest != manifest or push.state is not StoreState.BUILDING:
+            if push is None or push.offered != offered or push.state is not StoreState.BUILDING:
                 return
             if why:
                 self._fail(push, why)
@@ -427,7 +393,11 @@ class Installer:
             log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": shown})
             self._report(push.pusher)
 
-        self._thread.do(lambda: self._engines.run(self._store.open(manifest), is_wanted), lambda _: ended(), ended)
+        def built(follow: Callable[[], bool]) -> None:
+            follow()
+            ended()
+
+        self._thread.do(job, built, ended)
 
     def _go_on(self, push: _Push) -> None:
         """Begin with the next file, or check all files after the last one."""
@@ -440,6 +410,14 @@ class Installer:
         self._report(push.pusher)
 
     # Messages to pushers.
+
+    def _behind(self, file: AppliedFile) -> tuple[str, ...]:
+        """Return the linked sources that have not announced a file."""
+        digest = bytes.fromhex(file.digest)
+        hellos = [neighbor.hello for neighbor in self._machine.neighbors] if self._machine is not None else []
+        sources = [hello for hello in hellos if hello.role == "source"]
+        late = [hello.name for hello in sources if all(one.digest != digest for one in hello.files)]
+        return tuple(sorted(late)[:MAX_BEHIND])
 
     def _ask(self, push: _Push) -> None:
         now = time.monotonic()

@@ -2,13 +2,14 @@
 
 ::
 
-    DIR/store.json             the served bundle, and the previous one
+    DIR/store.json             the served bundle and the previous one, and the applied peers.yaml
     DIR/files/<sha256>         a complete, verified file, named by the SHA-256 of its content
     DIR/files/<sha256>.part    an incomplete file, as far as it has arrived
 
-A bundle consists of its manifest and the parts that this peer needs. A file loses ``.part`` once its digest is
-verified, and ``store.json`` is replaced atomically. So the process or the machine may stop at any moment: the served
-bundle is complete, and received data is kept.
+A bundle consists of its manifest and the parts that this peer needs. The ``peers.yaml`` of ``ls-edge apply`` is a file
+like them; once there is one, it counts instead of the file with which the peer was started. A file loses ``.part`` once
+its digest is verified, and ``store.json`` is replaced atomically. So the process or the machine may stop at any moment:
+the served bundle is complete, and received data is kept.
 
 A failed write never stops the peer: it serves the bundle that it has, and the write is repeated later. A bundle that
 cannot be served is given up only for a complete previous one.
@@ -19,10 +20,8 @@ This module does not use sockets; :mod:`~ls_edge.runtime.store.installer` receiv
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -31,21 +30,33 @@ from typing import Literal
 import msgspec
 
 from ls_edge.core.bundle import MANIFEST, Bundle, Digest
-from ls_edge.core.errors import BundleError, DigestMismatch, LsEdgeError, UsageError
-from ls_edge.core.files import folder_lock, sync, write_file
+from ls_edge.core.errors import BundleError, LsEdgeError
+from ls_edge.core.files import write_file
 from ls_edge.core.parts import part_name
-from ls_edge.core.peers_file import HeldParts
+from ls_edge.core.peers_file import HeldParts, PeersFile, load_peers
 from ls_edge.core.text import short_id
+from ls_edge.runtime.store.files import FileStore, digest_of, is_file
 
 log = logging.getLogger("ls_edge.runtime")
 
-SPARE_BYTES = 4 * 1024 * 1024
-"""Bytes that stay free on the disk of a store."""
 TRIAL_STARTS = 3
 """Starts of the process after which a peer gives up a bundle that never became warm."""
-_PIECE = 1 << 20
-"""Number of bytes that are hashed at a time."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MAX_ACCEPTED = 6
+"""Limit on further accepted files, which interrupted changes leave; the oldest are dropped."""
+
+
+class AppliedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ``peers.yaml`` that ``ls-edge apply`` has sent."""
+
+    version: int
+    digest: Digest
+
+
+class Before(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """State before a switch."""
+
+    active: Digest | None
+    file: AppliedFile | None
 
 
 class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,9 +70,15 @@ class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trial_starts: int | None = None
     """Starts of the process with the active bundle, counted until it is warm for the first time; null after that."""
     failed: Digest | None = None
-    """The last bundle that could not be served."""
+    """The last bundle that could not be served, or the last ``peers.yaml`` if only that had changed."""
     reason: str = ""
     """Reason why the peer does not serve the bundle that it should."""
+    file: AppliedFile | None = None
+    """The applied ``peers.yaml``; None for the one with which the peer was started."""
+    before: Before | None = None
+    """The state to return to if the active bundle and file do not become warm; null after that."""
+    accepts: tuple[AppliedFile, ...] = ()
+    """Other files whose processes are accepted until the change of the fleet has ended, the newest first."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -80,7 +97,7 @@ class _Identified(msgspec.Struct, frozen=True):
     bundle_id: str
 
 
-class Store:
+class Store(FileStore):
     """The bundles of one peer; only one process can open it."""
 
     def __init__(self, folder: str | Path, blocks: Collection[int]) -> None:
@@ -88,28 +105,13 @@ class Store:
 
         Raise :class:`UsageError` if the folder cannot be used. A full disk is not an error: the peer waits for space.
         """
-        self.folder = Path(folder)
+        super().__init__(folder)
         self.blocks = HeldParts(sorted(blocks))
         """Parts that the peer should serve."""
-        self._files, self._path = self.folder / "files", self.folder / "store.json"
+        self._path = self.folder / "store.json"
         self._change = threading.Lock()
-        self._lock = contextlib.ExitStack()
-        self._locked: int | None = None
-        """Inode of the locked folder."""
         self._saved = True
-        try:
-            self._make_folder()
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise UsageError(
-                    f"cannot use {self.folder} as a store: {error.strerror}; give --store a writable folder"
-                ) from None
-            log.warning("the store is not complete", extra={"why": f"disk full at {self.folder}; make room"})
         self._record = self._read()
-
-    def close(self) -> None:
-        """Let another process open the store."""
-        self._lock.close()
 
     @property
     def record(self) -> StoreRecord:
@@ -144,7 +146,7 @@ class Store:
 
     def open(self, manifest: str) -> Bundle:
         """Open a bundle of the store; its parts are verified when they are read."""
-        if not _is_file(self._files / manifest, manifest):
+        if not is_file(self._files / manifest, manifest):
             raise BundleError(f"the manifest {self._files / manifest} is missing or damaged; push the bundle again")
         opened = Bundle.open(self._files, manifest).manifest
         stem, head, *blocks = (
@@ -153,6 +155,34 @@ class Store:
         )
         parts = msgspec.structs.replace(opened.parts, stem=stem, head=head, blocks=tuple(blocks))
         return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
+
+    def read_file(self, file: AppliedFile) -> PeersFile:
+        """Return an applied ``peers.yaml``; raise :class:`BundleError` if it is damaged, or its own errors."""
+        path = self._files / file.digest
+        if not is_file(path, file.digest):
+            raise BundleError(f"the applied peers.yaml {path} is missing or damaged; run 'ls-edge apply' again")
+        return load_peers(path, Path(f"peers.yaml of version {file.version}"))
+
+    def accept(self, file: AppliedFile, present: bytes) -> None:
+        """Accept the processes of a stored file in addition, until :meth:`end_change`.
+
+        ``present`` is the content of the file that counts now. Raise :class:`BundleError` if writing fails.
+        """
+        with self._change:
+            record, now = self._record, self._record.file
+            if now is None:  # the file with which the peer was started may be overwritten
+                now = AppliedFile(0, hashlib.sha256(present).hexdigest())
+                self._write_file(now.digest, present)
+            others = tuple(one for one in record.accepts if one.digest not in (file.digest, now.digest))
+            accepts = () if file.digest == now.digest else (file, *others)
+            if (now, accepts) != (record.file, record.accepts):
+                self._write(msgspec.structs.replace(record, file=now, accepts=accepts[:_MAX_ACCEPTED]))
+
+    def end_change(self) -> None:
+        """Accept only the processes of the applied file; raise :class:`BundleError` if that cannot be recorded."""
+        with self._change:
+            if self._record.accepts:
+                self._write(msgspec.structs.replace(self._record, accepts=()))
 
     def held(self, bundle: Bundle) -> HeldParts:
         """Return the parts that the peer should serve and that have arrived."""
@@ -166,19 +196,36 @@ class Store:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return "?"
 
-    def switch(self, manifest: str) -> None:
-        """Make a complete bundle active and keep the previous one; raise :class:`BundleError` on failure."""
+    def switch(self, manifest: str, file: AppliedFile | None = None, *, is_listed: bool = True) -> None:
+        """Make a complete bundle and an accepted file active, and keep the previous ones.
+
+        Serve nothing any more if the file does not list this peer. Raise :class:`BundleError` on failure.
+        """
         self.open(manifest)
         with self._change:
-            if self._record.active != manifest:
-                self._write(StoreRecord(active=manifest, previous=self._record.active, trial_starts=1))
+            record = self._record
+            if not is_listed and file is not None:
+                reason = f"removed from the fleet by version {file.version} of peers.yaml"
+                self._write(StoreRecord(previous=manifest, file=record.file, accepts=record.accepts, reason=reason))
+            elif (record.active, record.file) != (manifest, file or record.file):
+                others = (record.file, *record.accepts) if file is not None else record.accepts
+                self._write(
+                    StoreRecord(
+                        active=manifest,
+                        previous=record.previous if manifest == record.active else record.active,
+                        trial_starts=1,
+                        file=file or record.file,
+                        before=Before(record.active, record.file),
+                        accepts=tuple(one for one in others if one and (file is None or one.digest != file.digest)),
+                    )
+                )
 
     def confirm(self, manifest: str) -> None:
         """Record that a bundle is warm if it is the active one; raise :class:`BundleError` if that fails."""
         with self._change:
             if self._record.active == manifest and not self.is_confirmed:
-                record = msgspec.structs.replace(self._record, trial_starts=None)
-                if record.failed == manifest:
+                record = msgspec.structs.replace(self._record, trial_starts=None, before=None)
+                if record.failed in (manifest, record.file and record.file.digest):
                     record = msgspec.structs.replace(record, failed=None, reason="")
                 self._write(record)
 
@@ -186,13 +233,26 @@ class Store:
         """Go back to the previous bundle if that is complete; return whether it is."""
         with self._change:
             record = self._record
-            fault = self._fault_of_previous()
-            reason = f"{fault}: {why}" if fault else f"went back to the previous bundle: {why}"
+            to = record.before or Before(record.previous, record.file)
+            is_same = record.before is not None and to.active == record.active
+            fault = "" if is_same else self._fault_of(to.active, partly=to.file != record.file)
+            what = "peers.yaml" if is_same else "bundle"
+            reason = f"{fault}: {why}" if fault else f"went back to the previous {what}: {why}"
             log.error("cannot serve a bundle", extra={"bundle": self.shown_id(record.active or ""), "why": reason})
             if fault:
                 self._record = msgspec.structs.replace(record, failed=record.active, reason=reason)
             else:
-                self._record = StoreRecord(active=record.previous, failed=record.active, reason=reason)
+                accepts = record.accepts
+                if record.file is not None and to.file != record.file:
+                    accepts = (record.file, *(one for one in accepts if one != to.file))
+                self._record = StoreRecord(
+                    active=to.active,
+                    previous=record.previous if is_same else None,
+                    failed=record.file.digest if is_same and record.file else record.active,
+                    reason=reason,
+                    file=to.file,
+                    accepts=accepts,
+                )
                 self._saved = False
                 with contextlib.suppress(BundleError):  # confirm() repeats it
                     self._write(self._record)
@@ -200,11 +260,18 @@ class Store:
 
     # Offered bundles. One thread at a time.
 
-    def want(self, manifest: str, size: int, check: Callable[[Bundle], None]) -> Wanted:
+    def want(
+        self,
+        manifest: str,
+        size: int,
+        parts_of: Callable[[Bundle], Collection[int]],
+        file: tuple[str, int] | None = None,
+    ) -> Wanted:
         """Return the missing files of a bundle, after verifying the existing ones.
 
-        ``check`` raises if the bundle does not fit this peer. Raise :class:`BundleError` if the bundle cannot be used
-        or does not fit on the disk.
+        ``file`` has the SHA-256 and the size of a ``peers.yaml`` that comes with it. Once both are there, ``parts_of``
+        returns the parts that this peer needs, and raises if the bundle does not fit. Raise :class:`BundleError` if the
+        bundle cannot be used or does not fit on the disk.
         """
         try:
             self._make_folder()
@@ -216,42 +283,18 @@ class Store:
                     raise BundleError("that bundle is no longer in this store; push it again")
                 self._require_space([(manifest, size)])
                 return Wanted(((manifest, size),))
+            if file is not None and not self._holds(file[0]):
+                self._require_space([file])
+                return Wanted((file,))
             bundle = self.open(manifest)
-            check(bundle)
-            parts = [bundle.part(name) for name in self._names(bundle)]
+            parts = [bundle.part(part_name(part)) for part in parts_of(bundle)]
             sizes = {part.sha256: part.bytes for part in parts}
             missing = [(digest, size) for digest, size in sizes.items() if not self._holds(digest)]
-            self._collect({manifest, *sizes})
+            self._collect({manifest, *sizes, *(() if file is None else (file[0],))})
             self._require_space(missing)
         except OSError as error:
             raise self._disk_error(error) from None
         return Wanted(tuple(missing), len(sizes), sum(sizes.values()))
-
-    def received(self, digest: str) -> int:
-        """Return the number of received bytes of a file."""
-        try:
-            return self._part(digest).stat().st_size
-        except OSError:
-            return 0
-
-    def write(self, digest: str, size: int, offset: int, data: bytes) -> None:
-        """Append to an incoming file of ``size`` bytes, and verify it once it is complete.
-
-        Raise :class:`BundleError` if the disk refuses the data. If the content differs from the digest, drop the file
-        and raise :class:`DigestMismatch`.
-        """
-        path = self._part(digest)
-        try:
-            with path.open("ab" if offset else "wb") as stream:
-                if stream.tell() != offset:
-                    raise BundleError(f"{path} has {stream.tell()} bytes, expected {offset}; push again")
-                stream.write(data)
-            if offset + len(data) == size:
-                self._finish(path, digest)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                path.unlink()  # half of a file is useless, and others need the space
-            raise self._disk_error(error) from None
 
     def fill(self, bundle: Bundle) -> str:
         """Copy the missing files of a bundle from its folder; return the SHA-256 of its manifest, for :meth:`switch`.
@@ -259,23 +302,14 @@ class Store:
         Raise :class:`BundleError` as :meth:`want` and :meth:`write` do.
         """
         path = bundle.folder / MANIFEST
-        manifest, size = _digest_of(path), path.stat().st_size
+        manifest, size = digest_of(path), path.stat().st_size
         files = {part.sha256: bundle.folder / part.file for part in bundle.manifest.parts.blocks} | {manifest: path}
-        while missing := self.want(manifest, size, lambda _: None).missing:
+        while missing := self.want(manifest, size, lambda it: self.blocks.of_model(it.num_blocks)).missing:
             for digest, length in missing:
                 self.write(digest, length, 0, files[digest].read_bytes())
         return manifest
 
     # Inside.
-
-    def _make_folder(self) -> None:
-        """Create and lock the folder, initially and after someone has removed it."""
-        self._files.mkdir(parents=True, exist_ok=True)
-        folder = self.folder.stat().st_ino
-        if folder != self._locked:
-            self._lock.close()
-            self._lock.enter_context(folder_lock(self.folder))
-            self._locked = folder
 
     def _read(self) -> StoreRecord:
         """Return the content of ``store.json``; an empty record with the reason if it cannot be read."""
@@ -295,57 +329,28 @@ class Store:
             raise self._disk_error(error) from None
         self._record, self._saved = record, True
 
-    def _finish(self, path: Path, digest: str) -> None:
-        found = _digest_of(path)
-        if found != digest:
-            path.unlink()
-            raise DigestMismatch(
-                f"the received file is not the file that the manifest names: sha256 {found[:16]}…, expected "
-                f"{digest[:16]}…; nothing was changed, push again"
-            )
-        sync(path)
-        path.replace(self._files / digest)
-        sync(self._files)
+    def _fault_of(self, previous: str | None, *, partly: bool) -> str:
+        """Return why the previous bundle cannot be served, or an empty string.
 
-    def _part(self, digest: str) -> Path:
-        return self._files / f"{digest}.part"
-
-    def _names(self, bundle: Bundle) -> list[str]:
-        """Return the parts of a bundle that the peer serves."""
-        return [part_name(part) for part in self.blocks.of_model(bundle.num_blocks)]
-
-    def _fault_of_previous(self) -> str:
-        """Return why the previous bundle cannot be served, or an empty string."""
-        if self._record.previous is None:
+        With ``partly``, it was served with other blocks, so those that the store has are enough.
+        """
+        if previous is None:
             return "there is no previous bundle to go back to"
         try:
-            bundle = self.open(self._record.previous)
-            for name in self._names(bundle):
-                bundle.read(name)
+            bundle = self.open(previous)
+            for part in self.held(bundle) if partly else self.blocks.of_model(bundle.num_blocks):
+                bundle.read(part_name(part))
         except LsEdgeError:
             return "the previous bundle is not complete either"
         return ""
 
-    def _holds(self, digest: str) -> bool:
-        """Return whether the store has an intact file with this digest; remove a damaged one."""
-        path = self._files / digest
-        if _is_file(path, digest):
-            return True
-        path.unlink(missing_ok=True)
-        return False
-
-    def _require_space(self, missing: Collection[tuple[str, int]]) -> None:
-        needed = sum(size - min(size, self.received(digest)) for digest, size in missing)
-        free = shutil.disk_usage(self.folder).free
-        if missing and needed + SPARE_BYTES > free:
-            raise BundleError(
-                f"disk full: {needed + SPARE_BYTES} bytes are needed at {self.folder} and {free} are free; make room"
-            )
-
     def _collect(self, offered: set[str]) -> None:
         """Remove all files that none of the offered, the active and the previous bundle needs."""
+        record = self._record
+        before = record.before or Before(None, None)
         keep = {*offered, *(f"{digest}.part" for digest in offered)}
-        for manifest in (self._record.active, self._record.previous):
+        keep |= {file.digest for file in (record.file, before.file, *record.accepts) if file is not None}
+        for manifest in (record.active, record.previous, before.active):
             if manifest is not None:
                 keep.add(manifest)
                 with contextlib.suppress(BundleError):
@@ -353,24 +358,3 @@ class Store:
         for path in self._files.iterdir():
             if path.name not in keep:
                 path.unlink(missing_ok=True)
-
-    def _disk_error(self, error: OSError) -> BundleError:
-        if error.errno in _FULL:
-            return BundleError(f"disk full at {self.folder}; make room")
-        return BundleError(f"cannot write to the store {self.folder}: {error.strerror}; check the disk and permissions")
-
-
-def _digest_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _is_file(path: Path, digest: str) -> bool:
-    """Return whether ``path`` is a plain file with this SHA-256."""
-    try:
-        return not path.is_symlink() and _digest_of(path) == digest
-    except OSError:
-        return False

@@ -38,6 +38,9 @@ class TakesBundles(Protocol):
     def receive(self, pusher: str, message: PushMessage) -> None:
         """Handle a message of a pusher."""
 
+    def applied_file(self, digest: bytes) -> bytes:
+        """Return the content of an announced ``peers.yaml``; empty for any other digest."""
+
 
 class Guests:
     """Service for guests: STATE, the manifest, checks of the machine, and pushes."""
@@ -91,9 +94,10 @@ class Guests:
             raise WireError(f"{kind} from the {role} {name}, which may not route; dropped")
 
     def _send_manifest(self, name: str, want: Want) -> None:
-        """Send a piece of the manifest; the last piece is shorter than requested."""
-        raw = msgspec.json.encode(self._manifest)
-        raw += b" " * (len(raw) % MAX_CHUNK == 0)
-        data = raw[want.offset : want.offset + want.size]
-        if data and want.digest.hex() == self._manifest.bundle_id:
+        """Send a piece of the manifest, whose last piece is shorter than requested, or of an applied file."""
+        raw = b"" if self.installer is None else self.installer.applied_file(want.digest)
+        if not raw and want.digest.hex() == self._manifest.bundle_id:
+            raw = msgspec.json.encode(self._manifest)
+            raw += b" " * (len(raw) % MAX_CHUNK == 0)
+        if data := raw[want.offset : want.offset + want.size]:
             self._send(name, Chunk(want.digest, want.offset, data))

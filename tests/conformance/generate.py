@@ -26,6 +26,7 @@ from ls_edge.runtime.protocol.messages import (
     Cancel,
     Chunk,
     Complaint,
+    FileVersion,
     FindingRow,
     Findings,
     Hello,
@@ -59,7 +60,7 @@ MESSAGES = (
     "hello", "welcome", "state", "bye", "run", "accept", "refuse", "progress", "release", "moved", "cancel",
     "complaint", "offer", "want", "chunk", "install", "stored", "inspect", "findings",
 )  # fmt: skip
-ARRAYS = ("TransferId", "Itinerary", "TrackRef", "Visit", "TrackSpan", "FindingRow")
+ARRAYS = ("TransferId", "Itinerary", "TrackRef", "Visit", "TrackSpan", "FindingRow", "FileVersion")
 _NUMBERS = {
     "0 to 2^16-1": "u16", "0 to 2^16-2": "hops", "0 to 2^32-1": "us", "0 to 2^64-1": "u64", "1 to 2^20": "size",
     "0 to 600000000": "budget", "0 to 16777216": "manifest-size", "0 to 2^40-1": "u40", "1 to 49152": "chunk-size",
@@ -101,7 +102,14 @@ def _rule(kind, bounds, heading, name):
     if kind.startswith("tuple[tuple[tuple"):
         return "waves"
     if kind.startswith("tuple["):
-        most = {"requests": "*1024 ", "rows": "*64 ", "avoid": "*16 ", "far_blocks": "*6 "}.get(name, "* ")
+        most = {
+            "requests": "*1024 ",
+            "rows": "*64 ",
+            "files": "*8 ",
+            "behind": "*64 ",
+            "avoid": "*16 ",
+            "far_blocks": "*6 ",
+        }.get(name, "* ")
         return f"[{most}{_rule(kind[6:].removesuffix(', ...]'), bounds, heading, '')}]"
     if kind == "int":
         return _NUMBERS[bounds]
@@ -251,7 +259,7 @@ _ITINERARY = {
 def _shown(value):
     if isinstance(value, bytes):
         return f"h'{value.hex()[:8]}…'"
-    if isinstance(value, (tuple, Visit, TrackRef, TrackSpan, FindingRow)):
+    if isinstance(value, (tuple, Visit, TrackRef, TrackSpan, FindingRow, FileVersion)):
         items = value if isinstance(value, tuple) else msgspec.structs.astuple(value)
         return "[" + ", ".join(map(_shown, items)) + "]"
     return "nil" if value is None else json.dumps(value)

@@ -1,4 +1,4 @@
-"""``docs/peers.md``, "Add or replace a board" and "Change keys", as it is written, while a run sends images."""
+"""``docs/peers.md``, "Without a store" and "Change keys", as it is written, while a run sends images."""
 
 import functools
 import json
@@ -17,7 +17,8 @@ from PIL import Image
 from ls_edge.runtime.fleet.local_cluster import free_ports
 
 TEXT = (Path(__file__).parents[2] / "docs" / "peers.md").read_text(encoding="utf-8")
-SECTION = TEXT[TEXT.index("### Add or replace a board") : TEXT.index("## At the top")]
+ENTRY = re.search(r"```yaml\n(.*?)```", TEXT[TEXT.index("### Add, replace or remove a board") :], re.S)[1]
+SECTION = TEXT[TEXT.index("### Without a store") : TEXT.index("## At the top")]
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
@@ -101,11 +102,9 @@ def test_boards_and_keys_change_without_a_failed_request(tmp_path, make_bundle, 
         Image.fromarray(pixels).save(f"images/{index}.png")
     fleet = Fleet(ls_edge, wait_until)
     ran = []
-    for language, content in re.findall(r"```(\w+)\n(.*?)```", SECTION, re.S):
-        if language == "yaml":  # an entry to add
-            entry = re.sub(r"tcp://[\d.]+:\d+", f"tcp://127.0.0.1:{free_ports(1)[0]}", content)
-            Path("peers.yaml").write_text(Path("peers.yaml").read_text() + entry)
-            continue
+    entry = re.sub(r"tcp://[\d.]+:\d+", f"tcp://127.0.0.1:{free_ports(1)[0]}", ENTRY)
+    Path("peers.yaml").write_text(Path("peers.yaml").read_text() + entry)
+    for content in re.findall(r"```bash\n(.*?)```", SECTION, re.S):
         for line in content.splitlines():
             printed = fleet.shell(line)
             ran.append(line.split()[:2])

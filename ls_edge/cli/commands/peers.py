@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import platform
 import shlex
 from collections import Counter
@@ -13,10 +14,12 @@ import click
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command, Group
+from ls_edge.cli.peers_text import with_entry, without_entry, write_checked
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
-from ls_edge.core.peers_file import is_loopback, is_name
+from ls_edge.core.peers_file import is_loopback, is_name, load_peers, place_of_key
+from ls_edge.core.text import format_ranges
 from ls_edge.runtime.transport.keys import new_keys
 
 _PORT = 5555
@@ -63,20 +66,98 @@ def new(hosts: tuple[str, ...], bundle: Path | None, source: str | None, out: Pa
     lines = ["sources:", f'  - {{name: {source}, public_key: "{keys[source]}", may_push: true}}', "peers:"]
     ports = Counter[str]()
     for name, host in fleet:
-        port = _PORT + ports[host]
-        address = f"tcp://{host}:{port}"
-        bind = address if is_loopback(address) else f"tcp://0.0.0.0:{port}"
-        lines += [f'  - {{name: {name}, address: "{address}", bind: "{bind}", blocks: "{blocks}",']
-        lines += [f'     public_key: "{keys[name]}"}}']
+        lines.append(f"  - {_entry(name, host, _PORT + ports[host], blocks, keys[name])}")
         ports[host] += 1
     write_output(path, "\n".join(lines) + "\n")
     click.echo(f"wrote {path} and the keys of {source}, {', '.join(dict(fleet))}", err=True)
     for name, host in fleet:
-        files = [shlex.quote(str(file)) for file in (path, out / f"{name}.key_secret")]
-        click.echo(f"# copy the files of {name}:\nscp {' '.join(files)} {host}:")
-        click.echo(
-            f"# on {name}:\nls-edge peer --peers peers.yaml --name {name} --store store --secret-key {name}.key_secret"
-        )
+        _print_start(path, out / f"{name}.key_secret", name, host)
+
+
+@command.command(
+    "add",
+    cls=Command,
+    examples=("ls-edge peers add orin-2 --into peers.yaml", "ls-edge peers add pi-3=10.0.0.13 --into peers.yaml"),
+)
+@click.argument("host", metavar="[NAME=]HOST")
+@options.path("--into", "peers.yaml to write the entry into.", required=True)
+@options.text("--blocks", "Blocks of the board.  [default: all that the file names]", "BLOCKS")
+@options.output_folder("Folder for the key.", default=Path(), show_default="here")
+def add(host: str, into: Path, blocks: str | None, out: Path) -> None:
+    """Write the entry and the key of another board.
+
+    Prints the commands that start it, and the one that makes the running fleet follow the file.
+    """
+    (name, address), *_ = _named([host])
+    file = load_peers(into)
+    if not file.uses_keys:
+        raise UsageError(f"{into} has no keys; write the entry by hand, or make a file with 'ls-edge peers new'")
+    if name in {*(peer.name for peer in file.peers), *(source.name for source in file.sources)}:
+        raise UsageError(f"{into} already has {name!r}; give another NAME=HOST, or use 'ls-edge peers replace'")
+    named = sorted({block for peer in file.peers for block in peer.blocks.numbered})
+    used = {peer.address for peer in file.peers}
+    port = next(port for port in itertools.count(_PORT) if f"tcp://{address}:{port}" not in used)
+    pair, _, secret = new_keys(name, out)
+    try:
+        entry = _entry(name, address, port, blocks or (format_ranges(named) if named else "all"), pair.public.decode())
+        write_checked(into, with_entry(into, entry))
+    except UsageError:
+        for path in (secret, secret.with_suffix(".key")):
+            path.unlink()
+        raise
+    click.echo(f"wrote {name} into {into}, and its key to {secret}", err=True)
+    _print_start(into, secret, name, address)
+    _print_apply(into)
+
+
+@command.command("remove", cls=Command, examples=("ls-edge peers remove orin-1 --into peers.yaml",))
+@click.argument("name")
+@options.path("--into", "peers.yaml to remove the entry from.", required=True)
+def remove(name: str, into: Path) -> None:
+    """Remove the entry of a board.
+
+    Prints the command that makes the running fleet follow the file; the board then hands on its requests.
+    """
+    write_checked(into, without_entry(into, name))
+    click.echo(f"removed {name} from {into}", err=True)
+    _print_apply(into)
+
+
+@command.command("replace", cls=Command, examples=("ls-edge peers replace orin-1 --into peers.yaml --out new-keys",))
+@click.argument("name")
+@options.path("--into", "peers.yaml to write the new key into.", required=True)
+@options.output_folder("Folder for the new key.", default=Path(), show_default="here")
+def replace(name: str, into: Path, out: Path) -> None:
+    """Give the entry of a board a new key, for another board that takes its place.
+
+    Prints the commands that start it, and the one that makes the running fleet follow the file.
+    """
+    host = load_peers(into).peer(name).address.removeprefix("tcp://").rpartition(":")[0]
+    before, after = place_of_key(into, name)
+    pair, _, secret = new_keys(name, out)
+    write_checked(into, f'{before}"{pair.public.decode()}"{after}')
+    click.echo(f"wrote the new key of {name} into {into}, and the secret one to {secret}", err=True)
+    _print_start(into, secret, name, host)
+    _print_apply(into)
+
+
+def _entry(name: str, host: str, port: int, blocks: str, key: str) -> str:
+    """Return an entry of peers.yaml."""
+    address = f"tcp://{host}:{port}"
+    bind = address if is_loopback(address) else f"tcp://0.0.0.0:{port}"
+    return f'{{name: {name}, address: "{address}", bind: "{bind}", blocks: "{blocks}",\n     public_key: "{key}"}}'
+
+
+def _print_start(path: Path, secret: Path, name: str, host: str) -> None:
+    """Print the commands that copy the files of a board and start its peer."""
+    files = " ".join(shlex.quote(str(file)) for file in (path, secret))
+    click.echo(f"# copy the files of {name}:\nscp {files} {host}:")
+    start = f"ls-edge peer --peers {shlex.quote(path.name)} --name {name} --store store --secret-key {secret.name}"
+    click.echo(f"# on {name}:\n{start}")
+
+
+def _print_apply(path: Path) -> None:
+    click.echo(f"# then, here:\nls-edge apply {shlex.quote(str(path))} --bundle BUNDLE --secret-key SOURCE.key_secret")
 
 
 def _named(hosts: Sequence[str]) -> list[tuple[str, str]]:

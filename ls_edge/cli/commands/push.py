@@ -66,7 +66,7 @@ def command(
     opened = None if bundle is None else Bundle.open(bundle)
     failure: PushError | None = None
     with (
-        _bars(as_json=as_json) as on_change,
+        progress_bars(as_json=as_json) as on_change,
         Pusher(file, keys=keys, only=only, wait=wait, on_change=on_change, on_warning=warn) as pusher,
     ):
         try:
@@ -80,13 +80,13 @@ def command(
     if as_json:
         print_json({"peers": results})
     elif results:
-        _print(results)
+        print_results(results)
     if failure is not None:
         raise failure
 
 
 @contextlib.contextmanager
-def _bars(*, as_json: bool) -> Iterator[Callable[[str, str, int, int], None]]:
+def progress_bars(*, as_json: bool) -> Iterator[Callable[[str, str, int, int], None]]:
     """Show a bar for each peer on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if as_json or not console.is_terminal:
@@ -105,7 +105,8 @@ def _bars(*, as_json: bool) -> Iterator[Callable[[str, str, int, int], None]]:
         yield on_change
 
 
-def _print(results: Mapping[str, PushResult]) -> None:
+def print_results(results: Mapping[str, PushResult]) -> None:
+    """Print a row for each peer."""
     table = PlainTable.of("peer", "state", ">parts", ">size", ">sent", "why")
     for name, one in results.items():
         state = Text(printable(one.state), style=_STYLES.get(one.state, ""))

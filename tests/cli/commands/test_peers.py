@@ -3,6 +3,7 @@
 import shlex
 
 import pytest
+import yaml
 import zmq
 
 from ls_edge.core.bundle import Bundle
@@ -60,3 +61,68 @@ def test_nothing_is_overwritten(command, tmp_path):
         assert (code, "exists and is not overwritten" in errors) == (2, True)
     (tmp_path / "peers.yaml").unlink()
     assert "a.key exists" in command("peers", "new", "a", "--source", "t", "--out", tmp_path)[2].replace("_secret", "")
+
+
+@pytest.fixture
+def into(command, tmp_path):
+    assert command("peers", "new", "a", "b", "c=10.0.0.3", "--source", "laptop", "--out", tmp_path)[0] == 0
+    return tmp_path / "peers.yaml"
+
+
+def restyled(path, style):
+    """Write a file in another style, with comments around the entries where the style allows them."""
+    document = yaml.safe_load(path.read_text())
+    if style == "flow":
+        path.write_text(yaml.safe_dump(document, default_flow_style=True))
+    elif style != "as new":
+        text = yaml.safe_dump(document, sort_keys=False)
+        if style == "indented":
+            text = "".join(f"  {line}" if line[0] in "- " else line for line in text.splitlines(keepends=True))
+        if style == "sources last":
+            head, _, tail = text.partition("peers:")
+            text = f"peers:{tail.rstrip()}  # the last one\n# now the sources\n{head}"
+        path.write_text(text.rstrip() if style == "no newline" else text)
+
+
+@pytest.mark.parametrize("style", ["as new", "flow", "block", "indented", "sources last", "no newline"])
+def test_boards_are_added_removed_and_replaced_in_files_of_any_style(command, into, tmp_path, style):
+    restyled(into, style)
+    before = load_peers(into)
+    code, printed, errors = command("peers", "add", "d=10.0.0.3", "--into", into, "--out", tmp_path)
+    assert code == 0, errors
+    file = load_peers(into)
+    assert file.peers[:3] == before.peers
+    added = file.peer("d")
+    assert (added.address, added.blocks) == ("tcp://10.0.0.3:5556", before.peers[0].blocks)
+    assert load_secret(tmp_path / "d.key_secret").public.decode() == added.public_key
+    assert f"ls-edge apply {into} " in printed
+    assert f"scp {into} {tmp_path}/d.key_secret 10.0.0.3:" in printed
+    for name in ("b", "d", "a"):
+        assert command("peers", "remove", name, "--into", into)[0] == 0
+    assert load_peers(into).peers == before.peers[2:]
+    assert load_peers(into).sources == before.sources
+    code, _, errors = command("peers", "remove", "c", "--into", into)
+    assert (code, "'c' is the only peer" in errors) == (2, True)
+    assert command("peers", "replace", "c", "--into", into, "--out", tmp_path / "new")[0] == 0
+    after = load_peers(into)
+    assert after.peer("c").public_key != before.peer("c").public_key
+    assert load_secret(tmp_path / "new" / "c.key_secret").public.decode() == after.peer("c").public_key
+    if style == "sources last":
+        assert "# now the sources" in into.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["add", "a"], "already has 'a'"),
+        (["add", "laptop"], "already has 'laptop'"),
+        (["add", "d", "--blocks", "3-"], "blocks"),
+        (["remove", "d"], "unknown peer 'd'"),
+        (["replace", "d"], "unknown peer 'd'"),
+    ],
+)
+def test_a_refused_edit_changes_nothing(command, into, tmp_path, words, message):
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    code, _, errors = command("peers", *words, "--into", into, *(["--out", tmp_path] if words[0] != "remove" else []))
+    assert (code, message in errors) == (2, True), errors
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -15,6 +15,7 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret
 from tests.data import bombs
+from tests.runtime.clients.load import Load
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
@@ -62,39 +63,6 @@ def whole(peers, name):
     files = peers.store(name) / "files"
     parts = [active(peers, name)[0].part(f"block {block}") for block in peers.file.peer(name).blocks]
     return all(hashlib.sha256((files / part.sha256).read_bytes()).hexdigest() == part.sha256 for part in parts)
-
-
-class Load:
-    """Images that are answered by the fleet during a ``with`` block."""
-
-    def __init__(self, peers, bundle, images):
-        self.source = Source(peers.file, Bundle.open(bundle), keys=load_secret(peers.secret_key("desk")))
-        self.images, self.answers, self.failed = images(8), [], []
-        self.halt = threading.Event()
-        self.thread = threading.Thread(target=self.run, name="load")
-
-    def __enter__(self):
-        assert self.source.wait_ready() == ()
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.halt.set()
-        self.thread.join(30)
-        self.source.close()
-
-    def run(self):
-        while not self.halt.wait(0.01):  # the peers have other work, too
-            for future in [self.source.submit(image) for image in self.images[:4]]:
-                try:
-                    self.answers.append(future.result(30))
-                except Exception as error:  # noqa: BLE001
-                    self.failed.append(error)
-
-    def assert_whole(self):
-        assert self.failed == []
-        assert len(self.answers) > 20
-        assert [answer.record for answer in self.answers if answer.record.degraded] == []
 
 
 def test_empty_peers_receive_their_parts_and_answer(fleet, tiny_bundle, images, assert_replays):

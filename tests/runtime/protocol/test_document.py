@@ -14,7 +14,7 @@ from ls_edge.core.errors import WireError
 from ls_edge.core.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, Run, TrackRef, TransferId
+from ls_edge.runtime.protocol.messages import FileVersion, FindingRow, Findings, Itinerary, Run, TrackRef, TransferId
 from ls_edge.runtime.routing import claims
 from ls_edge.runtime.routing.source import ended_requests
 from ls_edge.runtime.routing.state.limits import Limits
@@ -41,6 +41,7 @@ PARTS = {
     "Visit": Visit,
     "TrackSpan": TrackSpan,
     "FindingRow": FindingRow,
+    "FileVersion": FileVersion,
 }
 
 HOMES = {
@@ -102,6 +103,7 @@ def some(kind):
     values = {
         "str": "a", "int": 1, "bool": True, "bytes": b"s" * 32, "TransferId": TRANSFER, "Itinerary": ITINERARY,
         "tuple[int, ...]": (), "tuple[str, ...]": (), "tuple[bytes, ...]": (), "tuple[FindingRow, ...]": (),
+        "tuple[FileVersion, ...]": (),
         "tuple[tuple[int, ...], ...]": (),
     }  # fmt: skip
     return kind(**{name: values[annotation] for name, (annotation, _) in declared(kind).items()})
@@ -123,6 +125,8 @@ def accepted(heading, name, new):
         message = wire.Accept(replaced(TRANSFER, name, new), 1)
     elif heading == "FindingRow":
         message = Findings((replaced(FindingRow("ok", "a", "b"), name, new),))
+    elif heading == "FileVersion":
+        message = msgspec.structs.replace(some(wire.Hello), files=(replaced(FileVersion(1, b"s" * 32), name, new),))
     else:
         part = replaced(
             {"Itinerary": ITINERARY, "TrackRef": ITINERARY.track, "Visit": VISIT, "TrackSpan": ROW}[heading],
@@ -175,7 +179,7 @@ def test_ranges_are_those_that_the_code_checks(heading, name):
     else:
         assert bounds == ""
         parts = ("bool", "TransferId", "Itinerary", "TrackRef | None", "tuple[Visit, ...]", "tuple[TrackSpan, ...]")
-        assert kind in (*parts, "tuple[FindingRow, ...]") or "Ran" in kind
+        assert kind in (*parts, "tuple[FindingRow, ...]", "tuple[FileVersion, ...]") or "Ran" in kind
         return
     assert [value for value in good if not accepted(heading, name, wrap(value))] == []
     assert [value for value in bad if accepted(heading, name, wrap(value))] == []

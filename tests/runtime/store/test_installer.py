@@ -324,7 +324,7 @@ def test_a_full_disk_is_reported_and_no_bundle_is_installed(
 ):
     disk = small_disk(megabytes=6)
     if when == "meanwhile":  # another process fills it after the check of the free space
-        monkeypatch.setattr("ls_edge.runtime.store.store.SPARE_BYTES", -(1 << 40))
+        monkeypatch.setattr("ls_edge.runtime.store.files.SPARE_BYTES", -(1 << 40))
     fill = disk / "fill"
     serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))
     with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:

@@ -20,7 +20,7 @@ def digest_of(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def fill(store, bundle, check=lambda _: None):
+def fill(store, bundle, check=lambda _: BLOCKS):
     """Write all files of a bundle that the store wants; return the digest of the manifest, and the written files."""
     manifest = digest_of(bundle / MANIFEST)
     opened = Bundle.open(bundle)
@@ -39,9 +39,9 @@ def fill(store, bundle, check=lambda _: None):
 def write_parts(store, folder, manifest, size):
     """Write the wanted parts of a bundle whose manifest is in the store."""
     by_digest = {digest_of(path): path for path in folder.rglob("*") if path.is_file()}
-    for digest, length in store.want(manifest, size, lambda _: None).missing:
+    for digest, length in store.want(manifest, size, lambda _: BLOCKS).missing:
         store.write(digest, length, 0, by_digest[digest].read_bytes())
-    store.want(manifest, size, lambda _: None)
+    store.want(manifest, size, lambda _: BLOCKS)
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_a_read_only_store_serves_and_is_not_confirmed(small_disk, tiny_bundle):
         store.confirm(manifest)
     assert not store.is_confirmed
     with pytest.raises(BundleError, match="Read-only file system"):
-        store.want("0" * 64, 10, lambda _: None)
+        store.want("0" * 64, 10, lambda _: BLOCKS)
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
     store.confirm(manifest)
     assert store.is_confirmed
@@ -275,7 +275,7 @@ def test_a_store_starts_on_a_full_disk(small_disk, tiny_bundle):
     empty = Store(disk / "store", BLOCKS)
     assert empty.open_active() is None
     with pytest.raises(BundleError, match="disk full"):
-        empty.want("0" * 64, 10, lambda _: None)
+        empty.want("0" * 64, 10, lambda _: BLOCKS)
     for path in fillers:
         path.unlink(missing_ok=True)
     manifest, _ = fill(empty, tiny_bundle)

@@ -77,11 +77,11 @@ class Moment:
         before = getattr(Store, name)
         self.seen = threading.Event()
 
-        def method(store, *arguments):
+        def method(store, *arguments, **named):
             if not self.seen.is_set() and when(store):
                 act()
                 self.seen.set()
-            return before(store, *arguments)
+            return before(store, *arguments, **named)
 
         monkeypatch.setattr(Store, name, method)
 
@@ -96,7 +96,7 @@ def test_a_disk_that_fills_up_during_a_push_fails_only_the_push(
     if not first:
         push(tiny_bundle)
     served = look("cold" if first else "alive").bundle_id
-    monkeypatch.setattr("ls_edge.runtime.store.store.SPARE_BYTES", -(1 << 40))  # as if the bundle fit
+    monkeypatch.setattr("ls_edge.runtime.store.files.SPARE_BYTES", -(1 << 40))  # as if the bundle fit
     moment = Moment(monkeypatch, method, lambda: fill_disk(disk))
     with pytest.raises(PushError, match=r"a: disk full at .*; make room; no peer was switched"):
         push(half_bundle)

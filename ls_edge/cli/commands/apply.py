@@ -1,0 +1,140 @@
+"""``ls-edge apply``: make a running fleet be what a peers.yaml says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ls_edge.cli import options
+from ls_edge.cli.command import DEGRADED, Command
+from ls_edge.cli.commands.push import print_results, progress_bars
+from ls_edge.cli.inputs import open_peers, peers_to_ask
+from ls_edge.cli.output import print_json, warn
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.parts import shown_parts
+from ls_edge.core.peers_file import PeersFile
+from ls_edge.core.text import byte_size, counted, name_blocks
+from ls_edge.report.terminal import PlainTable, print_table
+from ls_edge.runtime.change.planner import Step
+from ls_edge.runtime.clients.applied_file import running_file
+from ls_edge.runtime.clients.apply import Applier, Change, results_of
+from ls_edge.runtime.clients.push import PushError
+from ls_edge.runtime.clients.session import source_name
+
+_KINDS = {"add": "added", "switch": "changed", "follow": "told of the others", "remove": "removed"}
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "ls-edge apply planned.yaml --bundle bundle --secret-key laptop.key_secret",
+        "ls-edge apply peers.yaml --secret-key laptop.key_secret --dry-run",
+    ),
+)
+@click.argument("new", type=options.FILE, metavar="NEW.yaml")
+@options.peers("File by which the peers can be reached now.  [default: the applied file]")
+@options.bundle("Folder of the model; needed if peers gain blocks that they do not have.")
+@options.flag("--dry-run", "Show the difference and change nothing.")
+@options.flag("--yes", "Do not ask.")
+@options.flag("--allow-outage", "Go on although some blocks have no holder for a moment.")
+@options.secret_key("NAME.key_secret of a source with 'may_push: true' in the present peers.yaml.")
+@options.wait("Time that a peer may be unreachable or make no progress.", default=120.0, least=1, most=3600)
+@options.JSON
+def command(
+    new: Path,
+    peers: Path | None,
+    bundle: Path | None,
+    dry_run: bool,
+    yes: bool,
+    allow_outage: bool,
+    secret_key: Path | None,
+    wait: float,
+    as_json: bool,
+) -> None:
+    """Change a running fleet to what NEW.yaml says.
+
+    Shows the difference, asks, and carries it out over the encrypted links of peers with a --store: each peer gets the
+    file and the parts that it lacks, and builds its engines. Then one peer after another switches, in an order in which
+    every block keeps a holder. A peer records each step, and starts from the recorded file; so the same command
+    continues an interrupted change, and changes nothing in a fleet that is as the file says.
+
+    Ends with exit code 3, and names them, if some peers do not answer; run it again when they are back.
+    """
+    current, keys = peers_to_ask(new if peers is None else peers, secret_key)
+    file = current if peers is None else open_peers(new)
+    if peers is None:
+        current = running_file(file, keys, source_name(file, keys, "")) or file
+    opened = None if bundle is None else Bundle.open(bundle)
+    failure: PushError | None = None
+    with (
+        progress_bars(as_json=as_json) as on_change,
+        Applier(file, current, opened, keys=keys, wait=wait, on_change=on_change, on_warning=warn) as applier,
+    ):
+        change = applier.look()
+        if not as_json:
+            _show(change, file, current)
+        if (why := _outage(change)) and not dry_run and not allow_outage:
+            raise UsageError(f"{why}; to go on nevertheless, give --allow-outage")
+        is_over = dry_run or (change.is_settled and not change.missing)
+        if not is_over and not yes and not _confirm():
+            raise UsageError("nothing was changed; to apply the file without a question, give --yes")
+        if not is_over:
+            try:
+                applier.apply(change)
+            except PushError as error:
+                failure = error
+        results = results_of(applier, change)
+    if as_json:
+        steps = {step.peer: _document(step, change) for step in change.plan.steps}
+        print_json({"version": change.version, "changes": steps, "outage": why or None, "peers": results})
+    elif not is_over:
+        print_results(results)
+    if failure is not None:
+        raise failure
+    if change.missing:
+        names = ", ".join(map(printable, change.missing))
+        warn(f"{names}: not reached; run 'ls-edge apply {new}' again when all peers of the file answer")
+        raise SystemExit(DEGRADED)
+
+
+def _confirm() -> bool:
+    return sys.stdin.isatty() and click.confirm("Apply this?", err=True)
+
+
+def _outage(change: Change) -> str:
+    """Return why requests may fail during a change, or an empty string."""
+    if change.other_model:
+        return f"{change.other_model}: until all have switched, some requests of either model find no holder"
+    return "; ".join(
+        f"while {name} switches, no peer serves {name_blocks(parts)}" for name, parts in change.plan.outages.items()
+    )
+
+
+def _show(change: Change, new: PeersFile, current: PeersFile) -> None:
+    """Show the difference between the fleet and the file."""
+    if change.plan.steps:
+        table = PlainTable.of("peer", "change", "gains", "loses", ">size")
+        for step in change.plan.steps:
+            gains, loses = (name_blocks(parts) if parts else "" for parts in (step.gained, step.lost))
+            table.add_row(step.peer, _KINDS[step.kind], gains, loses, byte_size(change.sends[step.peer]))
+        print_table(table)
+        if change.plan.holders and not change.other_model:
+            least = min(change.plan.holders.values())
+            click.echo(f"meanwhile every block has at least {counted(least, 'holder')}" if least else _outage(change))
+    else:
+        click.echo(f"the peers that answer run {new.path}, version {change.version}")
+    names = [{entry.name: entry for entry in file.sources} for file in (current, new)]
+    for name in sorted(names[0].keys() | names[1].keys()):
+        if names[0].get(name) != names[1].get(name):
+            what = "added" if name not in names[0] else "removed" if name not in names[1] else "changed"
+            click.echo(f"source {name}: {what}")
+    for name, why in change.missing.items():
+        warn(f"{name} does not answer: {why}")
+
+
+def _document(step: Step, change: Change) -> dict[str, object]:
+    gained, lost = (shown_parts(sorted(parts)) for parts in (step.gained, step.lost))
+    return {"change": step.kind, "gains": gained, "loses": lost, "bytes": change.sends[step.peer]}

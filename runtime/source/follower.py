@@ -1,0 +1,101 @@
+"""Follower of the files that peers apply, so that a source takes part in a change of the fleet.
+
+A single peer must not be able to send a source elsewhere. So a source uses a file only if more than half of its linked
+peers, and at least two unless its file has only one, announce that they accept it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from ls_edge.core.errors import LsEdgeError
+from ls_edge.core.peers_file import PeersFile
+from ls_edge.runtime.clients.applied_file import fetch_file, parsed_file
+from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.messages import FileVersion, Hello
+from ls_edge.runtime.transport.keys import KeyPair, curve_of
+
+log = logging.getLogger("ls_edge.runtime")
+
+_AGAIN_S = 5.0
+"""Seconds after which a file that could not be used is asked for again."""
+
+
+class Follower:
+    """Files that the peers of a source agree on; :meth:`look` is called by the source thread."""
+
+    def __init__(self, name: str, given: PeersFile, keys: KeyPair | None, use: Callable[[PeersFile], None]) -> None:
+        """Call ``use`` with the file of the source, as far as it depends on the fleet; on another thread."""
+        self.files: tuple[FileVersion, ...] = ()
+        """Files that are used, the newest first."""
+        self._name, self._use = name, use
+        self._known: dict[bytes, PeersFile] = {}
+        self._thread: threading.Thread | None = None
+        self._again_at = 0.0
+        self.reset(given, keys)
+
+    def reset(self, given: PeersFile, keys: KeyPair | None) -> None:
+        """Begin again with the file and keys of the source."""
+        self._given, self._keys, self.files = given, keys, ()
+        self._present = self._settled = given  # what is used, and what was used when no change was under way
+        self._is_settled = True
+        self._known[hashlib.sha256(given.raw).digest()] = given
+
+    def look(self, hellos: Iterable[Hello]) -> bool:
+        """Compare the files that linked peers announce with the present ones, and begin to follow others.
+
+        Return whether to look again soon, although the peers may announce nothing else.
+        """
+        peers = [hello for hello in hellos if hello.role == "peer"]
+        votes = Counter(file for hello in peers for file in set(hello.files))
+        needed = max(len(peers) // 2 + 1, min(2, len(self._present.peers)))
+        agreed = sorted((file for file, count in votes.items() if count >= needed), key=lambda it: -it.version)
+        is_busy = self._thread is not None and self._thread.is_alive()
+        is_settled = all(len(hello.files) <= 1 for hello in peers)
+        if not agreed or not agreed[0].version or (tuple(agreed), is_settled) == (self.files, self._is_settled):
+            return False
+        if is_busy or time.monotonic() < self._again_at:
+            return True
+        holders = {file: [hello.name for hello in peers if file in hello.files] for file in agreed}
+        self._again_at = time.monotonic() + _AGAIN_S
+        self._thread = threading.Thread(target=self._follow, args=(tuple(agreed), holders, is_settled), daemon=True)
+        self._thread.start()
+        return True
+
+    def _follow(self, agreed: tuple[FileVersion, ...], holders: dict[FileVersion, list[str]], is_settled: bool) -> None:
+        """Fetch the files that are missing, and use all of them; during a change also the one before it."""
+        given = self._given
+        try:
+            files = [self._file(file, holders[file]) for file in agreed]
+            newest, *older = files
+            newest.check_codecs(CODECS)
+            curve_of(newest, self._name, self._keys)
+            if given is not self._given:  # it was read again meanwhile
+                return
+            older += [] if is_settled else [self._settled]
+            before, self.files, self._present = (self.files, self._present), agreed, newest.accepting((), older)
+            try:
+                self._use(self._present)
+            except LsEdgeError:
+                self.files, self._present = before
+                raise
+            self._is_settled = is_settled
+            if is_settled:
+                self._settled = newest
+        except LsEdgeError as error:
+            log.warning("not following", extra={"source": self._name, "why": str(error)})
+        else:
+            self._again_at = 0.0
+            log.info("following", extra={"source": self._name, "version": agreed[0].version})
+
+    def _file(self, file: FileVersion, holders: list[str]) -> PeersFile:
+        known = self._known.get(file.digest)
+        if known is None:
+            raw = fetch_file(self._present, self._keys, self._name, file.digest, holders)
+            known = self._known[file.digest] = parsed_file(raw, file.version)
+        return known

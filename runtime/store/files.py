@@ -1,0 +1,150 @@
+"""Files of a store, named by the SHA-256 of their content: receiving, verifying, and their room on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from ls_edge.core.errors import BundleError, DigestMismatch, UsageError
+from ls_edge.core.files import folder_lock, sync, write_file
+
+log = logging.getLogger("ls_edge.runtime")
+
+SPARE_BYTES = 4 * 1024 * 1024
+"""Bytes that stay free on the disk of a store."""
+_PIECE = 1 << 20
+"""Number of bytes that are hashed at a time."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FileStore:
+    """Folder of complete and incomplete files; only one process can open it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Open or create the folder.
+
+        Raise :class:`UsageError` if it cannot be used. A full disk is not an error: the peer waits for space.
+        """
+        self.folder = Path(folder)
+        self._files = self.folder / "files"
+        self._lock = contextlib.ExitStack()
+        self._locked: int | None = None
+        """Inode of the locked folder."""
+        try:
+            self._make_folder()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise UsageError(
+                    f"cannot use {self.folder} as a store: {error.strerror}; give --store a writable folder"
+                ) from None
+            log.warning("the store is not complete", extra={"why": f"disk full at {self.folder}; make room"})
+
+    def close(self) -> None:
+        """Let another process open the store."""
+        self._lock.close()
+
+    def received(self, digest: str) -> int:
+        """Return the number of received bytes of a file."""
+        try:
+            return self._part(digest).stat().st_size
+        except OSError:
+            return 0
+
+    def write(self, digest: str, size: int, offset: int, data: bytes) -> None:
+        """Append to an incoming file of ``size`` bytes, and verify it once it is complete.
+
+        Raise :class:`BundleError` if the disk refuses the data. If the content differs from the digest, drop the file
+        and raise :class:`DigestMismatch`.
+        """
+        path = self._part(digest)
+        try:
+            with path.open("ab" if offset else "wb") as stream:
+                if stream.tell() != offset:
+                    raise BundleError(f"{path} has {stream.tell()} bytes, expected {offset}; push again")
+                stream.write(data)
+            if offset + len(data) == size:
+                self._finish(path, digest)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.unlink()  # half of a file is useless, and others need the space
+            raise self._disk_error(error) from None
+
+    def read_raw(self, digest: str) -> bytes:
+        """Return the content of a stored file; empty if it cannot be read."""
+        try:
+            return (self._files / digest).read_bytes()
+        except OSError:
+            return b""
+
+    def _make_folder(self) -> None:
+        """Create and lock the folder, initially and after someone has removed it."""
+        self._files.mkdir(parents=True, exist_ok=True)
+        folder = self.folder.stat().st_ino
+        if folder != self._locked:
+            self._lock.close()
+            self._lock.enter_context(folder_lock(self.folder))
+            self._locked = folder
+
+    def _write_file(self, digest: str, content: bytes) -> None:
+        try:
+            write_file(self._files / digest, content)
+        except OSError as error:
+            raise self._disk_error(error) from None
+
+    def _finish(self, path: Path, digest: str) -> None:
+        found = digest_of(path)
+        if found != digest:
+            path.unlink()
+            raise DigestMismatch(
+                f"the received file is not the file that the manifest names: sha256 {found[:16]}…, expected "
+                f"{digest[:16]}…; nothing was changed, push again"
+            )
+        sync(path)
+        path.replace(self._files / digest)
+        sync(self._files)
+
+    def _part(self, digest: str) -> Path:
+        return self._files / f"{digest}.part"
+
+    def _holds(self, digest: str) -> bool:
+        """Return whether the store has an intact file with this digest; remove a damaged one."""
+        path = self._files / digest
+        if is_file(path, digest):
+            return True
+        path.unlink(missing_ok=True)
+        return False
+
+    def _require_space(self, missing: Collection[tuple[str, int]]) -> None:
+        needed = sum(size - min(size, self.received(digest)) for digest, size in missing)
+        free = shutil.disk_usage(self.folder).free
+        if missing and needed + SPARE_BYTES > free:
+            raise BundleError(
+                f"disk full: {needed + SPARE_BYTES} bytes are needed at {self.folder} and {free} are free; make room"
+            )
+
+    def _disk_error(self, error: OSError) -> BundleError:
+        if error.errno in _FULL:
+            return BundleError(f"disk full at {self.folder}; make room")
+        return BundleError(f"cannot write to the store {self.folder}: {error.strerror}; check the disk and permissions")
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def is_file(path: Path, digest: str) -> bool:
+    """Return whether ``path`` is a plain file with this SHA-256."""
+    try:
+        return not path.is_symlink() and digest_of(path) == digest
+    except OSError:
+        return False

@@ -1,0 +1,119 @@
+"""``ls-edge apply``: the difference, the questions, and the exit codes."""
+
+import contextlib
+import json
+import random
+import subprocess
+
+import pytest
+import yaml
+import zmq
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from tests.runtime.clients.load import Load
+
+pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+
+
+def write(cluster, name, change):
+    document = yaml.safe_load(cluster.path.read_text())
+    change({one["name"]: one for one in document["peers"]})
+    path = cluster.folder / name
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+@pytest.mark.timeout(240)
+def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle, ls_edge, complaints):
+    make_bundle(tmp_path / "bundle", blocks=4)
+    placement = {"a": "0-3", "b": "0-1", "c": "0-2"}
+    cluster = LocalCluster(
+        tmp_path / "fleet", tmp_path / "bundle", placement, sources=["laptop"], keys=True, stores=True
+    )
+    with cluster as peers:
+        bundle = ["--bundle", tmp_path / "bundle", "--secret-key", peers.secret_key("laptop")]
+        assert ls_edge.run("push", "--peers", peers.path, *bundle, timeout=90).returncode == 0
+
+        def apply(path, *more):
+            return ls_edge.run("apply", path, "--peers", peers.path, *bundle, *more, timeout=90)
+
+        moved = write(peers, "moved.yaml", lambda named: named["c"].update(blocks="2-3"))
+        done = apply(moved, "--dry-run", "--json")
+        found = json.loads(done.stdout)
+        assert (done.returncode, found["version"], found["outage"]) == (0, 1, None)
+        size = Bundle.open(tmp_path / "bundle").part("block 3").bytes
+        assert found["changes"]["c"] == {"change": "switch", "gains": [3], "loses": [0, 1], "bytes": size}
+        assert found["changes"]["a"]["change"] == "follow"
+        done = apply(moved)  # nobody answers the question
+        assert (done.returncode, "--yes" in complaints(done)[-1]) == (2, True)
+
+        outage = write(peers, "outage.yaml", lambda named: named["a"].update(blocks="0-2"))
+        done = apply(outage, "--yes")
+        assert done.returncode == 2
+        assert "while a switches, no peer serves block 3" in complaints(done)[-1]
+
+        peers.kill("b")
+        done = apply(moved, "--yes")
+        assert done.returncode == 3, done.stderr
+        assert "b: not reached" in done.stderr
+        peers.start("b")
+        peers.wait_warm("b")
+        done = apply(moved, "--yes", "--json")
+        assert done.returncode == 0, done.stderr
+        assert {one["state"] for one in json.loads(done.stdout)["peers"].values()} == {"active"}
+        done = apply(moved)
+        assert (done.returncode, "version 1" in done.stdout) == (0, True)
+        status = ls_edge.run("status", "--peers", moved, "--secret-key", peers.secret_key("laptop"), "--json")
+        assert {name: one["blocks"] for name, one in json.loads(status.stdout)["peers"].items()} == {
+            "a": [0, 1, 2, 3], "b": [0, 1], "c": [2, 3],
+        }  # fmt: skip
+
+        # The peers tell that c belongs to the fleet, although the new file does not.
+        smaller = write(peers, "smaller.yaml", lambda named: None)
+        document = yaml.safe_load(smaller.read_text())
+        document["peers"] = [one for one in document["peers"] if one["name"] != "c"]
+        smaller.write_text(yaml.safe_dump(document, sort_keys=False))
+        done = ls_edge.run("apply", smaller, *bundle, "--yes", "--json", timeout=90)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["changes"]["c"]["change"] == "remove"
+        assert json.loads(done.stdout)["peers"]["c"]["state"] == "removed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_changes_that_are_killed_at_random_moments_lose_no_request(tmp_path, tiny_bundle, images, ls_edge):
+    """The pusher, or a peer, is killed; the last command completes the change."""
+    draw = random.Random(0)
+    placement = {"a": "0-5", "b": "0-2", "c": "3-5", "d": "0-5"}
+    cluster = LocalCluster(
+        tmp_path / "fleet", tiny_bundle, placement, sources=["laptop", "desk"], keys=True, stores=True
+    )
+    with cluster as peers:
+        bundle = ["--bundle", tiny_bundle, "--secret-key", peers.secret_key("laptop")]
+        assert ls_edge.run("push", "--peers", peers.path, *bundle, timeout=90).returncode == 0
+        files = [
+            write(peers, "even.yaml", lambda named: None),
+            write(peers, "odd.yaml", lambda named: (named["b"].update(blocks="3-5"), named["c"].update(blocks="0-2"))),
+        ]
+        words = ["--peers", peers.path, *bundle, "--yes"]
+        with Load(peers, tiny_bundle, images) as load:
+            for turn in range(8):
+                process = ls_edge.start("apply", files[turn % 2], *words)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(draw.uniform(0.5, 8.0))
+                if turn % 2:
+                    victim = draw.choice("abc")
+                    peers.kill(victim)
+                    peers.start(victim)
+                process.kill()
+                process.wait()
+            done = ls_edge.run("apply", files[1], *words, timeout=120)
+            assert done.returncode == 0, done.stderr
+        load.assert_whole()
+        status = ls_edge.run("status", "--peers", files[1], *bundle[2:], "--json")
+        found = json.loads(status.stdout)["peers"]
+        assert {name: one["blocks"] for name, one in found.items()} == {
+            "a": [0, 1, 2, 3, 4, 5], "b": [3, 4, 5], "c": [0, 1, 2], "d": [0, 1, 2, 3, 4, 5],
+        }  # fmt: skip
+        assert {one["reason"] for one in found.values()} == {None}

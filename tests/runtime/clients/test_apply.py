@@ -1,0 +1,220 @@
+"""A running fleet of real peers becomes what a new ``peers.yaml`` says."""
+
+import json
+
+import pytest
+import yaml
+import zmq
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import LinkError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.clients.apply import Applier, results_of
+from ls_edge.runtime.clients.push import Pusher, PushError
+from ls_edge.runtime.clients.status import Observer
+from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
+from ls_edge.runtime.source.source import Source
+from ls_edge.runtime.transport.keys import load_secret, new_keys
+from tests.data import bombs
+from tests.runtime.clients.load import Load
+
+pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+
+
+@pytest.fixture
+def fleet(tmp_path, tiny_bundle):
+    """Start peers with keys and stores, push the bundle, and stop them at the end."""
+    running = []
+
+    def make(placement):
+        peers = LocalCluster(
+            tmp_path / "fleet", tiny_bundle, placement, sources=["laptop", "desk"], keys=True, stores=True
+        )
+        running.append(peers.__enter__())
+        with Pusher(peers.file, keys=load_secret(peers.secret_key("laptop")), wait=60.0, connect=60.0) as pusher:
+            pusher.push(Bundle.open(tiny_bundle))
+        return peers
+
+    yield make
+    for peers in running:
+        peers.close()
+
+
+def edited(peers, change, name="new.yaml"):
+    """Write a changed copy of a fleet's file, and return it."""
+    document = yaml.safe_load(peers.path.read_text())
+    change({one["name"]: one for one in (*document["peers"], *document["sources"])}, document)
+    path = peers.folder / name
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return load_peers(path)
+
+
+def apply(peers, new, bundle=None, name="laptop", **named):
+    """Apply a file, and return the change and the state of each peer."""
+    keys = load_secret(peers.secret_key(name))
+    with Applier(
+        new, peers.file, None if bundle is None else Bundle.open(bundle), keys=keys, wait=60.0, connect=60.0, **named
+    ) as one:
+        change = one.look()
+        one.apply(change)
+        return change, {peer: result.state for peer, result in results_of(one, change).items()}
+
+
+def record(peers, name):
+    return json.loads((peers.store(name) / "store.json").read_text())
+
+
+def looked_at(peers, file):
+    with Observer(file, keys=load_secret(peers.secret_key("laptop"))) as observer:
+        return observer.look(10.0)
+
+
+def served(peers, file):
+    return {name: one.blocks for name, one in looked_at(peers, file).items()}
+
+
+def test_blocks_move_and_a_reboot_keeps_them(fleet, tiny_bundle):
+    peers = fleet({"a": "0-3", "b": "2-5", "c": "0-1,4-5"})
+
+    def change(named, _document):
+        named["a"]["blocks"], named["b"]["blocks"] = "0-4", "3-5"
+
+    new = edited(peers, change)
+    change, states = apply(peers, new, tiny_bundle)
+    assert states == {"a": "active", "b": "active", "c": "active"}
+    assert change.plan.outages == {}
+    assert served(peers, new) == {"a": (0, 1, 2, 3, 4), "b": (3, 4, 5), "c": (0, 1, 4, 5)}
+    assert {name: record(peers, name)["file"]["version"] for name in "abc"} == dict.fromkeys("abc", 1)
+    assert [record(peers, name)["accepts"] for name in "abc"] == [[], [], []]
+    assert {one.reason for one in looked_at(peers, new).values()} == {None}
+    assert "it runs version 1 of peers.yaml, not this file" in looked_at(peers, peers.file)["c"].reason
+    peers.kill("a")  # it starts with the old file again, and with the applied one in its store
+    peers.start("a")
+    peers.wait_warm("a")
+    assert served(peers, new)["a"] == (0, 1, 2, 3, 4)
+    with Applier(new, new, None, keys=load_secret(peers.secret_key("laptop")), connect=60.0) as one:
+        assert one.look().is_settled
+
+
+def test_a_board_is_added_and_another_one_removed(fleet, tiny_bundle):
+    peers = fleet({"a": "0-5", "b": "0-5"})
+    key = new_keys("d", peers.folder)[0].public.decode()
+
+    def change(named, document):
+        document["peers"].remove(named["b"])
+        port = free_ports(1)[0]
+        address = f"tcp://127.0.0.1:{port}"
+        document["peers"].append({"name": "d", "address": address, "blocks": "1-5", "public_key": key, "threads": 1})
+
+    new = edited(peers, change)
+    before, peers.path = peers.path, new.path
+    peers.bundles["d"] = tiny_bundle
+    peers.start("d")
+    peers.path = before
+    _, states = apply(peers, new, tiny_bundle)
+    assert states == {"a": "active", "b": "removed", "d": "active"}
+    assert served(peers, new) == {"a": (0, 1, 2, 3, 4, 5), "d": (1, 2, 3, 4, 5)}
+    assert "removed from the fleet by version 1" in record(peers, "b")["reason"]
+
+
+@pytest.mark.parametrize("when", ["receiving", "ready", "switching"])
+def test_an_interrupted_change_serves_and_is_completed_by_the_same_command(fleet, tiny_bundle, when):
+    class Cut(Exception):
+        pass
+
+    def cut(name, state, _missing, _total):
+        if name == "b" and state.startswith(when):
+            raise Cut
+
+    peers = fleet({"a": "0-5", "b": "0-2", "c": "3-5"})
+    new = edited(peers, lambda named, _: (named["b"].update(blocks="3-5"), named["c"].update(blocks="0-2")))
+    with pytest.raises(Cut):
+        apply(peers, new, tiny_bundle, on_change=cut)
+    peers.kill("a")
+    peers.start("a")
+    peers.wait_warm("a")
+    blocks = {tuple(range(3)), tuple(range(3, 6))}
+    found = served(peers, peers.file.accepting((new,)))
+    assert (found["a"], {found["b"], found["c"]} <= blocks) == (tuple(range(6)), True)
+    _, states = apply(peers, new, tiny_bundle)
+    assert states == {"a": "active", "b": "active", "c": "active"}
+    assert served(peers, new) == {"a": (0, 1, 2, 3, 4, 5), "b": (3, 4, 5), "c": (0, 1, 2)}
+    assert [len(record(peers, name)["accepts"]) for name in "abc"] == [0, 0, 0]
+    # Rolled back without the bundle: the parts still lie in the stores.
+    old = edited(peers, lambda _named, _document: None, "old.yaml")
+    assert set(apply(peers, old)[1].values()) == {"active"}
+    assert served(peers, old) == {"a": (0, 1, 2, 3, 4, 5), "b": (0, 1, 2), "c": (3, 4, 5)}
+    assert {record(peers, name)["file"]["version"] for name in "abc"} == {2}
+
+
+def test_a_source_without_the_right_to_push_changes_nothing(fleet, tiny_bundle):
+    peers = fleet({"a": "0-5"})
+    new = edited(peers, lambda named, _: named["desk"].update(may_push=False))
+    apply(peers, new)
+    peers.path, peers.file = new.path, new
+    back = edited(peers, lambda named, _: named["desk"].update(may_push=True), "back.yaml")
+    # The file of the pusher gives it the right; that of the peer does not.
+    keys = load_secret(peers.secret_key("desk"))
+    with Applier(back, back, None, keys=keys, connect=60.0) as one, pytest.raises(LinkError, match="may not push to a"):
+        one.look()
+    assert record(peers, "a")["file"]["version"] == 1
+
+    def forbid(named, _document):
+        named["laptop"]["may_push"] = named["desk"]["may_push"] = False
+
+    with pytest.raises(PushError, match="nobody could change the fleet again"):
+        apply(peers, edited(peers, forbid, "nobody.yaml"))
+    assert record(peers, "a")["file"]["version"] == 1
+
+
+def test_settings_that_do_not_work_are_undone_with_the_file(fleet, wait_until):
+    peers = fleet({"a": "0-5"})
+    new = edited(peers, lambda named, _: named["a"].update(address=f"tcp://127.0.0.1:{free_ports(1)[0]}"))
+    change, states = apply(peers, new)  # it moves
+    assert (change.plan.outages, states) == ({"a": frozenset(range(6))}, {"a": "active"})
+    assert served(peers, new) == {"a": (0, 1, 2, 3, 4, 5)}
+    peers.path, peers.file = new.path, new
+    bad = edited(peers, lambda named, _: named["a"].update(bind="tcp://192.0.2.1:5555"), "bad.yaml")
+    with pytest.raises(PushError, match=r"went back to the previous peers.yaml: .*192.0.2.1"):
+        apply(peers, bad)
+    wait_until(lambda: looked_at(peers, new)["a"].warm, timeout=30)
+    assert served(peers, new) == {"a": (0, 1, 2, 3, 4, 5)}
+    assert record(peers, "a")["file"]["version"] == 1
+
+
+def test_sources_follow_and_no_answer_is_lost_or_degraded(fleet, tiny_bundle, images, wait_until):
+    peers = fleet({"a": "0-2", "b": "0-2", "c": "3-5", "d": "stem, 3-5, head", "e": "stem, 0-5, head"})
+    key = new_keys("f", peers.folder)[0].public.decode()
+
+    def change(named, document):
+        for name, blocks in {"a": "3-5", "b": "0-3", "c": "0-2"}.items():
+            named[name]["blocks"] = blocks
+        document["peers"].remove(named["d"])
+        address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        document["peers"].append(
+            {"name": "f", "address": address, "blocks": "stem, 3-5, head", "public_key": key, "threads": 1}
+        )
+
+    new = edited(peers, change)
+    before, peers.path = peers.path, new.path
+    peers.bundles["f"] = tiny_bundle
+    peers.start("f")
+    peers.path = before
+    warned = []
+    thin = Source.open(peers.path, secret_key=peers.secret_key("laptop"))
+    with Load(peers, tiny_bundle, images) as load, thin:
+        change, states = apply(peers, new, tiny_bundle, on_warning=warned.append)
+        assert states == {"a": "active", "b": "active", "c": "active", "d": "removed", "e": "active", "f": "active"}
+        assert change.plan.outages == {}
+        for source in (load.source, thin):
+            wait_until(lambda source=source: sorted(source.snapshot.peers) == ["a", "b", "c", "e", "f"])
+            wait_until(lambda source=source: {one.state for one in source.snapshot.peers.values()} == {"alive"})
+        count = len(load.answers)
+        wait_until(lambda: len(load.answers) > count + 20, timeout=30)
+        assert not thin.submit(bombs.flat(40, "JPEG")).result(30).degraded
+    load.assert_whole()
+    assert warned == []
+    late = load.answers[count + 8 :]
+    holders = {(block, holder) for one in late for block, holder in one.record.steps}
+    assert not {holder for _, holder in holders} & {"d"}
+    assert {block for block, holder in holders if holder == "a"} <= {3, 4, 5}

@@ -1,0 +1,91 @@
+"""A source follows files on which its peers agree, and no single peer."""
+
+import hashlib
+import threading
+
+import pytest
+
+from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.protocol.messages import FileVersion, Hello
+from ls_edge.runtime.source.follower import Follower
+
+
+@pytest.fixture
+def file(write_peers):
+    return load_peers(write_peers({"a": (0,), "b": (0,), "c": (0,)}, sources=["laptop"]))
+
+
+class Used:
+    """The files that a follower uses."""
+
+    def __init__(self):
+        self.files, self.event, self.error = [], threading.Event(), None
+
+    def __call__(self, file):
+        self.files.append(file)
+        self.event.set()
+        if self.error is not None:
+            raise self.error
+
+
+def hello(name, *files, role="peer"):
+    return Hello(name, role, 1, 0, "m", "b", files=files)
+
+
+def version_of(file, number):
+    return FileVersion(number, hashlib.sha256(file.raw).digest())
+
+
+@pytest.mark.parametrize(
+    ("linked", "announcing", "follows"),
+    [("abc", "a", False), ("a", "a", False), ("abc", "ab", True), ("ab", "a", False), ("ab", "ab", True)],
+)
+def test_a_file_needs_more_than_half_of_the_linked_peers_and_two(file, linked, announcing, follows):
+    used = Used()
+    follower = Follower("laptop", file, None, used)
+    applied = version_of(file, 3)
+    hellos = [hello(name, *([applied] if name in announcing else [])) for name in linked]
+    # The votes of sources do not count.
+    hellos += [hello(f"laptop.0000000{n}", applied, role="source") for n in range(5)]
+    assert follower.look(hellos) == follows
+    if follows:
+        assert used.event.wait(10)
+        follower._thread.join(10)
+        assert follower.files == (applied,)
+        assert not follower.look(hellos)
+    assert len(used.files) == follows
+
+
+def test_the_file_before_counts_until_a_change_has_ended(file, write_peers):
+    used = Used()
+    follower = Follower("laptop", file, None, used)
+    new = load_peers(write_peers({"a": (0,), "b": (0,), "d": (0,)}, sources=["laptop"]))
+    applied = version_of(new, 1)
+    follower._known[applied.digest] = new  # otherwise it is fetched
+    # Every board was started with a file of other bytes.
+    during = [hello(name, FileVersion(0, name.encode() * 32), applied) for name in "abc"]
+    for hellos, names in ((during, ["a", "b", "c", "d"]), ([hello(name, applied) for name in "abc"], ["a", "b", "d"])):
+        assert follower.look(hellos)
+        follower._thread.join(10)
+        assert sorted(peer.name for peer in used.files[-1].peers) == names
+        assert not follower.look(hellos)
+
+
+def test_files_that_were_not_applied_are_not_followed(file):
+    used = Used()
+    follower = Follower("laptop", file, None, used)
+    assert not follower.look([hello(name, version_of(file, 0)) for name in "abc"])
+    assert used.files == []
+
+
+def test_a_file_that_the_source_cannot_use_changes_nothing(file):
+    used = Used()
+    used.error = UsageError("changes the heartbeat")
+    follower = Follower("laptop", file, None, used)
+    hellos = [hello(name, version_of(file, 1)) for name in "abc"]
+    assert follower.look(hellos)
+    assert used.event.wait(10)
+    follower._thread.join(10)
+    assert follower.files == ()
+    assert follower.look(hellos)  # again later
