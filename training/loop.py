@@ -24,7 +24,9 @@ from ls_edge.core.bands import Bands, windows
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.core.files import folder_lock, is_hub, pin_to_commit
+from ls_edge.core.logs import OnWarning
 from ls_edge.data.datasets import empty_classes_warning, open_data
+from ls_edge.device.requirements import compiler_problem
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, choose_augment, normalizer, split
 from ls_edge.training.distributed import DistributedContext, from_environment, process_group
@@ -198,7 +200,9 @@ class _Training:
             trained_on=images.digest() if config.epochs else "",
             method=config.method,
         )
-        self.task = TrainingTask(view, method, config, self.record, bands, context)
+        self.task = TrainingTask(
+            view, method, with_compiler(config, device, reporter.warn), self.record, bands, context
+        )
         self.progress = TrainingProgress()
 
     def _examples(self, image: ImageSpec) -> torch.Tensor:
@@ -397,6 +401,17 @@ class _Training:
         self.record = msgspec.structs.replace(
             self.record, best_epoch=self.progress.best_epoch, val_loss=self.progress.best_loss, remark=remark
         )
+
+
+def with_compiler(config: TrainConfig, device: torch.device, warn: OnWarning) -> TrainConfig:
+    """Return the configuration with ``compile: auto`` decided; warn if a GPU's blocks cannot be compiled here."""
+    if config.compile != "auto":
+        return config
+    problem = compiler_problem() if device.type == "cuda" else ""
+    if problem:
+        warn(f"trains without compiled blocks, which is slower: {problem}; install it, or set compile: off")
+    compiles = device.type == "cuda" and not problem
+    return msgspec.structs.replace(config, compile="on" if compiles else "off")
 
 
 def _bands_in_force(config: TrainConfig, method: Method, initial: InitialWeights) -> Bands:

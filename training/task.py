@@ -81,7 +81,7 @@ class TrainingTask:
                 find_unused_parameters=True,  # plans may leave blocks out, different ones in each step
             )
         self._averaged = make_averaged_model(view, config.optim)
-        if config.compile == "on" or (config.compile == "auto" and device.type == "cuda"):
+        if config.compile == "on":
             view.compile_blocks()
 
     @property

@@ -21,6 +21,7 @@ from ls_edge.device import hardware
 from ls_edge.device.requirements import (
     ORT_BUILDS,
     Requirement,
+    compiler_problem,
     engine_advice,
     installed,
     numbers,
@@ -215,7 +216,9 @@ def check_torch() -> Iterator[Finding]:
     if tried.found is None:
         yield Finding("warn", "torch", f"does not work: {tried.why}", "pip install --force-reinstall torch")
     elif tried.found["names"]:
-        yield Finding("ok", "torch CUDA", f"CUDA {tried.found['built']} on {', '.join(tried.found['names'])}")
+        detail, problem = f"CUDA {tried.found['built']} on {', '.join(tried.found['names'])}", compiler_problem()
+        fix = "install it; 'train' does not compile blocks without it, which is slower" if problem else None
+        yield judged("torch CUDA", f"{detail}; {problem}" if problem else detail, fix)
     elif hardware.has_nvidia():
         detail = f"there is a GPU, but torch (built for CUDA {tried.found['built']}) cannot use it"
         yield Finding("warn", "torch CUDA", detail, "install the torch build for this driver, see https://pytorch.org")

@@ -9,13 +9,29 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
+import shutil
+import sysconfig
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from ls_edge.core.errors import UsageError, lacking
 from ls_edge.device import hardware
+
+
+def compiler_problem() -> str:
+    """Return what is missing to compile torch models for a GPU, or an empty string.
+
+    Triton, which torch uses for that, compiles a C module when it is used first.
+    """
+    if not any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang"))):
+        return "there is no C compiler (apt install gcc)"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return "" if header.exists() else f"there is no {header} (apt install python3-dev)"
+
 
 ORT_BUILDS = (
     "onnxruntime",

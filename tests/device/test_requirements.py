@@ -86,3 +86,16 @@ def test_no_message_and_no_document_installs_the_project_by_name():
     for path in [*texts, ROOT / "README.md"]:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"pip install (-\S+ )*['\"]?ls-edge(\[[\w,]+\])?(?! @)['\"\s]", text), path
+
+
+def test_a_missing_compiler_or_header_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert requirements.compiler_problem() == "there is no C compiler (apt install gcc)"
+    compiler = tmp_path / "clang"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(requirements.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert requirements.compiler_problem() == f"there is no {tmp_path}/Python.h (apt install python3-dev)"
+    (tmp_path / "Python.h").touch()
+    assert requirements.compiler_problem() == ""

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from ls_edge.training.loop import train
+from ls_edge.training.loop import train, with_compiler
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
 from tests.training import trainings
@@ -39,3 +39,22 @@ def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
     assert len(runs) == 3
     for plain, again in zip(*found, strict=True):
         torch.testing.assert_close(plain, again)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "problem", "compiles"),
+    [
+        ("auto", "cuda", "", "on"),
+        ("auto", "cuda", "there is no C compiler", "off"),
+        ("auto", "cpu", "there is no C compiler", "off"),
+        ("on", "cuda", "there is no C compiler", "on"),
+        ("off", "cuda", "", "off"),
+    ],
+)
+def test_blocks_are_compiled_on_cuda_if_there_is_a_compiler(monkeypatch, asked, device, problem, compiles):
+    monkeypatch.setattr("ls_edge.training.loop.compiler_problem", lambda: problem)
+    warnings = []
+    config = msgspec.structs.replace(settings(), compile=asked)
+    assert with_compiler(config, torch.device(device), warnings.append).compile == compiles
+    wanted = [f"trains without compiled blocks, which is slower: {problem}; install it, or set compile: off"]
+    assert warnings == (wanted if problem and (asked, device) == ("auto", "cuda") else [])
