@@ -3,6 +3,7 @@
 Sources are the interfaces that the kernel documents:
 
 - INA3221 (``Documentation/hwmon/ina3221.rst``): ``in[123]_label``, ``in[123]_input`` in mV, ``curr[123]_input`` in mA.
+  INA238 (``Documentation/hwmon/ina238.rst``), at the input of a Thor's carrier board: ``power1_input`` in microwatts.
   Which channels make up the whole board differs from board to board (:data:`BOARD_CHANNELS`, from the chapter "Platform
   Power and Performance" of NVIDIA's Jetson Linux Developer Guide). Alarms: ``curr*_crit_alarm``, ``curr*_max_alarm``.
 - Over-current events of a Jetson: ``oc*_event_cnt`` of the hwmon device ``soctherm_oc``; they are counted from boot.
@@ -34,6 +35,7 @@ from ls_edge.device.hardware import text_of
 BOARD_CHANNELS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"VDD_IN"}), frozenset({"VDD_IN"})),  # Orin Nano, Orin NX, Xavier NX, TX2: the whole module
     (frozenset({"POM_5V_IN"}), frozenset({"POM_5V_IN"})),  # Nano
+    (frozenset({"VIN"}), frozenset({"VIN"})),  # Thor
     # AGX Orin has no such channel; VDDQ_VDD2_1V8AO is fed by VIN_SYS_5V0, so it must not be added again
     (
         frozenset({"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"}),
@@ -89,7 +91,7 @@ class PowerReading(msgspec.Struct, frozen=True):
     scope: str
     """Consumer: ``board``, ``platform`` (RAPL's psys), ``processor``, ``gpu`` or ``processor and gpu``."""
     source: str
-    """``ina3221``, ``rapl``, ``nvml`` or ``rapl and nvml``."""
+    """``ina3221``, ``ina238``, ``rapl``, ``nvml`` or ``rapl and nvml``."""
     channels: dict[str, float]
     """Mean watts of each channel, including those that are a part of another."""
 
@@ -121,7 +123,7 @@ class Sensors:
         return {name: (round(used * 1e6), 0) for name, used in joules.items() if used is not None}
 
     def channel_watts(self) -> dict[str, float]:
-        """Return the power of each INA3221 channel with a label and a reading, in watts."""
+        """Return the power of each INA3221 channel with a label and a reading, and of each INA238, in watts."""
         return dict(self._read("channels"))
 
     def energy_uj(self) -> dict[str, tuple[int, int]]:
@@ -237,12 +239,17 @@ def total_power(
 ) -> PowerReading | None:
     """Return a device's power from the channels that cover most of it, or None.
 
-    ``channels`` are INA3221 channels; ``rapl`` and ``gpus`` are mean watts by domain and card.
+    ``channels`` are those of INA3221 and INA238; ``rapl`` and ``gpus`` are mean watts by domain and card.
     """
     everything = {name: round(watts, 4) for name, watts in {**channels, **rapl, **gpus}.items()}
     for known_by, summed in BOARD_CHANNELS:
         if known_by <= channels.keys():
-            return PowerReading(round(sum(channels[name] for name in summed), 4), "board", "ina3221", everything)
+            return PowerReading(
+                round(sum(channels[name] for name in summed), 4),
+                "board",
+                "ina238" if "VIN" in summed else "ina3221",
+                everything,
+            )
     processor, cards = sum(rapl.values()), sum(gpus.values())
     if rapl:
         whole = any(name.endswith(" psys") for name in rapl)
@@ -334,6 +341,14 @@ def _channel(label: Path) -> _Readings:
     return [(name, volts * amperes / 1e6)]
 
 
+def _input(power: Path) -> _Readings:
+    """Return the power of an INA238, whose only channel is the input ``VIN`` if it has no other label."""
+    label, microwatts = text_of(power.with_name("in1_label")) or "VIN", _number(power)
+    return (
+        [(label, microwatts / 1e6)] if text_of(power.with_name("name")) == "ina238" and microwatts is not None else []
+    )
+
+
 def _temperature(path: Path) -> _Readings:
     degrees = _number(path)  # sensors that are switched off report impossible values
     return (
@@ -380,7 +395,7 @@ def _battery(path: Path) -> _Readings:
 
 _PI = "sys/devices/platform/soc*/soc*firmware/get_throttled"
 _READERS: dict[str, dict[str, _Reader]] = {
-    "channels": {"sys/class/hwmon/hwmon*/in[123]_label": _channel},
+    "channels": {"sys/class/hwmon/hwmon*/in[123]_label": _channel, "sys/class/hwmon/hwmon*/power1_input": _input},
     "temperatures": {"sys/class/thermal/thermal_zone*/temp": _temperature},
     "core clocks": {
         "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq": _scaled(1e3, lambda path: path.parent.parent.name)

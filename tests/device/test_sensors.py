@@ -48,6 +48,16 @@ def test_the_channels_of_an_agx_orin_are_summed_without_counting_one_twice(tmp_p
     assert found.channels == channels
 
 
+def test_the_input_of_a_thor_is_the_whole_board(tmp_path):
+    """Its INA238 gives microwatts; the rails of the module are parts of it."""
+    base = "sys/class/hwmon/hwmon5"
+    rails = ina3221(3, [("VDD_GPU", 20000, 300), ("VDD_CPU_SOC_MSS", 20000, 50), ("VIN_SYS_5V0", 5000, 800)])
+    channels = tree(tmp_path, rails | {f"{base}/name": "ina238", f"{base}/power1_input": 38_500_000}).channel_watts()
+    assert channels == {"VDD_GPU": 6.0, "VDD_CPU_SOC_MSS": 1.0, "VIN_SYS_5V0": 4.0, "VIN": 38.5}
+    found = total_power(channels, {}, {})
+    assert (found.watts, found.scope, found.source) == (38.5, "board", "ina238")
+
+
 def test_channels_of_an_unknown_board_are_not_added_up(tmp_path):
     channels = tree(tmp_path, ina3221(0, [("RAIL_A", 5000, 1000), ("RAIL_B", 3300, 1000)])).channel_watts()
     assert channels == {"RAIL_A": 5.0, "RAIL_B": 3.3}
