@@ -141,10 +141,14 @@ class Executor:
             plain, *again = (self.run(order, tokens, slots) for _ in range(3))
             bound = GRAPH_TOLERANCE * float(np.abs(plain).max())
             if not all(np.abs(other - plain).max() <= bound for other in again) and np.isfinite(plain).all():
-                for engine in self.engines.values():
-                    if isinstance(engine, TensorRTEngine):
-                        engine.drop_graphs("CUDA graphs returned different values")
+                self.drop_graphs("CUDA graphs returned different values")
                 return
+
+    def drop_graphs(self, why: str) -> None:
+        """Run without CUDA graphs from now on."""
+        for engine in self.engines.values():
+            if isinstance(engine, TensorRTEngine):
+                engine.drop_graphs(why)
 
     def close(self) -> None:
         """Close all engines; a second call does nothing."""

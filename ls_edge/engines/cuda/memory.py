@@ -3,8 +3,8 @@
 During a *visit*, tokens are copied to the GPU, several engines run on them in sequence, and the result is copied back:
 :meth:`CudaWorkspace.visit` makes one copy in, one copy out and one synchronization, however many engines there are.
 Engines write to two buffers alternately. Host buffers are pinned, because only then are copies asynchronous and at the
-full speed of the bus. On an integrated GPU, which shares the memory of the host, the pinned buffers are mapped: engines
-read and write them in place, and nothing is copied to or from the GPU.
+full speed of the bus. An integrated GPU shares the memory of the host, but does not cache pinned memory: tokens between
+engines stay in memory of the GPU there, too. Mapped buffers, which engines read and write in place, are only measured.
 
 Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
 """
@@ -44,10 +44,13 @@ class CudaWorkspace:
     Used by one thread. Each engine that shares it calls :meth:`hold` and :meth:`release`; the last one frees it.
     """
 
-    def __init__(self, signatures: Sequence[Signature], max_batch: int, *, slot_rows: int = 0) -> None:
+    def __init__(
+        self, signatures: Sequence[Signature], max_batch: int, *, slot_rows: int = 0, is_mapped: bool = False
+    ) -> None:
         """Create the stream; the first visit allocates buffers for any tensor of the signatures.
 
-        ``slot_rows`` is the largest number of engines in a visit with slots. Raises :class:`EngineError` if CUDA
+        ``slot_rows`` is the largest number of engines in a visit with slots; with ``is_mapped``, engines read and write
+        the memory of the host. Raises :class:`EngineError` if CUDA
         does not work.
         """
         self.cuda = cuda_runtime()
@@ -58,7 +61,7 @@ class CudaWorkspace:
         largest = max(math.prod(t.shape(max_batch)) * t.numpy_dtype.itemsize for t in tensors)
         size = self._slot_bytes * slot_rows + _aligned(largest)
         self.is_integrated = self.cuda.is_integrated()
-        self._buffers = tuple(_Buffer(self.cuda, size, is_shared=self.is_integrated) for _ in range(2))
+        self._buffers = tuple(_Buffer(self.cuda, size, is_shared=is_mapped) for _ in range(2))
         self._scratch = 0, 0
         self._holders = 0
         self.generation = 0
@@ -67,10 +70,11 @@ class CudaWorkspace:
         self._free_bytes = self._free_now()
 
     @classmethod
-    def for_bundle(cls, bundle: Bundle, max_batch: int) -> CudaWorkspace:
+    def for_bundle(cls, bundle: Bundle, max_batch: int, *, is_mapped: bool = False) -> CudaWorkspace:
         """Create a workspace for any parts of a bundle."""
         signatures = [signature_of(bundle.manifest, part) for part in ("stem", "block 0", "head")]
-        return cls(signatures, max_batch, slot_rows=bundle.num_blocks + 2 if bundle.manifest.needs_slot else 0)
+        slot_rows = bundle.num_blocks + 2 if bundle.manifest.needs_slot else 0
+        return cls(signatures, max_batch, slot_rows=slot_rows, is_mapped=is_mapped)
 
     @property
     def stream(self) -> int:
@@ -177,7 +181,7 @@ class CudaWorkspace:
 
 
 class _Buffer:
-    """Pinned host memory and GPU memory, which are the same if the GPU shares the memory of the host."""
+    """Pinned host memory and GPU memory, which are the same if they are shared."""
 
     def __init__(self, cuda: CudaRuntime, size: int, *, is_shared: bool) -> None:
         self._cuda, self._size, self._is_shared = cuda, size, is_shared

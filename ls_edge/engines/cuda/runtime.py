@@ -32,6 +32,7 @@ class _Out:
 
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaGetLastError": (),
+    "cudaSetDeviceFlags": (ctypes.c_uint,),
     "cudaGetDeviceCount": (_Out(ctypes.c_int),),
     "cudaGetDevice": (_Out(ctypes.c_int),),
     "cudaGetDeviceProperties": (_Out(_PROPERTIES), ctypes.c_int),
@@ -64,6 +65,8 @@ MAPPED = 2
 """``cudaHostAllocMapped``."""
 THREAD_LOCAL = 1
 """``cudaStreamCaptureModeThreadLocal``."""
+SPIN, BLOCKING = 1, 4
+"""``cudaDeviceScheduleSpin`` and ``cudaDeviceScheduleBlockingSync``."""
 CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED, MULTIPROCESSORS = 75, 76, 18, 16
 """``cudaDeviceAttr``."""
 DRIVER_TOO_OLD = 35

@@ -295,6 +295,7 @@ def build(
         )
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, key.workspace)
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for a report: costs no time when engines run
     if "no tf32" in key.flags:
         config.clear_flag(trt.BuilderFlag.TF32)
     for batches in key.profiles:

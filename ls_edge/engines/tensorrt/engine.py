@@ -115,6 +115,11 @@ class TensorRTEngine:
         for key in list(self._contexts):
             self._drop(key)
 
+    def layers(self) -> str:
+        """Return TensorRT's description of the engine's layers, one a line."""
+        oneline = self._trt.LayerInformationFormat.ONELINE
+        return str(self._engine.create_engine_inspector().get_engine_information(oneline))
+
     def close(self) -> None:
         """Free memory on the GPU; a second call does nothing."""
         if self._engine is None:

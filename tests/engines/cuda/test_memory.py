@@ -9,10 +9,12 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DeviceLost, EngineError
+from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.opening import open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CUDA
+from tests.engines.conftest import mapped
 from tests.engines.reference import ORDER, close, counted, expected, tokens
 
 COPIES = ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost")
@@ -76,9 +78,22 @@ def test_too_little_memory_is_one_line_and_nothing_is_left(bundle, gpu):
     assert gpu.left() == []
 
 
-def test_an_integrated_gpu_reads_and_writes_the_memory_of_the_host_in_place(bundle, gpu, exact, monkeypatch):
+def test_tokens_between_blocks_stay_in_the_memory_of_an_integrated_gpu(bundle, gpu, exact):
+    """It does not cache pinned memory, which engines read several times."""
+    gpu.integrated = 1
+    runner = Executor(open_block_engines(bundle, ORDER, kind="tensorrt"))
+    runner.warm_up(1)
+    result, counts = counted(gpu, lambda: runner.run(ORDER, tokens()))
+    close(result, expected(exact, ORDER, tokens()))
+    assert [counts[name] for name in COPIES] == [1, 1]
+    assert {a.kind for a in gpu.allocations} == {"pinned", "device"}
+    runner.close()
+
+
+def test_engines_read_and_write_mapped_memory_of_the_host_in_place(bundle, gpu, exact, monkeypatch):
     """Each batch of a call is copied once, into the memory that the first engine reads."""
     gpu.integrated = 1
+    monkeypatch.setattr("ls_edge.engines.opening.CudaWorkspace", mapped(CudaWorkspace))
     engines = open_block_engines(bundle, ORDER, kind="tensorrt")
     runner = Executor(engines)
     rows = [tokens(1, seed) for seed in range(3)]
