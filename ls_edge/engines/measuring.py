@@ -74,7 +74,7 @@ def time_batch(
         slowdown=_slowdown(chains[1:]),
         power_watts=None if power is None else power.watts,
         energy_mj_per_image=None if power is None else round(power.watts * 1e3 * seconds / (size * len(chains)), 4),
-        visits_ms=_time_visits(pipeline.bundle, range(pipeline.num_blocks), size, visits_s, pipeline.executor.run),
+        visits_ms=time_visits(pipeline.bundle, range(pipeline.num_blocks), size, visits_s, pipeline.executor.run),
     )
     return times, power
 
@@ -102,12 +102,12 @@ def time_blocks(
     def visit(chosen: Sequence[int], given: np.ndarray) -> None:
         call(lambda: executor.run(chosen, given))
 
-    visits = _time_visits(bundle, blocks, size, duration / 4, visit)
+    visits = time_visits(bundle, blocks, size, duration / 4, visit)
     slowdown = _slowdown([sum(run) for run in runs[1:]])
     return BatchTimes(None, None, blocks_ms, None, len(runs) - 1, slowdown, None, None, visits)
 
 
-def _time_visits(
+def time_visits(
     bundle: Bundle,
     blocks: Sequence[int],
     size: int,

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib.util
-import shlex
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +10,21 @@ import click
 from rich.text import Text
 
 from ls_edge.cli import options
-from ls_edge.cli.command import DEGRADED, Command
+from ls_edge.cli.board_report import TITLE, write_report
+from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.files import write_output
 from ls_edge.core.text import counted
 from ls_edge.device.diagnostics import examine, worst
 from ls_edge.engines.diagnostics import check_engines
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer, unreached
-from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.protocol.messages import FindingRow
-from ls_edge.version import __version__
 
 _COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
-_TITLE = "# Hardware report"
-_LS_EDGE = (sys.executable, "-m", "ls_edge")
 _LINK_FIX = "the same peers.yaml everywhere, with its key and an address that the others reach; the log says why"
 
 
@@ -52,7 +40,7 @@ _LINK_FIX = "the same peers.yaml everywhere, with its key and an address that th
 @options.path("--peers", "peers.yaml whose peers to check instead of this machine.")
 @options.secret_key("NAME.key_secret of a source, with --peers.")
 @options.wait("Time for a peer to answer.", default=180.0, least=0.1, most=600)
-@options.output("--report", "Report on this machine to write, from all commands on --bundle.", ours=_TITLE)
+@options.output("--report", "Report on this machine to write, from all commands on --bundle.", ours=TITLE)
 @options.bundle("Folder of the exported model for --report.")
 @options.text("--data", "Images for --report.  [default: none are answered]", "DATA")
 @options.JSON
@@ -71,8 +59,9 @@ def command(
     Checks Python, packages, engines, links, and hardware, and names the fix of each problem. With --peers, every peer
     checks its own machine, and one table shows the problems, including peers without a link to each other.
 
-    --report runs doctor, verify, build, bench, and profile, then two peers on this machine, push, and run, and writes
-    the commands, their output, and their time to one file: a report to send from a new kind of board.
+    --report collects facts about the machine, runs doctor, verify, build, bench, and profile, compares each part with
+    ONNX Runtime on the CPU, then runs two peers on this machine, push, and run. It writes the output to one file, which
+    is complete after each section: a report to send from a new kind of board.
 
     Exit code 1 if ls-edge cannot work here or on some peer, or if a peer does not answer.
     """
@@ -80,7 +69,9 @@ def command(
         if bundle is None:
             raise UsageError("--report runs the commands on a model; give --bundle FOLDER")
         images = str(Path(data).resolve()) if data is not None and Path(data).exists() else data
-        return _write_report(report, Bundle.open(bundle).folder.resolve(), images)
+        worked = write_report(report, Bundle.open(bundle), images)
+        click.echo(f"written to {report}; please read it before you send it: it names this machine's hardware")
+        return 0 if worked else 1
     if peers is None:
         if options.is_typed("secret_key"):
             raise UsageError("--secret-key is for asking peers; give --peers FILE too, or leave it out")
@@ -135,67 +126,6 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
         table.add_row(name, _mark(row.status), row.what, row.detail, row.fix)
     overall = max((entry["status"] for entry in entries.values()), key=_rank)
     return overall, {"status": overall, "peers": entries}, table
-
-
-def _write_report(path: Path, bundle: Path, data: str | None) -> int:
-    """Run the commands that a board needs, and write their output; return 1 if one failed."""
-    sections: list[str] = []
-    failed = []
-    console = open_console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="ls-edge-") as folder:
-        place = Path(folder)
-
-        def run(*words: str) -> None:
-            console.print(f"ls-edge {shlex.join(words)}")
-            began = time.monotonic()
-            done = subprocess.run(  # noqa: S603  our own interpreter and arguments
-                [*_LS_EDGE, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=place, check=False
-            )
-            if done.returncode not in (0, DEGRADED):
-                failed.append(words[0])
-            printed = "\n".join(printable(line.rstrip()) for line in (done.stdout + done.stderr).splitlines())
-            sections.append(
-                f"## ls-edge {shlex.join(words)}\n\nExit code {done.returncode}, {time.monotonic() - began:.1f} s.\n\n"
-                f"```text\n{printed}\n```\n"
-            )
-
-        run("doctor")
-        run("verify", str(bundle))
-        if importlib.util.find_spec("tensorrt") is not None:
-            run("build", str(bundle))
-        run("bench", str(bundle))
-        run("profile", str(bundle), "--out", "profile.json", "--json")
-        _run_fleet(place, bundle, data, run)
-    names = f" Failed: {', '.join(failed)}." if failed else ""
-    write_output(path, "\n".join([f"{_TITLE}\n\nls-edge {__version__}.{names}\n", *sections]))
-    click.echo(f"written to {path}; please read it before you send it: it names this machine and its hardware")
-    return 1 if failed else 0
-
-
-def _run_fleet(place: Path, bundle: Path, data: str | None, run: Callable[..., None]) -> None:
-    """Push the model to two peers of this machine, and answer images."""
-    run("peers", "new", "a=127.0.0.1", "b=127.0.0.1", "--source", "here", "--bundle", str(bundle))
-    file = place / "peers.yaml"
-    text = file.read_text(encoding="utf-8")
-    for usual, port in zip((":5555", ":5556"), free_ports(2), strict=True):
-        text = text.replace(usual, f":{port}")
-    file.write_text(text, encoding="utf-8")
-    to = ("--peers", "peers.yaml", "--secret-key", "here.key_secret")
-    with contextlib.ExitStack() as stack:
-        for name in ("a", "b"):
-            own = ("--peers", "peers.yaml", "--name", name, "--store", name, "--secret-key", f"{name}.key_secret")
-            log = stack.enter_context((place / f"{name}.log").open("w", encoding="utf-8"))
-            peer = stack.enter_context(
-                subprocess.Popen(  # noqa: S603
-                    [*_LS_EDGE, "peer", *own, "--until-eof"], stdin=subprocess.PIPE, stderr=log, cwd=place
-                )
-            )
-            assert peer.stdin is not None
-            stack.callback(peer.stdin.close)
-        run("push", *to, "--bundle", str(bundle))
-        run("status", *to)
-        if data is not None:
-            run("run", *to, "--bundle", str(bundle), "--data", data, "--limit", "100", "--json")
 
 
 def _json(row: FindingRow) -> dict[str, Any]:

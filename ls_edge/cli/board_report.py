@@ -1,0 +1,177 @@
+"""Report of a board: all commands and measurements that a new kind of board needs, in one file.
+
+The file is complete after each section: it is replaced as a whole, so it can be sent whenever the report ends. Each
+section has a time limit; when it ends, the processes of the section are killed and the report continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ls_edge.cli.command import DEGRADED
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import printable
+from ls_edge.core.files import write_output
+from ls_edge.device.facts import facts, kernel_messages
+from ls_edge.report.terminal import open_console
+from ls_edge.runtime.fleet.local_cluster import free_ports
+from ls_edge.version import __version__
+
+TITLE = "# Hardware report"
+LIMITS_S = {"build": 5400.0, "errors": 5400.0}
+"""Time limits of sections that build engines twice or more, in seconds."""
+LIMIT_S = 900.0
+"""Time limit of every other section, in seconds: the longest takes two minutes on a slow laptop."""
+
+_END_S = 20.0
+"""Seconds for a peer to leave, more than it takes to drain."""
+_PYTHON = (sys.executable, "-m")
+_TRTEXEC = "/usr/src/tensorrt/bin/trtexec"
+
+
+class BoardReport:
+    """Sections of a report, and the file that holds them."""
+
+    def __init__(self, path: Path, place: Path) -> None:
+        """Write the title, before any work is done; commands run in ``place``."""
+        self._path, self._place = path, place
+        self._sections: list[str] = []
+        self.failed: list[str] = []
+        self._console = open_console(stderr=True)
+        self._write()
+
+    def add(self, title: str, text: str, note: str = "") -> None:
+        """Add a section without the names of this machine and its user's folder, and write the file."""
+        for name, shown in ((str(Path.home()), "~"), (socket.gethostname(), "HOST")):
+            if len(name) > 1:
+                text = text.replace(name, shown)
+        lines = "\n".join(printable(line.rstrip()) for line in text.splitlines())
+        self._sections.append(f"## {title}\n\n{note}```text\n{lines}\n```\n")
+        self._write()
+
+    def run(self, *words: str) -> None:
+        """Add the output of a command of ls-edge."""
+        self.program(f"ls-edge {shlex.join(words)}", words[0], (*_PYTHON, "ls_edge", *words))
+
+    def program(self, title: str, name: str, command: Sequence[str]) -> None:
+        """Add the output of a program, also if it fails, or is stopped at its time limit."""
+        self._console.print(title)
+        began, limit, stopped = time.monotonic(), LIMITS_S.get(name, LIMIT_S), ""
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=self._place,
+                start_new_session=True,
+            )
+            try:
+                process.wait(limit)
+            except subprocess.TimeoutExpired:
+                stopped = f", stopped at its limit of {limit:.0f} s"
+            except BaseException:
+                stopped = ", interrupted"
+                raise
+            finally:
+                if stopped:
+                    os.killpg(process.pid, signal.SIGKILL)
+                code = process.wait()
+                if code not in (0, DEGRADED):
+                    self.failed.append(name)
+                output.seek(0)
+                text = output.read().decode(errors="replace")
+                self.add(title, text, f"Exit code {code}, {time.monotonic() - began:.1f} s{stopped}.\n\n")
+
+    def _write(self) -> None:
+        names = f" Failed: {', '.join(self.failed)}." if self.failed else ""
+        write_output(self._path, "\n".join([f"{TITLE}\n\nls-edge {__version__}.{names}\n", *self._sections]))
+
+
+def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
+    """Run everything that a board has to do, and write its output; return whether all of it worked."""
+    folder = str(bundle.folder.resolve())
+    with tempfile.TemporaryDirectory(prefix="ls-edge-") as temporary:
+        report = BoardReport(path, Path(temporary))
+        for subject, text in facts():
+            report.add(subject, text)
+        report.run("doctor")
+        report.run("verify", folder)
+        numbers = (*_PYTHON, "ls_edge.engines.board_numbers")
+        if importlib.util.find_spec("tensorrt") is not None:
+            report.run("build", folder)
+            for wait in ("usual", "spin", "blocking"):
+                report.program(f"visits, {wait} waits", "visits", (*numbers, "visits", folder, wait))
+            report.program("trtexec on block 0", "trtexec", _trtexec(bundle))
+        else:
+            report.add(
+                "visits", "TensorRT is not installed; profile has the times of visits of the engine that is used"
+            )
+        report.program("errors of parts", "errors", (*numbers, "errors", folder))
+        report.run("bench", folder)
+        report.run("profile", folder, "--out", "profile.json", "--json")
+        _run_fleet(report, Path(temporary), folder, data)
+        report.add("kernel messages", kernel_messages())
+    return not report.failed
+
+
+def _end(peer: subprocess.Popen[bytes]) -> None:
+    assert peer.stdin is not None
+    peer.stdin.close()
+    try:
+        peer.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        peer.kill()
+
+
+def _trtexec(bundle: Bundle) -> tuple[str, ...]:
+    tokens, file = bundle.manifest.tokens, bundle.folder.resolve() / bundle.part("block 0").file
+    program = shutil.which("trtexec") or _TRTEXEC
+    if not Path(program).exists():
+        return ("echo", "trtexec is not installed")
+    shape = f"--shapes=tokens:1x{tokens.count}x{tokens.dim}"
+    return (program, f"--onnx={file}", shape, "--stronglyTyped", "--useCudaGraph", "--noDataTransfers", "--useSpinWait")
+
+
+def _run_fleet(report: BoardReport, place: Path, bundle: str, data: str | None) -> None:
+    """Push the model to two peers of this machine, answer images, and add the logs of the peers."""
+    report.run("peers", "new", "a=127.0.0.1", "b=127.0.0.1", "--source", "here", "--bundle", bundle)
+    file = place / "peers.yaml"
+    if not file.exists():
+        return
+    text = file.read_text(encoding="utf-8")
+    for usual, port in zip((":5555", ":5556"), free_ports(2), strict=True):
+        text = text.replace(usual, f":{port}")
+    file.write_text(text, encoding="utf-8")
+    to = ("--peers", "peers.yaml", "--secret-key", "here.key_secret")
+    try:
+        with contextlib.ExitStack() as stack:
+            for name in ("a", "b"):
+                own = ("--peers", "peers.yaml", "--name", name, "--store", name, "--secret-key", f"{name}.key_secret")
+                log = stack.enter_context((place / f"{name}.log").open("w", encoding="utf-8"))
+                peer = stack.enter_context(
+                    subprocess.Popen(  # noqa: S603
+                        [*_PYTHON, "ls_edge", "peer", *own, "--until-eof"], stdin=subprocess.PIPE, stderr=log, cwd=place
+                    )
+                )
+                stack.callback(_end, peer)
+            report.run("push", *to, "--bundle", bundle)
+            report.run("status", *to)
+            if data is not None:
+                report.run("run", *to, "--bundle", bundle, "--data", data, "--limit", "100", "--json")
+    finally:
+        for name in ("a", "b"):
+            with contextlib.suppress(OSError):
+                report.add(f"log of peer {name}", (place / f"{name}.log").read_text(encoding="utf-8", errors="replace"))

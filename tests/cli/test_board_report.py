@@ -1,0 +1,65 @@
+"""Report of a board: whole after each section, limits, and no names of the machine."""
+
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from ls_edge.cli import board_report
+from ls_edge.cli.board_report import BoardReport
+
+
+def is_whole(text):
+    """Whether all sections of a report are complete."""
+    return re.fullmatch(
+        r"# Hardware report\n\nls-edge \S+.*\n(\n## .+\n\n(Exit code .+\n\n)?```text\n(?:(?!```).*\n)*```\n)*", text
+    )
+
+
+@pytest.fixture
+def report(tmp_path):
+    return BoardReport(tmp_path / "report.md", tmp_path)
+
+
+def test_a_section_that_hangs_is_stopped_with_its_processes(report, tmp_path, monkeypatch):
+    monkeypatch.setattr(board_report, "LIMIT_S", 1.0)
+    report.add("fact", "known")
+    code = "import subprocess, time; print(subprocess.Popen(['sleep', '100']).pid, flush=True); time.sleep(100)"
+    report.program("hangs", "hangs", (sys.executable, "-c", code))
+    report.program("works", "works", (sys.executable, "-c", "print('done')"))
+    text = (tmp_path / "report.md").read_text()
+    assert is_whole(text)
+    assert re.findall(r"^## (.*)", text, re.M) == ["fact", "hangs", "works"]
+    assert "Exit code -9, " in text
+    assert "s, stopped at its limit of 1 s." in text
+    assert report.failed == ["hangs"]
+    (child,) = re.findall(r"^(\d+)$", text, re.M)
+    assert "sleep" not in _command_of(child)
+
+
+def _command_of(number):
+    try:
+        return Path(f"/proc/{number}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_an_interrupted_report_has_all_sections_so_far(report, tmp_path):
+    report.add("fact", "known")
+    before = (tmp_path / "report.md").read_text()
+    assert is_whole(before)
+    child = os.fork()
+    if child == 0:
+        report.program("waits", "waits", (sys.executable, "-c", "import os; os.kill(os.getppid(), 9)"))
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == 9
+    assert (tmp_path / "report.md").read_text() == before
+
+
+def test_a_report_does_not_name_the_machine_or_the_users_folder(report, tmp_path):
+    report.add("fact", f"{Path.home()}/bundle on {socket.gethostname()}, 10.16.1.11\x1b[31m")
+    text = (tmp_path / "report.md").read_text()
+    assert "\n~/bundle on HOST, 10.16.1.11\\x1b[31m\n" in text

@@ -1,0 +1,49 @@
+"""Numbers for the report of a board, on doubles of CUDA and TensorRT and without them."""
+
+import os
+import re
+import subprocess
+import sys
+
+from tests.engines.conftest import DOUBLES
+
+
+def numbers(*words, doubles=True):
+    path = os.pathsep.join(filter(None, (str(DOUBLES) if doubles else "", os.environ.get("PYTHONPATH", ""))))
+    done = subprocess.run(
+        [sys.executable, "-m", "ls_edge.engines.board_numbers", *map(str, words)],
+        capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert "left at exit" not in done.stderr
+    return done
+
+
+def test_each_part_is_compared_in_two_builds_with_and_without_graphs(tiny_bundle):
+    done = numbers("errors", tiny_bundle)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"block \d: building an engine: there is none of this file yet", done.stdout)) == 12
+    assert done.stdout.count("layers of block 0:\nLayers:") == 2
+    assert "verbosity 2" in done.stdout
+    for part in ("stem", "block 0", "block 5", "head", "chain"):
+        (line,) = re.findall(rf"^{part}: relative error: (.*); values: (?:\S+ ?){{6}}$", done.stdout, re.M)
+        found = dict(re.findall(r"((?:first|second) build(?:, no graphs)?) (\S+?)(?:, |$)", line))
+        assert list(found) == ["first build", "first build, no graphs", "second build", "second build, no graphs"]
+        assert all(0 <= float(error) < 1e-5 for error in found.values())
+
+
+def test_visits_are_timed_with_and_without_graphs(tiny_bundle, tmp_path, monkeypatch):
+    monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
+    done = numbers("visits", tiny_bundle, "spin")
+    assert done.returncode == 0, done.stderr
+    for graphs in ("graphs", "no graphs"):
+        assert re.search(rf"^device buffers, {graphs}, spin waits: 1 blocks .* ms .*, 6 blocks ", done.stdout, re.M)
+
+
+def test_without_tensorrt_the_numbers_say_so(tiny_bundle):
+    done = numbers("visits", tiny_bundle, "usual", doubles=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "tensorrt is not installed" in done.stderr
+    done = numbers("errors", tiny_bundle, doubles=False)
+    assert done.returncode == 0
+    assert "first build: onnx CPUExecutionProvider (not tensorrt: tensorrt is not installed" in done.stdout
+    assert "chain: relative error: first build 0.00e+00, second build 0.00e+00; values: " in done.stdout
