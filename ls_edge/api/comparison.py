@@ -57,9 +57,9 @@ class PlannedAgainstMeasured(msgspec.Struct, frozen=True):
 
 
 class NotCompared(msgspec.Struct, frozen=True):
-    """A plan and a run of the same bundle that cannot be compared."""
+    """A run, and a plan or a measurement of one device with the same bundle, that cannot be compared."""
 
-    plan: str
+    document: str
     run: str
     reason: str
 
@@ -99,7 +99,7 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     found = SideBySide(rows, [], [], [])
     for plan, run in itertools.product((row for row in rows if row.kind == "plan"), runs):
         if run.bundle_id == plan.bundle_id:
-            if reason := _difference(plan.placement or {}, run.placement or {}):
+            if reason := _difference(plan.placement or {}, run.placement or {}) or _other_load(run, plan):
                 found.not_compared.append(NotCompared(plan.name, run.name, reason))
             else:
                 found.planned_against_measured.extend(
@@ -109,7 +109,11 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     by_one = [run for run in runs if len(run.placement or ()) == 1]
     alone = [row for row in rows if row.kind in ("profile", "bench") or row in by_one]
     for run, one in itertools.product((run for run in runs if run not in by_one), alone):
-        if one.bundle_id is not None and one.bundle_id == run.bundle_id:
+        if one.bundle_id is None or one.bundle_id != run.bundle_id:
+            continue
+        if reason := _other_load(run, one):
+            found.not_compared.append(NotCompared(one.name, run.name, reason))
+        else:
             found.fleet_against_alone.extend(
                 FleetAgainstAlone(run.name, one.name, figure, fleet, single, round(fleet / single, 4))
                 for figure, fleet, single in _quantities(run, one)
@@ -122,6 +126,16 @@ def _quantities(run: ComparedDocument, other: ComparedDocument) -> list[tuple[st
     figure = "latency_ms" if run.at_once == 1 else "throughput"
     measured, value = getattr(run, figure), getattr(other, figure)
     return [(figure, measured, value)] if measured is not None and value else []
+
+
+def _other_load(run: ComparedDocument, other: ComparedDocument) -> str:
+    """Return why throughputs cannot be compared: other requests in flight; empty for one request at a time."""
+    if run.at_once in (None, 1) or other.at_once in (None, run.at_once):
+        return ""
+    flight = f"the run had {run.at_once} requests in flight, {other.name} has {other.at_once}"
+    if other.kind != "plan":
+        return f"{flight}; measure one device with run --local 1 --concurrency {run.at_once}"
+    return f"{flight}; run with --concurrency {other.at_once}" if (run.at_once or 0) < (other.at_once or 0) else ""
 
 
 def _difference(planned: Mapping[str, Sequence[ShownPart]], run: Mapping[str, Sequence[ShownPart]]) -> str:
@@ -232,6 +246,7 @@ def _plan(document: PlanDocument, name: str) -> list[ComparedDocument]:
         latency_ms=document.expected.latency_ms,
         throughput=document.expected.throughput,
         energy_mj=document.expected.energy_mj,
+        at_once=document.concurrency,
         placement=used,
     )
     single = document.baselines.get("single")
@@ -260,6 +275,7 @@ def _profile(document: DeviceProfile, name: str) -> list[ComparedDocument]:
             energy_mj=times.energy_mj_per_image,
             latency_ms=None if times.chain_ms is None else times.chain_ms.p50,
             throughput=_rate(times.chain_ms, int(size)),
+            at_once=1,
         )
         for size, times in document.batch.items()
     ]
@@ -276,6 +292,7 @@ def _bench(document: Bench, name: str) -> list[ComparedDocument]:
             bundle_id=document.bundle_id,
             latency_ms=None if chain is None else chain.p50,
             throughput=_rate(chain, document.batch),
+            at_once=1,
         )
     ]
 

@@ -121,9 +121,9 @@ def check_writable(path: str | Path) -> None:
 
 def check_folder(path: str | Path) -> None:
     """Raise the error with which files in the folder ``path`` could not be written; call it before the work begins."""
-    path = Path(path).absolute()
+    path = Path(path)
     with _explained(path):
-        above = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
+        above = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
     _try_to_write(path, above)
 
 

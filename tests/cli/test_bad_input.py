@@ -257,8 +257,8 @@ CASES = r"""
 2 | keys new a b | Got unexpected extra argument (b)
 2 | keys new k | k.key exists and is not overwritten; choose another name, or remove
 2 | keys new z --out file.txt | '--out': Directory 'file.txt' is a file
-2 | keys new z --out file.txt/x | cannot write file.txt/x: Not a directory; choose another --out
-2 | keys new z --out /dev/full | cannot write /dev/full: File exists; choose another --out
+2 | keys new z --out file.txt/x | cannot write file.txt/x:
+2 | keys new z --out /dev/full | cannot write /dev/full: /dev/full is not a folder; give another path
 2 | keys new '' | name '': use 1 to 63 letters, digits, dots, hyphens or underscores, a letter
 2 | keys new -x | No such option '-x'
 2 | peer | Missing option '--peers'
@@ -402,8 +402,8 @@ CASES = r"""
 1 | export nowhere --out new | nowhere is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --
 1 | export bundle --out new | bundle is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --ou
 1 | export file.txt --out new | file.txt is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA
-2 | export run --out file.txt | file.txt is not a folder; give --out a new one
-2 | export run --out new --precision int4 | '--precision': 'int4' is not one of 'fp32', 'fp16', 'int8'
+2 | export run --out file.txt | cannot write file.txt: file.txt is not a folder; give another path
+2 | export run --out new --precision int4 | '--precision': 'int4' is not one of 'fp16', 'fp32', 'int8'
 2 | export run --out new --per-block --blocks-per-part 2 | --per-block contradicts --blocks-per-part 2;
 2 | export run --out new --max-batch 0 | '--max-batch': 0 is not in the range 1<=x<=65536
 2 | TRAIN --lr 1e999 | '--lr': inf is not in the range 0<x<=

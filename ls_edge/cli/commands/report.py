@@ -50,7 +50,7 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     if out is not None:
         from ls_edge.report.html import write_side_by_side
 
-        reasons = [(one.plan, one.run, one.reason) for one in found.not_compared]
+        reasons = [(one.document, one.run, one.reason) for one in found.not_compared]
         write_side_by_side(out, rows_text(found), pairs_text(found), reasons, alone_text(found))
     if as_json:
         print_json(found)
@@ -60,7 +60,7 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
         if rows:
             print_table(PlainTable.of(*headings, rows=rows))
     for one in found.not_compared:
-        click.echo(f"{one.plan} and {one.run} are not compared: {one.reason}")
+        click.echo(f"{one.document} and {one.run} are not compared: {one.reason}")
     for path in (out, freedom):
         if path is not None:
             click.echo(f"written to {path}")

@@ -22,7 +22,7 @@ def documents(command, bundle, measured, write_peers, serve, tmp_path):
     for name in "ab":
         serve(Peer.open(path, name, bundle))
     running = ("run", "--peers", path, "--bundle", bundle, "--data", "digits", "--limit", 6, "--json", "--concurrency")
-    for name, words in (("plan", planning), ("alone", (*running, 1)), ("several", (*running, 3))):
+    for name, words in (("plan", planning), ("alone", (*running, 1)), ("several", (*running, 32))):
         code, printed, errors = command(*words)
         assert code == 0, errors
         document = json.loads(printed)
@@ -43,7 +43,7 @@ def test_documents_of_commands_are_compared(command, documents, tmp_path):
     measured = json.loads(documents[2].read_text(encoding="utf-8"))
     assert rows["alone.json"]["latency_ms"] == measured["latency_ms"]["p50"]
     assert rows["alone.json"]["accuracy"] == measured["top1"]
-    assert (rows["alone.json"]["at_once"], rows["several.json"]["at_once"]) == (1, 3)
+    assert (rows["alone.json"]["at_once"], rows["several.json"]["at_once"]) == (1, 32)
     pairs = {(pair["run"], pair["figure"]): pair for pair in found["planned_against_measured"]}
     assert set(pairs) == {("alone.json", "latency_ms"), ("several.json", "throughput")}
     pair = pairs["alone.json", "latency_ms"]
@@ -51,10 +51,13 @@ def test_documents_of_commands_are_compared(command, documents, tmp_path):
     assert (pair["planned"], pair["measured"]) == (planned, measured["latency_ms"]["p50"])
     assert pair["ratio"] == pytest.approx(pair["measured"] / planned, abs=1e-3)
     alone = {(pair["run"], pair["figure"]): pair for pair in found["fleet_against_alone"]}
-    assert set(alone) == {("alone.json", "latency_ms"), ("several.json", "throughput")}
-    pair = alone["several.json", "throughput"]
-    assert (pair["alone"], pair["one"]) == ("profile.json", rows["profile.json"]["throughput"])
-    assert pair["ratio"] == pytest.approx(rows["several.json"]["throughput"] / pair["one"], abs=1e-3)
+    assert set(alone) == {("alone.json", "latency_ms")}  # the profile has one image in flight, the other run 32
+    (apart,) = found["not_compared"]
+    assert (apart["document"], apart["run"]) == ("profile.json", "several.json")
+    assert "run --local 1 --concurrency 32" in apart["reason"]
+    pair = alone["alone.json", "latency_ms"]
+    assert (pair["alone"], pair["one"]) == ("profile.json", rows["profile.json"]["latency_ms"])
+    assert pair["ratio"] == pytest.approx(rows["alone.json"]["latency_ms"] / pair["one"], abs=1e-3)
     page = out.read_text(encoding="utf-8")
     assert "The fleet and one device alone" in page
     assert "<script" not in page
@@ -81,8 +84,8 @@ def test_a_plan_is_not_compared_with_a_run_of_another_placement(command, documen
     assert code == 0, errors
     found = json.loads(printed)
     assert found["planned_against_measured"] == []
-    assert found["not_compared"] == [
-        {"plan": "plan.json", "run": name, "reason": reason} for name in ("alone.json", "several.json")
+    assert [one for one in found["not_compared"] if one["document"] == "plan.json"] == [
+        {"document": "plan.json", "run": name, "reason": reason} for name in ("alone.json", "several.json")
     ]
     assert reason in out.read_text(encoding="utf-8")
     code, printed, _ = command("report", *documents)
