@@ -7,7 +7,8 @@ spread evenly over the classes. All are kept in memory, 0.6 MB per image of 224 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +16,8 @@ import onnx
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError
-from ls_edge.data.datasets import match_classes, open_data
+from ls_edge.core.logs import OnWarning, warn_in_python
+from ls_edge.data.datasets import ImageRef, ImageSet, match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.onnxruntime import open_session
 from ls_edge.engines.providers import CPU
@@ -58,27 +60,43 @@ class Calibration:
     source: str
     fit: Samples
     held_out: Samples
+    account: dict[str, Any] = field(default_factory=dict)
+    """See :meth:`ls_edge.data.datasets.ImageSet.account`."""
 
 
-def read_calibration(data: str, image: ImageSpec, classes: Sequence[str], limit: int = IMAGES) -> Calibration:
-    """Read up to ``limit`` images of DATA, leaving out those that cannot be decoded.
+def read_calibration(
+    data: str | ImageSet,
+    image: ImageSpec,
+    classes: Sequence[str],
+    limit: int = IMAGES,
+    on_warning: OnWarning = warn_in_python,
+) -> Calibration:
+    """Read up to ``limit`` images of DATA, leaving out those that cannot be decoded, with a warning.
 
     Raises :class:`DataError` if fewer than :data:`LEAST` remain or the classes differ from the model's.
     """
-    found = open_data(data, "eval")
+    found = open_data(data, "eval") if isinstance(data, str) else data
     matched = match_classes(found, classes) if found.classes else found
-    images, labels = [], []
-    for _, ref, array in iterate(matched.take(min(limit, len(matched))), Preprocessor(image)):
+    taken = matched.take(min(limit, len(matched)))
+    images, labels, unreadable = [], [], list[str]()
+
+    def leave_out(image: ImageRef, error: DataError) -> None:
+        unreadable.append(image.name)
+        on_warning(f"left out: {error}")
+
+    for _, ref, array in iterate(taken, Preprocessor(image), leave_out):
         images.append(array)
         labels.append(ref.label)
     if len(images) < LEAST:
-        raise DataError(f"{data}: {len(images)} images can be read, calibration needs at least {LEAST}; give more")
+        raise DataError(
+            f"{found.source}: {len(images)} images can be read, calibration needs at least {LEAST}; give more"
+        )
     known = all(label is not None for label in labels)
     fit, held_out = (
         Samples(np.stack(images[start::2]), np.array(labels[start::2], dtype=np.int64) if known else None)
         for start in (0, 1)
     )
-    return Calibration(data, fit, held_out)
+    return Calibration(found.source, fit, held_out, taken.account(len(unreadable)))
 
 
 def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray, bands: Bands) -> list[dict[str, float]]:

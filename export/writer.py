@@ -42,6 +42,7 @@ from ls_edge.core.bundle import (
 )
 from ls_edge.core.errors import BundleError, RunError, UsageError, VerificationError, printable
 from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
+from ls_edge.data.datasets import ImageSet
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
@@ -85,6 +86,8 @@ class ExportResult(Shown):
     seconds: float = 0.0
     engines_built: str | None = None
     """Device of the TensorRT engines that were built; None if there are none."""
+    account: dict[str, Any] | None = None
+    """Calibration images (:meth:`ls_edge.data.datasets.ImageSet.account`); None without."""
 
     def show(self, console: Console) -> None:
         """Print the files, the bands, and what was verified."""
@@ -108,6 +111,7 @@ class ExportResult(Shown):
             "precision": manifest.precision,
             "opset": manifest.opset,
             "bytes": {name: part.bytes for name, part in manifest.part_names()},
+            "account": self.account,
             "verified": manifest.verified,
             "order_costs": {name: costs[name] for name in ("orders", "images", "trained", "random", "fit")}
             if costs
@@ -138,7 +142,7 @@ def export(
     run: str | Path,
     out: str | Path,
     *,
-    calibrate: str | None = None,
+    calibrate: str | ImageSet | None = None,
     calibrate_images: int = IMAGES,
     on_progress: OnProgress = ignore_progress,
     on_warning: OnWarning = warn_in_python,
@@ -158,7 +162,7 @@ def export(
     parts = parts_of(loaded, asked).num_blocks  # refuses bad settings before anything is read
     images = None
     if calibrate is not None:
-        images = read_calibration(calibrate, loaded.record.image, loaded.record.classes, calibrate_images)
+        images = read_calibration(calibrate, loaded.record.image, loaded.record.classes, calibrate_images, on_warning)
     steps, total = itertools.count(), steps_of(parts, calibrated=images is not None)
     exported = export_run(
         loaded, out, asked, calibration=images, on_step=lambda text: on_progress(next(steps), total, text)
@@ -211,7 +215,8 @@ def export_run(
             _replace(folder, out)
     except OSError as error:
         raise BundleError(f"cannot write {out}: {error.strerror or error}; check the path and the free space") from None
-    return ExportResult(Bundle.open(out), tuple(warnings))
+    account = None if calibration is None else calibration.account
+    return ExportResult(Bundle.open(out), tuple(warnings), account=account)
 
 
 def _verify(

@@ -7,6 +7,7 @@ file over the defaults, and the effective settings are written out.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,6 +68,9 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exif_orientation: bool | None = None
     """Turn photos upright by their EXIF orientation, in training and use; None: as in the run that ``init`` names,
     else no, as in timm and torchvision."""
+    class_order: Literal["plain", "natural"] | None = None
+    """Order of the class folders, which numbers the classes: ``plain`` is Python's (1, 10, 2); ``natural`` that of
+    timm and torchvision's tools (1, 2, 10). None: plain, unless weights from elsewhere make the order matter."""
     validation: Annotated[float, Meta(gt=0, lt=1)] = 0.1
     """Share of the training images, drawn by the seed, that only selects the checkpoint."""
 
@@ -196,6 +200,7 @@ FLAGS: dict[str, tuple[str, str]] = {
     "data": ("data", "source"),
     "workers": ("data", "workers"),
     "exif_orientation": ("data", "exif_orientation"),
+    "class_order": ("data", "class_order"),
     "model": ("model", "name"),
     "depth": ("model", "depth"),
     "img_size": ("model", "img_size"),
@@ -316,6 +321,22 @@ def recipe_names() -> list[str]:
 
 def to_yaml(value: msgspec.Struct) -> str:
     """Return a struct as YAML that :func:`ls_edge.core.validation.load_yaml` reads."""
-    return yaml.safe_dump(
-        msgspec.to_builtins(value), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
-    )
+    return yaml.dump(
+        msgspec.to_builtins(value), Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True,
+        width=100,
+    )  # fmt: skip
+
+
+class _Dumper(yaml.SafeDumper):
+    """A writer that quotes texts such as ``1e3``, which :func:`ls_edge.core.validation.load_yaml` reads as numbers.
+
+    Unicode's line breaks, which a reader takes for spaces, are escaped.
+    """
+
+
+def _represent(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    quoted = validation.EXPONENT.fullmatch(text) or re.search("[\x85\u2028\u2029]", text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if quoted else None)
+
+
+_Dumper.add_representer(str, _represent)

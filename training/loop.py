@@ -25,7 +25,7 @@ from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.core.files import folder_lock, is_hub, pin_to_commit
 from ls_edge.core.logs import OnWarning
-from ls_edge.data.datasets import empty_classes_warning, open_data
+from ls_edge.data.datasets import ImageSet, describe, image_warnings, in_natural_order, open_data
 from ls_edge.device.requirements import compiler_problem
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, choose_augment, normalizer, split
@@ -145,6 +145,27 @@ def _check_apart(out: Path, source: str) -> None:
         raise UsageError(f"--out {out} is inside the data {source}, where folders are classes; use a folder outside it")
 
 
+def _check_class_order(config: TrainConfig, images: ImageSet, initial: InitialWeights) -> None:
+    """Raise :class:`UsageError` if a classifier from elsewhere may number the classes in another order."""
+    natural = in_natural_order(images).classes
+    is_sorted = list(images.classes) == sorted(images.classes)  # else the data set itself orders them
+    if config.data.class_order is not None or natural == images.classes or not is_sorted:
+        return
+    init, teacher = config.model.init, config.teacher.model
+    for given, numbers_them in (
+        (f"--init {init}", initial.trained and init is not None and not (Path(init) / CONFIG).is_file()),
+        ("--pretrained", initial.trained and config.model.pretrained),
+        (f"--teacher {teacher}", teacher is not None and not (Path(teacher) / CONFIG).is_file()),
+    ):
+        if numbers_them:
+            place = next(i for i, (a, b) in enumerate(zip(natural, images.classes, strict=True)) if a != b)
+            raise UsageError(
+                f"{given} has numbered classes without names, and class {place} of {config.data.source} is "
+                f"{natural[place]!r} in timm's order (--class-order natural) and {images.classes[place]!r} in plain "
+                "order (--class-order plain); say which one it was trained with"
+            )
+
+
 class _Training:
     def __init__(
         self,
@@ -165,10 +186,14 @@ class _Training:
             )
         with context.one_first():  # the first process downloads data and weights
             self.images = images = open_data(config.data.source, "train")
+            if config.data.class_order == "natural":
+                self.images = images = in_natural_order(images)
             initial = make_initial_weights(
                 config.model, images.classes, seed=config.seed, model_named=model_named, warn=reporter.warn
             )
-        if warning := empty_classes_warning(images):
+        _check_class_order(config, images, initial)
+        reporter.note(describe(images.account()))
+        for warning in image_warnings(images, ""):
             reporter.warn(warning)
         bands, image = _bands_in_force(config, method, initial), _image_in_force(config, initial)
         if config.bands is None and initial.bands is None and not bands.is_one:
@@ -203,7 +228,7 @@ class _Training:
         self.task = TrainingTask(
             view, method, with_compiler(config, device, reporter.warn), self.record, bands, context
         )
-        self.progress = TrainingProgress()
+        self.progress = TrainingProgress(data=images.fingerprint())
 
     def _examples(self, image: ImageSpec) -> torch.Tensor:
         """Return normalized images ``[N, 3, H, W]`` of the training part, the same in every process."""
@@ -247,6 +272,7 @@ class _Training:
             images=images,
             validation_images=validation,
             skipped=len(self.skipped),
+            account=self.images.account(len(self.skipped)),
             epochs=self.config.epochs,
             best_epoch=self.progress.best_epoch,
             val_loss=self.progress.best_loss,
@@ -259,7 +285,13 @@ class _Training:
         )
 
     def _resume(self) -> None:
-        tensors, self.progress = load_progress(self.out)
+        tensors, progress = load_progress(self.out)
+        if progress.data != self.progress.data:
+            raise RunError(
+                f"{self.config.data.source} has changed since {self.out} was started (files were added, removed, "
+                "renamed, exchanged or rewritten); restore it, or start again in another folder with --init"
+            )
+        self.progress = progress
         try:
             self.task.load_state(tensors)
         except (KeyError, ValueError, RuntimeError) as error:
@@ -366,6 +398,7 @@ class _Training:
             cost=before.cost + cost,
             best_top1=top1 if best else before.best_top1,
             start_top1=before.start_top1,
+            data=before.data,
         )
         metrics = Epoch(
             epoch=epoch,

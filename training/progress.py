@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -51,6 +52,8 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
     validation_images: int
     skipped: int
     """Images that could not be decoded."""
+    account: dict[str, Any]
+    """What the data is (:meth:`ls_edge.data.datasets.ImageSet.account`)."""
     epochs: int
     best_epoch: int | None
     val_loss: float | None

@@ -141,7 +141,7 @@ class TraceCounts:
             *(self._blocks.setdefault(block, Tally()) for block in line.skipped),
         ]
         for count in counts:
-            count.add(line.label, line.prediction)
+            count.add(line.label, line.prediction, line.image)
         self._predictions.setdefault(line.image, Counter())[line.prediction] += 1
         self._labels[line.image] = line.label
         if line.label == line.prediction and not line.skipped:

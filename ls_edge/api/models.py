@@ -67,6 +67,7 @@ class OpenedModel:
             "of": printable(self.folder),
             "data": printable(images.source),
             "part": images.part,
+            "account": images.account(len(self.skipped)),
             "model": self.model,
             "method": self.method,
             "engine": self.engine,

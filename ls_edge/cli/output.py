@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,13 @@ def warn_each(texts: Iterable[str]) -> None:
 def warn(text: str) -> None:
     """Print a warning."""
     click.echo(f"ls-edge: warning: {printable(text)}", err=True)
+
+
+def note_account(account: Mapping[str, Any]) -> None:
+    """Print on standard error, next to the results, what the images are and which files are ignored."""
+    from ls_edge.data.datasets import describe
+
+    click.echo(describe(account), err=True)
 
 
 def note_model(witnesses: Sequence[str]) -> None:

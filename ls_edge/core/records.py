@@ -281,6 +281,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     settings: Mapping[str, Any] = {}
     """Defaults and flags in force, as plain JSON values."""
+    account: Mapping[str, Any] = {}
+    """Number and classes of the images, and the files that were left out, by reason."""
     wall_s: float | None = None
     """Duration of the whole command, including waiting for peers and decoding."""
     audit: AuditSummary | None = None

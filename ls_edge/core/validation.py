@@ -351,7 +351,7 @@ def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
     return _scalar(node, where, source_map)
 
 
-_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 """Numbers such as ``1e-3``, which are text in YAML 1.1."""
 
 
@@ -363,7 +363,7 @@ def _scalar(node: yaml.Node, where: Path_, source_map: SourceMap, *, is_key: boo
         value = yaml.SafeLoader("").construct_object(node)
     except (yaml.YAMLError, ValueError):
         raise source_map.error(f"{node.value!r} cannot be read as a value; put it in quotes", *where) from None
-    if unquoted and isinstance(value, str) and _EXPONENT.fullmatch(value):
+    if unquoted and isinstance(value, str) and EXPONENT.fullmatch(value):
         value = float(value)
     if isinstance(value, (int, float)) and not -(2**63) <= value < 2**63:  # infinity and NaN too
         name = next((step for step in reversed(where) if isinstance(step, str)), "the value")

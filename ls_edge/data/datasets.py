@@ -4,9 +4,9 @@ An :class:`ImageSet` lists images; reading one returns encoded bytes or raw pixe
 (``ls_edge.data.preprocess`` on a board, timm's transforms in training). :func:`open_data` understands
 
 - a folder of class folders, or a tar of one: the first folder below the top is the class, deeper ones are kept
-  in the names; a tar may wrap everything in additional folders;
-- the same in splits: a folder or tar with ``train`` and one of ``val``, ``validation``, ``test`` (in a folder each
-  may be a folder or a tar); without both, everything is used. A held-out split without class folders, as in
+  in the names; a tar may wrap everything in additional folders, and hold a tar per class;
+- the same in splits: a folder or tar with a training and a held-out split (:func:`split_of`; each may be a tar). Other
+  splits are refused, since they would become classes. A held-out split without class folders, as in
   ImageNet's archive, is labeled by one of :data:`LABEL_FILES` next to it;
 - a flat folder or tar of images without labels, or one image; these have no accuracy;
 - a video file, frame by frame, and the newest frame of a camera or network stream (``ls_edge.data.camera``);
@@ -22,24 +22,29 @@ import functools
 import hashlib
 import importlib.resources
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import read_file
+from ls_edge.core.text import counted
 from ls_edge.data.camera import LiveFrames, VideoFile, is_live, is_video
 from ls_edge.data.image_files import (
     EXTENSIONS,
-    ImageTree,
-    is_hidden,
+    STRAY,
+    ImageFile,
+    Listing,
+    expand,
+    is_image,
     read_folder,
-    read_image,
     read_tar,
-    tar_stem,
     unwrap,
 )
 from ls_edge.data.timm_data import read_timm
@@ -49,9 +54,15 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "val", "all"]
 
-_TRAIN = ("train", "training")
-_HELD_OUT = ("val", "validation", "valid", "test")
-_PARTS = (*_TRAIN, *_HELD_OUT)
+_HELD_OUT = ("val", "validation", "valid", "dev", "test", "testing", "eval", "evaluation", "holdout")
+"""Names of held-out splits; the first of them that exists is used."""
+_THINGS = r"(?:images?|imgs?|data|dataset|set|split)"
+_SPLIT = re.compile(
+    rf"(?:{_THINGS}[-_ ]?)?"
+    rf"(?:(?P<train>train|training)|(?P<held>{'|'.join(_HELD_OUT)}|hold[-_ ]out|held[-_ ]?out)|fold(?=[-_ ]?\d))"
+    rf"(?:[-_ ]?(?:{_THINGS}|\d{{1,4}}))?"
+)
+"""Folder names, case-folded, that are splits of a data set: ``train``, ``val_images``, ``test2017``, ``fold0``."""
 LABEL_FILES = ("LOC_val_solution.csv", "imagenet_2012_validation_synset_labels.txt")
 """Lists of the classes of ImageNet's validation images: Kaggle's, by file name, and TensorFlow's, in order."""
 _TIMM_PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
@@ -85,28 +96,52 @@ class ImageSet:
     """Camera or stream that provides every image; :meth:`take` creates the images."""
     in_order: bool = False
     """Whether :meth:`take` keeps the order, as for the frames of a video."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Number of files that are not used, by reason, such as ``.heic`` or ``empty``."""
+    where: str = ""
+    """Folder of the class folders, if it is not :attr:`source`."""
 
     def __len__(self) -> int:
         return len(self.images)
 
+    def account(self, unreadable: int = 0) -> dict[str, Any]:
+        """Return what the data is, for the JSON of every command that reads it; see :func:`describe`.
+
+        ``unreadable``: images that could not be decoded.
+        """
+        return {
+            "data": printable(self.where or self.source),
+            "part": self.part,
+            "images": len({image.name for image in self.images}),
+            "classes": [printable(name) for name in self.classes],
+            "ignored": dict(sorted(self.ignored.items())),
+            "unreadable": unreadable,
+        }
+
     def digest(self) -> str:
         """Return the SHA-256 of the sorted names: the same for a folder and a tar of it, and with repeated images."""
-        names = sorted({image.name for image in self.images})
+        names = sorted({unicodedata.normalize("NFC", image.name) for image in self.images})
         return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def fingerprint(self) -> str:
+        """Return a digest that changes if images are added, removed, renamed or exchanged, by their names and sizes."""
+        lines = sorted(f"{image.name}\0{getattr(image.read, 'size', '')}" for image in self.images)
+        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def labels_for(self, model_classes: Sequence[str]) -> list[int | None]:
         """Return the label of each image as an index into ``model_classes``, matched by name; None without a label.
 
         Raises :class:`DataError` with the classes that the model does not have.
         """
-        index = {name: position for position, name in enumerate(model_classes)}
-        unknown = [name for name in self.classes if name not in index]
+        index = {unicodedata.normalize("NFC", name): position for position, name in enumerate(model_classes)}
+        own = [unicodedata.normalize("NFC", name) for name in self.classes]
+        unknown = [name for name in own if name not in index]
         if unknown:
             raise DataError(
-                f"{self.source}: the model has no class {_some(unknown)}; its classes are {_some(model_classes)}; "
-                "name the class folders as in the training data"
+                f"{self.where or self.source}: the model has no class {_some(unknown)}; its classes are "
+                f"{_some(model_classes)}; name the class folders as in the training data"
             )
-        return [None if image.label is None else index[self.classes[image.label]] for image in self.images]
+        return [None if image.label is None else index[own[image.label]] for image in self.images]
 
     def take(self, count: int | None) -> ImageSet:
         """Draw ``count`` images, by default all, spread evenly over the classes and always in the same sequence.
@@ -131,9 +166,40 @@ class ImageSet:
         return replace(self, images=picked)
 
 
+def in_natural_order(images: ImageSet) -> ImageSet:
+    """Return the images with their classes in timm's order: numbers by value, upper case as lower case."""
+    names = sorted(images.classes, key=_natural)
+    index = [names.index(name) for name in images.classes]
+    refs = tuple(replace(ref, label=None if ref.label is None else index[ref.label]) for ref in images.images)
+    return replace(images, classes=tuple(names), images=refs)
+
+
+def _natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
+    pieces = re.split(r"(\d+)", name.lower())
+    return [(not piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in pieces], name
+
+
+def describe(account: Mapping[str, Any]) -> str:
+    """Return one line about a data set from :meth:`ImageSet.account`: images, classes, ignored files by reason."""
+    names = account["classes"]
+    listed = ", ".join(names if len(names) <= 4 else [*names[:2], "…", names[-1]])
+    classes = f"{counted(len(names), 'class', 'classes')} ({listed})" if names else "no classes"
+    return f"{account['data']}: {counted(account['images'], 'image')}, {classes}{_ignored(account['ignored'])}"
+
+
+def _ignored(reasons: Mapping[str, int]) -> str:
+    if not reasons:
+        return ""
+    listed = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
+    return f"; {counted(sum(reasons.values()), 'file')} ignored: {listed}"
+
+
 def image_warnings(images: ImageSet, trained_on: str) -> list[str]:
-    """Return warnings about class folders without images, and about images that a model was trained on."""
-    return [text for text in (trained_on_warning(images, trained_on), empty_classes_warning(images)) if text]
+    """Return warnings about the name, class folders without images, and images that a model was trained on."""
+    found = [trained_on_warning(images, trained_on), empty_classes_warning(images)]
+    if images.source in ("digits", "camera") and Path(images.source).exists():
+        found.append(f"{images.source} is not the file or folder of that name; write ./{images.source} for that")
+    return [text for text in found if text]
 
 
 def trained_on_warning(images: ImageSet, trained_on: str) -> str:
@@ -199,35 +265,77 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
     if not path.exists():
         raise DataError(f"{source}: no such folder or tar; check the path, or write 'digits' for the embedded images")
     if path.is_dir():
-        return _in_folder(path, source, part)
-    if path.suffix.lower() in EXTENSIONS:
-        return _image_set({path.name: functools.partial(read_image, path)}, source, "all", part)
-    return _in_tree(read_tar(path), source, part)
+        return _in_listing(read_folder(path), source, part, is_tar=False)
+    if path.suffix.lower() in EXTENSIONS or is_image(path):
+        return _image_set(Listing({path.name: ImageFile(source, path.stat().st_size)}), source, "all", part)
+    return _in_listing(read_tar(path), source, part, is_tar=True)
 
 
-def _in_folder(path: Path, source: str, part: Literal["train", "eval"]) -> ImageSet:
-    parts: dict[str, Path] = {}
-    try:
-        children = sorted(path.iterdir(), key=lambda child: (child.is_dir(), child.name))
-    except OSError as error:
-        raise DataError(f"cannot read {source}: {error.strerror}; check its permissions") from None
-    for child in children:
-        stem = child.name if child.is_dir() else tar_stem(child.name)
-        if stem is not None and not is_hidden(stem) and (child.is_dir() or stem.lower() in _PARTS):
-            parts[stem.lower()] = child  # a folder wins over a tar of the same name
-    name, which = _choose_part(parts, part)
-    chosen = path if name is None else parts[name]
-    tree = read_folder(chosen) if chosen.is_dir() else unwrap(read_tar(chosen))
-    if name is not None and which == "val" and not any("/" in name for name in tree):
-        tree = _labeled(tree, path)
-    found = _image_set(tree, source, which, part, where=source if name is None else str(chosen))
-    if not found.classes or not chosen.is_dir():
-        return found
-    folders = {child.name for child in chosen.iterdir() if child.is_dir() and not is_hidden(child.name)}
-    return replace(found, empty_classes=tuple(sorted(folders.difference(found.classes))))
+def _in_listing(listing: Listing, source: str, part: Literal["train", "eval"], *, is_tar: bool) -> ImageSet:
+    """Choose the split; raise :class:`DataError` for several that are none of a training and a held-out one."""
+    between = ":" if is_tar else "/"
+    listing, wrapper = expand(listing, source + between), ""
+    if is_tar:
+        listing, wrapper = unwrap(listing)
+    tops = {path for path in listing.folders if "/" not in path}
+    tops |= {path for path in listing.archives if "/" not in path and split_of(path)}
+    name, which = _choose_part(tops, part)
+    if name is None:
+        _refuse_splits(listing, source)
+        return _image_set(listing, source, which, part, f"{source}:{wrapper}" if wrapper else source)
+    where = f"{source}{between}{wrapper}{name}"
+    inner = expand(listing.below(f"{name}/"), f"{source}{between}{name}")
+    if which == "val" and not is_tar and not any("/" in path for path in inner.images):
+        inner.images = _labeled(inner.images, Path(source))
+    return _image_set(inner, source, which, part, where)
 
 
-def _labeled(tree: ImageTree, folder: Path) -> ImageTree:
+def split_of(name: str) -> Literal["train", "val", "fold", None]:
+    """Return the kind of split that a folder name stands for, such as ``val`` for ``test_images``; None for a class."""
+    found = _SPLIT.fullmatch(name.casefold())
+    if found is None:
+        return None
+    return "train" if found["train"] else "val" if found["held"] else "fold"
+
+
+def _choose_part(tops: Collection[str], part: Literal["train", "eval"]) -> tuple[str | None, Split]:
+    """Return the folder to use and the split that it is; None if all folders are classes.
+
+    One of the names among others is a class (COCO has a class "train"); a single folder only wraps the classes.
+    """
+    kinds: dict[str | None, list[str]] = {"train": [], "val": []}
+    for top in sorted(tops, key=_preference):
+        kinds.setdefault(split_of(top), []).append(top)
+    if kinds["train"] and kinds["val"]:
+        return (kinds["train"][0], "train") if part == "train" else (kinds["val"][0], "val")
+    return (*kinds["train"], *kinds["val"], None)[0] if len(tops) == 1 else None, "all"
+
+
+def _preference(top: str) -> tuple[int, str]:
+    found = _SPLIT.fullmatch(top.casefold())
+    held = found["held"] if found is not None else None
+    return _HELD_OUT.index(held) if held in _HELD_OUT else len(_HELD_OUT), top
+
+
+def _refuse_splits(listing: Listing, source: str) -> None:
+    """Raise :class:`DataError` if the folders at the top are splits of a data set, whose classes are inside them."""
+    inner: dict[str, set[str]] = {}
+    for path in listing.images:
+        top, *rest = path.split("/")
+        if rest:
+            inner.setdefault(top, set()).add("" if len(rest) == 1 else rest[0])
+    shared = set.intersection(*inner.values()) if len(inner) > 1 else set()
+    everywhere = "" not in set().union(*inner.values()) and len(shared) > 1
+    if len(inner) > 1 and (all(map(split_of, inner)) or everywhere):
+        tops = sorted(inner)
+        raise DataError(
+            f"{source}: the folders {_some(tops)} look like splits, not classes"
+            f"{f' (each has {_some(sorted(shared))})' if everywhere else ''}; give one of them, such as "
+            f"{Path(source) / tops[0]}, or call one 'train' and one 'val'"
+        )
+
+
+def _labeled(tree: dict[str, ImageFile], folder: Path) -> dict[str, ImageFile]:
     """Sort images without class folders into classes by a list in ``folder``, if there is one."""
     path = next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
     if path is None or not tree:
@@ -247,47 +355,32 @@ def _labeled(tree: ImageTree, folder: Path) -> ImageTree:
     return {f"{classes[Path(name).stem]}/{name}": tree[name] for name in names}
 
 
-def _in_tree(tree: ImageTree, source: str, part: Literal["train", "eval"]) -> ImageSet:
-    """Choose the split inside a tar, where splits can only be folders."""
-    tree = unwrap(tree)
-    tops = {name.split("/", 1)[0] for name in tree if "/" in name}
-    name, which = _choose_part({top.lower(): top for top in tops}, part)
-    if name is None:
-        return _image_set(tree, source, which, part)
-    prefix = next(top for top in sorted(tops) if top.lower() == name) + "/"
-    inner = {path[len(prefix) :]: read for path, read in tree.items() if path.startswith(prefix)}
-    return _image_set(inner, source, which, part, where=f"{source}:{prefix}")
-
-
-def _choose_part(folders: Collection[str], part: Literal["train", "eval"]) -> tuple[str | None, Split]:
-    """Return the folder to use and the split that it is; None if all folders are classes.
-
-    One of the names among others is a class (COCO has a class "train"); a single folder only wraps the classes.
-    """
-    train = next((name for name in _TRAIN if name in folders), None)
-    held_out = next((name for name in _HELD_OUT if name in folders), None)
-    if train is not None and held_out is not None:
-        return (train, "train") if part == "train" else (held_out, "val")
-    return (train or held_out, "all") if len(folders) == 1 else (None, "all")
-
-
 def _image_set(
-    tree: ImageTree, source: str, which: Split, part: Literal["train", "eval"], where: str | None = None
+    listing: Listing, source: str, which: Split, part: Literal["train", "eval"], where: str | None = None
 ) -> ImageSet:
-    where = where or source
-    if not tree:
+    where, images = where or source, listing.images
+    reasons = Counter(reason for _, reason in listing.reasons())
+    if not images:
         raise DataError(
-            f"{where} holds no images; expected class folders with files ending in {', '.join(sorted(EXTENSIONS))}"
+            f"{where} holds no images{_ignored(reasons)}; expected class folders with files ending in "
+            f"{', '.join(sorted(EXTENSIONS))}"
         )
-    labeled = {name: read for name, read in tree.items() if "/" in name}
-    if not labeled:
+    class_of = {path: unicodedata.normalize("NFC", path.split("/", 1)[0]) for path in images if "/" in path}
+    if not class_of:
         if part == "train":
             raise DataError(f"{where} has images but no class folders, which training needs; put each class in its own")
-        return ImageSet(source, which, (), tuple(ImageRef(name, None, tree[name]) for name in sorted(tree)))
-    classes = sorted({name.split("/", 1)[0] for name in labeled})
+        refs = tuple(ImageRef(name, None, images[name]) for name in sorted(images))
+        return ImageSet(source, which, (), refs, ignored=reasons, where=where)
+    classes = sorted(set(class_of.values()))
+    for name in classes:
+        if part == "train" and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise DataError(f"{where}: the class folder {printable(name)!r} is not UTF-8; rename it")
     index = {name: position for position, name in enumerate(classes)}
-    images = (ImageRef(name, index[name.split("/", 1)[0]], labeled[name]) for name in sorted(labeled))
-    return ImageSet(source, which, tuple(classes), tuple(images))
+    refs = tuple(ImageRef(path, index[class_of[path]], images[path]) for path in sorted(class_of))
+    reasons.update([STRAY] * (len(images) - len(class_of)))
+    tops = {unicodedata.normalize("NFC", path) for path in listing.folders if "/" not in path}
+    empty = tuple(sorted(tops.difference(classes)))
+    return ImageSet(source, which, tuple(classes), refs, empty, ignored=reasons, where=where)
 
 
 def _of_frames(source: str) -> ImageSet:

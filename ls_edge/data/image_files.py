@@ -1,84 +1,175 @@
-"""Image files below a folder or inside a tar, by name, with a reader for each.
+"""Image files below a folder or inside a tar, by name, with a reader for each, and what is ignored there.
 
-Nothing is extracted to disk: a plain tar is read by offset; a compressed tar is unpacked into memory and has to fit.
-Hidden files and files without the extension of an image are ignored, and in a tar also links, devices, and names that
-lead out of it. Links in a folder are followed once.
+One walk serves both, so a folder and a tar of it give the same images. Nothing is extracted to disk: a plain tar is
+read by offset; a compressed tar is unpacked into memory and has to fit. Links are followed within the folder or tar; a
+link in a tar that leads out of it is ignored, and so are devices and everything without the extension of an image.
 """
 
 from __future__ import annotations
 
 import bz2
-import functools
 import gzip
 import io
 import lzma
 import os
+import re
+import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import IO
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
 
 from ls_edge.core.errors import DataError
 
-EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-
-ImageTree = dict[str, Callable[[], bytes]]
-"""Readers of encoded images by path below the top, with forward slashes; they may be called from any thread."""
-
+EXTENSIONS = frozenset(
+    (
+        ".bmp", ".gif", ".jfi", ".jfif", ".jif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm", ".png", ".pnm",
+        ".ppm", ".tif", ".tiff", ".webp",
+    )
+)  # fmt: skip
 _COMPRESSIONS: dict[bytes, Callable[[bytes], bytes]] = {
     b"\x1f\x8b": gzip.decompress,
     b"BZh": bz2.decompress,
     b"\xfd7zXZ\x00": lzma.decompress,
 }
+_IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 _TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
+_SYSTEM_FOLDERS = frozenset(
+    ("__macosx", "@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found", "system volume information")
+)
+"""Folders of operating systems and network storage, in lower case."""
+_ENDING = re.compile(r"\.(?=.*[a-z])\w{1,9}")
+_MOST_LINKS = 40
+"""Links that may lead to each other, as on Linux."""
+BROKEN, OUTSIDE, IRREGULAR, EMPTY, HIDDEN, STRAY = (
+    "broken link", "link out of the archive", "not a regular file", "empty", "hidden", "not in a class folder",
+)  # fmt: skip
+"""Reasons why a file with the extension of an image is ignored."""
 
 
-def read_folder(top: Path) -> ImageTree:
-    """List the images below a folder; raise :class:`DataError` if a folder cannot be read."""
+@dataclass(frozen=True)
+class ImageFile:
+    """Reader of an encoded file, which may be called from any thread."""
 
-    def stop(error: OSError) -> None:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}; check its permissions") from None
+    source: str | bytes = field(repr=False)
+    """Path of the file or tar, or the content of a tar."""
+    size: int
+    pieces: tuple[tuple[int, int, int], ...] | None = None
+    """Position in the file, offset in ``source`` and length of each piece; zeros lie between. None: all of it."""
 
-    tree: ImageTree = {}
-    visited: set[str] = set()
-    for folder, names, files in os.walk(top, onerror=stop, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in visited:  # a link to a folder above
-            names.clear()
-            continue
-        visited.add(real)
-        names[:] = sorted(name for name in names if not is_hidden(name))
-        below = PurePosixPath(Path(folder).relative_to(top).as_posix())
-        for file in files:
-            if _is_image(file):
-                tree[str(below / file)] = functools.partial(read_image, os.path.join(folder, file))
-    return tree
+    def __call__(self) -> bytes:
+        """Return the content; raise :class:`DataError` if it cannot be read."""
+        if self.pieces is None and isinstance(self.source, str):
+            return read_image(self.source)
+        content = bytearray(self.size)
+        for position, offset, length in self.pieces or ((0, 0, self.size),):
+            if isinstance(self.source, bytes):
+                content[position : position + length] = self.source[offset : offset + length]
+            else:
+                content[position : position + length] = read_image(self.source, offset, length)
+        return bytes(content)
 
 
-def read_tar(path: Path) -> ImageTree:
-    """List the images of a plain or compressed tar; raise :class:`DataError` if it is damaged or truncated."""
+@dataclass
+class Listing:
+    """Content of a folder or tar, by path below its top with forward slashes."""
+
+    images: dict[str, ImageFile] = field(default_factory=dict)
+    archives: dict[str, ImageFile] = field(default_factory=dict)
+    """Tars, by path without the ending; they are read as folders if there is no image (:func:`expand`)."""
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Reason by path, of all files that are not images."""
+    folders: set[str] = field(default_factory=set)
+
+    def add(self, path: str, name: str, file: ImageFile | str, hidden: str) -> None:
+        """Add a file, or the reason why it is not one; ``hidden`` is the reason to ignore its whole folder."""
+        ending = _ending(name)
+        stem = tar_stem(name) if isinstance(file, ImageFile) else None
+        if hidden or is_hidden(name):
+            if ending in EXTENSIONS:
+                self.ignored[path] = hidden or HIDDEN
+        elif stem is not None and isinstance(file, ImageFile):
+            self.archives[path[: len(path) - len(name)] + stem] = file
+        elif ending not in EXTENSIONS:
+            self.ignored[path] = ending or "no extension"
+        elif isinstance(file, str) or not file.size:
+            self.ignored[path] = file if isinstance(file, str) else EMPTY
+        else:
+            self.images[path] = file
+
+    def reasons(self) -> Iterator[tuple[str, str]]:
+        """Yield path and reason of each file that is not used."""
+        yield from self.ignored.items()
+        yield from ((path, ".tar") for path in self.archives)
+
+    def below(self, prefix: str) -> Listing:
+        """Return the content of a folder, or of a tar that is read as one; ``prefix`` ends in a slash."""
+        cut = len(prefix)
+        return Listing(
+            {path[cut:]: file for path, file in self.images.items() if path.startswith(prefix)},
+            {path[cut:]: file for path, file in self.archives.items() if f"{path}/".startswith(prefix)},
+            {path[cut:]: reason for path, reason in self.ignored.items() if path.startswith(prefix)},
+            {path[cut:] for path in self.folders if path.startswith(prefix)},
+        )
+
+
+def read_folder(top: Path) -> Listing:
+    """List the content of a folder; raise :class:`DataError` if a folder cannot be read."""
+    found = top.stat()
+    return _walk(_DiskFolder(str(top), (found.st_dev, found.st_ino)))
+
+
+def read_tar(path: Path) -> Listing:
+    """List the content of a plain or compressed tar; raise :class:`DataError` if it is damaged or truncated."""
     try:
-        with path.open("rb") as stream:
-            start = stream.read(6)
-            decompress = next((call for magic, call in _COMPRESSIONS.items() if start.startswith(magic)), None)
-            stream.seek(0)
-            if decompress is None:
-                return {name: functools.partial(read_image, str(path), *place) for name, *place in _images_of(stream)}
-            content = decompress(stream.read())
-        members = _images_of(io.BytesIO(content))
-        return {name: functools.partial(_cut, content, *place) for name, *place in members}
-    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        return _walk(_read_archive(ImageFile(str(path), path.stat().st_size)))
+    except _DAMAGED as error:
         raise DataError(f"{path} is neither a folder nor a whole tar ({error}); check it or copy it again") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; check it or copy it again") from None
 
 
-def unwrap(tree: ImageTree) -> ImageTree:
-    """Remove top-level folders that wrap all class folders of a tar."""
-    while len({name.split("/", 1)[0] for name in tree}) == 1 and all(name.count("/") >= 2 for name in tree):
-        tree = {name.split("/", 1)[1]: read for name, read in tree.items()}
-    return tree
+def unwrap(listing: Listing) -> tuple[Listing, str]:
+    """Remove the top-level folders that wrap all class folders of a tar; return their path, too.
+
+    Images next to such a folder are ignored. A single folder of images is a class, unless it has two or more folders
+    of images, too.
+    """
+    wrapper = ""
+    while True:
+        inside = [path.split("/") for path in listing.images if "/" in path]
+        tops = {parts[0] for parts in inside}
+        below = {parts[1] for parts in inside if len(parts) > 2}
+        if len(tops) != 1 or (len(below) < 2 and min(map(len, inside)) == 2):
+            return listing, wrapper
+        prefix = f"{tops.pop()}/"
+        stray = {path: STRAY for path in listing.images if "/" not in path}
+        other = {path: reason for path, reason in listing.ignored.items() if not path.startswith(prefix)}
+        listing, wrapper = listing.below(prefix), wrapper + prefix
+        listing.ignored.update({f"../{path}": reason for path, reason in {**stray, **other}.items()})
+
+
+def expand(listing: Listing, place: str) -> Listing:
+    """Read the tars of a listing without images as folders, as in ImageNet's archive; else return it unchanged."""
+    if listing.images or not listing.archives:
+        return listing
+    found = Listing(ignored=dict(listing.ignored), folders=listing.folders | set(listing.archives))
+    for path, file in sorted(listing.archives.items()):
+        try:
+            inner = _walk(_read_archive(file))
+        except _DAMAGED as error:
+            raise DataError(
+                f"{place}{path} is neither a folder nor a whole tar ({error}); check it or copy it again"
+            ) from None
+        inner = unwrap(inner)[0]
+        if not path:  # the tar of a split
+            return inner
+        found.images.update({f"{path}/{name}": image for name, image in inner.images.items()})
+        found.ignored.update({f"{path}/{name}": reason for name, reason in inner.reasons()})
+        found.folders.update(f"{path}/{name}" for name in inner.folders)
+    return found
 
 
 def tar_stem(name: str) -> str | None:
@@ -89,13 +180,18 @@ def tar_stem(name: str) -> str | None:
     return None
 
 
+def is_image(path: Path) -> bool:
+    """Return whether a file is an image by its content, whatever its name."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(4).startswith(_IMAGE_STARTS)
+    except OSError:
+        return False
+
+
 def is_hidden(name: str) -> bool:
     """Return whether a file or folder is ignored."""
-    return name.startswith(".") or name == "__MACOSX"
-
-
-def _is_image(name: str) -> bool:
-    return not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
+    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
 def read_image(path: str | Path, offset: int = 0, size: int = -1) -> bytes:
@@ -108,20 +204,168 @@ def read_image(path: str | Path, offset: int = 0, size: int = -1) -> bytes:
         raise DataError(f"cannot read {path}: {error.strerror}; was it moved or removed?") from None
 
 
-def _cut(content: bytes, offset: int, size: int) -> bytes:
-    return content[offset : offset + size]
+_DAMAGED = (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 
-def _images_of(stream: IO[bytes]) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset, and size of the images of a plain tar; raise TarError if it ends too early."""
+@dataclass(frozen=True)
+class _DiskFolder:
+    path: str
+    identity: tuple[int, int]
+    """Device and inode."""
+
+    def children(self) -> Iterator[tuple[str, _DiskFolder | ImageFile | str]]:
+        """Yield name and folder, file, or the reason why it is neither."""
+        try:
+            with os.scandir(self.path) as entries:
+                for entry in entries:
+                    yield entry.name, _on_disk(entry)
+        except OSError as error:
+            raise DataError(f"cannot read {error.filename}: {error.strerror}; check its permissions") from None
+
+
+def _on_disk(entry: os.DirEntry[str]) -> _DiskFolder | ImageFile | str:
+    try:
+        found = entry.stat()
+    except OSError:
+        if entry.is_symlink():
+            return BROKEN
+        raise
+    if stat.S_ISDIR(found.st_mode):
+        return _DiskFolder(entry.path, (found.st_dev, found.st_ino))
+    return ImageFile(entry.path, found.st_size) if stat.S_ISREG(found.st_mode) else IRREGULAR
+
+
+@dataclass(frozen=True)
+class _Link:
+    parts: tuple[str, ...]
+    is_hard: bool
+    """Whether ``parts`` start at the top of the tar instead of the folder of the link."""
+
+
+class _TarFolder:
+    def __init__(self, parent: _TarFolder | None = None) -> None:
+        self.parent = parent
+        self.entries: dict[str, _TarFolder | ImageFile | _Link | str] = {}
+
+    @property
+    def identity(self) -> int:
+        """Number of this folder."""
+        return id(self)
+
+    def folder(self, parts: tuple[str, ...]) -> _TarFolder:
+        """Return the folder at a path, and make it if there is none."""
+        here = self
+        for part in parts:
+            inner = here.entries.get(part)
+            if isinstance(inner, _Link):
+                inner = here._follow(inner, _MOST_LINKS)
+            if not isinstance(inner, _TarFolder):
+                inner = here.entries[part] = _TarFolder(here)
+            here = inner
+        return here
+
+    def children(self) -> Iterator[tuple[str, _TarFolder | ImageFile | str]]:
+        """Yield name and folder, file, or the reason why it is neither; links are followed."""
+        for name, node in self.entries.items():
+            yield name, self._follow(node, _MOST_LINKS) if isinstance(node, _Link) else node
+
+    def _follow(self, link: _Link, left: int) -> _TarFolder | ImageFile | str:
+        here: _TarFolder | ImageFile = self
+        while link.is_hard and isinstance(here, _TarFolder) and here.parent is not None:
+            here = here.parent
+        for part in link.parts:
+            if not isinstance(here, _TarFolder):
+                return BROKEN
+            inner = here.entries.get(part, BROKEN) if part != ".." else here.parent or OUTSIDE
+            if isinstance(inner, _Link):
+                inner = here._follow(inner, left - 1) if left else BROKEN
+            if isinstance(inner, str):
+                return inner
+            here = inner
+        return here
+
+
+def _read_archive(file: ImageFile) -> _TarFolder:
+    """Return the top folder of a tar, which may be part of another one; raise one of :data:`_DAMAGED`."""
+    source, start, end = file.source, 0, file.size
+    if file.pieces is not None and len(file.pieces) > 1:
+        source = file()
+    elif file.pieces:
+        ((_, start, length),) = file.pieces
+        end = start + length
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as stream:
+        stream.seek(start)
+        magic = stream.read(6)
+        decompress = next((call for first, call in _COMPRESSIONS.items() if magic.startswith(first)), None)
+        if decompress is None:
+            stream.seek(start)
+            return _read_members(stream, end, source)
+    content = decompress(file())
+    return _read_members(io.BytesIO(content), len(content), content)
+
+
+def _read_members(stream: IO[bytes], end: int, source: str | bytes) -> _TarFolder:
+    """Return the top folder of the plain tar from the stream's position to ``end``; raise TarError if it is cut off."""
+    top = _TarFolder()
     with tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
-            pure = PurePosixPath(member.name)
-            if not member.isreg() or member.issparse() or pure.is_absolute() or ".." in pure.parts:
+            if member.offset >= end:  # an inner tar without a mark at its end
+                return top
+            *above, name = _parts(member.name) or ("",)
+            if name in ("", ".."):
                 continue
-            if not any(is_hidden(piece) for piece in pure.parts) and _is_image(pure.name):
-                yield str(pure), member.offset_data, member.size
+            if ".." in above:
+                top.entries[member.name.replace("/", "\\")] = OUTSIDE
+            elif member.isdir():
+                top.folder((*above, name))
+            else:
+                top.folder(tuple(above)).entries[name] = _member(member, source)
         # tarfile mistakes a broken header for the end; a real end is a block of zeros or, with some writers, nothing
         stream.seek(archive.offset)
-        if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
+        if archive.offset > end or (archive.offset < end and stream.read(tarfile.BLOCKSIZE).strip(b"\0")):
             raise tarfile.ReadError(f"broken or cut off at byte {archive.offset}")
+    return top
+
+
+def _member(member: tarfile.TarInfo, source: str | bytes) -> ImageFile | _Link | str:
+    if member.islnk():
+        return _Link(_parts(member.linkname), is_hard=True)
+    if member.issym():
+        return OUTSIDE if member.linkname.startswith("/") else _Link(_parts(member.linkname), is_hard=False)
+    if not member.isreg():
+        return IRREGULAR
+    pieces, offset = [], member.offset_data
+    holes: Any = member.sparse  # declared as a number, which it is not
+    for position, length in holes or [(0, member.size)]:
+        pieces.append((position, offset, length))
+        offset += length
+    return ImageFile(source, member.size, tuple(pieces))
+
+
+def _ending(name: str) -> str:
+    """Return the extension of a file in lower case; empty if it has none, or a number."""
+    ending = os.path.splitext(name)[1].lower()
+    return ending if _ENDING.fullmatch(ending) else ""
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Return the parts of a path in a tar; a name from the root counts from the top of the tar, as tar unpacks it."""
+    return tuple(part for part in name.split("/") if part not in ("", "."))
+
+
+def _walk(top: _DiskFolder | _TarFolder) -> Listing:
+    found = Listing()
+    waiting: list[tuple[str, _DiskFolder | _TarFolder, frozenset[Any], str]] = [("", top, frozenset(), "")]
+    while waiting:
+        prefix, folder, above, hidden = waiting.pop()
+        above |= {folder.identity}
+        for name, node in folder.children():
+            path = prefix + name
+            if isinstance(node, (ImageFile, str)):
+                found.add(path, name, node, hidden)
+            elif node.identity not in above:  # not a link to a folder above
+                inner = hidden or (f"in {name}" if is_hidden(name) else "")
+                if not inner:
+                    found.folders.add(path)
+                waiting.append((f"{path}/", node, above, inner))
+    return found

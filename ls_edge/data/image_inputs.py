@@ -44,7 +44,7 @@ def expand_argument(given: str) -> Iterator[ImageInput]:
 
 def _folder(given: str) -> Iterator[ImageInput]:
     try:
-        tree = read_folder(Path(given))
+        tree = read_folder(Path(given)).images
     except DataError as error:
         yield ImageInput(given, error=error)
         return

@@ -39,6 +39,8 @@ class ChainAccuracy(msgspec.Struct, frozen=True):
     data: str
     images: int
     top1: float
+    account: dict[str, Any] = {}
+    """See :meth:`ls_edge.data.datasets.ImageSet.account`."""
 
 
 class Bench(BatchTimes, frozen=True, kw_only=True):
@@ -134,15 +136,17 @@ def chain_accuracy(
     from ls_edge.data.datasets import require_labels
     from ls_edge.data.preprocess import Preprocessor, iterate_batches
 
-    images = require_labels(images, bundle.manifest.classes)
+    images, unreadable = require_labels(images, bundle.manifest.classes), list[str]()
     right = count = 0
     with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind) as pipeline:
-        for pixels, labels in iterate_batches(images, Preprocessor(bundle.manifest.image), batch):
+        for pixels, labels in iterate_batches(
+            images, Preprocessor(bundle.manifest.image), batch, lambda image, _: unreadable.append(image.name)
+        ):
             right += int((pipeline.forward(pixels).argmax(axis=1) == labels).sum())
             count += len(labels)
     if not count:
         raise DataError(f"{images.source} has no usable image; check the data")
-    return ChainAccuracy(images.source, count, right / count)
+    return ChainAccuracy(images.source, count, right / count, images.account(len(unreadable)))
 
 
 def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: int, batch: int) -> Engine | None:

@@ -109,6 +109,8 @@ class RunSummary(RunFacts, frozen=True, kw_only=True):
     duration_s: float | None
     """Seconds from the first submission to the last answer or error."""
     top1_interval: tuple[float, float] | None
+    images: int
+    """Different images among the answers with labels."""
     chance: float | None
     order_tau: float | None
     """Mean Kendall tau of the orders: 1 trained, about 0 random, -1 reversed."""
@@ -137,7 +139,7 @@ def summarize(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
     last = max((record.submitted_us + record.latency_us for record in records), default=first)
     tally = Tally()
     for record in answers:
-        tally.add(record.label, record.prediction)
+        tally.add(record.label, record.prediction, record.image)
     skipped = [len(record.skipped) for record in answers]
     reasons = Counter(record.why_skipped for record in answers if record.why_skipped)
     facts = {name: getattr(context, name) for name in RunFacts.__struct_fields__}
@@ -160,6 +162,7 @@ def summarize(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         preprocess_ms=quantiles(np.asarray(context.preprocess_ms, dtype=np.float64)),
         duration_s=(last - first) / 1e6 if records else None,
         top1_interval=tally.interval,
+        images=len(tally.images),
         chance=1 / context.classes if context.classes else None,
         order_tau=_order_tau(answers),
         accuracy_by_skips=_by_skips(answers),
@@ -175,7 +178,7 @@ def quantiles(values: Floats) -> Quantiles:
     return Quantiles(mean=float(values.mean()), p50=p50, p95=p95, p99=p99, max=float(values.max()))
 
 
-def wilson(successes: int, trials: int) -> tuple[float, float] | None:
+def wilson(successes: float, trials: int) -> tuple[float, float] | None:
     """Return the 95 % Wilson score interval of a proportion (E. B. Wilson, 1927); None without trials.
 
     Unlike the normal interval, it stays within 0 to 1 and keeps a width if all answers are right.
@@ -194,19 +197,21 @@ class Tally:
 
     def __init__(self) -> None:
         self.answers = self.labeled = self.right = 0
+        self.images: set[str | int] = set()
 
-    def add(self, label: int | None, prediction: int | None) -> None:
-        """Count an answer."""
+    def add(self, label: int | None, prediction: int | None, image: str = "") -> None:
+        """Count an answer; one without the name of its image counts as one for another image."""
         self.answers += 1
         if label is not None:
             self.labeled += 1
             self.right += label == prediction
+            self.images.add(image or self.labeled)
 
     def minus(self, other: Tally) -> Tally:
         """Return the count without some of its answers."""
         rest = Tally()
         rest.answers, rest.labeled = self.answers - other.answers, self.labeled - other.labeled
-        rest.right = self.right - other.right
+        rest.right, rest.images = self.right - other.right, self.images
         return rest
 
     @property
@@ -216,8 +221,9 @@ class Tally:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of :attr:`top1`."""
-        return wilson(self.right, self.labeled)
+        """The 95 % interval of :attr:`top1`; answers to the same image are one trial."""
+        trials = min(self.labeled, len(self.images))
+        return None if self.top1 is None else wilson(self.top1 * trials, trials)
 
 
 def error_type(error: str) -> str:
@@ -293,7 +299,7 @@ def _peers(
 def _by_skips(answers: Sequence[RequestRecord]) -> tuple[SkipAccuracy, ...]:
     groups: dict[int, Tally] = defaultdict(Tally)
     for record in answers:
-        groups[len(record.skipped)].add(record.label, record.prediction)
+        groups[len(record.skipped)].add(record.label, record.prediction, record.image)
     return tuple(
         SkipAccuracy(skipped, tally.answers, tally.labeled, tally.top1, *(tally.interval or (None, None)))
         for skipped, tally in sorted(groups.items())

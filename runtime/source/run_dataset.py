@@ -89,6 +89,7 @@ def run_dataset(
     settings = {"concurrency": concurrency, "rate": rate, "images": len(images), "images_skipped": len(skipped)}
     context = msgspec.structs.replace(
         _context_of(source, settings),
+        account=images.account(len(skipped)),
         preprocess_ms=tuple(preprocess_ms),
         wall_s=time.monotonic() - run.started,
         audit=_finish_audits(source, stop),

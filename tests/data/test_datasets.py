@@ -1,13 +1,18 @@
 """Data sets: the embedded digits, splits in folders and tars, labels, and drawing."""
 
+import os
+import tarfile
+import unicodedata
 from collections import Counter
 
 import numpy as np
 import pytest
 from PIL import Image
+from timm.data.readers.reader_image_folder import natural_key
 
+from ls_edge.cli.output import note_account
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.data.datasets import empty_classes_warning, match_classes, open_data
+from ls_edge.data.datasets import empty_classes_warning, image_warnings, in_natural_order, match_classes, open_data
 from tests.data.folders import FILES, NAMES, write_folder, write_tar
 
 
@@ -87,7 +92,7 @@ def test_splits_may_be_folders(tmp_path, held_out):
 
 def test_val_is_used_before_test(tmp_path):
     for part in ("train", "val", "test"):
-        write_folder(tmp_path / part, {f"{part}-class/1.png": b""})
+        write_folder(tmp_path / part, {f"{part}-class/1.png": b"x"})
     assert open_data(str(tmp_path), "eval").classes == ("val-class",)
 
 
@@ -116,7 +121,7 @@ def test_a_single_split_only_wraps_the_classes(tmp_path, part):
 
 
 def test_a_class_may_be_called_train(tmp_path):
-    write_folder(tmp_path, {"train/1.png": b"", "bus/1.png": b"", "boat/1.png": b""})
+    write_folder(tmp_path, {"train/1.png": b"x", "bus/1.png": b"x", "boat/1.png": b"x"})
     assert open_data(str(tmp_path), "eval").classes == ("boat", "bus", "train")
 
 
@@ -124,7 +129,7 @@ def test_a_folder_and_its_tar_have_one_digest(tmp_path):
     folder = open_data(str(write_folder(tmp_path / "a")), "eval")
     tar = open_data(str(write_tar(tmp_path / "a.tar.xz", mode="w:xz")), "eval")
     assert folder.digest() == tar.digest() == folder.take(50).digest()
-    (tmp_path / "a" / "cat" / "9.png").write_bytes(b"")
+    (tmp_path / "a" / "cat" / "9.png").write_bytes(b"x")
     assert open_data(str(tmp_path / "a"), "eval").digest() != folder.digest()
 
 
@@ -163,7 +168,7 @@ def test_folders_and_tars_without_images_are_refused(tmp_path):
     (tmp_path / "cat").mkdir()
     (tmp_path / "dog").mkdir()
     assert "holds no images; expected class folders" in failure(tmp_path, "train")
-    write_folder(tmp_path, {"cat/readme.txt": b"", "dog/.1.png": b""})
+    write_folder(tmp_path, {"cat/readme.txt": b"", "dog/.1.png": b"x"})
     assert "holds no images" in failure(tmp_path)
     assert "holds no images" in failure(write_tar(tmp_path / "empty.tar", {}))
 
@@ -245,6 +250,111 @@ def test_take_draws_evenly_from_all_classes_and_repeats():
 
 @pytest.mark.parametrize("size", range(1, 12))
 def test_take_draws_each_image_of_a_small_set_once(tmp_path, size):
-    write_folder(tmp_path, {f"a/{i}.png": b"" for i in range(size)})
+    write_folder(tmp_path, {f"a/{i}.png": b"x" for i in range(size)})
     found = open_data(str(tmp_path), "eval")
     assert len({image.name for image in found.take(size).images}) == size
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [("Training", "Testing"), ("train", "eval"), ("train", "dev"), ("TRAIN", "holdout"), ("train2017", "val2017"),
+     ("images-train", "images-valid"), ("training set", "held-out"),
+     ("train_images", "test_images")],
+)  # fmt: skip
+def test_usual_names_of_splits_are_not_classes(tmp_path, train, held_out):
+    write_folder(tmp_path / "d" / train, {"glioma/1.png": b"x", "pituitary/2.png": b"x"})
+    write_folder(tmp_path / "d" / held_out, {"glioma/3.png": b"x", "pituitary/4.png": b"x", "pituitary/5.png": b"x"})
+    for data in (tmp_path / "d", tarred(tmp_path / "d")):
+        found = {part: open_data(str(data), part) for part in ("train", "eval")}
+        assert {part: (len(images), images.part) for part, images in found.items()} == {
+            "train": (2, "train"), "eval": (3, "val")
+        }  # fmt: skip
+        assert {images.classes for images in found.values()} == {("glioma", "pituitary")}
+
+
+@pytest.mark.parametrize("splits", [("fold0", "fold1", "fold2"), ("val", "test"), ("north", "south"), ("dev", "Test")])
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_folders_that_can_only_be_splits_are_refused(tmp_path, splits, part):
+    for split in splits:
+        write_folder(tmp_path / "d" / split, {"cat/1.png": b"x", "dog/2.png": b"x"})
+    for data in (tmp_path / "d", tarred(tmp_path / "d")):
+        with pytest.raises(
+            DataError, match=r"look like splits, not classes .*'cat', 'dog'.*; give one of them"
+        ) as error:
+            open_data(str(data), part)
+        assert "\n" not in str(error.value)
+
+
+def test_classes_with_one_folder_of_a_name_are_classes(tmp_path):
+    """Tiny ImageNet has them."""
+    write_folder(tmp_path, {"n01/images/1.png": b"x", "n02/images/2.png": b"x", "n03/images/3.png": b"x"})
+    assert open_data(str(tmp_path), "train").classes == ("n01", "n02", "n03")
+
+
+def test_what_is_left_out_is_counted_by_reason(tmp_path, capsys):
+    top = write_folder(tmp_path / "d", {
+        "cat/1.png": b"x", "cat/2.JFIF": b"x", "dog/3.jpe": b"x", "dog/4.heic": b"x", "dog/5.HEIC": b"x", "dog/6": b"x",
+        "dog/7.png": b"", "stray.png": b"x", "@eaDir/8.png": b"x", "$RECYCLE.BIN/9.png": b"x", "lost+found/1.png": b"x",
+    })  # fmt: skip
+    (top / "dog" / "gone.png").symlink_to("nowhere.png")
+    wanted = {
+        ".heic": 2, "no extension": 1, "empty": 1, "not in a class folder": 1, "broken link": 1, "in @eaDir": 1,
+        "in $RECYCLE.BIN": 1, "in lost+found": 1,
+    }  # fmt: skip
+    for data in (top, tarred(top)):
+        account = open_data(str(data), "eval").account()
+        assert account["ignored"] == wanted
+        assert (account["images"], account["classes"]) == (3, ["cat", "dog"])
+    note_account(open_data(str(top), "eval").account())
+    out, err = capsys.readouterr()
+    assert err == (
+        f"{top}: 3 images, 2 classes (cat, dog); 9 files ignored: .heic 2, broken link 1, empty 1, "
+        "in $RECYCLE.BIN 1, in @eaDir 1, in lost+found 1, no extension 1, not in a class folder 1\n"
+    )
+    assert out == ""
+
+
+def test_an_image_is_recognized_by_its_content_where_its_name_is_given(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "photo", "PNG")
+    found = open_data(str(tmp_path / "photo"), "eval")
+    assert found.images[0].read() == (tmp_path / "photo").read_bytes()
+
+
+def test_a_name_is_matched_in_any_unicode_form_and_one_that_is_not_utf8_is_not_trained_on(tmp_path):
+    composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    write_folder(tmp_path / "mac", {f"{decomposed}/1.png": b"x", "tee/2.png": b"x"})
+    write_folder(tmp_path / "linux", {f"{composed}/1.png": b"x", "tee/2.png": b"x"})
+    mac, linux = (open_data(str(tmp_path / name), "train") for name in ("mac", "linux"))
+    assert mac.classes == linux.classes == (composed, "tee")
+    assert mac.digest() == linux.digest()
+    assert mac.labels_for((decomposed, "tee")) == [0, 1]
+    os.mkdir(os.fsencode(tmp_path / "linux") + b"/caf\xe9")
+    (tmp_path / "linux" / os.fsdecode(b"caf\xe9") / "3.png").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"the class folder 'caf.*' is not UTF-8; rename it"):
+        open_data(str(tmp_path / "linux"), "train")
+
+
+def test_natural_order_is_timms(tmp_path):
+    names = ["1", "2", "10", "a", "B", "c20", "C3", "x1y2", "x1y10"]
+    write_folder(tmp_path, {f"{name}/{name}.png": b"x" for name in names})
+    images = in_natural_order(open_data(str(tmp_path), "train"))
+    assert list(images.classes) == sorted(names, key=natural_key)
+    assert all(image.name.startswith(f"{images.classes[image.label]}/") for image in images.images)
+
+
+def test_a_local_folder_called_like_a_keyword_is_mentioned(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert image_warnings(open_data("digits", "eval"), "") == []
+    write_folder(tmp_path / "digits", {"cat/1.png": b"x"})
+    assert image_warnings(open_data("digits", "eval"), "") == [
+        "digits is not the file or folder of that name; write ./digits for that"
+    ]
+    assert open_data("./digits", "eval").classes == ("cat",)
+
+
+def tarred(top):
+    """Write a tar of a folder next to it, with the folder as wrapper."""
+    path = top.parent / f"{top.name}.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(top, arcname=top.name)
+    return path

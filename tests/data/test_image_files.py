@@ -1,7 +1,9 @@
 """Image files in folders and tars: links, members that lead out, damaged tars."""
 
 import io
+import os
 import pickle  # noqa: TID251 - torch's loader does this to readers; nothing is read from outside
+import subprocess
 import tarfile
 
 import numpy as np
@@ -39,7 +41,11 @@ def test_links_devices_and_members_that_lead_out_of_a_tar_are_ignored(tmp_path, 
             member.size = 4
             archive.addfile(member, io.BytesIO(b"good"))
     found = open_data(str(path), "eval")
-    assert [(image.name, image.read()) for image in found.images] == [("cat/good.png", b"good")]
+    names = ["cat/absolute.png", "cat/good.png"]  # tar unpacks an absolute name below the folder, too
+    assert [(image.name, image.read()) for image in found.images] == [(name, b"good") for name in names]
+    assert found.ignored == {
+        "broken link": 1, "link out of the archive": 2, "not a regular file": 2
+    }  # fmt: skip
 
 
 def test_readers_can_be_sent_to_other_processes(tmp_path):
@@ -75,4 +81,67 @@ def test_a_file_that_was_removed_is_named(tmp_path):
     tree = read_folder(write_folder(tmp_path))
     (tmp_path / "cat" / "1.png").unlink()
     with pytest.raises(DataError, match=r"cannot read .*cat/1\.png: No such file"):
-        tree["cat/1.png"]()
+        tree.images["cat/1.png"]()
+
+
+def content(source):
+    return {image.name: bytes(image.read()) for image in open_data(str(source), "eval").images}
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "d/", "/abs/d/"])
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_links_and_holes_of_a_tar_are_read_like_files(tmp_path, prefix, mode):
+    """``ln cat/*.png subset/`` before ``tar`` must not lose a class."""
+    top = write_folder(tmp_path / "d", {"cat/1.png": b"one", "cat/2.png": b"two"})
+    (top / "subset").mkdir()
+    os.link(top / "cat" / "1.png", top / "subset" / "hard.png")
+    (top / "subset" / "soft.png").symlink_to("../cat/2.png")
+    (top / "linked").symlink_to("cat")
+    path = tmp_path / "d.tar"
+    with tarfile.open(path, mode) as archive:
+        for name in ("cat/1.png", "cat/2.png", "subset/hard.png", "subset/soft.png", "linked"):
+            member = archive.gettarinfo(top / name, arcname="x/" + name)
+            member.name = prefix + name
+            member.linkname = member.linkname.replace("x/", prefix) if member.islnk() else member.linkname
+            archive.addfile(member, io.BytesIO((top / name).read_bytes()) if member.isreg() else None)
+    wanted = {
+        "cat/1.png": b"one", "cat/2.png": b"two", "linked/1.png": b"one", "linked/2.png": b"two",
+        "subset/hard.png": b"one", "subset/soft.png": b"two",
+    }  # fmt: skip
+    assert content(top) == content(path) == wanted
+    assert open_data(str(top), "eval").digest() == open_data(str(path), "eval").digest()
+
+
+def test_a_sparse_member_has_its_zeros(tmp_path):
+    file = tmp_path / "d" / "cat" / "1.png"
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as stream:
+        stream.write(b"start")
+        stream.seek(1 << 20)
+        stream.write(b"end")
+    write_folder(tmp_path / "d", {"cat/2.png": b"two"})
+    subprocess.run(["tar", "--sparse", "-cf", tmp_path / "d.tar", "d"], cwd=tmp_path, check=True)
+    assert (tmp_path / "d.tar").stat().st_size < 1 << 19
+    assert content(tmp_path / "d.tar") == content(tmp_path / "d")
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("inside", ["", "n01/"])
+def test_a_tar_of_class_tars_is_imagenets_archive(tmp_path, wrapped, inside):
+    classes = tmp_path / "classes"
+    for name in ("n01", "n02"):
+        write_tar(classes / f"{name}.tar", {f"{inside and name + '/'}{name}_1.JPEG": name.encode()})
+    path = tmp_path / "train.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("n01.tar", "n02.tar"):
+            archive.add(classes / name, arcname=f"wrapper/{name}" if wrapped else name)
+    for source in (path, classes):
+        found = open_data(str(source), "train")
+        assert found.classes == ("n01", "n02")
+        assert [image.read() for image in found.images] == [b"n01", b"n02"]
+
+
+def test_a_stray_image_next_to_the_wrapper_is_counted(tmp_path):
+    path = write_tar(tmp_path / "d.tar", {"d/cat/1.png": b"x", "d/dog/2.png": b"x", "cover.png": b"x"})
+    found = open_data(str(path), "train")
+    assert (found.classes, found.ignored) == (("cat", "dog"), {"not in a class folder": 1})

@@ -261,3 +261,60 @@ def test_a_freedom_that_costs_much_accuracy_is_named_with_remedies(tmp_path):
     assert f"against {start:.3f} in trained order" in warning
     assert f"a top-1 of {reporter.epochs[-1].val_top1:.3f} in the orders of 0-2" in warning
     assert "--method shared" in warning
+
+
+def numbered(top, names=("1", "2", "10")):
+    for place, name in enumerate(names):
+        (top / name).mkdir(parents=True)
+        for index in range(4):
+            pixels = np.full((16, 16, 3), 60 * place + index, np.uint8)
+            Image.fromarray(pixels).save(top / name / f"{name}-{index}.png")
+    return top
+
+
+def test_weights_without_names_of_classes_ask_for_the_order(tmp_path):
+    """timm sorts class folders by number; a file with weights does not say whether timm wrote it."""
+    data = numbered(tmp_path / "data")
+    ours = train(settings(str(data), model="vit_digits", epochs=0), tmp_path / "run", reporter=Silent())
+    assert load_run(tmp_path / "run").record.classes == ("1", "10", "2")
+    foreign = str(tmp_path / "run" / "model.safetensors")
+    for given in ({"init": foreign}, {"teacher": "vit_digits", "teacher_weights": foreign}):
+        with pytest.raises(
+            UsageError, match=r"class 1 of .* is '2' in timm's order \(--class-order natural\) and '10'"
+        ):
+            train(settings(str(data), model="vit_digits", epochs=0, **given), tmp_path / "asks", reporter=Silent())
+        for order, names in (("plain", ("1", "10", "2")), ("natural", ("1", "2", "10"))):
+            out = tmp_path / f"{order} {len(given)}"
+            chosen = settings(str(data), model="vit_digits", epochs=0, class_order=order, **given)
+            train(chosen, out, reporter=Silent())
+            assert load_run(out).record.classes == names
+    train(
+        settings(str(data), model="vit_digits", epochs=0, init=str(tmp_path / "run")),
+        tmp_path / "named",
+        reporter=Silent(),
+    )
+    assert ours.account["classes"] == ["1", "10", "2"]
+    assert ours.account["images"] == 12
+
+
+@pytest.mark.parametrize("change", ["delete", "exchange", "rewrite"])
+def test_a_run_is_not_resumed_on_changed_data(tmp_path, change):
+    data = numbered(tmp_path / "data", ("cat", "dog", "eel"))
+    config = settings(str(data), model="vit_digits", epochs=3, batch_size=4)
+
+    class Stops(Silent):
+        def finished(self, metrics):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", reporter=Stops())
+    if change == "delete":
+        (data / "cat" / "cat-1.png").unlink()
+    elif change == "rewrite":
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)).save(data / "cat/cat-1.png")
+    else:
+        (data / "cat").rename(data / "x")
+        (data / "dog").rename(data / "cat")
+        (data / "x").rename(data / "dog")
+    with pytest.raises(RunError, match=r"data has changed since .*run was started"):
+        train(config, tmp_path / "run", reporter=Silent(), resume=True)

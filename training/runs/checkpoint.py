@@ -58,14 +58,16 @@ class LoadedRun:
 def shown_model(record: RunRecord, view: BlockView) -> str:
     """Return the display name of a run's model.
 
-    Arguments can change the size of a model. timm's name no longer describes it then, so this name gives its tokens and
-    blocks.
+    It is timm's name with what differs from that model: ``vit_small_patch14_dinov2.70px``. If arguments change the
+    size of the model, timm's name no longer describes it, and the name gives tokens and blocks.
     """
     usual: Any = view.model.pretrained_cfg
-    if view.image_size == tuple(usual["input_size"][1:]) and not _SIZES.intersection(record.model_args):
-        return record.model
-    tokens = view.token_spec
-    return f"{record.model.split('_')[0]}_{tokens.count}x{tokens.dim}_depth{view.num_blocks}"
+    if _SIZES.intersection(record.model_args):
+        tokens = view.token_spec
+        return f"{record.model.split('_')[0]}_{tokens.count}x{tokens.dim}_depth{view.num_blocks}"
+    height, width = view.image_size
+    size = f".{width}px" if height == width else f".{width}x{height}px"
+    return record.model + ("" if view.image_size == tuple(usual["input_size"][1:]) else size)
 
 
 class TrainingProgress(msgspec.Struct, frozen=True):
@@ -82,6 +84,8 @@ class TrainingProgress(msgspec.Struct, frozen=True):
     """Top-1 of the best epoch in the method's validation."""
     start_top1: float | None = None
     """Top-1 of the initial model in trained order; None if it was not trained for these classes."""
+    data: str = ""
+    """Fingerprint of the training images (:meth:`ls_edge.data.datasets.ImageSet.fingerprint`)."""
 
 
 def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: RunRecord) -> None:

@@ -15,7 +15,7 @@ from ls_edge.api.analysis import analyze, analyze_trace
 from ls_edge.api.models import model_folders
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.output import print_json, warn
+from ls_edge.cli.output import note_account, print_json, warn
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.files import local_folder
 from ls_edge.data.datasets import ImageSet, open_data
@@ -86,6 +86,7 @@ def command(
     check_kinds(settings["what"])
     with StepProgress("analyze") as progress:
         analyses = [analyze(folder, images, **settings, on_progress=progress, on_warning=warn) for folder in folders]
+    note_account(images.account())
     if as_json:
         print_json(analyses[0] if against is None else {"analyses": analyses})
     else:
@@ -107,6 +108,7 @@ def _analyze_trace(path: Path, images: ImageSet, report: Path | None, *, as_json
     """Analyze a trace; the images give names of classes and pictures."""
     with StepProgress("analyze") as progress:
         found, classes = analyze_trace(path, images, on_progress=progress)
+    note_account(images.account())
     if as_json:
         print_json(found)
     else:

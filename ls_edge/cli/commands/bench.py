@@ -11,7 +11,7 @@ import msgspec
 from ls_edge.api.models import images_for
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.output import print_json, warn
+from ls_edge.cli.output import note_account, print_json, warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import VerificationError, printable
 from ls_edge.core.peers_file import EngineKind
@@ -53,6 +53,7 @@ def command(
     result = bench(opened, duration=duration, kind=engine, monolith=_monolith(opened), **asked)
     if images is not None:
         result = msgspec.structs.replace(result, accuracy=chain_accuracy(opened, images, kind=engine, **asked))
+        note_account(images.account())
     if as_json:
         print_json(result)
     else:

@@ -15,7 +15,7 @@ from ls_edge.api.evaluation import EvaluationResult, evaluate
 from ls_edge.api.models import is_bundle, model_folders
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.output import print_json, warn
+from ls_edge.cli.output import note_account, print_json, warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import printable
 from ls_edge.core.text import distinct_names
@@ -72,6 +72,8 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
     for given, name in zip(run_or_bundle, names, strict=True):
         with StepProgress("evaluate") as progress:
             result = evaluate(given, images, **settings, on_progress=progress, on_warning=warn)
+        if not found:
+            note_account(images.account())
         found.append(msgspec.structs.replace(result, name=name))
         if not as_json:
             if len(found) > 1:

@@ -10,8 +10,9 @@ import click
 from ls_edge import export
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.output import print_json, warn
+from ls_edge.cli.output import note_account, print_json, warn
 from ls_edge.core.errors import UsageError
+from ls_edge.data.datasets import open_data
 from ls_edge.export.settings import ExportSettings
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
@@ -60,16 +61,19 @@ def command(
     asked.check(is_calibrated=calibrate is not None)  # as the function does, but before torch is imported
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UsageError(f"{out} is not a folder; give --out a new one")
+    images = None if calibrate is None else open_data(calibrate, "eval")
     with StepProgress("export") as progress:
         exported = export(
             run,
             out,
-            calibrate=calibrate,
+            calibrate=images,
             calibrate_images=calibrate_images,
             **settings,
             on_progress=progress,
             on_warning=warn,
         )
+    if images is not None:
+        note_account(images.account())
     if asked.engine == "tensorrt" and exported.engines_built is None:
         click.echo("TensorRT is not installed here; the devices build their engines from these files", err=True)
     if as_json:

@@ -19,7 +19,7 @@ from ls_edge.cli.command import Command, describe, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers, reload_source
 from ls_edge.cli.metrics_listener import metrics_port
-from ls_edge.cli.output import note_model, warn, warn_each
+from ls_edge.cli.output import note_account, note_model, warn, warn_each
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
@@ -218,6 +218,7 @@ def _checked(images: ImageSet, limit: int | None, bundle: Bundle | None) -> Imag
 
 def _print(summary: RunSummary, measured: DatasetRun, classes: Sequence[str], *, as_json: bool) -> list[str]:
     """Print the summary; return the problems."""
+    note_account(summary.account)
     try:
         if as_json:
             click.echo(summary.to_json())

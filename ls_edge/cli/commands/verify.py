@@ -10,10 +10,11 @@ from rich.text import Text
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.output import print_json
+from ls_edge.cli.output import note_account, print_json, warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.text import short_id
+from ls_edge.data.datasets import open_data
 from ls_edge.device.requirements import require_import
 from ls_edge.report.bundle import shown
 from ls_edge.report.terminal import PlainTable, print_table
@@ -37,7 +38,7 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
     opened = Bundle.open(bundle)
     reports = check_files(opened)
     broken = any(report.problem for report in reports)
-    numbers = _numbers(opened, run, data) if run is not None and not broken else None
+    numbers, account = (None, None) if run is None or broken else _numbers(opened, run, data)
     document = {
         "bundle": printable(bundle),
         "bundle_id": opened.manifest.bundle_id,
@@ -49,6 +50,7 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
             for report in reports
         ],
         "numbers": numbers,
+        "account": account,
     }
     if as_json:
         print_json(document)
@@ -57,7 +59,8 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
     raise_problems(opened, reports)
 
 
-def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
+def _numbers(bundle: Bundle, run: Path, data: str | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the results of the comparison, and the account of its images."""
     require_import("--run", ("torch",), "export")
     from ls_edge.export.calibration import read_calibration
     from ls_edge.export.verify import verify_run
@@ -65,9 +68,12 @@ def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
 
     loaded = load_run(run)
     if data is None:
-        return verify_run(bundle, loaded).to_json()
-    samples = read_calibration(data, loaded.record.image, loaded.record.classes).held_out
-    return verify_run(bundle, loaded, samples, data).to_json()
+        return verify_run(bundle, loaded).to_json(), None
+    images = open_data(data, "eval")
+    found = read_calibration(images, loaded.record.image, loaded.record.classes, on_warning=warn)
+    numbers = verify_run(bundle, loaded, found.held_out, data).to_json()
+    note_account(images.account())
+    return numbers, found.account
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def by_class(records: Iterable[RequestRecord]) -> list[tuple[int, Tally]]:
     tallies: dict[int, Tally] = defaultdict(Tally)
     for record in records:
         if record.error is None and record.label is not None:
-            tallies[record.label].add(record.label, record.prediction)
+            tallies[record.label].add(record.label, record.prediction, record.image)
     return sorted(tallies.items(), key=lambda item: (item[1].top1 or 0.0, item[0]))
 
 

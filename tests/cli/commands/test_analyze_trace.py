@@ -49,7 +49,7 @@ def test_the_document_counts_orders_skips_and_mistakes(command, trace):
     assert {one.of: (one.answers, one.top1) for one in found.by_order} == {
         "0 1 2": (3, 1.0), "0 1": (2, 0.0), "0+1 / 2": (1, 1.0), "1 0 2": (1, 0.0),
     }  # fmt: skip
-    assert found.by_order[0].interval == pytest.approx(wilson(3, 3))
+    assert found.by_order[0].interval == pytest.approx(wilson(2, 2))  # two images
     assert [(one.of, one.answers) for one in found.by_skips] == [("0", 5), ("1", 2)]
     (skipped,) = found.by_block
     assert (skipped.block, skipped.without.top1, skipped.with_it.top1) == (2, 0.0, pytest.approx(0.8))

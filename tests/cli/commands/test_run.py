@@ -194,7 +194,7 @@ def test_a_full_disk_costs_the_trace_and_leaves_the_summary(ls_edge, complaints,
 
 def test_a_report_that_fails_leaves_the_summary(ls_edge, complaints, command, tmp_path):
     def small_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
 
     report = tmp_path / "r.html"
     done = ls_edge.run(*command, "--limit", "20", "--report", report, "--json", prepare=small_files)

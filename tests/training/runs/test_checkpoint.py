@@ -2,6 +2,7 @@
 
 import argparse
 
+import msgspec
 import pytest
 import torch
 
@@ -43,7 +44,22 @@ def test_a_model_of_another_size_has_its_own_name(tmp_path):
     shown = [shown_model(run.record, run.view) for run in map(load_run, (usual, own))]
     assert shown == ["vit_digits", "vit_65x128_depth2"]
     larger = load_run(save(tmp_path / "larger", start(args={}, img_size=32)))
-    assert shown_model(larger.record, larger.view) == "vit_64x64_depth8"
+    assert shown_model(larger.record, larger.view) == "vit_digits.32px"
+    named = start(name="vit_small_patch14_dinov2", args={}, img_size=70, classes=("a", "b"))
+    assert shown_model(
+        msgspec.structs.replace(larger.record, model=named.model, model_args=named.args), named.view
+    ) == ("vit_small_patch14_dinov2.70px")
+
+
+def test_a_run_keeps_every_name_of_a_class(tmp_path):
+    names = (
+        "1e3", "12e04", "0e0", "1.e+2", ".5E-1", "0x10", "1_000", "010", "0b1", "1:30", "2026-11-25", "true", "No", "~",
+        "null", "", ".inf", "-.NaN", "99999999999999999999", "=", "<<", "- a", "a: b", "#a", "'", '"', "*a", "&a", "!a",
+        "%a", "@a", "`a", "{a", "[a", " a", "a ", "a\nb", "a\tb", "a\x07b", "a\\b", "a\x85b", "a\u2028b", "cafe\u0301",
+        "caf\u00e9", "\u732b", "\U0001f408", "\ufeffa", "a" * 255,
+    )  # fmt: skip
+    run = load_run(save(tmp_path / "run", start(classes=names), classes=names))
+    assert run.record.classes == names
 
 
 def test_files_that_are_not_checkpoints_of_tensors_are_refused(tmp_path):
