@@ -15,6 +15,7 @@ from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.output import print_json
 from ls_edge.cli.profile_options import PROFILES, planning_inputs
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.text import counted, show, show_hours, show_ms, show_nines, show_nines_range, show_percent
 from ls_edge.evaluation.availability import Interval
@@ -24,6 +25,14 @@ from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of
 from ls_edge.runtime.fleet.simulation.site_pool import MOST_ROUNDS, process_pool, simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
+from ls_edge.runtime.fleet.simulation.sweep import (
+    Prepared,
+    SweepDocument,
+    combinations,
+    continued,
+    parse_sweep,
+    run_sweep,
+)
 from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.simulator.churn import Churn
 from ls_edge.runtime.source.settings import Settings, check_policy
@@ -46,6 +55,13 @@ from ls_edge.runtime.source.settings import Settings, check_policy
     "SHARE",
     callback=options.share_of,
 )
+@options.names(
+    "--sweep",
+    "Values of an option, such as replicas=1,2 or up=1m,1h; may be repeated for all combinations.",
+    "KEY=A,B",
+)
+@options.count("--seeds", "Runs of each combination of --sweep, with different seeds.", most=1000, default=1)
+@options.output("--out", "JSON of --sweep to write, or to continue.", ours="")
 @options.text(
     "--churn",
     "Mean up and down times, such as up=10m,down=30s, with weights of kill, stop, hang, drain.  [default: none]",
@@ -71,6 +87,9 @@ def command(
     devices: int,
     requests: int,
     until: float | None,
+    sweep: tuple[str, ...],
+    seeds: int,
+    out: Path | None,
     churn: str | None,
     policy: str,
     max_skips: int | None,
@@ -96,32 +115,74 @@ def command(
     """
     opened = Bundle.open(bundle)
     costs = read_order_costs(opened.manifest.order_costs, opened.num_blocks)
-    check_policy(opened, find_policy(policy), costs)
-    asked = Settings(policy=policy, budget_ms=budget_ms, max_skips=max_skips, seed=seed)
-    losses = None if churn is None else Churn.parse(churn)
-    settings = FleetSettings(
-        devices=devices,
-        requests=requests,
-        policy=policy,
-        max_skips=asked.skips_of(opened.num_blocks),
-        budget_ms=asked.budget_ms,
-        replicas=replicas,
-        concurrency=concurrency,
-        rate=rate,
-        seed=seed,
-        outage_s=0.0 if losses is None else losses.down,
-        until=until,
-    )
     problem, assumptions = problem_of(opened, planning_inputs(**inputs, objective="throughput"))
+    given = {
+        "devices": devices,
+        "requests": requests,
+        "rate": rate,
+        "replicas": replicas,
+        "policy": policy,
+        "max-skips": max_skips,
+        "budget-ms": budget_ms,
+        "concurrency": concurrency,
+        "site-size": site_size,
+    }
+
+    def prepare(values: Mapping[str, str]) -> Prepared:
+        """Plan the sites, with some options replaced."""
+        own = {**given, **_typed(values)}
+        check_policy(opened, find_policy(own["policy"]), costs)
+        asked = Settings(policy=own["policy"], budget_ms=own["budget-ms"], max_skips=own["max-skips"], seed=seed)
+        written = _churn_with(churn, values)
+        losses = None if written is None else Churn.parse(written)
+        settings = FleetSettings(
+            devices=own["devices"],
+            requests=own["requests"],
+            policy=own["policy"],
+            max_skips=asked.skips_of(opened.num_blocks),
+            budget_ms=asked.budget_ms,
+            replicas=own["replicas"],
+            concurrency=own["concurrency"],
+            rate=own["rate"],
+            seed=seed,
+            outage_s=0.0 if losses is None else losses.down,
+            until=until,
+        )
+        sites, assumed = sites_of(problem, settings, site_size=own["site-size"], churn=losses, costs=costs)
+        all_assumed = [*assumptions, *assumed]
+        return Prepared(
+            sites,
+            simulation_context(sites, bundle_id=opened.manifest.bundle_id, churn=written, assumptions=all_assumed),
+        )
+
+    cores = jobs or len(os.sched_getaffinity(0))
+    if sweep:
+        if until is not None or report is not None:
+            raise UsageError("--sweep has --seeds instead of --until, and no --report yet; leave them out")
+        asked_for = {**given, **inputs, "churn": churn, "seed": seed, "bundle": opened.manifest.bundle_id}
+        document = SweepDocument(parse_sweep(sweep, [*given, "up", "down"]), seeds, str(sorted(asked_for.items())), [])
+        if out is not None:
+            document = continued(document, out)
+        prepared = [prepare(values) for values in combinations(document.sweep)]
+        with StepProgress("simulate") as progress, process_pool(cores) as pool:
+            document = run_sweep(
+                document, prepared, path=out, executor=pool, on_step=lambda done, total: progress(done, total, "cells")
+            )
+        if as_json:
+            print_json(document)
+        else:
+            _print_sweep(document)
+        answered, all_of = (
+            sum(getattr(cell.summary, key) for cell in document.cells) for key in ("answered", "requests")
+        )
+        return exit_code(answered, all_of - answered)
     began = time.monotonic()
     with StepProgress("simulate") as progress:
         progress(0, requests, "planning the sites")
-        sites, assumed = sites_of(problem, settings, site_size=site_size, churn=losses, costs=costs)
+        sites, context = prepare({})
         most = len(sites) if until is None else len(sites) * MOST_ROUNDS
-        with process_pool(min(most, jobs or len(os.sched_getaffinity(0)))) as pool:
+        with process_pool(min(most, cores)) as pool:
             outcomes = simulate_fleet(sites, pool, lambda done, total: progress(done, total, "requests"))
-    assumptions = [*assumptions, *assumed]
-    context = simulation_context(sites, bundle_id=opened.manifest.bundle_id, churn=churn, assumptions=assumptions)
     summary = summarize_simulation(outcomes, context)
     if report is not None:
         from ls_edge.report.html import write_simulation
@@ -134,6 +195,56 @@ def command(
         if report is not None:
             click.echo(f"written to {report}")
     return exit_code(summary.answered, summary.degraded + summary.failed)
+
+
+def _typed(values: Mapping[str, str]) -> dict[str, Any]:
+    """Return values of ``--sweep`` as the options of the same names would read them."""
+    context = click.get_current_context()
+    types = {param.opts[0].removeprefix("--"): param for param in context.command.params}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in types:
+            try:
+                found[key] = types[key].type_cast_value(context, value)
+            except click.BadParameter as error:
+                raise UsageError(f"--sweep {key}={value}: {error.message}") from None
+    return found
+
+
+def _churn_with(churn: str | None, values: Mapping[str, str]) -> str | None:
+    """Return the text of ``--churn`` with the times of ``--sweep``."""
+    times = {key: values[key] for key in ("up", "down") if key in values}
+    others = [piece for piece in (churn or "").split(",") if piece and piece.partition("=")[0].strip() not in times]
+    return ",".join([*(f"{key}={value}" for key, value in times.items()), *others]) or None
+
+
+def _print_sweep(document: SweepDocument) -> None:
+    table = PlainTable.of(
+        *(f">{key}" for key in document.sweep),
+        ">whole answers", "interval", ">outages", ">answered", ">p50", ">p99", ">images / s",
+    )  # fmt: skip
+    for cell in document.cells:
+        one = cell.summary
+        table.add_row(
+            *cell.values.values(),
+            show_nines(one.whole_share.share),
+            show_nines_range(one.whole_share.low, one.whole_share.high),
+            f"{one.whole_share.outages:,}",
+            show_nines(one.answered_share.share),
+            show_ms(one.latency_ms.p50),
+            show_ms(one.latency_ms.p99),
+            show(one.throughput),
+        )
+    console = open_console()
+    print_table(table, console)
+    warned = [cell for cell in document.cells if cell.summary.warnings]
+    if warned:
+        names = ", ".join(f"{key}={value}" for key, value in warned[0].values.items())
+        console.print(
+            f"warning: {counted(len(warned), 'row')} of {len(document.cells)} uncertain, such as {names}: "
+            f"{warned[0].summary.warnings[0]}",
+            style="yellow",
+        )
 
 
 def _print(summary: SimulationSummary, took_s: float) -> None:

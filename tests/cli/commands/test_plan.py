@@ -338,6 +338,7 @@ def test_a_plan_respects_the_bands_of_the_bundle(command, make_bundle, profile, 
     assert found["recommendation"] == "distribute"
 
 
+@pytest.mark.leaks_ok("multiprocessing keeps the process that cleans up after the others")
 def test_a_target_names_the_smallest_fleet_that_reaches_it(command, bundle, profile):
     flags = ("--bundle", bundle, "--profiles", profile("a", 1.0, watts=5.0), "--churn", "up=9s,down=1s")
     code, printed, errors = command("plan", *flags, "--target", "95%", "--budget-ms", 100, "--json")

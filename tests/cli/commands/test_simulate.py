@@ -49,7 +49,8 @@ def test_a_fleet_has_json_and_a_table(command, bundle, profile):
 
 def test_the_example_of_the_document_shows_what_a_second_holder_is_worth(command, bundle, profile):
     text = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text(encoding="utf-8").replace("\\\n", "")
-    lines = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("ls-edge simulate")][1:]
+    lines = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("ls-edge simulate")]
+    lines = [words for words in lines if "6000" in words]
     found = {}
     for words in lines:
         words = [{"bundle": bundle, "board.json": profile, "6000": 2000}.get(word, word) for word in words]
@@ -136,9 +137,34 @@ def test_the_first_sentence_is_the_answer_and_more_is_simulated_until_it_is_cert
     assert found["warnings"] == []
 
 
+def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, tmp_path):
+    out = tmp_path / "sweep.json"
+    flags = (
+        "--bundle", bundle, "--profiles", profile, "--devices", 2, "--requests", 40, "--rate", 20, "--jobs", 1,
+        "--churn", "up=1s,down=1s,stop=1", "--sweep", "up=1s,1h", "--seeds", 2, "--max-skips", 0, "--budget-ms", 100,
+    )  # fmt: skip
+    code, printed, errors = command("simulate", *flags, "--sweep", "replicas=1,2", "--out", out)
+    assert code == 3, errors
+    assert "1h         1" in printed
+    assert "uncertain" in printed
+    code, printed, errors = command("simulate", *flags, "--sweep", "replicas=1,2", "--out", out, "--json")
+    found = json.loads(printed)
+    assert found == json.loads(out.read_text(encoding="utf-8"))
+    assert [cell["values"] for cell in found["cells"]][:2] == [{"up": "1s", "replicas": one} for one in "12"]
+    assert [cell["summary"]["churn"] for cell in found["cells"]][2] == "up=1h,down=1s,stop=1"
+    assert all(cell["summary"]["requests"] == 80 for cell in found["cells"])
+    often, seldom = found["cells"][1]["summary"], found["cells"][3]["summary"]
+    assert often["whole_share"]["share"] < seldom["whole_share"]["share"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--sweep", "seed=1,2"), "--sweep 'seed=1,2' cannot be read; write KEY=A,B with different values"),
+        (("--sweep", "replicas=1,x"), "--sweep replicas=x: 'x' is not a valid integer"),
+        (("--sweep", "policy=nearest,best"), "--sweep policy=best: 'best' is not one of"),
+        (("--sweep", "up=1m,2m"), "--churn 'up=1m' has no down"),
+        (("--sweep", "replicas=1,2", "--until", "10%"), "--sweep has --seeds instead of --until"),
         (("--until", "often"), "--until 'often' is not a share between 0 and 1; write 10% or 0.1"),
         (("--until", "100%"), "--until '100%' is not a share between 0 and 1; write 10% or 0.1"),
         (("--churn", "often"), "--churn 'often': 'often' cannot be read; write up=10m,down=30s"),

@@ -1,0 +1,119 @@
+"""A grid of simulations: each combination of values, with several seeds, on any executor; an ended grid continues."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ls_edge.core.errors import UsageError
+from ls_edge.core.files import write_output
+from ls_edge.evaluation.simulation_summary import SimulationContext, SimulationSummary, summarize_simulation
+from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
+from ls_edge.runtime.fleet.simulation.sites import Site
+
+MOST_CELLS = 1000
+
+
+class Prepared(NamedTuple):
+    """Sites of one combination of values, and the context of their document."""
+
+    sites: Sequence[Site]
+    context: SimulationContext
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One combination of values and its results, over all seeds."""
+
+    values: dict[str, str]
+    summary: SimulationSummary
+
+
+class SweepDocument(msgspec.Struct, frozen=True):
+    """Document of ``ls-edge simulate --sweep``."""
+
+    sweep: dict[str, list[str]]
+    """Values by option, in the order of the command."""
+    seeds: int
+    settings: str
+    """All other options, as one text; only the same ones continue a file."""
+    cells: list[Cell]
+
+
+def parse_sweep(texts: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:
+    """Read several ``KEY=A,B``; raise :class:`UsageError` for an unknown or repeated key, or too many combinations."""
+    found: dict[str, list[str]] = {}
+    count = 1
+    for text in texts:
+        key, equals, values = text.partition("=")
+        given = [value.strip() for value in values.split(",")]
+        if key not in known or not equals or not all(given) or len(set(given)) < len(given):
+            raise UsageError(
+                f"--sweep {text!r} cannot be read; write KEY=A,B with different values (keys: {', '.join(known)})"
+            )
+        if key in found:
+            raise UsageError(f"--sweep has {key} twice; write {key}=A,B once")
+        found[key] = given
+        count *= len(given)
+    if count > MOST_CELLS:
+        raise UsageError(f"--sweep has {count:,} combinations; leave values out, at most {MOST_CELLS:,} are simulated")
+    return found
+
+
+def combinations(sweep: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Return all combinations of values."""
+    return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
+
+
+def run_sweep(
+    document: SweepDocument,
+    prepared: Sequence[Prepared],
+    *,
+    path: Path | None = None,
+    executor: Executor | None = None,
+    on_step: Callable[[int, int], None] = lambda _done, _total: None,
+) -> SweepDocument:
+    """Simulate all combinations that ``document`` lacks; write ``path`` after each.
+
+    ``prepared`` are the sites of each of :func:`combinations`. Each seed is a run of all sites with random numbers of
+    its own, and they count together.
+    """
+    known = {tuple(cell.values.items()): cell for cell in document.cells}
+    cells: list[Cell] = []
+    for number, (values, (sites, context)) in enumerate(zip(combinations(document.sweep), prepared, strict=True)):
+        on_step(number, len(prepared))
+        cell = known.get(tuple(values.items()))
+        if cell is None:
+            outcomes = simulate_sites(_with_seeds(sites, document.seeds), executor)
+            cell = Cell(values, summarize_simulation(outcomes, context))
+        cells.append(cell)
+        if path is not None:
+            write_output(path, msgspec.json.encode(msgspec.structs.replace(document, cells=cells)).decode() + "\n")
+    on_step(len(prepared), len(prepared))
+    return msgspec.structs.replace(document, cells=cells)
+
+
+def continued(document: SweepDocument, path: Path) -> SweepDocument:
+    """Add the combinations that a file has; raise :class:`UsageError` if it is of other settings."""
+    if not path.exists():
+        return document
+    try:
+        before = msgspec.json.decode(path.read_bytes(), type=SweepDocument)
+    except (msgspec.DecodeError, msgspec.ValidationError, OSError) as error:
+        raise UsageError(f"{path} is not a sweep that can be continued ({error}); name another file") from None
+    if (before.settings, before.seeds) != (document.settings, document.seeds):
+        raise UsageError(f"{path} is a sweep with other settings; name another file, or remove it")
+    return msgspec.structs.replace(document, cells=before.cells)
+
+
+def _with_seeds(sites: Sequence[Site], seeds: int) -> list[Site]:
+    return [
+        replace(site, settings=msgspec.structs.replace(site.settings, seed=site.settings.seed + more))
+        for more in range(seeds)
+        for site in sites
+    ]
