@@ -1,0 +1,315 @@
+"""Random fleets in simulated time until a guarantee breaks: ``python -m tests.simulate_forever --minutes 10``.
+
+Each seed is a course: a fleet (links, bands, credits, speeds, perhaps a liar) and steps (requests of all policies,
+faults). After each event the state of the machine is validated. At the end each request has one outcome within its
+budget, each answer is what its arrangement computes, nothing is left behind, and the mended fleet answers everything.
+A course that breaks a guarantee is shrunk to the fewest steps and the plainest fleet that still do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import LsEdgeError
+from ls_edge.runtime.routing.state.custody import InvalidTransition
+from ls_edge.runtime.routing.state.events import Complete
+from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
+from tests.faults.liar import Liar
+from tests.faults.lies import LIES
+from tests.faults.simulation import FaultySimulation
+
+POLICIES = ("nearest", "sequential", "random", "fastest", "parallel")
+LIAR_LIES = (
+    "busy", "canceled", "mute", "silent", "slow", "progress", "growth", "releases", "unreachable", "budget", "credit",
+    "bounces",
+)  # fmt: skip
+"""Lies in well-formed messages; the others are for the checks of messages, which the simulation leaves out."""
+_LATE_S = 1e-3
+_SETTLE_S = 0.5
+
+FINDINGS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    InvalidTransition,
+    LsEdgeError,
+)
+"""Whatever a machine raises; a broken guarantee is an AssertionError."""
+
+Step = tuple[Any, ...]
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet."""
+
+    held: dict[str, tuple[int, ...]]
+    blocks: int
+    cuts: tuple[int, ...] = ()
+    """Blocks with which a band begins."""
+    credits: int = 4
+    batch: int = 1
+    block_s: dict[str, float] = {}
+    """Time of a block by peer."""
+    turn: float = 0.0
+    send_failures: float = 0.0
+    seed: int = 0
+    liar: str = ""
+    """Lie of the last peer; empty if it is honest."""
+
+
+class Course(NamedTuple):
+    """A fleet and what happens to it."""
+
+    world: World
+    steps: tuple[Step, ...]
+
+
+class Played(NamedTuple):
+    """Counts of a course without a finding."""
+
+    requests: int
+    answered: int
+    events: int
+
+
+def draw(seed: int) -> Course:
+    """Return the course of a seed."""
+    rng = random.Random(seed)
+    names = "abcdef"[: rng.randint(2, 6)]
+    blocks = rng.randint(2, 8)
+    held = {name: tuple(sorted(rng.sample(range(blocks), rng.randint(1, blocks)))) for name in names}
+    world = World(
+        held=held,
+        blocks=blocks,
+        cuts=tuple(sorted(rng.sample(range(1, blocks), rng.choice((0, 0, rng.randint(0, blocks - 1)))))),
+        credits=rng.randint(1, 5),
+        batch=rng.choice((1, 1, 2, 4)),
+        block_s={name: rng.choice((0.001, 0.005, 0.02)) for name in names},
+        turn=rng.choice((0.0, 0.0005, 0.003)),
+        send_failures=rng.choice((0.0, 0.0, 0.02, 0.2)),
+        seed=rng.getrandbits(32),
+        liar=rng.choice(LIAR_LIES) if rng.random() < 0.2 else "",
+    )
+    return Course(world, tuple(_steps(rng, names, rng.randint(3, 40))))
+
+
+def _steps(rng: random.Random, names: str, count: int) -> Iterator[Step]:
+    faults = rng.sample(("kill", "stop", "hang", "drain", "cut"), rng.randint(0, 5))
+    for _ in range(count):
+        kind = rng.choice(("submit", "submit", "wait", "wait", *faults))
+        name = rng.choice(names)
+        if kind == "submit":
+            budget = rng.choice((0.05, 0.5, 2.0, 2.0))
+            yield (kind, rng.choice(POLICIES), rng.randint(1, 6), rng.randint(0, 3), rng.randint(1, 4), budget)
+        elif kind == "wait":
+            yield kind, rng.choice((0.0005, 0.003, 0.02, 0.1, 0.4, 1.5))
+        elif kind == "cut":
+            yield kind, name, rng.choice([other for other in (SOURCE, *names) if other != name])
+        else:
+            yield kind, name
+
+
+class _Play:
+    """A course while it runs."""
+
+    def __init__(self, world: World, make: Callable[..., Simulation]) -> None:
+        self.world = world
+        self.bands = Bands(world.blocks, world.cuts)
+        limits = Limits(credits=world.credits, custody=2 * world.credits)
+        self.sim: Any = make(
+            world.held, blocks=world.blocks, bands=self.bands, limits=limits, max_batch=world.batch, seed=world.seed,
+            block_seconds=world.block_s or 0.005, turn=world.turn, validate=True,
+        )  # fmt: skip
+        self.honest = list(world.held)
+        if world.liar:
+            name = self.honest.pop()
+            self.sim.processes[name].machine = Liar(
+                name, world.held[name], world.blocks, LIES[world.liar], lambda *_: None, (), bands=self.bands
+            )
+        self.asked: dict[int, tuple[str, int, float]] = {}
+        self.sim.run(0.05)
+        self.sim.send_failures = world.send_failures
+
+    def do(self, step: Step) -> None:
+        """Take a step; one that makes no sense now does nothing, so that steps before it may be left out."""
+        kind, *rest = step
+        if kind == "submit":
+            policy, count, skips, waves, budget = rest
+            for _ in range(count):
+                due = self.sim.now + budget
+                request = self.sim.submit(policy=policy, max_skips=skips, waves_wanted=waves, budget=budget)
+                self.asked[request] = (policy, skips, due)
+        elif kind == "wait":
+            self.sim.run(*rest)
+        elif kind == "cut":
+            (self.sim.restore if self.sim.is_cut(*rest) else self.sim.cut)(*rest)
+        else:
+            self._fault(kind, *rest)
+        for name in self.honest:
+            machine = self.sim.processes[name].machine
+            assert len(machine.held) <= 2 * machine.limits.credits + machine.limits.custody, f"{name} holds too many"
+
+    def _fault(self, kind: str, name: str) -> None:
+        process = self.sim.processes[name]
+        if kind == "kill":
+            (self.sim.kill if process.alive else self.sim.restart)(name)
+        elif not process.alive or name not in self.honest:
+            return
+        elif kind == "stop":
+            (self.sim.cont if process.stopped else self.sim.stop)(name)
+        elif kind == "hang":
+            self.sim.hang_engine(name, hangs=not process.engine_hangs)
+        elif not process.stopped:
+            self.sim.drain(name)
+
+    def end(self) -> Played:
+        """Check what must hold at the end."""
+        last = max((due for _, _, due in self.asked.values()), default=self.sim.now)
+        self.sim.run(max(0.0, last - self.sim.now) + _SETTLE_S)
+        assert not self.sim.source.held, "the source still holds requests"
+        answered = sum(self._check(request) for request in self.asked)
+        self.sim.run(3.0)
+        for name in self.honest:
+            process = self.sim.processes[name]
+            if process.alive and not process.stopped and not process.engine_hangs:
+                assert not process.machine.held, f"{name} still holds {len(process.machine.held)} requests"
+        if not self.world.liar:
+            self._recover()
+        return Played(len(self.asked), answered, next(self.sim._counter))
+
+    def _check(self, request: int) -> bool:
+        policy, skips, due = self.asked[request]
+        outcomes = self.sim.outcomes[request]
+        assert len(outcomes) == 1, f"request {request} has {len(outcomes)} outcomes"
+        (outcome,) = outcomes
+        assert self.sim.ended[request] <= due + _LATE_S, f"request {request} ended after its budget"
+        itinerary = outcome.itinerary
+        order = [block for wave in itinerary.waves for track in wave for block, _ in track]
+        assert len(set(order)) == len(order), f"request {request} ran a block twice: {order}"
+        assert len(itinerary.skipped) <= skips, f"request {request} skipped {itinerary.skipped}"
+        assert not self.bands.fault(itinerary.arrangement, itinerary.remaining), f"request {request} left its bands"
+        if not isinstance(outcome, Complete):
+            return False
+        assert sorted([*order, *itinerary.skipped]) == list(range(self.world.blocks)), f"request {request} lacks blocks"
+        assert outcome.tokens == tuple(order), f"request {request} is not what its arrangement computes"
+        assert all(b in self.world.held[h] for w in itinerary.waves for t in w for b, h in t), "a block ran elsewhere"
+        assert policy != "sequential" or order == sorted(order), f"request {request} ran in the order {order}"
+        return True
+
+    def _recover(self) -> None:
+        """Mend everything: then all requests are answered with all blocks."""
+        self.sim.send_failures = 0.0
+        for a, b in itertools.combinations((SOURCE, *self.world.held), 2):
+            if self.sim.is_cut(a, b):
+                self.sim.restore(a, b)
+        for name in self.world.held:
+            if self.sim.processes[name].alive:
+                self.sim.kill(name)
+            self.sim.restart(name)
+        self.sim.run(0.3)
+        if {block for blocks in self.world.held.values() for block in blocks} != set(range(self.world.blocks)):
+            return
+        for _ in range(3):
+            self.do(("submit", "sequential", 1, 0, 1, 5.0))
+        self.sim.settle()
+        for request in itertools.islice(reversed(self.asked), 3):
+            assert self._check(request), f"request {request} failed in a mended fleet"
+
+
+def play(course: Course, make: Callable[..., Simulation] = FaultySimulation) -> Played:
+    """Run a course; raise what is wrong."""
+    playing = _Play(course.world, make)
+    for step in course.steps:
+        playing.do(step)
+    return playing.end()
+
+
+def fails(course: Course, make: Callable[..., Simulation] = FaultySimulation) -> Exception | None:
+    """Return what is wrong with a course."""
+    try:
+        play(course, make)
+    except FINDINGS as error:
+        return error
+    return None
+
+
+def shrink(course: Course, make: Callable[..., Simulation] = FaultySimulation) -> Course:
+    """Return the shortest course that still fails: without steps, then in a plainer fleet, as long as that helps."""
+    before = None
+    while before != course:
+        before = course
+        size = len(course.steps)
+        while size:
+            for start in range(0, len(course.steps), size):
+                shorter = Course(course.world, (*course.steps[:start], *course.steps[start + size :]))
+                if fails(shorter, make):
+                    course = shorter
+                    break
+            else:
+                size //= 2
+            size = min(size, len(course.steps))
+        for plainer in _plainer(course):
+            if fails(plainer, make):
+                course = plainer
+                break
+    return course
+
+
+def _plainer(course: Course) -> Iterator[Course]:
+    world = course.world
+    plain = {"liar": "", "send_failures": 0.0, "turn": 0.0, "cuts": (), "batch": 1, "credits": 4, "block_s": {}}
+    for field, value in plain.items():
+        if getattr(world, field) != value:
+            yield Course(msgspec.structs.replace(world, **{field: value}), course.steps)
+    for name in world.held:
+        if len(world.held) > 1 and not any(name in step for step in course.steps):
+            fewer = {other: blocks for other, blocks in world.held.items() if other != name}
+            yield Course(msgspec.structs.replace(world, held=fewer), course.steps)
+    for number, step in enumerate(course.steps):
+        if step[0] == "submit" and step[2] > 1:
+            one = (*step[:2], 1, *step[3:])
+            yield Course(world, (*course.steps[:number], one, *course.steps[number + 1 :]))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run courses for some minutes; return 1 at the first finding."""
+    parser = argparse.ArgumentParser(description="Random fleets in simulated time until a guarantee breaks.")
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    given = parser.parse_args(arguments)
+    until = time.monotonic() + 60 * given.minutes
+    counts = Played(0, 0, 0)
+    for number in itertools.count():
+        course = draw(given.seed + number)
+        try:
+            counts = Played(*map(sum, zip(counts, play(course), strict=True)))
+        except FINDINGS as error:
+            sys.stdout.write(f"seed {given.seed + number}: {type(error).__name__}: {error}; shrinking\n")
+            short = shrink(course)
+            sys.stdout.write(f"{short.world}\n{short.steps}\n{type(fails(short)).__name__}: {fails(short)}\n")
+            return 1
+        if time.monotonic() >= until:
+            break
+    sys.stdout.write(
+        f"{number + 1:,} courses, {counts.requests:,} requests, {counts.answered:,} answered, "
+        f"{counts.events:,} events: no finding\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

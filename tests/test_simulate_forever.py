@@ -1,0 +1,42 @@
+"""The search for broken guarantees: it finds a planted fault, shrinks it, and finds none in the routing."""
+
+import pytest
+
+from ls_edge.runtime.routing.state.events import Complete
+from tests.faults.simulation import FaultySimulation
+from tests.simulate_forever import draw, fails, main, play, shrink
+
+
+class Forgetful(FaultySimulation):
+    """A fleet that forgets answers once a process was stopped: a fault planted for the search."""
+
+    def stop(self, name):
+        super().stop(name)
+        self.forgets = True
+
+    def _execute(self, process, instruction):
+        if isinstance(instruction, Complete) and getattr(self, "forgets", False):
+            return
+        super()._execute(process, instruction)
+
+
+def test_the_same_seed_is_the_same_course():
+    assert draw(5) == draw(5) != draw(6)
+    assert play(draw(5)) == play(draw(5))
+
+
+@pytest.mark.slow
+def test_a_planted_fault_is_found_and_shrunk_to_its_cause():
+    course = next(course for seed in range(100) if fails(course := draw(seed), Forgetful) and len(course.steps) > 10)
+    short = shrink(course, Forgetful)
+    assert [step[0] for step in short.steps] == ["stop"], "the mended fleet is asked in any case"
+    assert "has 0 outcomes" in str(fails(short, Forgetful))
+    assert len(short.world.held) == 1
+    assert not short.world.cuts
+    assert not fails(short)
+
+
+@pytest.mark.slow
+def test_random_courses_break_no_guarantee(capsys):
+    assert main(["--minutes", "0.5", "--seed", "1000"]) == 0
+    assert "no finding" in capsys.readouterr().out
