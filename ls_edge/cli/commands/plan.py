@@ -117,10 +117,12 @@ def command(
             raise UsageError("--target needs --churn up=1h,down=3m, and neither --objective nor --out")
         given = planning_inputs(**inputs, losses=chances, zones=_zones(zones), objective="survival")
         settings = FleetSettings(
-            devices=1, requests=1, max_skips=max_skips, budget_ms=budget_ms, rate=rate, outage_s=losses.down
+            devices=1, requests=1, max_skips=max_skips, budget_ms=budget_ms, rate=rate, outage_s=losses.outage_s
         )
         _search(problem_of(opened, given), targets, settings, losses, as_json=as_json)
         return
+    if losses is not None and losses.zone:
+        raise UsageError("zones of --churn are for --target; with --objective, give --zones and --loss-probability")
     if objective is None:
         raise UsageError("give --objective latency, throughput, energy or survival, or --target 0.999 with --churn")
     known = None if peers is None else load_peers(peers)  # reports mistakes with line and column

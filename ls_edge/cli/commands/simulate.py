@@ -145,7 +145,7 @@ def command(
             concurrency=own["concurrency"],
             rate=own["rate"],
             seed=seed,
-            outage_s=0.0 if losses is None else losses.down,
+            outage_s=0.0 if losses is None else losses.outage_s,
             until=until,
         )
         sites, assumed = sites_of(problem, settings, site_size=own["site-size"], churn=losses, costs=costs)

@@ -90,7 +90,8 @@ class _SiteRun:
         if self._site.churn is None:
             return None
         used = [name for name, blocks in self._site.placement.items() if blocks]
-        churn = ChurnProcess(self._sim, self._site.churn, used, self._rng)
+        zones = {device.name: device.zone for device in self._site.problem.devices if device.zone is not None}
+        churn = ChurnProcess(self._sim, self._site.churn, used, self._rng, zones if self._site.churn.zone else None)
         self._sim.run(_SETTLE_S)
         churn.losses.clear()
         churn.changes.clear()

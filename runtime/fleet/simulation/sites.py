@@ -69,7 +69,7 @@ def sites_of(
         )
     number = math.ceil(settings.devices / site_size)
     kinds = itertools.cycle(range(count))
-    plan = functools.cache(functools.partial(plan_site, problem, settings.replicas))
+    plan = functools.cache(functools.partial(plan_site, problem, settings.replicas, churn=churn))
     sites: list[Site] = []
     for site in range(number):
         size = settings.devices // number + (site < settings.devices % number)
@@ -95,13 +95,19 @@ def sites_of(
 
 
 def plan_site(
-    problem: PlanningProblem, replicas: int | None, chosen: tuple[int, ...], *, exactly: bool = False
+    problem: PlanningProblem,
+    replicas: int | None,
+    chosen: tuple[int, ...],
+    *,
+    churn: Churn | None = None,
+    exactly: bool = False,
 ) -> tuple[PlanningProblem, dict[str, tuple[int, ...]], dict[str, str]]:
     """Return the problem of a site with a copy of each chosen device, its placement, and the profile of each device.
 
     Further devices of a profile are called ``NAME-2`` and so on. Measured links apply to a site without copies;
-    otherwise a link takes the average of the links of both profiles. With ``exactly``, no block has more than
-    ``replicas`` holders, and the placement is the one that survives most losses.
+    otherwise a link takes the average of the links of both profiles. The zones of ``churn`` are devices
+    that follow each other, and no zone holds a block twice. With ``exactly``, no block has more than ``replicas``
+    holders, and the placement is the one that survives most losses.
     """
     devices: list[PlannedDevice] = []
     kinds: dict[str, str] = {}
@@ -118,6 +124,10 @@ def plan_site(
         kinds[name] = kind
     same = len(devices) == len(problem.devices) and not (copies - Counter(range(len(problem.devices))))
     site = dataclasses.replace(problem, devices=tuple(devices), links_ms=problem.links_ms if same else {})
+    if churn is not None and churn.zone:
+        devices = [dataclasses.replace(one, zone=f"zone-{i // churn.zone + 1}") for i, one in enumerate(devices)]
+        losses = {str(device.zone): churn.zone_loss for device in devices}
+        site = dataclasses.replace(site, devices=tuple(devices), zone_losses=losses)
     least = REPLICAS if replicas is None else replicas
     site = dataclasses.replace(site, replicas=least)
     if replicas is None and not (site.fits(least) and least <= (problem.max_replicas or least)):

@@ -139,7 +139,7 @@ def search_fleets(
         chosen = tuple(sorted(itertools.islice(itertools.cycle(range(len(problem.devices))), size)))
         for replicas in range(1, size + 1):
             try:
-                own, placement, kinds = plan_site(problem, replicas, chosen, exactly=True)
+                own, placement, kinds = plan_site(problem, replicas, chosen, churn=churn, exactly=True)
             except UsageError as error:
                 refused = error
                 break
@@ -206,7 +206,7 @@ def _is_ruled_out(
     """Return whether a fleet misses a target by far according to the formulas."""
     if settings.rate is not None and throughput_of(problem, placement) < settings.rate:
         return True
-    missed = 1 - formula_share(problem, placement, settings.budget_ms / 1e3, churn.down)
+    missed = 1 - formula_share(problem, placement, settings.budget_ms / 1e3, churn.outage_s)
     return any(target.kind == "whole" and missed > _RULED_OUT * (1 - target.value) for target in targets)
 
 
@@ -221,7 +221,7 @@ def _simulate(
 ) -> FleetChoice:
     used = [device for device in problem.devices if placement.get(device.name)]
     own = msgspec.structs.replace(settings, devices=len(problem.devices), replicas=problem.replicas, until=None)
-    rate = settings.rate or _WAITS / churn.down
+    rate = settings.rate or _WAITS / churn.outage_s
     held = {name: tuple(blocks) for name, blocks in placement.items()}
     site = Site(0, problem, held, kinds, REQUESTS, requests_at_once(problem, placement), rate, own, churn)
     outcomes = simulate_fleet(
@@ -236,7 +236,7 @@ def _simulate(
         copies=sum(len(blocks) for blocks in placement.values()),
         watts=None if None in watts else round(sum(one for one in watts if one is not None), 6),
         throughput=round(throughput_of(problem, placement), 6),
-        formula=round(formula_share(problem, placement, settings.budget_ms / 1e3, churn.down), 9),
+        formula=round(formula_share(problem, placement, settings.budget_ms / 1e3, churn.outage_s), 9),
         whole=whole,
         answered=answered,
         latency_ms=latency,

@@ -162,7 +162,7 @@ def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, 
     [
         (("--sweep", "seed=1,2"), "--sweep 'seed=1,2' cannot be read; write KEY=A,B with different values"),
         (("--sweep", "replicas=1,x"), "--sweep replicas=x: 'x' is not a valid integer"),
-        (("--sweep", "policy=nearest,best"), "--sweep policy=best: 'best' is not one of"),
+        (("--sweep", "policy=nearest,best"), "unknown policy 'best'"),
         (("--sweep", "up=1m,2m"), "--churn 'up=1m' has no down"),
         (("--sweep", "replicas=1,2", "--until", "10%"), "--sweep has --seeds instead of --until"),
         (("--until", "often"), "--until 'often' is not a share between 0 and 1; write 10% or 0.1"),

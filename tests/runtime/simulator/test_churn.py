@@ -8,6 +8,7 @@ import pytest
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.routing.state.events import Complete, Fail
 from ls_edge.runtime.simulator.churn import LOSSES, Churn, ChurnProcess
+from ls_edge.runtime.simulator.network import Clock
 from ls_edge.runtime.simulator.simulation import Simulation
 
 
@@ -15,6 +16,8 @@ from ls_edge.runtime.simulator.simulation import Simulation
     ("text", "churn"),
     [
         ("up=10m,down=30s", Churn(600.0, 30.0, {"kill": 1.0})),
+        ("up=1m,down=1s,shape=0.7", Churn(60.0, 1.0, shape=0.7)),
+        ("up=1m,down=1s,zone=4,zone-up=2h,zone-down=9m", Churn(60.0, 1.0, zone=4, zone_up=7200.0, zone_down=540.0)),
         ("down=500ms, up=1.5h,stop=1,hang=0,kill=0.5", Churn(5400.0, 0.5, {"stop": 1.0, "kill": 0.5})),
     ],
 )
@@ -36,6 +39,11 @@ def test_churn_is_parsed(text, churn):
         ("up=1m,down=1s,kill=-1", "'-1' is not a weight of kill"),
         ("up=1m,down=1s,kill=nan", "'nan' is not a weight of kill"),
         ("up=1m,down=1s,kill=0", "all weights are 0"),
+        ("up=1m,down=1s,shape=0", "shape '0' is not a number from 0.2 to 10"),
+        ("up=1m,down=1s,shape=inf", "shape 'inf' is not a number"),
+        ("up=1m,down=1s,zone=4", "has only zone; write zone=4,zone-up=30h,zone-down=10m"),
+        ("up=1m,down=1s,zone=0,zone-up=1h,zone-down=1m", "zone '0' is not a number from 1 to 1000"),
+        ("up=1m,down=1s,zone=1.5,zone-up=1h,zone-down=1m", "zone '1.5' is not a number"),
     ],
 )
 def test_invalid_churn_is_refused(text, message):
@@ -77,3 +85,53 @@ def test_a_device_answers_unless_it_is_lost(kind):
         if len(churn.changes) == changes:
             assert isinstance(sim.outcomes[request][0], Fail if is_down else Complete)
             seen[is_down] += 1
+
+
+@pytest.mark.parametrize("shape", [0.5, 1.0, 3.0])
+def test_times_up_have_their_mean_whatever_their_shape_from_the_start(shape):
+    """Of 400 devices with 9 s up and 1 s down, a share of 1 s / 10 s is lost in each second, also in the first: new
+    devices of shape 0.5 would lose 135."""
+    names = [f"d{number}" for number in range(400)]
+    sim = Still(names)
+    churn = ChurnProcess(sim, Churn(9.0, 1.0, shape=shape), names, random.Random(1))
+    lost = len(churn.down)
+    assert lost == pytest.approx(40, abs=20)
+    for second in range(1, 41):
+        sim.run(1.0)
+        now = sum(change < 0 for _, change in churn.changes)
+        if second == 1:
+            assert now - lost == pytest.approx(40, abs=20)
+    assert now == pytest.approx(40 + 40 * 40, rel=0.06 if shape >= 1 else 0.16)
+
+
+def test_devices_of_a_zone_are_lost_together_and_also_alone():
+    """A device is up if its zone is and it has no loss of its own: 0.9 * 0.8."""
+    names = [f"d{number}" for number in range(40)]
+    zones = {name: f"zone-{number // 4}" for number, name in enumerate(names)}
+    sim = Still(names)
+    churn = ChurnProcess(sim, Churn(9.0, 1.0, zone=4, zone_up=40.0, zone_down=10.0), names, random.Random(2), zones)
+    up, together = [], 0
+    for _ in range(2000):
+        sim.run(0.5)
+        up.append(len(names) - len(churn.down))
+        together += sum(all(name in churn.down for name in names[at : at + 4]) for at in range(0, 40, 4))
+        assert {name for name in names if not sim.is_up[name]} == set(churn.down)
+    assert sum(up) / 2000 / 40 == pytest.approx(0.72, abs=0.04)
+    assert together / 2000 / 10 == pytest.approx(0.2, abs=0.05), "independent devices would be in 0.6 % of cases"
+    assert churn.losses["zone"] > 0 < churn.losses["kill"]
+
+
+class Still(Clock):
+    """Devices that are only killed and restarted, in simulated time; refuses both where they make no sense."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.is_up = dict.fromkeys(names, True)
+
+    def kill(self, name):
+        assert self.is_up[name]
+        self.is_up[name] = False
+
+    def restart(self, name):
+        assert not self.is_up[name]
+        self.is_up[name] = True

@@ -6,6 +6,7 @@ import pytest
 from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.simulation_summary import FleetSettings
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
+from ls_edge.runtime.simulator.churn import Churn
 
 
 def test_a_fleet_is_divided_into_sites_that_are_alike(make_problem):
@@ -59,3 +60,13 @@ def test_a_document_has_the_settings_and_the_replicas_and_concurrency_of_its_sit
     kept = {key: value for key, value in msgspec.structs.asdict(settings).items() if value is not None}
     assert {key: getattr(found, key) for key in kept} == kept
     assert (found.bundle_id, found.sites, found.devices_per_site, found.churn) == ("id", 1, 3, "up=1m,down=1s")
+
+
+def test_holders_of_a_block_are_in_different_zones_of_a_site(make_problem):
+    churn = Churn(3600.0, 60.0, zone=2, zone_up=36000.0, zone_down=600.0)
+    (site,), _ = sites_of(make_problem(2.0, capacity=2), FleetSettings(devices=8, requests=1), churn=churn)
+    zone_of = {device.name: device.zone for device in site.problem.devices}
+    assert sorted(zone_of.values()) == sorted(f"zone-{number}" for number in (1, 2, 3, 4) for _ in range(2))
+    for block in range(4):
+        holders = [name for name, blocks in site.placement.items() if block in blocks]
+        assert len({zone_of[name] for name in holders}) == len(holders) >= 2
