@@ -77,6 +77,8 @@ def logs_as_before():
     logger = logging.getLogger("ls_edge")
     before = logger.handlers[:], logger.level, logger.propagate
     yield
+    for handler in set(logger.handlers) - set(before[0]):
+        handler.close()
     logger.handlers[:], logger.level, logger.propagate = before
 
 

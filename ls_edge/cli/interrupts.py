@@ -11,6 +11,7 @@ Only a few modules of the standard library are imported here.
 from __future__ import annotations
 
 import os
+import select
 import signal
 from types import FrameType
 from typing import NoReturn
@@ -38,7 +39,8 @@ def leave(number: int) -> NoReturn:
     """End the process immediately, and show the terminal's cursor again."""
     cursor = b"\x1b[?25h" if os.isatty(2) else b""
     try:
-        os.write(2, cursor + f"ls-edge: {WORDS[signal.Signals(number)]}\n".encode())
+        if select.select([], [2], [], 0)[1]:  # its terminal may be stopped by Ctrl-S
+            os.write(2, cursor + f"ls-edge: {WORDS[signal.Signals(number)]}\n".encode())
     finally:
         os._exit(128 + number)
 

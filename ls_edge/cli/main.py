@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import importlib
 import io
+import logging
 import os
 import sys
 import traceback
@@ -133,6 +134,8 @@ def _escape_what_streams_lack() -> None:
 
 def _fail(message: str, code: int) -> NoReturn:
     interrupts.finishing = True
+    for handler in logging.getLogger("ls_edge").handlers:
+        handler.flush()  # earlier lines come first
     line = " ".join(printable(message).split())
     with contextlib.suppress(OSError):
         print(f"ls-edge: {line}", file=sys.stderr)  # noqa: T201

@@ -6,9 +6,14 @@ control the terminal (:func:`ls_edge.core.errors.printable`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import queue
+import select
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -21,6 +26,10 @@ OnProgress = Callable[[int, int, str], None]
 """Callback that receives the number of finished steps, the number of all steps, and their name."""
 OnWarning = Callable[[str], None]
 """Callback that receives the text of a warning."""
+MAX_WAITING_LINES = 1000
+"""Limit on log lines that wait to be written, a few hundred kilobytes; further ones are counted and dropped."""
+FLUSH_S = 0.5
+"""Longest time, in seconds, that a process which ends waits for its log to be written."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -56,14 +65,72 @@ def _short(value: object) -> str:
     return text if text == str(value) and " " not in text else "'" + text.replace("'", "\\'") + "'"
 
 
+class _QueuedLines(logging.Handler):
+    """Log lines in a queue, which a thread writes: a terminal or pipe that nobody reads blocks that thread alone."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        # A stream has a lock, and a process that ends while a thread holds it would be aborted.
+        self._descriptor = descriptor
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING_LINES)
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._thread is None or not self._thread.is_alive():  # also after a fork
+            self._thread = threading.Thread(target=self._write_lines, name="log", daemon=True)
+            self._thread.start()
+        if self._dropped and self._put(_dropped_lines(self._dropped)):
+            self._dropped = 0
+        self._dropped += not self._put(record)
+
+    def flush(self) -> None:
+        """Wait until all lines are written, but at most :data:`FLUSH_S`."""
+        if self._thread is not None and self._thread.is_alive():
+            with self._lines.all_tasks_done:
+                self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_S)
+
+    def close(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        super().close()
+
+    def _put(self, record: logging.LogRecord) -> bool:
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait((self.format(record) + "\n").encode(errors="backslashreplace"))
+            return True
+        return False
+
+    def _write_lines(self) -> None:
+        while (line := self._lines.get()) is not None:
+            while line:
+                try:
+                    line = line[os.write(self._descriptor, line) :]
+                except BlockingIOError:  # another process made the pipe non-blocking
+                    select.select([], [self._descriptor], [])
+                except OSError:  # nobody can read any more
+                    break
+            self._lines.task_done()
+        self._lines.task_done()
+
+
+def _dropped_lines(count: int) -> logging.LogRecord:
+    fields = {"msg": "log lines dropped", "count": count, "why": "standard error was not read"}
+    return logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", **fields})
+
+
 def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
     """Write this package's log to standard error, from ``level`` on."""
-    handler = logging.StreamHandler(sys.stderr)
+    logger = logging.getLogger("ls_edge")
+    for earlier in logger.handlers:
+        earlier.close()
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    with contextlib.suppress(AttributeError, OSError):  # no stream, or one in memory
+        handler = _QueuedLines(sys.stderr.fileno())
     handler.setFormatter(_Json() if as_json else _People())
     handler.setLevel(level)  # child loggers may have other levels
     if level <= logging.INFO:
         logging.getLogger("ls_edge.engines").handlers.clear()
-    logger = logging.getLogger("ls_edge")
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False

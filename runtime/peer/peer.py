@@ -73,8 +73,6 @@ class Peer:
         """Listen with a bundle, or open the folder of a store. Raise :class:`LinkError` if the port is in use."""
         self.name = name
         entry = peers.peer(name)
-        self.on_step: OnStep = lambda _done, _total, _text: None
-        """Callback with the number of open engines, their total, and the next step; called on another thread."""
         self._setup = PeerSetup(peers, entry, keys, EngineCores.of(peers, entry), settings or PeerSettings())
         self._fallback: PeerSetup | None = None
         """The last setup with which the peer was warm; None if that is the present one."""
@@ -293,7 +291,6 @@ class Peer:
         return False
 
     def _on_step(self, done: int, total: int, text: str) -> None:
-        self.on_step(done, total, text)
         if self._bundles.installer is not None:
             self._bundles.installer.progress(done, total, text)
 

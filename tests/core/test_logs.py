@@ -2,6 +2,11 @@
 
 import json
 import logging
+import os
+import pty
+import subprocess
+import sys
+import termios
 
 import pytest
 
@@ -49,3 +54,64 @@ def test_json_lines_are_json_and_printable(logger, capsys):
     text = capsys.readouterr().err
     assert text.rstrip("\n").isprintable()
     assert json.loads(text)["why"] == EVIL
+
+
+LOGGING = """
+import logging, threading
+from ls_edge.core import logs
+
+logs.set_up(as_json=True)
+log = logging.getLogger("ls_edge.test")
+log_lines = lambda: [log.info("line", extra={"text": "x" * 100}) for _ in range(2000)]
+threads = [threading.Thread(target=log_lines) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("logged", flush=True)
+input()
+log.info("last")
+"""
+
+
+@pytest.fixture(params=["terminal", "pipe"])
+def unread(request):
+    """Both ends of a terminal with Ctrl-S, or of a pipe, that nobody reads, and a call that undoes it."""
+    reads, writes = pty.openpty() if request.param == "terminal" else os.pipe()
+    if request.param == "terminal":
+        termios.tcflow(writes, termios.TCOOFF)
+    yield reads, writes, lambda: request.param == "pipe" or termios.tcflow(writes, termios.TCOON)
+    os.close(reads)
+    os.close(writes)
+
+
+def start_logging(writes):
+    command = [sys.executable, "-c", LOGGING]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writes, text=True)
+
+
+def test_lines_that_nobody_reads_block_no_thread_and_are_counted(unread):
+    reads, writes, read_again = unread
+    with start_logging(writes) as process:
+        assert process.stdout.readline() == "logged\n"
+        read_again()
+        text = b""
+        while text.count(b"\n") < logs.MAX_WAITING_LINES:
+            text += os.read(reads, 65536)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        while b'"last"}' not in text:
+            text += os.read(reads, 65536)
+        lines = [json.loads(line) for line in text.decode().splitlines()]
+        (dropped,) = (line for line in lines if line["event"] == "log lines dropped")
+        assert dropped["count"] + sum(line["event"] == "line" for line in lines) == 4000
+        assert dropped["count"] >= 4000 - logs.MAX_WAITING_LINES - 800  # the pipe and the terminal hold some
+
+
+def test_a_process_whose_log_nobody_reads_ends(unread):
+    _, writes, _ = unread
+    with start_logging(writes) as process:
+        assert process.stdout.readline() == "logged\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(20) == 0

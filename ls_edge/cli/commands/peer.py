@@ -6,7 +6,6 @@ import contextlib
 import gc
 import logging
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.device.diagnostics import examine
 from ls_edge.engines.diagnostics import check_engines
-from ls_edge.report.progress import StepProgress
-from ls_edge.report.terminal import open_console
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import FindingRow
 from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS
@@ -95,8 +92,6 @@ def command(
 
             url = serve_metrics(PeerCollector(lambda: peer.peers, lambda: peer.snapshot), peer.cores)
             logging.getLogger("ls_edge.runtime").info("metrics", extra={"peer": name, "url": url})
-        if not log_json and open_console(stderr=True).is_terminal:
-            peer.on_step = _bar(name)
         gc.freeze()  # imported modules are never freed
         gc.set_threshold(_GC_AFTER)
         peer.serve(reload.take)
@@ -105,16 +100,3 @@ def command(
 def _examine() -> list[FindingRow]:
     """Check this machine for ``ls-edge doctor --peers`` elsewhere."""
     return [FindingRow(one.status, one.what, one.detail, one.fix or "") for one in examine(check_engines)]
-
-
-def _bar(name: str) -> Callable[[int, int, str], None]:
-    """Return a progress bar for opening engines, which takes minutes if TensorRT builds them."""
-    bar = StepProgress(name)
-
-    def step(done: int, total: int, text: str) -> None:
-        bar.__enter__()  # no effect while the bar is shown
-        bar(done, total, text or "engines")
-        if done >= total:
-            bar.__exit__(None, None, None)
-
-    return step
