@@ -143,6 +143,10 @@ class LinkError(LsEdgeError):
     """An address in use, a missing or refused key, or a peer with a wrong name."""
 
 
+class AddressMissing(LinkError):
+    """No interface of this machine has the address to listen on, or not yet."""
+
+
 class WireError(LinkError):
     """A malformed message; the receiver counts and drops it (guarantee R5)."""
 

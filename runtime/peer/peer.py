@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import DeviceLost, LinkError, LsEdgeError, UsageError
+from ls_edge.core.errors import AddressMissing, DeviceLost, LinkError, LsEdgeError, UsageError
 from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
@@ -41,13 +41,15 @@ log = logging.getLogger("ls_edge.runtime")
 
 _LISTEN_AGAIN_S = 3.0
 """Seconds for which a peer tries to listen again after a switch."""
-
+ADDRESS_WAIT_S = 60.0
+"""Seconds for which a peer waits for an address that no interface has yet: networks may start after services."""
 
 Phase = Literal["opening", "serving", "reverting", "left"]
 Outcome = Literal["listening", "changed", "failed", "stopped"]
 TRANSITIONS: Mapping[tuple[Phase, Outcome], Phase] = {
     ("opening", "listening"): "serving",
     ("opening", "failed"): "reverting",
+    ("opening", "stopped"): "left",
     ("serving", "changed"): "opening",  # there is another setup or bundle to serve
     ("serving", "failed"): "reverting",
     ("serving", "stopped"): "left",
@@ -84,7 +86,8 @@ class Peer:
         if not peers.uses_keys and not peers.insecure and not is_loopback(entry.bind):
             raise UsageError(f"{entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
         if store is None:
-            self._incarnation = self._listen(bundle)
+            with contextlib.suppress(AddressMissing):  # serve() waits for it
+                self._incarnation = self._listen(bundle)
             return
         if not any(source.may_push for source in peers.sources):
             raise UsageError(
@@ -218,21 +221,28 @@ class Peer:
     # The phases.
 
     def _open(self) -> Outcome:
-        """Listen with the next bundle; after a switch the port may be in use for a moment."""
-        end = time.monotonic() + (0.0 if self._incarnation is None else _LISTEN_AGAIN_S)
-        while True:
+        """Listen with the next bundle; the address may be missing, or after a switch in use for a moment."""
+        began = time.monotonic()
+        is_told = False
+        while not self._stops:
             try:
                 self._setup = self._bundles.adopt(self._setup)
                 self._incarnation = self._listen(self._bundles.next())
             except LsEdgeError as error:
-                if not isinstance(error, LinkError) or time.monotonic() > end:
+                is_missing = isinstance(error, AddressMissing)
+                patience = ADDRESS_WAIT_S if is_missing else 0.0 if self._incarnation is None else _LISTEN_AGAIN_S
+                if not isinstance(error, LinkError) or time.monotonic() > began + patience:
                     self._failure = error
                     return "failed"
-                time.sleep(0.05)
+                if is_missing and not is_told:
+                    log.warning("waiting for an address", extra={"peer": self.name, "why": str(error)})
+                    is_told = True
+                time.sleep(0.25 if is_missing else 0.05)
             else:
                 if self._stops:  # the signal arrived in between
                     self._incarnation.stop()
                 return "listening"
+        return "stopped"
 
     def _serve(self, wants_reload: Callable[[], bool]) -> Outcome:
         """Serve until the incarnation has left: stopped, to switch, or to serve a reloaded setup."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import zmq
 
-from ls_edge.core.errors import LinkError
+from ls_edge.core.errors import AddressMissing, LinkError
 from ls_edge.core.logs import LoggedCounts
 from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.host_names import HostNameResolver, numeric
@@ -200,9 +200,10 @@ class Listener:
                 raise LinkError(
                     f"{address} is in use; stop the process that listens there, or change the port in peers.yaml"
                 ) from None
-            raise LinkError(
+            why = (
                 f"cannot listen on {address}: {error.strerror}; 'bind' in peers.yaml must be an address of this machine"
-            ) from None
+            )
+            raise (AddressMissing if error.errno == zmq.EADDRNOTAVAIL else LinkError)(why) from None
 
     def on_monitor(self, event: zmq.Event, descriptor: int) -> Iterable[Link]:
         """Handle an event of the monitor; return the links that have ended."""

@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 _CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _TYPES = {1: socket.AF_INET, 28: socket.AF_INET6}
@@ -80,6 +82,9 @@ def _prepare_and_run(folder: Path, test: Callable[[], Any]) -> Any:
     ):
         subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
     return test()
+
+
+needs_own_network = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip())
 
 
 class NameServer:

@@ -1,6 +1,7 @@
 """Phases of a peer: it leaves when it is stopped, and goes back to what worked."""
 
 import logging
+import subprocess
 import threading
 from concurrent.futures import Future
 from typing import get_args
@@ -12,6 +13,7 @@ from ls_edge.core.errors import DeviceLost, LsEdgeError
 from ls_edge.runtime.peer.peer import TRANSITIONS, Outcome, Peer, Phase
 from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults, inject, write
+from tests.faults.own_network import in_own_network, needs_own_network
 
 
 def test_every_phase_can_end_and_every_outcome_is_used():
@@ -27,6 +29,29 @@ def test_a_peer_that_is_stopped_before_it_serves_leaves(write_peers, tiny_bundle
     peer.stop()
     peer.serve()
     assert not peer.machine.held
+
+
+@needs_own_network
+@in_own_network
+def test_a_peer_waits_for_an_address_that_comes_later(write_peers, tiny_bundle, serve, wait_until, caplog):
+    path = write_peers({"a": range(6)}, address="tcp://10.97.0.1:5555", top={"insecure": True})
+    with caplog.at_level(logging.WARNING, "ls_edge"):
+        peer = serve(Peer.open(path, "a", tiny_bundle))
+        wait_until(lambda: "waiting for an address" in caplog.text)
+    assert "must be an address of this machine" in caplog.records[-1].why
+    subprocess.run(["ip", "addr", "add", "10.97.0.1/24", "dev", "lo"], check=True, timeout=20)
+    wait_until(lambda: peer.snapshot.warm)
+
+
+@needs_own_network
+@in_own_network
+def test_a_peer_that_waits_for_an_address_leaves_when_it_is_stopped(
+    write_peers, tiny_bundle, serve, wait_until, caplog
+):
+    path = write_peers({"a": range(6)}, address="tcp://10.97.0.1:5555", top={"insecure": True})
+    peer = serve(Peer.open(path, "a", tiny_bundle))
+    wait_until(lambda: "waiting for an address" in caplog.text)
+    peer.stop()  # the fixture asserts that it leaves
 
 
 def test_engines_that_do_not_load_end_a_peer_with_one_bundle(write_peers, tiny_bundle):

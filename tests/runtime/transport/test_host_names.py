@@ -13,9 +13,9 @@ from ls_edge.runtime.protocol.messages import State, Welcome
 from ls_edge.runtime.transport.connections import Incoming, LinkDown, LinkUp, NoLink
 from ls_edge.runtime.transport.keys import Curve, KeyPair
 from ls_edge.runtime.transport.links import Links
-from tests.faults.own_network import FarSide, NameServer, in_own_network, reason_to_skip
+from tests.faults.own_network import FarSide, NameServer, in_own_network, needs_own_network
 
-pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip())
+pytestmark = needs_own_network
 PORT = 5555
 HEARTBEAT = HeartbeatSettings()
 WARM = State(True, False, False, 0, 0, 0, 0)
