@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,12 +13,16 @@ from typing import Any
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
+from ls_edge.core.files import FolderInUse, folder_lock
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, even_parts
 from ls_edge.runtime.source.source import Source
 
 START_S = 60.0
 """Limit on the start of the peers, in seconds."""
+_PREFIX = "ls-edge-cluster-"
+_NOT_LOCKED_YET_S = 60.0
+"""Age, in seconds, of a folder that its process has certainly locked."""
 
 
 class Cluster:
@@ -41,13 +48,15 @@ class Cluster:
             else {name: list(blocks) for name, blocks in peers.items()}
         )
         self._start_s = start_s
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = contextlib.ExitStack()
         self._local: LocalCluster | None = None
 
     def __enter__(self) -> Cluster:
-        self._folder = tempfile.TemporaryDirectory(prefix="ls-edge-")
+        _clear_left_over()
+        folder = self._folder.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX))
+        self._folder.enter_context(folder_lock(Path(folder)))
         try:
-            self._local = LocalCluster(self._folder.name, self.bundle.folder, self.placement).__enter__()
+            self._local = LocalCluster(folder, self.bundle.folder, self.placement).__enter__()
             self._local.wait_warm(timeout=self._start_s)
         except BaseException:
             self.close()
@@ -82,9 +91,7 @@ class Cluster:
         if self._local is not None:
             self._local.close()
             self._local = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        self._folder.close()
 
     @property
     def _running(self) -> LocalCluster:
@@ -108,3 +115,12 @@ def _overlapping(num_blocks: int, count: int) -> dict[str, list[int]]:
         raise UsageError(f"{count} peers: the bundle has {num_blocks} blocks; start at most that many peers")
     parts = even_parts(num_blocks, count)
     return {f"local-{place}": sorted({*parts[place], *parts[place - 1]}) for place in range(count)}
+
+
+def _clear_left_over() -> None:
+    """Remove the folders of clusters whose process was killed: nobody holds their lock."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, FolderInUse):
+            if time.time() - folder.stat().st_mtime > _NOT_LOCKED_YET_S:
+                with folder_lock(folder):
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -25,6 +26,8 @@ from ls_edge.runtime.transport.keys import new_keys
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+_PORTS = range(10_000, 32_768)
+"""Ports for peers: Linux dials from higher ones, and a link to a dead peer's port may not take that port itself."""
 
 
 class LocalCluster:
@@ -213,9 +216,12 @@ def even_parts(num_blocks: int, count: int) -> list[range]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that were free a moment ago."""
+    """Return ports of the loopback that were free a moment ago, below those from which Linux dials."""
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        while len(ports) < count:
+            port = _PORTS.start + secrets.randbelow(len(_PORTS))
+            with contextlib.suppress(OSError):  # in use
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports

@@ -10,7 +10,7 @@ of its messages.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -21,11 +21,14 @@ import zmq
 
 from ls_edge.core.errors import AddressMissing, LinkError
 from ls_edge.core.logs import LoggedCounts
-from ls_edge.core.peers_file import HeartbeatSettings
+from ls_edge.core.peers_file import HeartbeatSettings, is_loopback
 from ls_edge.runtime.transport.host_names import HostNameResolver, numeric
 from ls_edge.runtime.transport.keys import Curve
-from ls_edge.runtime.transport.poller import SocketPoller
+from ls_edge.runtime.transport.poller import SocketPoller, abort, abort_if_to_itself
 
+log = logging.getLogger("ls_edge.runtime")
+
+_CONNECTED = zmq.Event.CONNECTED
 _UP, _ACCEPTED, _DISCONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED, zmq.Event.ACCEPTED, zmq.Event.DISCONNECTED
 _NO_ANSWER, _TRIES_AGAIN = zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED
 _REFUSED, _NOT_ZMTP = zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL
@@ -55,9 +58,6 @@ DEALER_HEARTBEATS_SLOWER = 10
 """Heartbeat interval of a peer's DEALER, relative to that of its ROUTER."""
 _HUNG_UP = 256
 """Number of links, the latest that were ended here, whose remaining messages are dropped."""
-_SOCKADDR = 16
-"""Size of a zeroed AF_UNSPEC address; connecting a socket to it ends its connection."""
-_libc = ctypes.CDLL(None)
 _MAX_TTL_MS = 6_553_500
 """Longest time to live in ZMTP: 65535 tenths of a second."""
 _ZAP_DOMAIN = "ls-edge"
@@ -204,6 +204,10 @@ class Listener:
                 f"cannot listen on {address}: {error.strerror}; 'bind' in peers.yaml must be an address of this machine"
             )
             raise (AddressMissing if error.errno == zmq.EADDRNOTAVAIL else LinkError)(why) from None
+        bound = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if is_loopback(bound) and not is_loopback(address):
+            why = f"{address} is {bound} here, which others cannot reach; add 'bind: tcp://0.0.0.0:PORT' in peers.yaml"
+            log.warning("listening on the loopback only", extra={"address": address, "why": why})
 
     def on_monitor(self, event: zmq.Event, descriptor: int) -> Iterable[Link]:
         """Handle an event of the monitor; return the links that have ended."""
@@ -256,8 +260,7 @@ class Listener:
             del self._hung_up[next(iter(self._hung_up))]
         descriptor = self._descriptor_of.get(link)
         if descriptor is not None:
-            # Ends both directions, as an error; after shutdown() libzmq would still read.
-            _libc.connect(descriptor, bytes(_SOCKADDR), _SOCKADDR)
+            abort(descriptor)  # after shutdown() libzmq would still read
 
 
 class _Route(NamedTuple):
@@ -315,7 +318,7 @@ class Dialer:
         return ended
 
     def _open(self, name: str) -> None:
-        events = _UP | _DISCONNECTED | _NO_ANSWER | _TRIES_AGAIN | _FAILED
+        events = _CONNECTED | _UP | _DISCONNECTED | _NO_ANSWER | _TRIES_AGAIN | _FAILED
         dealer = self._all.make(zmq.DEALER, name, heartbeat_ms=self._heartbeat_ms, events=events)
         self.sockets[name] = dealer
         dealer.setsockopt(zmq.IMMEDIATE, 1)
@@ -364,7 +367,7 @@ class Dialer:
                 unknown.append(NoLink(name, why))
         found = self._names.found() if self._poller.can_read(self._names.descriptor) else []
         for name, addresses, why in found:
-            if name in self._up or name in self._resting:
+            if name in self._up or (name in self._resting and name not in self._redial_at):
                 continue
             if not addresses:
                 unknown.append(NoLink(name, why))
@@ -374,11 +377,16 @@ class Dialer:
                 self._dial(name)
         return unknown
 
-    def on_monitor(self, name: str, event: zmq.Event, endpoint: str) -> LinkEvent | None:
+    def on_monitor(self, name: str, event: zmq.Event, endpoint: str, value: int) -> LinkEvent | None:
         """Handle an event of a DEALER's monitor; return the event of the link, if any."""
         takes_turns = len(self._choices.get(name, ())) > 1
         if name in self._resting or (takes_turns and endpoint != self._dialed[name]):
             return None  # not about the address that is dialed now
+        if event == _CONNECTED:
+            if not abort_if_to_itself(value):
+                return None
+            self._disconnect(name)
+            return self._no_answer(name)
         if event == _UP:
             self._redial_at.pop(name, None)
             self._up.add(name)
@@ -421,26 +429,28 @@ class Dialer:
     def pass_by(self, name: str) -> None:
         """End the connection to a process that is another than ``name``, whose host name may have a new address."""
         if name in self._up and not numeric(self._addresses[name]):
-            self.rest(name)
-            self._resting.discard(name)
+            self._disconnect(name)
             self._look_up(name, wanted=True)
-            self._redial_at[name] = time.monotonic() + REDIAL_S
 
     def rest(self, name: str) -> None:
         """Close the connection to a peer that has dialed this process, and do not dial it until :meth:`resume`."""
-        self._resting.add(name)
-        self._up.discard(name)
-        self._redial_at.pop(name, None)
-        with contextlib.suppress(zmq.ZMQError):  # it has just ended
-            self.sockets[name].disconnect(self._dialed[name])
-        self._poller.used(self.sockets[name])
+        self._disconnect(name)
+        del self._redial_at[name]
 
     def resume(self, name: str) -> None:
         """Dial a peer again after :meth:`rest`."""
         if name in self._resting:
-            self._resting.discard(name)
             self._look_up(name, wanted=True)
             self._dial(name)
+
+    def _disconnect(self, name: str) -> None:
+        """End a connection and ignore its further events, and dial again after a pause."""
+        self._resting.add(name)
+        self._up.discard(name)
+        self._redial_at[name] = time.monotonic() + REDIAL_S
+        with contextlib.suppress(zmq.ZMQError):  # it has just ended
+            self.sockets[name].disconnect(self._dialed[name])
+        self._poller.used(self.sockets[name])
 
     def close(self) -> None:
         """Stop resolving host names."""
@@ -451,6 +461,7 @@ class Dialer:
         """Dial the next address of a peer instead of the previous one."""
         dealer, before, choices = self.sockets[name], self._dialed.get(name), self._choices[name]
         self._redial_at.pop(name, None)
+        self._resting.discard(name)
         if before is not None:
             with contextlib.suppress(zmq.ZMQError):  # libzmq has already forgotten the endpoint
                 dealer.disconnect(before)

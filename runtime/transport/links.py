@@ -172,7 +172,7 @@ class Links:
                 return
             event = zmq.Event(message["event"])
             if name:
-                found = self.dialer.on_monitor(name, event, message["endpoint"].decode())
+                found = self.dialer.on_monitor(name, event, message["endpoint"].decode(), int(message["value"]))
                 events += () if found is None else (found,)
             elif self._listener is not None:
                 events += map(LinkDown, self._listener.on_monitor(event, int(message["value"])))

@@ -9,13 +9,18 @@ the next wait, every socket that was used is therefore asked again.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
+import os
 import selectors
 import socket
 import time
 
 import zmq
 
+_SOCKADDR = 16
+"""Size of a zeroed AF_UNSPEC address; connecting a socket to it ends its connection."""
+_libc = ctypes.CDLL(None)
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 
 
@@ -115,3 +120,20 @@ class Waker:
         self._selector.close()
         self._ours.close()
         self._theirs.close()
+
+
+def abort(descriptor: int) -> None:
+    """End both directions of a connection, as an error, and free its port immediately."""
+    _libc.connect(descriptor, bytes(_SOCKADDR), _SOCKADDR)
+
+
+def abort_if_to_itself(descriptor: int) -> bool:
+    """Abort a connection that begins and ends at one socket; return whether it did.
+
+    TCP allows that if the port of a dead local process is dialed from the same port, which it would then keep in use.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connected:
+        if connected.getsockname() == connected.getpeername():
+            abort(connected.fileno())
+            return True
+    return False

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
 import zmq
@@ -155,3 +156,13 @@ def test_a_long_round_trip_is_a_matter_of_the_timeout():
         assert len(events) == 1
         source.close()
         peer.close()
+
+
+@in_own_network
+def test_a_peer_that_listens_on_the_loopback_by_its_name_says_so(caplog):
+    """As on Debian, whose installer writes this line."""
+    Path("/etc/hosts").write_text("127.0.1.1 orin.lan\n")
+    listening("orin.lan").close()
+    (record,) = caplog.records
+    assert record.getMessage() == "listening on the loopback only"
+    assert record.why.startswith("tcp://orin.lan:5555 is tcp://127.0.1.1:5555 here, which others cannot reach")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import zmq
@@ -19,6 +20,7 @@ from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.transport.connections import MAX_UNSENT, Incoming, Link, LinkDown, LinkUp, NoLink
 from ls_edge.runtime.transport.keys import Curve, KeyPair
 from ls_edge.runtime.transport.links import FLOOD_MESSAGES, ZERO_COPY_FROM, Links
+from tests.faults.own_network import in_own_network, needs_own_network
 from tests.faults.proxy import Proxy
 
 MAX_FRAME = 200_000
@@ -522,3 +524,28 @@ def test_who_is_dialed_and_floods_is_hung_up_on_and_dialed_again(end):
         with server.accept()[0] as raw:
             shake_hands(raw, "ROUTER")
             end.until(lambda: len(dialler.of(LinkUp)) == 2, "the link again")
+
+
+@needs_own_network
+@in_own_network
+def test_a_link_to_a_port_from_which_it_is_dialed_does_not_keep_the_port(wait_until):
+    """With a single port to dial from, TCP connects the socket to itself if nobody listens there."""
+    Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("40000 40001")
+    dialing = Links({"a": "tcp://127.0.0.1:40000"}, bind=None, heartbeat=HeartbeatSettings(), max_frame=1000)
+    events = []
+    wait_until(lambda: events.extend(dialing.poll(0.05)) or len(events) >= 2)
+    assert {type(event) for event in events} == {NoLink}
+
+    peers = []
+
+    def listen():
+        dialing.poll(0.05)
+        with contextlib.suppress(LinkError):
+            peers.append(Links({}, bind="tcp://127.0.0.1:40000", heartbeat=HeartbeatSettings(), max_frame=1000))
+        return bool(peers)
+
+    wait_until(listen)
+    (peer,) = peers
+    wait_until(lambda: any(isinstance(event, LinkUp) for event in [*dialing.poll(0.05), *peer.poll(0.0)]))
+    dialing.close()
+    peer.close()
