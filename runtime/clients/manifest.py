@@ -6,6 +6,7 @@ peers are asked if there are two, and have to agree.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,10 @@ from ls_edge.runtime.clients.session import Client, Session
 from ls_edge.runtime.protocol.messages import MAX_CHUNK, MAX_MANIFEST, Chunk, Want
 from ls_edge.runtime.transport.keys import KeyPair
 
-WITHIN_S = 5.0
-"""Seconds for a manifest, in addition to its transfer on the slowest link: as long as a run waits for holders."""
+log = logging.getLogger("ls_edge.runtime")
+
+TELL_AFTER_S, TELL_EVERY_S = 1.0, 60.0
+"""Seconds until a source without a model logs what it waits for, the first time and again."""
 _STEP_S = 0.05
 
 
@@ -34,15 +37,16 @@ class _Fetch:
     fault: str = ""
 
 
-def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> tuple[Bundle, tuple[str, ...]]:
+def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str, wait_s: float) -> tuple[Bundle, tuple[str, ...]]:
     """Ask the peers, as source ``owner``, for the manifest; return a bundle of it alone and the peers that sent it.
 
-    Raise :class:`LinkError` if no peer sends one, and :class:`ModelMismatch` if two peers disagree.
+    Raise :class:`LinkError` if no peer has sent one after ``wait_s``, in addition to the transfer on the slowest link,
+    or if all refuse this process; and :class:`ModelMismatch` if two peers disagree.
     """
     fetches: dict[str, _Fetch] = {}
     with Client(peers, keys, owner, "observer") as client:
         began = time.monotonic()
-        first_at = float("inf")
+        first_at, tell_at = float("inf"), began + TELL_AFTER_S
         patience = peers.heartbeat.silence_ms(MAX_CHUNK) / 1e3  # a peer that stays silent for longer counts as lost
         while True:
             for name, message in client.step(_STEP_S):
@@ -56,12 +60,16 @@ def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str) -> tuple[Bun
             is_alone = all(one.is_hopeless(began) for name, one in client.sessions.items() if name not in found)
             if len(found) >= 2 or (found and (is_alone or now > first_at + patience)):
                 return _agreed(found)
+            whys = "; ".join(f"{name}: {_why(name, session, fetches)}" for name, session in client.sessions.items())
+            if not found and now > tell_at:
+                log.warning("waiting for a model", extra={"why": whys})
+                tell_at = now + TELL_EVERY_S
             came_s = peers.heartbeat.transfer_s(sum(len(one.raw) for one in fetches.values()))
-            if now > began + WITHIN_S + came_s or (not found and is_alone):
-                whys = [f"{name}: {_why(name, session, fetches)}" for name, session in client.sessions.items()]
+            are_final = all(one.final or one.complaint for one in client.sessions.values())
+            if now > began + wait_s + came_s or are_final:
                 raise LinkError(
-                    f"no peer of {peers.path} has sent the manifest of its model ({'; '.join(whys)}); start a peer, or "
-                    "give --bundle"
+                    f"no peer of {peers.path} has sent the manifest of its model ({whys}); start a peer, or give "
+                    "--bundle"
                 )
 
 

@@ -45,6 +45,8 @@ class Session:
     """Whether a process answers, but the handshake failed."""
     final: bool = False
     """Whether another handshake would fail, too."""
+    early: bool = False
+    """Whether the attempt to dial has not failed yet."""
     why: str = ""
     """Reason for the missing link."""
     complaint: str = ""
@@ -66,7 +68,7 @@ class Session:
 
     def is_hopeless(self, began: float) -> bool:
         """Return whether further waiting is useless, for a client that began to wait at ``began``."""
-        late = time.monotonic() > began + GIVE_UP_S and bool(self.why) and not self.refused
+        late = time.monotonic() > began + GIVE_UP_S and bool(self.why) and not self.refused and not self.early
         return bool(self.complaint) or (not self.up and (self.final or late))
 
     def receive(self, message: wire.Message) -> None:
@@ -208,6 +210,7 @@ class Client:
             self.sessions[name] = Session(session.peer, up_at=session.up_at, why=event.why)
         elif isinstance(event, NoLink):
             session.why, session.refused, session.final = event.why, event.refused, event.final
+            session.early = event.early
         else:
             try:
                 messages = framing.decode(event.frames[0].buffer)

@@ -224,7 +224,7 @@ class Peer:
         """Listen with the next bundle; the address may be missing, or after a switch in use for a moment."""
         began = time.monotonic()
         is_told = False
-        while not self._stops:
+        while self._stops < 1:
             try:
                 self._setup = self._bundles.adopt(self._setup)
                 self._incarnation = self._listen(self._bundles.next())

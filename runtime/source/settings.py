@@ -59,6 +59,8 @@ class Settings:
     """Fraction of the answers to recompute; see :mod:`ls_edge.runtime.source.audit`."""
     auditor: str = ""
     """Trusted peer that recomputes them for a source without a bundle; it holds stem, head and all blocks."""
+    model_wait_s: Annotated[float, Meta(ge=0)] = 5.0
+    """Seconds that a source without a bundle waits for a peer that sends its manifest."""
     strict_bundle: bool = False
     """Whether to use only peers with exactly this bundle, not with other bundles of its model."""
 

@@ -79,7 +79,7 @@ class Source:
         """Peers that sent the manifest to a source without a bundle. Two have to agree; a single one is trusted."""
         self.settings.check_audit(is_thin=bundle is None)
         if bundle is None:
-            bundle, self.witnesses = fetch_model(peers, keys, self.name)
+            bundle, self.witnesses = fetch_model(peers, keys, self.name, self.settings.model_wait_s)
             self.preprocess = self._read = encode_image
         else:
             from ls_edge.runtime.source.images import reader_of

@@ -97,6 +97,8 @@ class NoLink:
     """Whether a process replied, but the handshake failed."""
     final: bool = False
     """Whether further attempts fail until keys are changed; otherwise the peer may be restarting."""
+    early: bool = False
+    """Whether the attempt has not failed yet, but takes long."""
 
 
 class Incoming(NamedTuple):
@@ -364,7 +366,7 @@ class Dialer:
         unknown: list[LinkEvent] = []
         for name, why in self._names.slow():
             if name not in self._dialed:
-                unknown.append(NoLink(name, why))
+                unknown.append(NoLink(name, why, early=True))
         found = self._names.found() if self._poller.can_read(self._names.descriptor) else []
         for name, addresses, why in found:
             if name in self._up or (name in self._resting and name not in self._redial_at):

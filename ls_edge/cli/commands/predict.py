@@ -103,7 +103,9 @@ def command(
             pipeline = stack.enter_context(Pipeline.open(opened, kind=settings["engine"] or "auto", **asked))
             answers = answers_here(pipeline, itertools.islice(frames, limit), top)
         else:
-            source = stack.enter_context(Source.open(file, opened, max_inflight=concurrency, **settings))
+            source = stack.enter_context(
+                Source.open(file, opened, max_inflight=concurrency, model_wait_s=wait, **settings)
+            )
             note_model(source.witnesses)
             reload = stack.enter_context(ReloadRequest())
             wait_for_holders(source, wait)

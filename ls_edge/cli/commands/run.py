@@ -149,7 +149,9 @@ def command(
             settings["secret_key"] = None
         assert file is not None
         progress = RunProgress(len(images), [peer.name for peer in file.peers])
-        settings.update(max_inflight=concurrency, via_source=via == "source", on_event=progress.event)
+        settings.update(
+            max_inflight=concurrency, model_wait_s=wait, via_source=via == "source", on_event=progress.event
+        )
         serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None
         source = stack.enter_context(Source.open(file, opened, **settings))
         note_model(source.witnesses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,15 +123,15 @@ def command(
     tls = Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
     queue = QUEUE * concurrency if queue is None else queue
 
-    def open_source() -> Source:
-        return Source.open(peers, bundle, max_inflight=concurrency, **settings)
+    def open_source(model_wait_s: float) -> Source:
+        return Source.open(peers, bundle, max_inflight=concurrency, model_wait_s=model_wait_s, **settings)
 
     connections = Connections(concurrency + queue + MAX_IDLE_CONNECTIONS)
     with contextlib.ExitStack() as stack:
         reload = stack.enter_context(interrupts.ReloadRequest())  # before anything that takes long
         open_peers(peers, connections.most)
         listener = stack.enter_context(open_listener(http, "--http"))
-        service = Service(open_source(), holder_wait_s=wait, queue=queue)
+        service = Service(open_source(math.inf), holder_wait_s=wait, queue=queue)
         note_model(service.source.witnesses)
         stack.callback(service.close)
         application = Application(service, access, BodyReader(max_body), access_log=access_log)
@@ -140,7 +141,7 @@ def command(
         )
 
         def reload_source() -> None:
-            source = open_source()
+            source = open_source(_READY_WITHIN_S)
             source.wait_ready(_READY_WITHIN_S, may_miss=source.max_skips)
             service.exchange(source, settings["budget_ms"] / 1e3 + _SEND_WITHIN_S)
 

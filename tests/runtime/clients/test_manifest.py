@@ -1,6 +1,7 @@
 """A source without a bundle takes the manifest of its peers only if two of them agree on it."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -26,7 +27,7 @@ def swapped(tiny_bundle, tmp_path):
 
 
 def test_two_peers_that_agree_are_the_witnesses(serve_peers, tiny_bundle):
-    bundle, witnesses = fetch_model(serve_peers({"a": "all", "b": "all"}), None, "laptop")
+    bundle, witnesses = fetch_model(serve_peers({"a": "all", "b": "all"}), None, "laptop", 5.0)
     assert bundle.manifest == Bundle.open(tiny_bundle).manifest
     assert set(witnesses) == {"a", "b"}
 
@@ -36,17 +37,27 @@ def test_swapped_classes_of_one_peer_are_a_mismatch(write_peers, serve, tiny_bun
     serve(Peer(file, "honest", Bundle.open(tiny_bundle)))
     serve(Peer(file, "liar", Bundle.open(swapped)))
     with pytest.raises(ModelMismatch, match=r"do not agree on the model and its classes: .*; give --bundle to trust"):
-        fetch_model(file, None, "laptop")
+        fetch_model(file, None, "laptop", 5.0)
 
 
 def test_a_single_peer_is_believed(write_peers, serve, swapped):
     file = load_peers(write_peers({"liar": "all", "gone": "all"}))
     serve(Peer(file, "liar", Bundle.open(swapped)))
-    bundle, witnesses = fetch_model(file, None, "laptop")
+    bundle, witnesses = fetch_model(file, None, "laptop", 5.0)
     assert witnesses == ("liar",)
     assert bundle.manifest.classes == Bundle.open(swapped).manifest.classes
 
 
 def test_without_a_peer_the_reasons_are_named(write_peers):
     with pytest.raises(LinkError, match=r"no peer of .* has sent the manifest of its model \(gone: .*\); start a peer"):
-        fetch_model(load_peers(write_peers({"gone": "all"})), None, "laptop")
+        fetch_model(load_peers(write_peers({"gone": "all"})), None, "laptop", 0.5)
+
+
+def test_a_peer_that_starts_later_is_waited_for(write_peers, serve, tiny_bundle, wait_until, caplog):
+    file = load_peers(write_peers({"a": "all"}))
+    with ThreadPoolExecutor() as threads:
+        fetched = threads.submit(fetch_model, file, None, "laptop", 30.0)
+        wait_until(lambda: fetched.done() or "waiting for a model" in caplog.text)
+        assert "a: nobody answers at tcp://127.0.0.1" in caplog.records[-1].why
+        serve(Peer(file, "a", Bundle.open(tiny_bundle)))
+        assert fetched.result()[1] == ("a",)
