@@ -44,6 +44,8 @@ class PeerStatus(PeerReport, frozen=True, kw_only=True):
     latency_ms: float | None = None
     """Time from a greeting to its answer: the link in both directions, and the peer's loop."""
     address: str
+    reached_through: tuple[str, ...] = ()
+    """Peers that reach a peer which this process does not reach itself; requests go through them."""
     reason: str | None = None
     """Reason why it cannot be used, or does not serve the bundle that it should; null otherwise."""
 
@@ -88,7 +90,7 @@ class Observer(Client):
         Wait at most ``seconds``.
         """
         found = self._ask(list(self.sessions), Inspect(), seconds)
-        return {name: one if isinstance(one, str) else one.rows for name, one in found.items()}
+        return {name: self._unreached(name, one) if isinstance(one, str) else one.rows for name, one in found.items()}
 
     def profile(self, name: str, duration: float, seconds: float) -> bytes:
         """Make a peer time its engines for ``duration`` seconds at each batch size; return its JSON document.
@@ -144,7 +146,19 @@ class Observer(Client):
             engine=one_line(welcome.engine) if welcome is not None else "",
             reaches=state.reaches if state is not None else (),
             address=session.peer.address,
+            reached_through=() if session.up else self._reached_through(session.peer.name),
             reason=reason,
+        )
+
+    def _unreached(self, name: str, why: str) -> str:
+        through = self._reached_through(name)
+        return f"{why}; it is reached through {', '.join(through)}" if through else why
+
+    def _reached_through(self, name: str) -> tuple[str, ...]:
+        return tuple(
+            other
+            for other, one in self.sessions.items()
+            if one.is_warm and one.state is not None and name in one.state.reaches
         )
 
 

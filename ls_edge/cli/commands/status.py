@@ -109,7 +109,14 @@ def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
         yield f"peers serve {len(models)} different models, which do not work together"
     if lacking := unreached(found):
         yield unreached_text(lacking)
-    alive = {name: status.blocks for name, status in found.items() if status.state == PeerState.ALIVE}
+    for name, status in found.items():
+        if status.reached_through:
+            yield f"{name} is reached through {', '.join(status.reached_through)}, but not from here"
+    alive = {
+        name: status.blocks
+        for name, status in found.items()
+        if status.state == PeerState.ALIVE or status.reached_through
+    }
     yield from _gaps(_holders(alive, _count([*alive.values(), *(peer.blocks.numbered for peer in file.peers)])))
 
 

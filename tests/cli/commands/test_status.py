@@ -86,6 +86,20 @@ def test_the_table_names_engines_and_with_verbose_addresses(ls_edge, peers):
     assert peers.file.peer("a").address in everything
 
 
+def test_a_peer_that_only_other_peers_reach_is_a_holder(ls_edge, serve_peers, tmp_path):
+    document = yaml.safe_load(serve_peers({"a": range(3), "b": range(3, 6)}).path.read_text())
+    document["peers"][1]["address"] = "tcp://127.0.0.1:9"
+    here = tmp_path / "here.yaml"
+    here.write_text(yaml.safe_dump(document))
+    done = ls_edge.run("status", "--peers", here, "--wait", 20)
+    assert "b is reached through a, but not from here" in done.stdout
+    assert "no holder" not in done.stdout
+    found = json.loads(ls_edge.run("status", "--peers", here, "--json").stdout)["peers"]
+    assert {name: peer["reached_through"] for name, peer in found.items()} == {"a": [], "b": ["a"]}
+    done = ls_edge.run("doctor", "--peers", here, "--json", timeout=120)
+    assert json.loads(done.stdout)["peers"]["b"]["reason"].endswith("; it is reached through a")
+
+
 def test_missing_links_between_peers_are_named(ls_edge, tiny_bundle, tmp_path):
     placement = {"a": range(4), "b": range(2, 6), "c": range(6)}
     local = LocalCluster(tmp_path / "local", tiny_bundle, placement, keys=True, sources=["laptop"])
