@@ -23,7 +23,7 @@ from ls_edge.core.errors import AddressMissing, DeviceLost, LinkError, LsEdgeErr
 from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
-from ls_edge.engines.opening import EngineChoice, OnStep, announce, open_block_engines
+from ls_edge.engines.opening import EngineChoice, announce, open_block_engines
 from ls_edge.runtime.peer.bundles import GivenBundle, StoredBundle
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.counts import PeerSnapshot
