@@ -37,7 +37,9 @@ class _Fetch:
     fault: str = ""
 
 
-def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str, wait_s: float) -> tuple[Bundle, tuple[str, ...]]:
+def fetch_model(
+    peers: PeersFile, keys: KeyPair | None, owner: str, wait_s: float = 5.0
+) -> tuple[Bundle, tuple[str, ...]]:
     """Ask the peers, as source ``owner``, for the manifest; return a bundle of it alone and the peers that sent it.
 
     Raise :class:`LinkError` if no peer has sent one after ``wait_s``, in addition to the transfer on the slowest link,
