@@ -1,1 +1,1 @@
-"""What a fleet should be, and the order of the steps to it: pure."""
+"""Changes of a fleet: pure plans of what running peers do to serve what another file says."""

@@ -127,8 +127,9 @@ class Observer(Client):
         welcome, state = session.welcome, session.state
         judged, reason = session.judge()
         files = welcome.files if welcome is not None else ()
-        if files and files[0].version and not reason and all(file.digest != self._digest for file in files):
-            reason = f"it runs version {files[0].version} of peers.yaml, not this file; see 'ls-edge apply --dry-run'"
+        if files and files[0].version and all(file.digest != self._digest for file in files):
+            runs = f"it runs version {files[0].version} of peers.yaml, not this file; see 'ls-edge apply --dry-run'"
+            reason = f"{reason}; {runs}" if reason else runs
         key = "accepted" if session.up else "refused" if session.refused else "unknown"
         return PeerStatus(
             reachable=session.up,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -65,6 +66,7 @@ class StoredBundle:
         """
         self._store, self._given, self._present, self._use = store, given.peers, present, use
         self.installer = Installer(store, given.entry.name, self)
+        self._note_file()
         self._is_broken = False
         """Whether the active bundle cannot be served, so that the peer waits for a push."""
 
@@ -97,7 +99,15 @@ class StoredBundle:
         if self._store.record.file is None:
             return setup.using(*read_again(setup.peers, setup.keys, setup.entry.name))
         keys = setup.keys
+        self._note_file()
         return self.adopt(replace(setup, keys=load_secret(keys.path) if keys is not None and keys.path else keys))
+
+    def _note_file(self) -> None:
+        """Log that an applied file counts instead of another one with which the peer was started."""
+        file = self._store.record.file
+        if file is not None and file.digest != hashlib.sha256(self._given.raw).hexdigest():
+            why = f"it was applied after {self._given.path}; change it with 'ls-edge apply'"
+            log.info("uses the applied peers.yaml", extra={"version": file.version, "why": why})
 
     # The fleet as the installer sees it, on the store's thread.
 

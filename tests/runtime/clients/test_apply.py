@@ -88,10 +88,12 @@ def test_blocks_move_and_a_reboot_keeps_them(fleet, tiny_bundle):
     assert [record(peers, name)["accepts"] for name in "abc"] == [[], [], []]
     assert {one.reason for one in looked_at(peers, new).values()} == {None}
     assert "it runs version 1 of peers.yaml, not this file" in looked_at(peers, peers.file)["c"].reason
+    assert "; it runs version 1 of peers.yaml" in looked_at(peers, peers.file)["a"].reason  # and is refused
     peers.kill("a")  # it starts with the old file again, and with the applied one in its store
     peers.start("a")
     peers.wait_warm("a")
     assert served(peers, new)["a"] == (0, 1, 2, 3, 4)
+    assert "uses the applied peers.yaml" in peers.log_path("a").read_text()
     with Applier(new, new, None, keys=load_secret(peers.secret_key("laptop")), connect=60.0) as one:
         assert one.look().is_settled
 
