@@ -45,6 +45,8 @@ _MAX_SCANS = 100
 """Scans of a JPEG; encoders write about ten, and a scan of 100 bytes can pass over the whole image."""
 # Pixels in all scans of a progressive JPEG.
 _MAX_SCANNED = 1 << 30
+# Fewest bits per pixel of uncompressed files, by mode.
+_RAW_BITS = {"1": 1, "P": 1, "L": 2, "RGB": 15}
 _MAX_TIFF_NUMBERS = 1 << 17
 """Numbers in the tags of a TIFF: offsets and sizes of 65,536 strips."""
 _TIFF_BYTE_TYPES = (1, 2, 6, 7)
@@ -179,6 +181,11 @@ def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bo
         raise DataError(
             f"{name} has {pixels} pixels in a variant of {opened.format} that is slow to decode; the limit is "
             f"{MAX_SLOW_PIXELS} pixels and {MAX_SLOW_BYTES} bytes; save it as PNG"
+        )
+    is_raw = len(opened.tile) == 1 and opened.tile[0][0] == "raw"  # strips of a TIFF may share their bytes
+    if is_raw and len(encoded) * 8 < pixels * _RAW_BITS.get(opened.mode, 8):
+        raise DataError(
+            f"{name} has {len(encoded)} bytes, too few for {width} x {height} pixels without compression; save it again"
         )
     needed = scanned = 0
     if opened.format in ("JPEG", "MPO"):
