@@ -1,0 +1,65 @@
+"""Random courses in sparse networks: trees with a few more links, slow links, a peer that is killed, a liar."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from ls_edge.runtime.routing.state.events import Complete
+from ls_edge.runtime.simulator.simulation import SOURCE
+from tests.faults.lies import LIES
+from tests.runtime.routing.test_sparse_liars import ALL, BLOCKS, sparse
+
+SLACK = 8.0
+"""Seconds after the last outcome in which copies out of the source's reach may remain: transfers take up to 0.4 s."""
+MEMBERS = sorted(
+    name
+    for name, lie in LIES.items()
+    if lie.role == "peer" and lie.tempts and not lie.spoils and not lie.needs_bands and name != "malformed"
+)
+"""Lies of members about transfers; messages that are dropped on arrival have no place in a simulation."""
+
+
+def course(seed, lie=""):
+    """Run a course; return the simulation and its requests."""
+    rng = random.Random(seed)
+    names = "abcdef"[: rng.choice((4, 5, 6))]
+    placement = {name: tuple(sorted(rng.sample(ALL, rng.choice((1, 2, BLOCKS))))) for name in names}
+    links = [(SOURCE, "a"), *((names[i], names[rng.randrange(i)]) for i in range(1, len(names)))]
+    links += [(SOURCE, rng.choice(names)), *(rng.sample(names, 2) for _ in range(rng.randrange(3)))]
+    lies = {rng.choice(names): LIES[lie]} if lie else {}
+    sim = sparse(placement, links, lies, seed=seed, latency=rng.choice((0.001, 0.001, 0.2, 0.4)))
+    sim.run(3.0)
+    requests = []
+    for _ in range(8):
+        policy = rng.choice(("fastest", "nearest", "random", "sequential", "parallel"))
+        more = {} if policy == "parallel" else {"via_source": rng.random() < 0.2}
+        requests.append(sim.submit(policy=policy, budget=rng.choice((1.0, 2.0, 4.0)), **more))
+        sim.run(0.02)
+    if not lie and rng.random() < 0.5:
+        lost = rng.choice(names)
+        sim.kill(lost)
+        sim.run(rng.choice((0.2, 1.0)))
+        sim.restart(lost)
+    sim.settle()
+    for name in lies:
+        sim.kill(name)
+    sim.run(SLACK)
+    return sim, requests
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_honest_members_end_each_request_once_and_keep_nothing(seed):
+    sim, requests = course(seed)
+    for request in requests:
+        (outcome,) = sim.outcomes[request]
+        if isinstance(outcome, Complete):
+            assert Counter(outcome.tokens) == Counter(ALL)
+    assert not any(process.machine.held for process in sim.processes.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_liar_cannot_prevent_an_outcome_or_leave_copies(seed):
+    sim, requests = course(seed, random.Random(seed).choice(MEMBERS))
+    assert all(len(sim.outcomes[request]) == 1 for request in requests)
+    assert not any(process.machine.held for process in sim.processes.values() if process.alive)
