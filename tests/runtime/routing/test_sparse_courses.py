@@ -58,8 +58,10 @@ def test_honest_members_end_each_request_once_and_keep_nothing(seed):
     assert not any(process.machine.held for process in sim.processes.values())
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_one_liar_cannot_prevent_an_outcome_or_leave_copies(seed):
-    sim, requests = course(seed, random.Random(seed).choice(MEMBERS))
+@pytest.mark.parametrize(
+    ("seed", "lie"), [*((seed, random.Random(seed).choice(MEMBERS)) for seed in range(6)), (1, "floods"), (3, "floods")]
+)
+def test_one_liar_cannot_prevent_an_outcome_or_leave_copies(seed, lie):
+    sim, requests = course(seed, lie)
     assert all(len(sim.outcomes[request]) == 1 for request in requests)
     assert not any(process.machine.held for process in sim.processes.values() if process.alive)
