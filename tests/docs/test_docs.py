@@ -12,6 +12,7 @@ import pytest
 
 from ls_edge.analysis import KINDS
 from ls_edge.cli.main import cli
+from ls_edge.runtime.routing.policies import POLICIES
 
 ROOT = Path(__file__).parents[2]
 FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "runtime/protocol/PROTOCOL.md")]
@@ -47,7 +48,23 @@ def test_documents_have_examples():
     assert len(WITH_PYTHON) > 2
 
 
+@pytest.fixture
+def example_plugin(monkeypatch):
+    """Register the classes of examples/plugin, as if it was installed."""
+    folder = ROOT / "examples" / "plugin"
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    found = {
+        group: dict(re.findall(r'^([\w-]+) = "(\w[\w.]*:\w+)"', lines, re.M))
+        for group, lines in re.findall(r'entry-points."ls_edge\.(\w+)"\]([^\[]*)', text)
+    }
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr("ls_edge.core.plugins.registered", found.__getitem__)
+    yield
+    POLICIES.pop("last-first", None)
+
+
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=label)
+@pytest.mark.usefixtures("example_plugin")
 def test_commands_and_options_exist(path):
     for line in commands(path.read_text(encoding="utf-8")):
         words = shlex.split(line, comments=True)[1:]
