@@ -124,8 +124,8 @@ def command(
     PLAN is digits, cifar10, paper, or a YAML file. Every row is trained and evaluated with every seed. Finished parts
     in DIR are kept, so the same command continues after a kill. DIR holds a run folder for each training,
     configs/NAME/seed-N.yaml to repeat it with 'ls-edge train --config FILE --out RUN', results.json, the table as
-    table.md, table.tex and table.csv, and figure.svg (one for each data set). Every ± is the sample deviation between
-    seeds. All pairs of rows are compared by paired t-tests over the seeds, with Holm's correction.
+    table.md, table.tex and table.csv, and figure.svg (one for each data set). Every deviation is the sample deviation
+    between seeds. All pairs of rows are compared by paired t-tests over the seeds, with Holm's correction.
 
     --list-jobs writes configs/ and prints one 'ls-edge train' command per line; commands after an empty line start from
     runs of those before it. When all runs are in DIR, the same command without --list-jobs writes the table.
