@@ -109,6 +109,24 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     warnings: list[str]
 
 
+class Cell(msgspec.Struct, frozen=True):
+    """One combination of values and its results, over all seeds."""
+
+    values: dict[str, str]
+    summary: SimulationSummary
+
+
+class SweepDocument(msgspec.Struct, frozen=True):
+    """Document of ``ls-edge simulate --sweep``."""
+
+    sweep: dict[str, list[str]]
+    """Values by option, in the order of the command."""
+    seeds: int
+    settings: str
+    """All other options, as one text; only the same ones continue a file."""
+    cells: list[Cell]
+
+
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 

@@ -19,7 +19,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.text import counted, show, show_hours, show_ms, show_nines, show_nines_range, show_percent
 from ls_edge.evaluation.availability import Interval
-from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationSummary, summarize_simulation
+from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationSummary, SweepDocument, summarize_simulation
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.from_profiles import problem_of
@@ -27,7 +27,6 @@ from ls_edge.runtime.fleet.simulation.site_pool import MOST_ROUNDS, process_pool
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.fleet.simulation.sweep import (
     Prepared,
-    SweepDocument,
     combinations,
     continued,
     parse_sweep,
@@ -157,8 +156,8 @@ def command(
 
     cores = jobs or len(os.sched_getaffinity(0))
     if sweep:
-        if until is not None or report is not None:
-            raise UsageError("--sweep has --seeds instead of --until, and no --report yet; leave them out")
+        if until is not None:
+            raise UsageError("--sweep has --seeds instead of --until; leave --until out")
         asked_for = {**given, **inputs, "churn": churn, "seed": seed, "bundle": opened.manifest.bundle_id}
         document = SweepDocument(parse_sweep(sweep, [*given, "up", "down"]), seeds, str(sorted(asked_for.items())), [])
         if out is not None:
@@ -168,6 +167,10 @@ def command(
             document = run_sweep(
                 document, prepared, path=out, executor=pool, on_step=lambda done, total: progress(done, total, "cells")
             )
+        if report is not None:
+            from ls_edge.report.html import write_sweep
+
+            write_sweep(report, document)
         if as_json:
             print_json(document)
         else:

@@ -33,6 +33,7 @@ from ls_edge.report.charts.specification import (
     with_shared_axis,
     write_svg,
 )
+from ls_edge.report.charts.sweep_chart import missed_by_value
 
 __all__ = [
     "FIRST_LOOK",
@@ -49,6 +50,7 @@ __all__ = [
     "latency_comparison",
     "latency_histogram",
     "latency_over_time",
+    "missed_by_value",
     "outcomes_over_time",
     "request_timelines",
     "served",

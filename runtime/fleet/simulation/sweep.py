@@ -13,7 +13,7 @@ import msgspec
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
-from ls_edge.evaluation.simulation_summary import SimulationContext, SimulationSummary, summarize_simulation
+from ls_edge.evaluation.simulation_summary import Cell, SimulationContext, SweepDocument, summarize_simulation
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
 from ls_edge.runtime.fleet.simulation.sites import Site
 
@@ -25,24 +25,6 @@ class Prepared(NamedTuple):
 
     sites: Sequence[Site]
     context: SimulationContext
-
-
-class Cell(msgspec.Struct, frozen=True):
-    """One combination of values and its results, over all seeds."""
-
-    values: dict[str, str]
-    summary: SimulationSummary
-
-
-class SweepDocument(msgspec.Struct, frozen=True):
-    """Document of ``ls-edge simulate --sweep``."""
-
-    sweep: dict[str, list[str]]
-    """Values by option, in the order of the command."""
-    seeds: int
-    settings: str
-    """All other options, as one text; only the same ones continue a file."""
-    cells: list[Cell]
 
 
 def parse_sweep(texts: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:

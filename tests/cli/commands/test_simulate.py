@@ -137,6 +137,7 @@ def test_the_first_sentence_is_the_answer_and_more_is_simulated_until_it_is_cert
     assert found["warnings"] == []
 
 
+@pytest.mark.leaks_ok("vl-convert keeps its threads")
 def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, tmp_path):
     out = tmp_path / "sweep.json"
     flags = (
@@ -155,6 +156,14 @@ def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, 
     assert all(cell["summary"]["requests"] == 80 for cell in found["cells"])
     often, seldom = found["cells"][1]["summary"], found["cells"][3]["summary"]
     assert often["whole_share"]["share"] < seldom["whole_share"]["share"]
+    pytest.importorskip("altair")
+    page = tmp_path / "sweep.html"
+    code, _, errors = command("simulate", *flags, "--sweep", "replicas=1,2", "--out", out, "--report", page)
+    assert code == 3, errors
+    text = page.read_text(encoding="utf-8")
+    assert "4 combinations" in text
+    assert text.count('type="application/json"') == 1
+    assert "replicas=1, up 1s: " in text, "the chart's description has each cell"
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ import msgspec
 import pytest
 
 from ls_edge.core.errors import UsageError
-from ls_edge.evaluation.simulation_summary import FleetSettings
+from ls_edge.evaluation.simulation_summary import FleetSettings, SweepDocument
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.fleet.simulation.sweep import (
     Prepared,
-    SweepDocument,
     combinations,
     continued,
     parse_sweep,
