@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -35,6 +36,8 @@ LIMITS_S = {"build": 5400.0, "errors": 5400.0}
 LIMIT_S = 900.0
 """Time limit of every other section, in seconds: the longest takes two minutes on a slow laptop."""
 
+_START_S = 60.0
+"""Seconds for peers to listen: a slow board takes several to import the modules."""
 _END_S = 20.0
 """Seconds for a peer to leave, more than it takes to drain."""
 _PYTHON = (sys.executable, "-m")
@@ -56,7 +59,7 @@ class BoardReport:
         """Add a section without the names of this machine and its user's folder, and write the file."""
         for name, shown in ((str(Path.home()), "~"), (socket.gethostname(), "HOST")):
             if len(name) > 1:
-                text = text.replace(name, shown)
+                text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown, text)
         lines = "\n".join(printable(line.rstrip()) for line in text.splitlines())
         self._sections.append(f"## {title}\n\n{note}```text\n{lines}\n```\n")
         self._write()
@@ -167,6 +170,11 @@ def _run_fleet(report: BoardReport, place: Path, bundle: str, data: str | None) 
                     )
                 )
                 stack.callback(_end, peer)
+            end = time.monotonic() + _START_S
+            while not all("listening" in (place / f"{name}.log").read_text() for name in ("a", "b")):
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.1)
             report.run("push", *to, "--bundle", bundle)
             report.run("status", *to)
             if data is not None:

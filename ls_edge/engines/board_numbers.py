@@ -56,7 +56,7 @@ def errors(bundle: Bundle) -> None:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["LS_EDGE_CACHE"] = folder
             began = time.monotonic()
-            with Pipeline.open(bundle, on_step=_print_step) as pipeline:
+            with Pipeline.open(bundle) as pipeline:
                 _say(f"{build} build: {pipeline.choice}, ready after {time.monotonic() - began:.1f} s")
                 given = given or [image, *pipeline.executor.steps(parts, image)[:-1]]
                 runs[f"{build} build"] = _outputs(pipeline, parts, given)
@@ -105,10 +105,6 @@ def visits(bundle: Bundle, wait: str) -> None:
             shown = ", ".join(f"{count} blocks {ms.p50:.3f} ms (p95 {ms.p95:.3f})" for count, ms in times.items())
             _say(f"{'mapped' if is_mapped else 'device'} buffers, {graphs}, {wait} waits: {shown}")
         executor.close()
-
-
-def _print_step(done: int, total: int, text: str) -> None:
-    _say(f"{time.strftime('%H:%M:%S')} {done}/{total} {text}")
 
 
 def _say(text: str) -> None:

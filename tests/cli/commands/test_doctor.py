@@ -120,12 +120,12 @@ def test_a_key_without_peers_is_refused(command, fleet, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
-def test_the_report_of_a_board_has_every_section_of_its_page(tmp_path, bundle, ls_edge):
+def test_the_report_of_a_board_has_every_section_of_its_page(tmp_path, tiny_bundle, ls_edge):
     images = tmp_path / "images"
     images.mkdir()
     Image.new("RGB", (16, 16)).save(images / "a.png")
     path = tmp_path / "report.md"
-    words = ["doctor", "--report", path, "--bundle", bundle]
+    words = ["doctor", "--report", path, "--bundle", tiny_bundle]
     done = ls_edge.run(*words, "--data", images, timeout=280)
     text = path.read_text(encoding="utf-8")
     ended = dict(re.findall(r"^## (?:ls-edge )?(\w+).*\n\nExit code (\d+), [\d.]+ s\.$", text, re.M))
