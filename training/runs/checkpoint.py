@@ -9,8 +9,6 @@ epoch and step and need no state.
 from __future__ import annotations
 
 import hashlib
-import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,36 +161,6 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str]:
         raise RunError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise RunError(f"{path} is not a safetensors file ({error}); copy it again or train again") from None
-
-
-def read_foreign(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a foreign ``.safetensors`` or ``.pth`` file, without running code from the latter."""
-    path = Path(path)
-    if path.suffix == ".safetensors":
-        return read_tensors(path)[0]
-    if not path.is_file():
-        raise RunError(f"{path} is neither a run folder nor a file; check --init")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about old pickle protocols
-            value = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - torch raises many kinds for unreadable files
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message advises to load it unsafely
-        if found:
-            reason = f"it holds Python objects, such as {found[1]}"
-        else:
-            reason = "it holds something else" if "weights_only" in str(error) else "it is truncated or another format"
-        raise RunError(
-            f"{path} is not a checkpoint of plain tensors ({reason}); anything else could run code from the file, so "
-            "it is not loaded; save the model's state_dict as .safetensors"
-        ) from None
-    for key in ("state_dict", "model", "model_ema", "state_dict_ema"):
-        if isinstance(value, dict) and isinstance(value.get(key), dict):
-            value = value[key]
-            break
-    if not isinstance(value, dict) or not value or not all(isinstance(v, Tensor) for v in value.values()):
-        raise RunError(f"{path} does not hold a dictionary of tensors; save the model's state_dict")
-    return {str(name).removeprefix("module."): tensor for name, tensor in value.items()}
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

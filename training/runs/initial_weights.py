@@ -21,7 +21,8 @@ from ls_edge.training.config import ModelConfig
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.small_models import architecture, build, create, image_spec_of
 from ls_edge.training.models.view import METHOD, BlockView
-from ls_edge.training.runs.checkpoint import CONFIG, LoadedRun, load_run, read_foreign
+from ls_edge.training.runs.checkpoint import CONFIG, LoadedRun, load_run
+from ls_edge.training.runs.foreign_checkpoint import read_foreign
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def make_initial_weights(
     if config.init is not None:
         if Path(config.init).is_dir():
             raise RunError(f"{config.init} is not a run: it has no {CONFIG}; give a run folder or a checkpoint file")
-        trained = _take(view, view.fit_state(read_foreign(config.init)), config.init, warn)
+        trained = _take(view, view.fit_state(read_foreign(config.init, warn)), config.init, warn)
     kept = tuple(range(view.num_blocks))
     if config.depth is not None:
         kept = evenly_spaced(view.num_blocks, config.depth)
@@ -91,16 +92,16 @@ def _from_run(
             "checkpoint of that model"
         )
     args = {**record.model_args, **config.args, "num_classes": len(classes)}
-    image = record.image
     if config.img_size is not None:
         args["img_size"] = config.img_size
-        image = msgspec.structs.replace(image, size=(config.img_size, config.img_size))
     view = build(record.model, args, record.kept)
+    image = msgspec.structs.replace(record.image, size=view.image_size)
     everything = run.view.weights()
     weights = {name: value for name, value in everything.items() if not name.startswith(METHOD)}
     added = {name: value for name, value in everything.items() if name.startswith(METHOD)}
     if view.image_size != run.view.image_size:
-        weights = view.fit_state(weights)
+        view.model.pretrained_model_args = {"img_size": run.view.image_size}  # type: ignore[assignment]
+        weights = view.fit_state(weights)  # timm takes the old grid from there
     if tuple(classes) != record.classes:
         warn(f"the classes differ from those of {run.folder}, so the classifier is reinitialized")
         weights = {name: value for name, value in weights.items() if name not in view.classifier}

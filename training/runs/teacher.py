@@ -25,7 +25,8 @@ from ls_edge.training.methods.base import soft_cross_entropy
 from ls_edge.training.models.flops import count_flops
 from ls_edge.training.models.small_models import create
 from ls_edge.training.precision import autocast, preserve_rng_state
-from ls_edge.training.runs.checkpoint import CONFIG, load_run, read_foreign
+from ls_edge.training.runs.checkpoint import CONFIG, load_run
+from ls_edge.training.runs.foreign_checkpoint import read_foreign
 
 _timm_data: Any = timm.data
 

@@ -1,6 +1,7 @@
 """Run folders: written, read, and refused if damaged; checkpoints of other origin."""
 
 import argparse
+import types
 
 import msgspec
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from ls_edge.core.errors import RunError
 from ls_edge.training.models.small_models import image_spec_of
-from ls_edge.training.runs.checkpoint import WEIGHTS, load_run, read_foreign, shown_model
+from ls_edge.training.runs.checkpoint import WEIGHTS, load_run, shown_model
+from ls_edge.training.runs.foreign_checkpoint import read_foreign
 from tests.training.runs.starts import CLASSES, TINY, same, save, start
 
 
@@ -68,13 +70,15 @@ def test_files_that_are_not_checkpoints_of_tensors_are_refused(tmp_path):
             return (exec, ("raise SystemExit(9)",))
 
     torch.save({"model": Evil()}, tmp_path / "evil.pth")
-    namespace = {"model": {"a": torch.zeros(1)}, "args": argparse.Namespace(lr=1)}
+    namespace = {"model": {"a": torch.zeros(1)}, "args": types.SimpleNamespace(lr=1)}
     torch.save(namespace, tmp_path / "namespace.pth")
+    torch.save({"model": {"a": torch.zeros(1)}, "args": argparse.Namespace(lr=Evil())}, tmp_path / "inside.pth")
     (tmp_path / "pickle.pth").write_bytes(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s.")
     (tmp_path / "junk.pth").write_bytes(b"junk")
     (tmp_path / "cut.pth").write_bytes((tmp_path / "namespace.pth").read_bytes()[:300])
     for name, why in (
-        ("evil", "it holds Python objects, such as exec"), ("namespace", "Python objects, such as argparse.Namespace"),
+        ("evil", "it holds Python objects, such as exec"), ("namespace", "such as types.SimpleNamespace"),
+        ("inside", "Python objects, such as exec"),
         ("pickle", "it holds something else"), ("junk", "it is truncated or another format"),
         ("cut", "it is truncated or another format"),
     ):  # fmt: skip

@@ -1,0 +1,117 @@
+"""Checkpoints of other trainers: wrapped, prefixed, averaged, with settings, of autoencoders and of other sizes."""
+
+import argparse
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ls_edge.core.errors import ModelError, RunError
+from ls_edge.training.models.small_models import build
+from ls_edge.training.runs.checkpoint import load_run
+from ls_edge.training.runs.foreign_checkpoint import read_foreign
+from tests.training.runs.starts import TINY, same, save, start
+
+PREFIXES = ("", "module.", "_orig_mod.", "model.", "module._orig_mod.", "_orig_mod.module.", "model.module._orig_mod.")
+
+
+def weights(seed=3):
+    return start(seed).view.weights()
+
+
+def prefixed(found, prefix):
+    return {prefix + name: tensor for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("keys", [(), ("state_dict",), ("model", "state_dict"), ("checkpoint_of_mine",)])
+@pytest.mark.parametrize("kind", ["pth", "safetensors"])
+def test_prefixes_and_dictionaries_in_any_nesting_are_removed(tmp_path, prefix, keys, kind):
+    path, value = tmp_path / f"w.{kind}", prefixed(weights(), prefix)
+    if kind == "safetensors":
+        save_file({name: tensor.contiguous() for name, tensor in value.items()}, path)
+    else:
+        for key in reversed(keys):
+            value = {key: value, "epoch": 7, "optimizer": {"lr": 0.1}}
+        torch.save(value, path)
+    if kind == "pth" and keys == ("checkpoint_of_mine",):
+        with pytest.raises(RunError, match="does not hold a dictionary of tensors"):
+            read_foreign(path)
+        return
+    made = start(seed=0, init=str(path))
+    assert same(made.view.weights(), weights())
+    assert made.trained
+
+
+@pytest.mark.parametrize("average", ["state_dict_ema", "model_ema", "teacher"])
+def test_averaged_weights_are_preferred_with_a_line(tmp_path, average):
+    path, notes = tmp_path / "w.pth", []
+    torch.save({"state_dict": weights(1), "model": weights(1), "student": weights(1), average: weights(2)}, path)
+    assert same(start(init=str(path), warn=notes.append).view.weights(), weights(2))
+    assert notes == [f"{path}: the averaged weights ({average}) are used"]
+    torch.save({"model": weights(1), "teacher": weights(2)}, path)  # of a distillation
+    assert same(start(init=str(path)).view.weights(), weights(1))
+
+
+def test_lightning_has_raw_and_averaged_weights_in_one_dictionary(tmp_path):
+    path, notes = tmp_path / "w.ckpt", []
+    state = {**prefixed(weights(1), "model."), "criterion.weight": torch.ones(3)}
+    torch.save({"state_dict": state, "hyper_parameters": {"lr": 0.1}}, path)
+    assert same(start(init=str(path), warn=notes.append).view.weights(), weights(1))
+    torch.save({"state_dict": {**state, **prefixed(weights(2), "ema_model.module.")}}, path)
+    assert same(start(init=str(path), warn=notes.append).view.weights(), weights(2))
+    assert notes[0] == f"{path}: the model's weights (model.*) are used, 1 others are left out"
+    assert notes[1].startswith(f"{path}: the averaged weights (ema_model.*) are used, ")
+
+
+def test_settings_of_argparse_are_the_only_class_in_a_file(tmp_path):
+    path = tmp_path / "w.pth"
+    torch.save({"model": weights(), "args": argparse.Namespace(lr=0.1, name="x")}, path)
+    assert same(start(init=str(path)).view.weights(), weights())
+
+
+def test_the_decoder_of_an_autoencoder_and_the_head_of_dino_are_left_out(tmp_path):
+    encoder = {name: tensor for name, tensor in weights().items() if not name.startswith("head.")}
+    path, notes = tmp_path / "mae.pth", []
+    torch.save({"model": {**encoder, "mask_token": torch.zeros(1, 1, 8), "decoder_embed.weight": torch.ones(2)}}, path)
+    made = start(init=str(path), warn=notes.append)
+    assert same({name: made.view.weights()[name] for name in encoder}, encoder)
+    assert not made.trained
+    assert notes == [f"{path}: the decoder of the autoencoder is left out"]
+    path = tmp_path / "dino.pth"
+    dino = {**prefixed(encoder, "module.backbone."), "module.head.mlp.0.weight": torch.ones(5, 5)}
+    torch.save({"student": prefixed(weights(1), "module.backbone."), "teacher": dino}, path)
+    made = start(init=str(path), warn=notes.append)
+    assert same({name: made.view.weights()[name] for name in encoder}, encoder)
+
+
+def test_another_pooling_is_not_called_another_model(tmp_path):
+    path = tmp_path / "w.pth"
+    token = build("vit_digits", {**TINY, "class_token": True, "global_pool": "token", "num_classes": 3})
+    torch.save(token.weights(), path)
+    with pytest.raises(ModelError, match=r"has 'norm' where this model has 'fc_norm'.*model.args.global_pool=token"):
+        start(init=str(path), args={**TINY, "class_token": True, "global_pool": "avg", "fc_norm": True})
+
+
+def test_the_image_size_of_a_run_is_that_of_its_model(tmp_path):
+    run = save(tmp_path / "run", start())
+    for changes in ({"img_size": 32}, {"args": {"img_size": 32}}):
+        made = start(init=str(run), model_named=False, **changes)
+        assert made.image.size == made.view.image_size == (32, 32)
+        assert load_run(save(tmp_path / str(len(str(changes))), made)).record.image.size == (32, 32)
+
+
+def test_positions_of_a_grid_that_is_not_square_are_resampled(tmp_path):
+    shape = {**TINY, "class_token": True}
+    wide = start(args={**shape, "img_size": (16, 32)})
+    with torch.no_grad():
+        grid = torch.arange(8.0).expand(4, 8)  # 4 x 8, rising from left to right
+        wide.view.model.pos_embed[0, 1:] = grid.reshape(-1, 1)
+        wide.view.model.pos_embed[0, 0] = 99
+    run = save(tmp_path / "run", wide)
+    tall = start(init=str(run), model_named=False, args={"img_size": (32, 16)})
+    found = tall.view.model.pos_embed[0, :, 0]
+    assert found[0] == 99
+    rows = found[1:].reshape(8, 4)
+    assert (rows - rows[0]).abs().max() < 1e-4
+    assert (rows[0].diff() > 1).all()

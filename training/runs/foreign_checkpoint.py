@@ -1,0 +1,95 @@
+"""Checkpoints of other projects as a dictionary of timm's names, without running code from them.
+
+Trainers wrap a model's weights: in dictionaries next to optimizers and settings (:data:`_NESTED`), and in modules that
+prefix each name (:data:`_PREFIXES`), in any nesting. Averaged weights, which their projects evaluate with, are
+preferred to raw ones, as by timm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ls_edge.core.errors import RunError
+from ls_edge.training.runs.checkpoint import read_tensors
+
+_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
+"""Keys of averaged weights; DINO's teacher is the average of its student."""
+_NESTED = (*_AVERAGED, "state_dict", "model_state_dict", "model_state", "model", "student", "module", "net", "weights")
+_AVERAGED_PREFIXES = ("ema_model.", "model_ema.", "ema.", "teacher.")
+_PREFIXES = (*_AVERAGED_PREFIXES, "_orig_mod.", "module.", "model.", "student.", "backbone.", "net.", "network.")
+_DECODER = ("decoder", "mask_token")
+"""First letters of names of an autoencoder's other half (MAE)."""
+
+
+def read_foreign(path: str | Path, note: Callable[[str], None] = lambda _: None) -> dict[str, Tensor]:
+    """Return the tensors of a ``.safetensors`` or ``.pth`` file.
+
+    ``note`` is called with a line about what was chosen or left out. Raises :class:`RunError` for any other file.
+    """
+    path = Path(path)
+    value: Any = read_tensors(path)[0] if path.suffix == ".safetensors" else _load(path)
+    while isinstance(value, dict):
+        skipped = () if "student" in value else ("teacher",)  # else the teacher is another model
+        key = next((k for k in _NESTED if isinstance(value.get(k), dict) and k not in skipped), None)
+        if key is None:
+            break
+        if key in _AVERAGED:
+            note(f"{path}: the averaged weights ({key}) are used")
+        value = value[key]
+    if not isinstance(value, dict) or not value or not all(isinstance(v, Tensor) for v in value.values()):
+        raise RunError(f"{path} does not hold a dictionary of tensors; save the model's state_dict")
+    found = _without_prefixes({str(name): tensor for name, tensor in value.items()}, path, note)
+    if any(name.startswith("decoder_") for name in found):
+        note(f"{path}: the decoder of the autoencoder is left out")
+        return {name: tensor for name, tensor in found.items() if not name.startswith(_DECODER)}
+    return found
+
+
+def _without_prefixes(found: dict[str, Tensor], path: Path, note: Callable[[str], None]) -> dict[str, Tensor]:
+    while True:
+        prefixes = [prefix for prefix in _PREFIXES if any(name.startswith(prefix) for name in found)]
+        if "student." not in prefixes:
+            prefixes = [prefix for prefix in prefixes if prefix != "teacher."]
+        whole = [prefix for prefix in prefixes if any(".blocks." in f".{name}" for name in _below(found, prefix))]
+        if not (whole or prefixes):
+            return found
+        prefix = (whole or prefixes)[0]
+        chosen = _below(found, prefix)
+        if len(chosen) < len(found):
+            if not whole and 2 * len(chosen) < len(found):
+                return found
+            what = "averaged" if prefix in _AVERAGED_PREFIXES else "model's"
+            note(f"{path}: the {what} weights ({prefix}*) are used, {len(found) - len(chosen)} others are left out")
+        found = chosen
+
+
+def _below(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise RunError(f"{path} is neither a run folder nor a file; check --init")
+    try:
+        # settings that a training script saves with its weights; timm allows this class and no other
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            warnings.simplefilter("ignore")  # warnings about old pickle protocols
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 - torch raises many kinds for unreadable files
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message advises to load it unsafely
+        if found:
+            reason = f"it holds Python objects, such as {found[1]}"
+        else:
+            reason = "it holds something else" if "weights_only" in str(error) else "it is truncated or another format"
+        raise RunError(
+            f"{path} is not a checkpoint of plain tensors ({reason}); anything else could run code from the file, so "
+            "it is not loaded; save the model's state_dict as .safetensors"
+        ) from None
