@@ -348,14 +348,16 @@ class _Training:
         reference = max(self.task.in_trained_order(self.task.evaluated, held), found.start_top1 or 0.0)
         if found.best_epoch is None or reference - found.best_top1 <= MUCH_LOST:
             return
-        narrower = [item for item in windows(bands.num_blocks) if bands.contains(item) and item != bands]
-        advice = ["train longer", *(f"allow fewer orders (--bands {item})" for item in narrower[1:2])]
-        if self.config.method != "shared":
+        if self.config.method == "shared":
+            advice = ["raise method_args.adapter_rank"]
+        else:
+            narrower = [item for item in windows(bands.num_blocks) if bands.contains(item) and item != bands]
+            advice = [f"allow fewer orders (--bands {item})" for item in narrower[1:2]]
             advice.append("let the blocks share their weights (--method shared), which makes all orders equal")
         self.reporter.warn(
             f"the best checkpoint has a top-1 of {found.best_top1:.3f} in the orders of {bands}, against "
             f"{reference:.3f} in trained order{' before training' if reference == found.start_top1 else ''}; "
-            f"{', or '.join(advice)}"
+            f"train longer, {', or '.join(advice)}"
         )
 
     def _epochs(self, train_batches: Batches, held: Batches) -> None:
