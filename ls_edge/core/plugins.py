@@ -1,7 +1,7 @@
 """Classes of other packages: training methods, policies and model families.
 
-A package registers a class by an entry point in the group ``ls_edge.methods``, ``ls_edge.policies`` or
-``ls_edge.families``. See examples/plugin.
+A package registers a class by an entry point in the group of its kind: ``ls_edge.`` and one of :data:`_WORDS`.
+An example is in examples/plugin.
 """
 
 from __future__ import annotations
