@@ -7,8 +7,7 @@ mkdir -p "$out"
 python "$here/vit_s.py" "$out/vit_s.safetensors"
 ls-edge train --config "$here/start.yaml" --data "$train" --init "$out/vit_s.safetensors" --out "$out/start"
 ls-edge train --config "$here/shared.yaml" --data "$train" --init "$out/start" --out "$out/shared"
-ls-edge train --config "$here/refined.yaml" --data "$train" --init "$out/shared" --teacher "$out/start" --out "$out/refined"
-ls-edge eval "$out/start" --data "$val" --orders 4 --keep 9,10,11 --freedom --precision bf16 --batch-size 250
-ls-edge eval "$out/refined" --data "$val" --orders 2 --keep 9,10,11 --precision bf16 --batch-size 250
-ls-edge export "$out/refined" --out "$out/bundle" --per-block --precision fp16
-ls-edge verify "$out/bundle" --run "$out/refined"
+ls-edge eval "$out/start" --data "$val" --limit 1000 --orders 4 --keep 9,10,11 --freedom --precision bf16 --batch-size 250
+ls-edge eval "$out/shared" --data "$val" --limit 1000 --orders 2 --keep 9,10,11 --precision bf16 --batch-size 250
+ls-edge export "$out/shared" --out "$out/bundle" --per-block --precision fp16
+ls-edge verify "$out/bundle" --run "$out/shared"
