@@ -22,6 +22,7 @@ from ls_edge.core.bundle import (
     interface_of,
     manifest_bands,
     model_id_of,
+    part_metadata,
     write_manifest,
 )  # fmt: skip
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
@@ -96,20 +97,21 @@ def _complaints():
 DIM, SIDE, PATCH = 8, 16, 4
 
 
-def _model(name, nodes, given, made, weights):
+def _model(draft, part, nodes, given, made, weights):
     from onnx import TensorProto, helper, numpy_helper
 
     graph = helper.make_graph(
-        nodes, name,
+        nodes, part.split()[0],
         [helper.make_tensor_value_info(given[0], TensorProto.FLOAT, given[1])],
         [helper.make_tensor_value_info(made[0], TensorProto.FLOAT, made[1])],
         [numpy_helper.from_array(value, key) for key, value in weights.items()],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    helper.set_model_props(model, part_metadata(draft, part))
     return model.SerializeToString()
 
 
-def _parts(classes, seed, blocks):
+def _parts(classes, seed, blocks, draft):
     from onnx import helper
 
     rng = np.random.default_rng(seed)
@@ -120,7 +122,7 @@ def _parts(classes, seed, blocks):
     count = (SIDE // PATCH) ** 2
     tokens = ["batch", count, DIM]
     yield "stem", _model(
-        "stem",
+        draft, "stem",
         [
             helper.make_node("Conv", ["images", "w"], ["patches"], "conv", strides=[PATCH, PATCH]),
             helper.make_node("Reshape", ["patches", "shape"], ["flat"], "reshape"),
@@ -131,7 +133,7 @@ def _parts(classes, seed, blocks):
     )  # fmt: skip
     for index in range(blocks):
         yield f"block {index}", _model(
-            "block",
+            draft, f"block {index}",
             [
                 helper.make_node("MatMul", ["tokens", "w"], ["mixed"], "matmul"),
                 helper.make_node("Add", ["tokens", "mixed"], ["tokens_out"], "add"),
@@ -139,7 +141,7 @@ def _parts(classes, seed, blocks):
             ("tokens", tokens), ("tokens_out", tokens), {"w": weights(DIM, DIM) * np.float32(0.5)},
         )  # fmt: skip
     yield "head", _model(
-        "head",
+        draft, "head",
         [
             helper.make_node("ReduceMean", ["tokens", "axes"], ["mean"], "reducemean", keepdims=0),
             helper.make_node("MatMul", ["mean", "w"], ["logits"], "matmul"),
@@ -152,21 +154,23 @@ def _parts(classes, seed, blocks):
 def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=None, image=None, **fields):
     """Write a bundle of random weights that takes 16x16 images; ``fields`` are of the manifest."""
     (folder / "blocks").mkdir(parents=True, exist_ok=True)
-    made = {}
-    for name, content in _parts(classes, seed, blocks):
-        file = f"blocks/{int(name.split()[1]):02d}.onnx" if name.startswith("block") else f"{name}.onnx"
-        (folder / file).write_bytes(content)
-        made[name] = PartFile(file, hashlib.sha256(content).hexdigest(), len(content))
-    parts = PartFiles(made["stem"], made["head"], tuple(made[f"block {index}"] for index in range(blocks)))
     image = image or ImageSpec((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
     tokens = TokenSpec((SIDE // PATCH) ** 2, DIM)
     bands = Bands.from_json(bands, blocks)
     interface = interface_of(image, tokens, bands, classes, needs_slot=False)
-    manifest = Manifest(
-        schema=1, bundle_id=bundle_id_of(interface, "fp32", parts), model_id=model_id_of(f"seed {seed}", interface),
+    none = PartFile("", "", 0)
+    draft = Manifest(
+        schema=1, bundle_id="", model_id=model_id_of(f"seed {seed}", interface),
         model="tiny", method="shuffle", classes=tuple(classes), image=image, tokens=tokens, needs_slot=False,
-        precision="fp32", opset=20, parts=parts, bands=manifest_bands(bands),
+        precision="fp32", opset=20, parts=PartFiles(none, none, ()), bands=manifest_bands(bands),
     )  # fmt: skip
+    made = {}
+    for name, content in _parts(classes, seed, blocks, draft):
+        file = f"blocks/{int(name.split()[1]):02d}.onnx" if name.startswith("block") else f"{name}.onnx"
+        (folder / file).write_bytes(content)
+        made[name] = PartFile(file, hashlib.sha256(content).hexdigest(), len(content))
+    parts = PartFiles(made["stem"], made["head"], tuple(made[f"block {index}"] for index in range(blocks)))
+    manifest = msgspec.structs.replace(draft, parts=parts, bundle_id=bundle_id_of(interface, "fp32", parts))
     write_manifest(folder, msgspec.structs.replace(manifest, **fields))
     return folder
 

@@ -156,12 +156,12 @@ CASES = r"""
 1 | eval bundle --data nowhere | nowhere: no such folder or tar; check the path, or write 'digits' for the
 1 | eval bundle --data empty | empty holds no images; expected class folders with files ending in .bmp,
 1 | eval bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated header); check it or
-1 | eval bundle --data texts | texts holds no images; expected class folders with files ending in .bmp,
+1 | eval bundle --data texts | texts holds no images; 1 file ignored: .txt 1; expected class folders
 1 | eval bundle --data flat | flat has images but no class folders, so there is no accuracy to measure; put
 1 | eval bundle --data others | others: the model has no class 'cat'; its classes are '0',
 1 | eval bundle --data no.tar | no.tar is neither a folder nor a whole tar (truncated header); check it or
 1 | eval bundle --data cut.tar | cut.tar is neither a folder nor a whole tar (truncated header); check it or
-1 | eval bundle --data bundle | bundle holds no images; expected class folders with files ending in .bmp,
+1 | eval bundle --data bundle | bundle holds no images; 7 files ignored: .json 1, .onnx 6; expected
 1 | eval bundle --data Digits | Digits: no such folder or tar; check the path, or write 'digits' for the
 2 | EVAL --orders 0 | '--orders': 0 is not in the range 1<=x<=100000
 2 | EVAL --orders -1 | '--orders': -1 is not in the range 1<=x<=100000
@@ -211,7 +211,7 @@ CASES = r"""
 1 | eval newer --data digits | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
 1 | eval nothing --data digits | nothing/manifest.json:1:1: not JSON, expecting value; copy the
 1 | eval folder --data digits | folder is neither a run (config.yaml) nor a bundle (manifest.json), nor a
-1 | eval wrong --data digits | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bde but its
+1 | eval wrong --data digits | wrong/manifest.json was changed: bundle_id is
 1 | eval types --data digits | types/manifest.json:1:497: opset is 'twenty'; it has to be a whole number;
 1 | eval evil --data digits | evil/manifest.json has schema '\x1b[2J\x07', this ls-edge reads schema 1;
 1 | eval inside --data digits | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
@@ -228,7 +228,7 @@ CASES = r"""
 1 | verify newer | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
 1 | verify nothing | nothing/manifest.json:1:1: not JSON, expecting value; copy the
 1 | verify folder | cannot read folder/manifest.json: Is a directory; check the path and its
-1 | verify wrong | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bde but its
+1 | verify wrong | wrong/manifest.json was changed: bundle_id is
 1 | verify types | types/manifest.json:1:497: opset is 'twenty'; it has to be a whole number;
 1 | verify inside | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
 1 | verify bundle --run nowhere | nowhere is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA
