@@ -283,7 +283,7 @@ class Decisions:
             self._custody.wait_for(request, (source,), now + limits.look_again)
         elif way := self._way_home(request):
             self._hand_on(request, SendTo(way, relay=True))
-        elif since is not None and now - since >= limits.away_floor:
+        elif since is not None and now - since >= limits.away_floor and not self._neighbors.reach(source):
             self._turn.note(NoteKind.DROPPED, source, request.request, "no way home")
             self._drop(request, self._turn.name, "no way home")
         else:

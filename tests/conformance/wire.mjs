@@ -260,9 +260,12 @@ const digest = bytes([32]);
 const digestOrNone = bytes([0, 32]);
 const FINDING = [["status", short], ["what", short], ["detail", short], ["fix", short, ""]];
 const NONE = new Uint8Array(0);
+const u32 = int(2 ** 32);
+const FILE_VERSION = [["version", u32], ["digest", digest]];
 const DESCRIPTION = [
   ["name", name], ["role", short], ["incarnation", u64], ["minor", u16], ["model_id", short], ["bundle_id", short],
   ["blocks", list(u16), []], ["engine", short, ""], ["codec", short, "raw"],
+  ["files", list(row(FILE_VERSION), { most: 8 }), []],
 ];
 const LEFT_OUT = Symbol("left out"); // of a field that is not written unless it has a value
 const MESSAGES = {
@@ -285,16 +288,20 @@ const MESSAGES = {
   moved: [["transfer", transfer], ["before", name]],
   cancel: [["requests", list(id, { most: 1024 })], ["budget_us", budget]],
   complaint: [["what", text(4096, false)], ["model_id", short, ""]],
-  offer: [["manifest", digest], ["size", int(16_777_217)]],
+  offer: [
+    ["manifest", digest], ["size", int(16_777_217)], ["file", digestOrNone, NONE], ["file_size", u40, 0],
+    ["version", u32, 0],
+  ],
   want: [["digest", digest], ["offset", u40], ["size", int(49_153, 1)]],
   chunk: [["digest", digest], ["offset", u40], ["data", bytes([], 1, 49_152)]],
-  install: [["manifest", digest]],
+  install: [["manifest", digest], ["ends_change", bool, false]],
   inspect: [["measure_ms", int(60_001), 0]],
   findings: [["rows", list(row(FINDING), { most: 64 })], ["profile", bytes([], 0, 60_000), NONE]],
   stored: [
     ["state", short], ["manifest", digestOrNone, NONE], ["active", digestOrNone, NONE], ["previous", digestOrNone, NONE],
     ["parts", u16, 0], ["size", u40, 0], ["missing", u40, 0], ["reason", short, ""],
     ["built", u16, 0], ["total", u16, 0], ["step", short, ""],
+    ["behind", list(name, { most: 64 }), []],
   ],
 };
 

@@ -45,7 +45,7 @@ def test_visits_copy_once_in_and_once_out_and_gpu_memory_counts(bundle, gpu, int
     counts = gpu.counts - before
     # besides the chain and its parts, each visit copied once in and once out
     assert counts["cudaMemcpyHostToDevice"] == counts["cudaMemcpyDeviceToHost"]
-    assert (counts["cudaMemcpyHostToDevice"] == 0) == bool(integrated)
+    assert counts["cudaMemcpyHostToDevice"] > 0
 
 
 def test_without_a_monolith_the_reason_is_reported(bundle):

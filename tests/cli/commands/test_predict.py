@@ -110,8 +110,8 @@ def test_without_a_readable_image_no_peer_is_needed(ls_edge, complaints, write_p
     assert (done.returncode, done.stdout) == (1, "")
     assert complaints(done) == [
         "ls-edge: nowhere: no such file or folder; check the path",
-        f"ls-edge: {tmp_path / 'empty'}: the folder has no images; their names must end in .bmp, .gif, .jpeg, .jpg, "
-        ".pbm, .pgm, .png, .ppm, .tif, .tiff, .webp",
+        f"ls-edge: {tmp_path / 'empty'}: the folder has no images; their names must end in .bmp, .gif, .jfi, .jfif, "
+        ".jif, .jpe, .jpeg, .jpg, .mpo, .pbm, .pgm, .png, .pnm, .ppm, .tif, .tiff, .webp",
     ]
 
 

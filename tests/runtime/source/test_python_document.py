@@ -80,7 +80,7 @@ def test_a_cluster_survives_a_killed_peer(here, photos, tmp_path, capsys):
     photos[0].rename(tmp_path / "photo.jpg")
     exec(compile(program("Peers on this machine"), str(DOCUMENT), "exec"), {})
     first, second = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"[0-9] \d+\.\d%(, [0-9] \d+\.\d%){2}  \(\d+\.\d ms\)", first)
+    assert re.fullmatch(r"[0-9] \d+\.\d %(, [0-9] \d+\.\d %){2}  \(\d+\.\d ms\)", first)
     assert second.partition("  (")[0] == first.partition("  (")[0]
 
 
