@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from ls_edge.core.arrangement import Arrangement
     from ls_edge.core.bundle import Bundle
     from ls_edge.core.errors import (
+        AddressMissing,
         BudgetExceeded,
         BundleError,
         ConfigError,
         DataError,
+        DeviceLost,
         DigestMismatch,
         EngineError,
         ImageRejected,
@@ -51,9 +53,9 @@ __all__ = [
     "analyze", "evaluate", "export", "frames", "publish", "train",
     "AnalysisResult", "Answer", "Arrangement", "Bundle", "Cluster", "EvaluationResult", "ExportResult", "Peer",
     "Published", "Source", "TrainingResult",
-    "BudgetExceeded", "BundleError", "ConfigError", "DataError", "DigestMismatch", "EngineError", "ImageRejected",
-    "LinkError", "LsEdgeError", "ModelError", "ModelMismatch", "NotFinite", "Overloaded", "RequestError", "RunError",
-    "SchemaMismatch", "SourceClosed", "TrainingStopped", "UsageError", "VerificationError", "WireError",
+    "AddressMissing", "BudgetExceeded", "BundleError", "ConfigError", "DataError", "DeviceLost", "DigestMismatch",
+    "EngineError", "ImageRejected", "LinkError", "LsEdgeError", "ModelError", "ModelMismatch", "NotFinite",
+    "Overloaded", "RequestError", "RunError", "SchemaMismatch", "SourceClosed", "TrainingStopped", "UsageError", "VerificationError", "WireError",
     "__version__",
 ]  # fmt: skip
 

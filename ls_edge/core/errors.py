@@ -14,6 +14,7 @@
     ├── EngineError                  an engine that is missing, does not load or failed on a block
     │   └── DeviceLost               a GPU that only a new process can use again
     ├── LinkError                    an address in use, a refused key, a peer with a wrong name
+    │   ├── AddressMissing           an address to listen on that this machine does not have (yet)
     │   └── WireError                a malformed frame
     └── RequestError                 end of a request without an answer
         ├── BudgetExceeded           its budget ended and it may not skip the remaining blocks

@@ -230,11 +230,12 @@ class Peer:
                 self._incarnation = self._listen(self._bundles.next())
             except LsEdgeError as error:
                 is_missing = isinstance(error, AddressMissing)
-                patience = ADDRESS_WAIT_S if is_missing else 0.0 if self._incarnation is None else _LISTEN_AGAIN_S
+                waits = is_missing and self._fallback is None  # a switch that can be undone is
+                patience = ADDRESS_WAIT_S if waits else 0.0 if self._incarnation is None else _LISTEN_AGAIN_S
                 if not isinstance(error, LinkError) or time.monotonic() > began + patience:
                     self._failure = error
                     return "failed"
-                if is_missing and not is_told:
+                if waits and not is_told:
                     log.warning("waiting for an address", extra={"peer": self.name, "why": str(error)})
                     is_told = True
                 time.sleep(0.25 if is_missing else 0.05)

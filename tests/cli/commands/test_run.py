@@ -215,6 +215,9 @@ def test_output_that_cannot_be_written_is_an_error_and_the_files_are_complete(
     (line,) = complaints(done)
     assert "no space left on device" in line.lower()
     assert "Exception ignored" not in done.stderr
+    if flags:  # the numbers have no other place, so nothing is sent
+        assert not report.exists()
+        return
     assert "vegaEmbed(" in report.read_text()
     assert len(list(read_trace(trace))) == 20
 

@@ -80,7 +80,7 @@ def test_the_only_holder_of_a_part_that_switches_is_an_outage():
     assert [step.peer for step in plan.steps] == ["b", "a"]
     assert plan.outages == {}
     plan = plan_change({"a": {0}, "b": {1}}, {"a": goal({1}), "b": goal({0})})
-    assert plan.outages == {"a": {0}}  # then a holds what b drops
+    assert plan.outages == {"a": {0}, "b": {0}}  # until b has switched; a then holds what b drops
 
 
 def test_a_large_fleet_is_planned_in_the_order_that_keeps_two_holders():
