@@ -55,7 +55,8 @@ __all__ = [
     "Published", "Source", "TrainingResult",
     "AddressMissing", "BudgetExceeded", "BundleError", "ConfigError", "DataError", "DeviceLost", "DigestMismatch",
     "EngineError", "ImageRejected", "LinkError", "LsEdgeError", "ModelError", "ModelMismatch", "NotFinite",
-    "Overloaded", "RequestError", "RunError", "SchemaMismatch", "SourceClosed", "TrainingStopped", "UsageError", "VerificationError", "WireError",
+    "Overloaded", "RequestError", "RunError", "SchemaMismatch", "SourceClosed", "TrainingStopped", "UsageError",
+    "VerificationError", "WireError",
     "__version__",
 ]  # fmt: skip
 
