@@ -21,7 +21,7 @@ class BothWays(Method):
 
     settings_type = Settings
 
-    def draw(self, bands, seed, step):
+    def draw(self, bands, seed, step, progress=1.0):
         """Return the order of a step."""
         return StepPlan.plain(self._order(bands, is_reversed=(step + seed) % self.settings.every == 0))
 
