@@ -226,11 +226,11 @@ class Applier(Pusher):
         welcome = self.sessions[name].welcome
         return () if welcome is None else welcome.files
 
-    def _wait_for_cover(self, target: Target) -> None:
-        """Wait until other peers hold the parts of a peer, unless it does not stop serving."""
+    def _next_covered(self, pending: Sequence[Target]) -> Target:
+        """Wait until other peers hold the parts of the plan's next peer, unless it does not stop serving."""
         kinds = {step.peer: step.kind for step in self._plan.steps}
-        if kinds.get(target.peer.name, "follow") != "follow":
-            super()._wait_for_cover(target)
+        is_stopping = kinds.get(pending[0].peer.name, "follow") != "follow"
+        return super()._next_covered(pending[:1]) if is_stopping else pending[0]
 
     def _without_other_holder(self, target: Target, served: set[int]) -> set[int]:
         """Return the parts that have no holder while a peer switches, by the plan."""

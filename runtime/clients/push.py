@@ -218,11 +218,9 @@ class Pusher(Client):
 
     def _switch_all(self, *, cover: bool) -> None:
         """Switch one peer after the other; with ``cover``, only while others hold its blocks."""
-        for target in self._targets.values():
-            if target.state == StoreState.ACTIVE:
-                continue
-            if cover and target.state == StoreState.READY:
-                self._wait_for_cover(target)
+        pending = list(self._targets.values())
+        while pending := [target for target in pending if target.state != StoreState.ACTIVE]:
+            target = self._next_covered(pending) if cover else pending[0]
             state = self.sessions[target.peer.name].state
             self._switch(target)
             self._wait_until_reached(target, set() if state is None else set(state.reaches))
@@ -247,23 +245,28 @@ class Pusher(Client):
             self._look_at(target)
             self.step(0.05)
 
-    def _wait_for_cover(self, target: Target) -> None:
-        """Wait until each block of a peer has another warm holder; warn of blocks without another holder."""
-        others = [name for name in self.sessions if name != target.peer.name]
-        welcome = self.sessions[target.peer.name].welcome
-        served = set(() if welcome is None else welcome.blocks)
-        alone = self._without_other_holder(target, served)
-        if alone:
+    def _next_covered(self, pending: Sequence[Target]) -> Target:
+        """Wait for a peer whose blocks all have another warm holder; warn of blocks without another holder."""
+        if not self.wait_until(lambda: not all(map(self._bare, pending)), self._wait):
+            held = name_blocks(self._bare(pending[0]))
+            self._stop(pending[0], f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
+        target = next(target for target in pending if not self._bare(target))
+        alone = self._without_other_holder(target, self._blocks_of(target))
+        if alone and target.state == StoreState.READY:
             self._warn(
                 f"only {target.peer.name} holds {name_blocks(alone)}: while it switches, requests wait or skip blocks"
             )
+        return target
 
-        def bare() -> set[int]:
-            return served - alone - {block for name in others for block in _served(self.sessions[name])}
+    def _bare(self, target: Target) -> set[int]:
+        """Return the blocks that only this peer serves now, although others hold them by the file."""
+        served = self._blocks_of(target) if target.state == StoreState.READY else set()
+        others = (session for name, session in self.sessions.items() if name != target.peer.name)
+        return served - self._without_other_holder(target, served) - set(itertools.chain(*map(_served, others)))
 
-        if not self.wait_until(lambda: not bare(), self._wait):
-            held = name_blocks(bare())
-            self._stop(target, f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
+    def _blocks_of(self, target: Target) -> set[int]:
+        welcome = self.sessions[target.peer.name].welcome
+        return set(() if welcome is None else welcome.blocks)
 
     def _without_other_holder(self, target: Target, served: set[int]) -> set[int]:
         """Return the served parts of a peer that no other peer holds by the file."""
