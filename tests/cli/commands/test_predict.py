@@ -166,8 +166,8 @@ def test_frames_of_a_camera_are_answered(ls_edge, complaints, command, photos, t
 
     done = ls_edge.run(*command, "camera:1", "--limit", "2", "--json", env=environment)
     assert done.returncode == 0
-    *lines, last = done.stdout.splitlines()
-    assert last == "released"
+    lines = done.stdout.splitlines()
+    lines.remove("released")  # once both frames are read, which may be before the last answer
     assert [json.loads(line)["image"] for line in lines] == ["camera:1#0", "camera:1#1"]
     assert all(json.loads(line)["top"] == file["top"] for line in lines)
 

@@ -18,7 +18,10 @@ from ls_edge.runtime.transport.keys import load_secret, new_keys
 from tests.data import bombs
 from tests.runtime.clients.load import Load
 
-pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+pytestmark = [
+    pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture
