@@ -269,9 +269,9 @@ class Pusher(Client):
         return set(() if welcome is None else welcome.blocks)
 
     def _without_other_holder(self, target: Target, served: set[int]) -> set[int]:
-        """Return the served parts of a peer that no other peer holds by the file."""
-        others = (session.peer for name, session in self.sessions.items() if name != target.peer.name)
-        return served.difference(*(peer.blocks for peer in others))
+        """Return the served parts of a peer that no other peer holds, or could hold before it switches itself."""
+        others = (session for name, session in self.sessions.items() if name != target.peer.name)
+        return served.difference(*((one.welcome or one.peer).blocks for one in others))
 
     def _wait_until_reached(self, target: Target, before: set[str]) -> None:
         """Wait until a peer that is warm again has its previous links to processes that are still there."""
