@@ -1,15 +1,11 @@
 """The configurations of ``docs/serving.md`` for nginx and Caddy, run in front of a server."""
 
 import contextlib
-import getpass
 import http.client
 import json
-import os
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 import time
 from pathlib import Path
 from urllib.parse import urljoin
@@ -17,6 +13,7 @@ from urllib.parse import urljoin
 import pytest
 
 from ls_edge.runtime.fleet.local_cluster import free_ports
+from tests.runtime.serve import proxies
 from tests.runtime.serve.serving import Server, picture
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "serving.md"
@@ -44,37 +41,15 @@ def server(ls_edge_of_module, swarm, bundle):
 @pytest.fixture(scope="module", params=["nginx", "caddy"])
 def proxy(request, server, certificate, tmp_path_factory):
     """Address of a proxy in front of the server."""
-    if shutil.which(request.param) is None:
-        pytest.skip(f"{request.param} is not installed (apt-get install {request.param})")
-    folder = tmp_path_factory.mktemp(request.param)
     (port,) = free_ports(1)
     cert, key = certificate
     replaced = {"cert.pem": cert, "key.pem": key, "127.0.0.1:8080": "{}:{}".format(*server.address)}
-    file = folder / "configuration"
     if request.param == "nginx":
-        paths = " ".join(f"{name}_temp_path {folder}/{name};" for name in ("proxy", "fastcgi", "uwsgi", "scgi"))
-        text = documented("nginx", {**replaced, "listen 443": f"listen 127.0.0.1:{port}"})
-        file.write_text(
-            f"daemon off; user {getpass.getuser()}; pid {folder}/pid; error_log {folder}/error.log; events {{}}\n"
-            f"http {{ access_log off; client_body_temp_path {folder}/body; {paths} {text} }}\n"
-        )
-        words = ["nginx", "-p", folder, "-c", file]
+        start, text = proxies.nginx, documented("nginx", {**replaced, "listen 443": f"listen 127.0.0.1:{port}"})
     else:
-        text = documented("caddyfile", {**replaced, ORIGIN: f"{ORIGIN}:{port}"})
-        file.write_text(f"{{\nadmin off\nauto_https disable_redirects\nskip_install_trust\n}}\n{text}")
-        words = ["caddy", "run", "--adapter", "caddyfile", "--config", file]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, "HOME": str(folder)})
-    try:
-        end = time.monotonic() + 30
-        while process.poll() is None and time.monotonic() < end:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                yield "127.0.0.1", port
-                return
-        pytest.fail((folder / "log").read_text())
-    finally:
-        process.terminate()
-        process.wait()
+        start, text = proxies.caddy, documented("caddyfile", {**replaced, ORIGIN: f"{ORIGIN}:{port}"})
+    with start(tmp_path_factory.mktemp(request.param), port, text) as address:
+        yield address
 
 
 @contextlib.contextmanager

@@ -2,10 +2,7 @@
 
 import contextlib
 import re
-import shutil
 import socket
-import subprocess
-import time
 
 import pytest
 from aiohttp import web
@@ -20,6 +17,7 @@ from ls_edge.runtime.serve.http.connection import Connections
 from ls_edge.runtime.serve.http.listener import open_listener
 from ls_edge.runtime.serve.http.router import Route, Router
 from ls_edge.runtime.serve.http.server import HttpServer
+from tests.runtime.serve import proxies
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 END = b"GET /end HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -166,38 +164,21 @@ def recorder():
 @pytest.fixture(scope="module")
 def nginx(recorder, tmp_path_factory):
     """Address of nginx in front of the server, with connections that it uses again."""
-    if shutil.which("nginx") is None:
-        pytest.skip("nginx is not installed (apt-get install nginx)")
-    folder = tmp_path_factory.mktemp("nginx")
     (port,) = free_ports(1)
-    (folder / "nginx.conf").write_text(f"""
-        daemon off; pid {folder}/pid; error_log {folder}/error.log;
-        events {{ worker_connections 64; }}
-        http {{
-          access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
-          fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-          client_header_timeout 1s; client_body_timeout 1s; keepalive_timeout 1s; lingering_timeout 1s;
-          upstream server {{ server 127.0.0.1:{recorder.address[1]}; keepalive 4; }}
-          server {{
-            listen 127.0.0.1:{port};
-            location / {{
-              proxy_pass http://server; proxy_http_version 1.1; proxy_set_header Connection "";
-              proxy_request_buffering off;
-            }}
+    # nginx soon closes connections that it does not use, for which the check for leaks waits.
+    http = f"""
+        client_header_timeout 1s; client_body_timeout 1s; keepalive_timeout 1s; lingering_timeout 1s;
+        upstream server {{ server 127.0.0.1:{recorder.address[1]}; keepalive 4; keepalive_timeout 50ms; }}
+        server {{
+          listen 127.0.0.1:{port};
+          location / {{
+            proxy_pass http://server; proxy_http_version 1.1; proxy_set_header Connection "";
+            proxy_request_buffering off;
           }}
         }}
-    """)
-    process = subprocess.Popen(["nginx", "-p", folder, "-c", folder / "nginx.conf"], stderr=subprocess.PIPE)
-    try:
-        end = time.monotonic() + 30
-        while process.poll() is None and time.monotonic() < end:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                yield "127.0.0.1", port
-                return
-        pytest.fail(process.stderr.read().decode())
-    finally:
-        process.terminate()
-        process.communicate()
+    """
+    with proxies.nginx(tmp_path_factory.mktemp("nginx"), port, http) as address:
+        yield address
 
 
 @pytest.mark.parametrize("name", UNDERSTOOD)
