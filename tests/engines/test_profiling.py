@@ -1,11 +1,13 @@
 """``ls-edge profile`` of a real bundle, with the sensors of a board and without any."""
 
+import sys
 import time
 
 import numpy as np
 import pytest
 
 from ls_edge.core.errors import UsageError
+from ls_edge.device import hardware
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.measuring import taken_bytes
 from ls_edge.engines.pipeline import Pipeline
@@ -101,6 +103,8 @@ def test_a_visit_of_all_blocks_copies_once_in_and_once_out(bundle, gpu):
 def test_memory_of_the_gpu_counts_once(bundle, tmp_path, gpu, integrated, monkeypatch):
     """The double has a GPU of 1 GiB; an integrated one has the host's memory, which counts once."""
     gpu.integrated = integrated
+    memory = sys.modules["cudart"].cudaMemGetInfo
+    monkeypatch.setattr(hardware, "memory_gib", lambda: tuple(size / 2**30 for size in reversed(memory()[1])))
     monkeypatch.setattr("ls_edge.engines.measuring.resident_bytes", lambda: 0)
     device = MeasuredDevice("orin-0", Sensors(tmp_path))
     found = profile_bundle(bundle, device, duration=0.02, kind="tensorrt")

@@ -20,6 +20,7 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
+from ls_edge.device import hardware
 from ls_edge.engines.cuda.runtime import LOST, MAPPED, NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, signature_of
 
@@ -105,6 +106,9 @@ class CudaWorkspace:
         return max(0, self._free_bytes - self._free_now())
 
     def _free_now(self) -> int:
+        memory = hardware.memory_gib() if self.is_integrated else None
+        if memory is not None:  # CUDA would count the page cache, which Linux gives back, as used
+            return round(memory[1] * 2**30)
         free, _ = self.cuda.call("cudaMemGetInfo", doing="asking for free memory")
         return int(free)
 

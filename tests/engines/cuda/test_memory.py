@@ -9,6 +9,7 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DeviceLost, EngineError
+from ls_edge.device import hardware
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.opening import open_block_engines, open_engine
@@ -87,6 +88,18 @@ def test_tokens_between_blocks_stay_in_the_memory_of_an_integrated_gpu(bundle, g
     close(result, expected(exact, ORDER, tokens()))
     assert [counts[name] for name in COPIES] == [1, 1]
     assert {a.kind for a in gpu.allocations} == {"pinned", "device"}
+    runner.close()
+
+
+def test_files_in_the_page_cache_are_no_memory_of_engines_on_an_integrated_gpu(bundle, gpu, monkeypatch):
+    gpu.integrated = 1
+    available = [4.0]
+    monkeypatch.setattr(hardware, "memory_gib", lambda: (8.0, available[0]))
+    runner = Executor(open_block_engines(bundle, ORDER, kind="tensorrt"))
+    gpu.page_cache = 100 << 20  # reading the bundle fills it
+    assert runner.workspace.taken_bytes() == 0
+    available[0] = 3.5
+    assert runner.workspace.taken_bytes() == 1 << 29
     runner.close()
 
 
