@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ls_edge.core.errors import EngineError
 from ls_edge.engines.engine import Signature, first_line
 from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 from ls_edge.engines.tensorrt.cache import EngineCache, default_folder
@@ -58,8 +59,8 @@ def providers_of(
 
     ``signature`` and ``options`` determine TensorRT's batch profile and the memory of this session, which has its own
     arena; ``stream`` is the CUDA stream that all sessions of a thread share. TensorRT keeps built engines only for
-    a file with a digest (``onnx_sha256``). Raises :class:`ls_edge.core.errors.EngineError` if the folder of built
-    engines cannot be used.
+    a file with a digest (``onnx_sha256``). Raises :class:`EngineError` if the folder of built engines cannot be used,
+    or if TensorRT would choose the precision of layers.
     """
     # by default the arena grows by doubling, which a board with shared memory cannot afford
     cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
@@ -116,14 +117,17 @@ def _tensorrt(wanted: EngineOptions, signature: Signature | None, onnx_sha256: s
     It names a cached engine after the graph, not after its weights (ONNX Runtime's issue 6455), so blocks that differ
     only in weights would load each other's engines: the prefix keeps them apart.
     """
+    if wanted.precision != "fp32":
+        raise EngineError(
+            f"{TENSORRT} runs {wanted.precision} parts with LayerNorm and softmax in half precision, too; use engine: "
+            "tensorrt, which computes what the file says, or provider: cuda"
+        )
     folder = EngineCache(default_folder().with_name("onnxruntime-tensorrt")).folder  # private to this user
     options = {
         "trt_engine_cache_enable": str(bool(onnx_sha256)),
         "trt_engine_cache_path": str(folder),
         "trt_timing_cache_enable": "True",
         "trt_timing_cache_path": str(folder),
-        "trt_fp16_enable": str(wanted.precision == "fp16"),
-        "trt_int8_enable": str(wanted.precision == "int8"),
     }
     if onnx_sha256:
         options["trt_engine_cache_prefix"] = onnx_sha256

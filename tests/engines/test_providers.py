@@ -24,14 +24,22 @@ from tests.engines.reference import close, tokens
 def test_no_provider_rounds_float32(precision):
     options = EngineOptions(precision)
     assert dict(providers_of(CUDA, options=options))[CUDA]["use_tf32"] == "0"
-    behind = providers_of(TENSORRT, options=options)
-    assert [name for name, _ in behind] == [TENSORRT, CUDA, CPU]  # nodes that TensorRT rejects run on CUDA
-    assert dict(behind)[CUDA]["use_tf32"] == "0"
-    assert dict(behind)[CUDA]["arena_extend_strategy"] == "kSameAsRequested"  # each session's arena, on shared memory
-    assert dict(behind)[TENSORRT]["trt_fp16_enable"] == str(precision == "fp16")
-    assert dict(behind)[TENSORRT]["trt_int8_enable"] == str(precision == "int8")
     openvino = dict(providers_of("OpenVINOExecutionProvider", options=options))["OpenVINOExecutionProvider"]
     assert openvino == ({"precision": "FP32"} if precision == "fp32" else {})
+
+
+def test_nodes_that_tensorrt_rejects_run_on_cuda():
+    behind = providers_of(TENSORRT)
+    assert [name for name, _ in behind] == [TENSORRT, CUDA, CPU]
+    assert dict(behind)[CUDA]["use_tf32"] == "0"
+    assert dict(behind)[CUDA]["arena_extend_strategy"] == "kSameAsRequested"  # each session's arena, on shared memory
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_onnxruntimes_tensorrt_is_refused_where_it_would_round_norms(precision):
+    """With its flag for half precision, TensorRT chooses the precision of each layer, whatever the file says."""
+    with pytest.raises(EngineError, match=f"runs {precision} parts with LayerNorm and softmax in half precision"):
+        providers_of(TENSORRT, options=EngineOptions(precision))
 
 
 def test_onnxruntimes_tensorrt_has_an_engine_cache_and_a_batch_profile(bundle, monkeypatch, tmp_path):

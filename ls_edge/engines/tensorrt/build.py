@@ -1,8 +1,8 @@
 """Build a TensorRT engine from an ONNX part, on the device that will run it.
 
 Supports TensorRT 10.3, the version of JetPack 6, to 11. The network is strongly typed: the ONNX file says which numbers
-are half, int8 or float (``export --precision``). One profile for single images and one tuned for the largest batch;
-for float32 files TF32 is switched off, since answers must be the same on every device. Identical blocks share
+are half, int8 or float (``export --precision``). TF32 is switched off, since what is float must be the same on every
+device. One profile for single images and one tuned for the largest batch. Identical blocks share
 TensorRT's timing cache, so the first takes long and the others seconds.
 
 Not run on hardware yet: names and signatures are checked against the published Python bindings of TensorRT 10.3, 10.16,
@@ -102,11 +102,6 @@ class EngineOptions:
             largest *= 2
         return cls(bundle.manifest.precision, largest, gpu_mem_limit)
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Options of the builder besides the file."""
-        return ("strongly typed", *(("no tf32",) if self.precision == "fp32" else ()))
-
 
 PLAIN = EngineOptions()
 """Options of a float32 part without limits."""
@@ -122,7 +117,6 @@ def key_of(onnx_sha256: str, device: TensorRTDevice, options: EngineOptions) -> 
         multiprocessors=device.multiprocessors,
         profiles=((1, 1, 1), (2, options.max_batch, options.max_batch)),
         workspace=min(WORKSPACE, options.gpu_mem_limit or WORKSPACE),
-        flags=options.flags,
     )
 
 
@@ -296,8 +290,7 @@ def build(
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, key.workspace)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for a report: costs no time when engines run
-    if "no tf32" in key.flags:
-        config.clear_flag(trt.BuilderFlag.TF32)
+    config.clear_flag(trt.BuilderFlag.TF32)
     for batches in key.profiles:
         profile = builder.create_optimization_profile()
         for index in range(network.num_inputs):

@@ -46,8 +46,6 @@ class EngineKey(msgspec.Struct, frozen=True):
     """Smallest, best and largest batch of each profile."""
     workspace: int
     """Bytes that kernels may use."""
-    flags: tuple[str, ...]
-    """Other options of the builder."""
     system: str = f"{platform.system()} {platform.machine()}"
 
     def digest(self) -> str:
@@ -68,7 +66,6 @@ _WORDS = {
     "system": "the system",
     "profiles": "the batch profiles",
     "workspace": "the workspace",
-    "flags": "the build flags",
 }
 
 

@@ -16,10 +16,8 @@ from tests.engines.bundles import edited
 from tests.engines.reference import ORDER, tokens
 
 
-def test_float32_is_built_without_tf32_and_few_engines_serve_all_batches(bundle):
+def test_few_engines_serve_all_batches(bundle):
     device = TensorRTDevice("10.3.0", "Orin", "8.7", 8)
-    assert "no tf32" in key_of("ab", device, EngineOptions("fp32", 8)).flags
-    assert "no tf32" not in key_of("ab", device, EngineOptions("fp16", 8)).flags
     largest = {batch: EngineOptions.of(bundle, batch).max_batch for batch in (None, 1, 8, 9, 16, 1000)}
     assert largest == {None: 8, 1: 8, 8: 8, 9: 16, 16: 16, 1000: 1024}
     digests = {key_of("ab", device, EngineOptions.of(bundle, batch)).digest() for batch in largest}

@@ -19,7 +19,6 @@ KEY = EngineKey(
     multiprocessors=8,
     profiles=((1, 1, 1), (2, 8, 8)),
     workspace=1 << 30,
-    flags=("strongly typed",),
 )
 
 
@@ -62,7 +61,6 @@ def test_an_engine_is_built_once_and_the_timing_is_shared(cache):
         ({"gpu": "Thor", "capability": "11.0"}, "the GPU was Orin, is Thor, the compute capability was 8.7, is 11.0"),
         ({"profiles": ((1, 1, 8),)}, "the batch profiles was ((1, 1, 1), (2, 8, 8)), is ((1, 1, 8),)"),
         ({"workspace": 1 << 20}, "the workspace was 1073741824, is 1048576"),
-        ({"flags": ()}, "the build flags was ('strongly typed',), is ()"),
         ({"system": "Linux riscv64"}, "is Linux riscv64"),
     ],
 )

@@ -6,8 +6,11 @@ import sys
 import numpy as np
 import pytest
 
+from ls_edge.engines.cuda.memory import CudaWorkspace
+from ls_edge.engines.engine import signature_of
 from ls_edge.engines.opening import open_engine
 from ls_edge.engines.tensorrt.build import EngineOptions
+from ls_edge.engines.tensorrt.engine import open_tensorrt
 from tests.engines.reference import ORDER, close, counted, expected, tokens
 
 
@@ -51,15 +54,26 @@ def test_a_graph_with_different_results_is_not_used(runner, any_gpu, exact):
     close(runner.run(ORDER, tokens()), expected(exact, ORDER, tokens()))
 
 
-def test_float32_is_exact_because_tf32_is_off(runner, exact, bundle, gpu, monkeypatch):
+def test_float32_is_exact_because_tf32_is_off(runner, exact, bundle, gpu, doubles, tmp_path, monkeypatch):
     """With TF32 the double rounds as the hardware does, so these tests would fail."""
-    monkeypatch.setattr(EngineOptions, "flags", ("strongly typed",))
+    monkeypatch.setattr(doubles.IBuilderConfig, "clear_flag", lambda *_: None)
+    monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
     engine = open_engine(bundle, "block 0", kind="tensorrt")
     rounded = engine.run({"tokens": tokens()})
     engine.close()
     theirs = expected(exact, [0], tokens())
     assert np.abs(rounded - theirs).max() > 1e-5 * np.abs(theirs).max()
     close(runner.run([0], tokens()), theirs)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_float32_inside_files_of_every_precision_is_exact(bundle, gpu, exact, precision):
+    """Float16 and int8 files keep norms, softmax and sums in float32."""
+    options, signature = EngineOptions(precision), signature_of(bundle.manifest, "block 0")
+    workspace = CudaWorkspace.for_bundle(bundle, options.max_batch)
+    engine = open_tensorrt(bundle, "block 0", signature, options, workspace)
+    close(engine.run({"tokens": tokens()}), expected(exact, [0], tokens()))
+    engine.close()
 
 
 def test_an_engine_of_another_version_is_built_again(bundle, gpu, doubles, monkeypatch):
