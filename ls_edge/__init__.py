@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ls_edge.api.cluster import Cluster
     from ls_edge.api.evaluation import EvaluationResult, evaluate
     from ls_edge.api.publishing import Published, publish
+    from ls_edge.api.simulation import SimulationResult, SweepResult, simulate
     from ls_edge.api.training import train
     from ls_edge.core.arrangement import Arrangement
     from ls_edge.core.bundle import Bundle
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
     from ls_edge.training.progress import TrainingResult
 
 __all__ = [
-    "analyze", "evaluate", "export", "frames", "publish", "train",
+    "analyze", "evaluate", "export", "frames", "publish", "simulate", "train",
     "AnalysisResult", "Answer", "Arrangement", "Bundle", "Cluster", "EvaluationResult", "ExportResult", "Peer",
-    "Published", "Source", "TrainingResult",
+    "Published", "SimulationResult", "Source", "SweepResult", "TrainingResult",
     "AddressMissing", "BudgetExceeded", "BundleError", "ConfigError", "DataError", "DeviceLost", "DigestMismatch",
     "EngineError", "ImageRejected", "LinkError", "LsEdgeError", "ModelError", "ModelMismatch", "NotFinite",
     "Overloaded", "RequestError", "RunError", "SchemaMismatch", "SourceClosed", "TrainingStopped", "UsageError",
@@ -70,12 +71,15 @@ _MODULES = {
     "ExportResult": "ls_edge.export.writer",
     "Peer": "ls_edge.runtime.peer.peer",
     "Published": "ls_edge.api.publishing",
+    "SimulationResult": "ls_edge.api.simulation",
     "Source": "ls_edge.runtime.source.source",
+    "SweepResult": "ls_edge.api.simulation",
     "TrainingResult": "ls_edge.training.progress",
     "analyze": "ls_edge.api.analysis",
     "evaluate": "ls_edge.api.evaluation",
     "frames": "ls_edge.data.camera",
     "publish": "ls_edge.api.publishing",
+    "simulate": "ls_edge.api.simulation",
     "train": "ls_edge.api.training",
 }
 """Modules of the public names; all other names are in ``ls_edge.core.errors``."""

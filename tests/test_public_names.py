@@ -8,9 +8,12 @@ import pytest
 import ls_edge
 from ls_edge.core import errors
 
-RESULTS = {"AnalysisResult", "Answer", "EvaluationResult", "ExportResult", "Published", "TrainingResult"}
+RESULTS = {
+    "AnalysisResult", "Answer", "EvaluationResult", "ExportResult", "Published", "SimulationResult", "SweepResult",
+    "TrainingResult",
+}  # fmt: skip
 NAMES = {"Arrangement", "Bundle", "Cluster", "Peer", "Source", *RESULTS}
-FUNCTIONS = {"analyze", "evaluate", "export", "frames", "publish", "train"}
+FUNCTIONS = {"analyze", "evaluate", "export", "frames", "publish", "simulate", "train"}
 ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 
 

@@ -277,10 +277,11 @@ SET = names("--set", "Any setting of the configuration, such as optim.clip=0.5; 
 
 
 def settings(kind: type[msgspec.Struct]) -> Option:
-    """Return an option for each setting of a struct, described by its type; those of the base class come last."""
+    """Return an option for each setting of a struct that describes one; those of the base class come last."""
     struct: Any = inspect.type_info(kind)
     shared = len(getattr(kind.__base__, "__struct_fields__", ()))
-    return apply_options(*map(_setting, [*struct.fields[shared:], *struct.fields[:shared]]))
+    fields = [*struct.fields[shared:], *struct.fields[:shared]]
+    return apply_options(*(_setting(field) for field in fields if getattr(field.type, "extra", None)))
 
 
 def _setting(field: Any) -> Option:
@@ -294,7 +295,8 @@ def _setting(field: Any) -> Option:
     if kind is inspect.LiteralType:
         return choice(name, value.values, help_text, default=default)
     if kind is inspect.IntType:
-        return count(name, help_text, least=value.ge, most=value.le, default=default)
+        more = {"required": True} if field.required else {"default": default}
+        return count(name, help_text, least=value.ge, most=value.le, **more)
     if kind is inspect.VarTupleType:
         item: Any = value.item_type
         return text(name, help_text, metavar, type=_texts if type(item) is inspect.StrType else counts(item.le))

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
 
 from ls_edge.cli import options
-from ls_edge.device.profile import load_links
-from ls_edge.runtime.fleet.planning.from_profiles import PlanningInputs, read_profiles
 
 PROFILES = options.apply_options(
     options.BUNDLE,
@@ -27,24 +22,3 @@ PROFILES = options.apply_options(
     options.number("--link-ms", "Latency of links that were not measured.", "MS", default=0.3),
     options.flag("--allow-throttled", "Accept profiles of devices that throttled."),
 )
-
-
-def planning_inputs(
-    profiles: tuple[str, ...],
-    more: tuple[str, ...],
-    source: str | None,
-    links: Path | None,
-    link_ms: float,
-    *,
-    allow_throttled: bool,
-    **others: Any,
-) -> PlanningInputs:
-    """Read the files of :data:`PROFILES`; ``others`` are further fields of the inputs."""
-    return PlanningInputs(
-        profiles=read_profiles((*profiles, *more)),
-        source=None if source is None else read_profiles([source])[0],
-        links=None if links is None else load_links(links),
-        latency_ms=link_ms,
-        throttled=allow_throttled,
-        **others,
-    )

@@ -47,11 +47,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Settings that are flags of a command and arguments of a function; :func:`flag` describes each."""
 
     @classmethod
-    def of(cls: type[S], given: Mapping[str, Any]) -> S:
-        """Make settings of arguments; raise :class:`UsageError` for an unknown name or a value that is not allowed."""
+    def of(cls: type[S], given: Mapping[str, Any], *, strict: bool = True) -> S:
+        """Make settings of arguments; raise :class:`UsageError` for an unknown name or a value that is not allowed.
+
+        Unless ``strict``, numbers may be text.
+        """
         plain = {name: _as_plain(value) for name, value in given.items()}
         try:
-            return msgspec.convert(plain, cls)
+            return msgspec.convert(plain, cls, strict=strict)
         except msgspec.ValidationError as error:
             raise UsageError(explain(str(error), plain, cls).text) from None
 

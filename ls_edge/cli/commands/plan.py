@@ -13,7 +13,7 @@ import yaml
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
-from ls_edge.cli.profile_options import PROFILES, planning_inputs
+from ls_edge.cli.profile_options import PROFILES
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
@@ -23,7 +23,7 @@ from ls_edge.evaluation.simulation_summary import FleetSettings
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.document import Expected, PlanDocument, plan_document
-from ls_edge.runtime.fleet.planning.from_profiles import problem_of
+from ls_edge.runtime.fleet.planning.from_profiles import problem_of, read_inputs
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import Objective, PlanningProblem
 from ls_edge.runtime.fleet.simulation.site_pool import process_pool
@@ -78,6 +78,8 @@ _VERDICTS = {
 @options.JSON
 def command(
     bundle: Path,
+    profiles: tuple[str, ...],
+    more: tuple[str, ...],
     objective: Objective | None,
     target: tuple[str, ...],
     churn: str | None,
@@ -112,10 +114,11 @@ def command(
     if out is not None and out.is_file() and not overwrite:
         raise UsageError(f"{out} exists; name another file with --out, or replace it with --overwrite")
     opened = Bundle.open(bundle)
+    profiles += more
     if targets:
         if losses is None or objective is not None or out is not None:
             raise UsageError("--target needs --churn up=1h,down=3m, and neither --objective nor --out")
-        given = planning_inputs(**inputs, losses=chances, zones=_zones(zones), objective="survival")
+        given = read_inputs(profiles, **inputs, losses=chances, zones=_zones(zones), objective="survival")
         settings = FleetSettings(
             devices=1, requests=1, max_skips=max_skips, budget_ms=budget_ms, rate=rate, outage_s=losses.outage_s
         )
@@ -126,7 +129,8 @@ def command(
     if objective is None:
         raise UsageError("give --objective latency, throughput, energy or survival, or --target 0.999 with --churn")
     known = None if peers is None else load_peers(peers)  # reports mistakes with line and column
-    found = planning_inputs(
+    found = read_inputs(
+        profiles,
         **inputs,
         losses=chances,
         zones=_zones(zones),

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.peers_file import is_name
 from ls_edge.core.text import short_id
-from ls_edge.device.profile import DeviceProfile, LinksDocument, load_profile
+from ls_edge.device.profile import DeviceProfile, LinksDocument, load_links, load_profile
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem, visit_times
 from ls_edge.runtime.protocol.codecs import wire_bytes
 from ls_edge.runtime.simulator.simulation import SOURCE
@@ -97,6 +98,26 @@ def read_profiles(arguments: Sequence[str]) -> tuple[NamedProfile, ...]:
                 )
             found.append(NamedProfile(name, Path(path), profile))
     return tuple(found)
+
+
+def read_inputs(
+    profiles: Sequence[str],
+    *,
+    source: str | None = None,
+    links: str | Path | None = None,
+    link_ms: float = LATENCY_MS,
+    allow_throttled: bool = False,
+    **others: Any,
+) -> PlanningInputs:
+    """Read the files of a plan, named as in the options of ``ls-edge plan``; ``others`` are fields of the inputs."""
+    return PlanningInputs(
+        profiles=read_profiles(profiles),
+        source=None if source is None else read_profiles([source])[0],
+        links=None if links is None else load_links(links),
+        latency_ms=link_ms,
+        throttled=allow_throttled,
+        **others,
+    )
 
 
 def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem, list[str]]:

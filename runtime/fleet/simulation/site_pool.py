@@ -36,13 +36,37 @@ def simulate_sites(
     """
     total = sum(site.requests for site in sites)
     if executor is not None:
-        return _simulate_by(executor, sites, lambda done: on_step(done, total))
+        return submit_sites(sites, executor)(lambda done: on_step(done, total))
     found: list[SiteOutcome] = []
     done = 0
     for site in sites:
         found.append(simulate_site(site, lambda over, before=done: on_step(before + over, total)))  # type: ignore[misc]
         done += site.requests
     return found
+
+
+def submit_sites(sites: Sequence[Site], executor: Executor) -> Callable[[Callable[[int], None]], list[SiteOutcome]]:
+    """Submit all sites, and return a function that waits for their outcomes and reports the ended requests."""
+    # In the main thread, an interrupt would leave a process half started, which then fails or never ends.
+    with ThreadPoolExecutor(1) as starter:
+        submitted = starter.submit(lambda: [executor.submit(simulate_site, site) for site in sites]).result()
+
+    def wait(on_step: Callable[[int], None]) -> list[SiteOutcome]:
+        numbers = {future: number for number, future in enumerate(submitted)}
+        done = 0
+        on_step(done)
+        try:
+            for future in as_completed(numbers):
+                future.result()
+                done += sites[numbers[future]].requests
+                on_step(done)
+            return [future.result() for future in submitted]
+        except BrokenProcessPool:
+            raise LsEdgeError(
+                "a process of the simulation ended unexpectedly, perhaps for lack of memory; try fewer --jobs"
+            ) from None
+
+    return wait
 
 
 def simulate_fleet(
@@ -93,27 +117,6 @@ def process_pool(jobs: int) -> Iterator[Executor | None]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _simulate_by(executor: Executor, sites: Sequence[Site], on_step: Callable[[int], None]) -> list[SiteOutcome]:
-    found: dict[int, SiteOutcome] = {}
-    done = 0
-    on_step(done)
-    try:
-        # In the main thread, an interrupt would leave a process half started, which then fails or never ends.
-        with ThreadPoolExecutor(1) as starter:
-            submitted = starter.submit(lambda: [executor.submit(simulate_site, site) for site in sites]).result()
-        futures = {future: index for index, future in enumerate(submitted)}
-        for future in as_completed(futures):
-            index = futures.pop(future)
-            found[index] = future.result()
-            done += sites[index].requests
-            on_step(done)
-    except BrokenProcessPool:
-        raise LsEdgeError(
-            "a process of the simulation ended unexpectedly, perhaps for lack of memory; try fewer --jobs"
-        ) from None
-    return [found[index] for index in range(len(sites))]
 
 
 def _follow_parent() -> None:

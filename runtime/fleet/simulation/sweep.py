@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,8 +14,14 @@ import msgspec
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
-from ls_edge.evaluation.simulation_summary import Cell, SimulationContext, SweepDocument, summarize_simulation
-from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
+from ls_edge.evaluation.simulation_summary import (
+    Cell,
+    SimulationContext,
+    SiteOutcome,
+    SweepDocument,
+    summarize_simulation,
+)
+from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites, submit_sites
 from ls_edge.runtime.fleet.simulation.sites import Site
 
 MOST_CELLS = 1000
@@ -63,16 +70,27 @@ def run_sweep(
     """Simulate all combinations that ``document`` lacks; write ``path`` after each.
 
     ``prepared`` are the sites of each of :func:`combinations`. Each seed is a run of all sites with random numbers of
-    its own, and they count together.
+    its own, and they count together. All of them are tasks of ``executor`` from the beginning.
     """
     known = {tuple(cell.values.items()): cell for cell in document.cells}
+    wanted = combinations(document.sweep)
+    waits: dict[int, Callable[[], list[SiteOutcome]]] = {}
+    for number, (values, (sites, _)) in enumerate(zip(wanted, prepared, strict=True)):
+        if tuple(values.items()) not in known:
+            seeded = _with_seeds(sites, document.seeds)
+            if executor is None:
+                waits[number] = partial(simulate_sites, seeded)
+            else:
+                waits[number] = partial(submit_sites(seeded, executor), lambda _done: None)
     cells: list[Cell] = []
-    for number, (values, (sites, context)) in enumerate(zip(combinations(document.sweep), prepared, strict=True)):
+    for number, values in enumerate(wanted):
         on_step(number, len(prepared))
-        cell = known.get(tuple(values.items()))
-        if cell is None:
-            outcomes = simulate_sites(_with_seeds(sites, document.seeds), executor)
-            cell = Cell(values, summarize_simulation(outcomes, context))
+        wait = waits.pop(number, None)
+        cell = (
+            known[tuple(values.items())]
+            if wait is None
+            else Cell(values, summarize_simulation(wait(), prepared[number].context))
+        )
         cells.append(cell)
         if path is not None:
             write_output(path, msgspec.json.encode(msgspec.structs.replace(document, cells=cells)).decode() + "\n")

@@ -170,7 +170,7 @@ def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, 
     ("flags", "message"),
     [
         (("--sweep", "seed=1,2"), "--sweep 'seed=1,2' cannot be read; write KEY=A,B with different values"),
-        (("--sweep", "replicas=1,x"), "--sweep replicas=x: 'x' is not a valid integer"),
+        (("--sweep", "replicas=1,x"), "--sweep replicas=x: replicas is 'x'; it has to be a whole number from 1 to 64"),
         (("--sweep", "policy=nearest,best"), "unknown policy 'best'"),
         (("--sweep", "up=1m,2m"), "--churn 'up=1m' has no down"),
         (("--sweep", "replicas=1,2", "--until", "10%"), "--sweep has --seeds instead of --until"),
@@ -188,7 +188,7 @@ def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, 
 )
 def test_unusable_settings_are_one_line(command, bundle, profile, flags, message):
     code, printed, errors = command(
-        "simulate", "--bundle", bundle, "--profiles", profile, "--devices", 2, "--requests", 5, *flags
+        "simulate", "--bundle", bundle, "--profiles", profile, "--devices", 2, "--requests", 5, "--jobs", 1, *flags
     )
     assert (code, printed) == (2, "")
     assert message in errors

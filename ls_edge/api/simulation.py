@@ -1,0 +1,214 @@
+"""``ls_edge.simulate``: a fleet of devices that fail and return, or a grid of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, overload
+
+import msgspec
+from msgspec import Meta
+from rich.console import Console
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError
+from ls_edge.core.logs import OnProgress, ignore_progress
+from ls_edge.core.order_costs import OrderCosts, read_order_costs
+from ls_edge.core.validation import Settings, flag
+from ls_edge.evaluation.simulation_summary import (
+    FleetSettings,
+    SimulationSummary,
+    SiteOutcome,
+    SweepDocument,
+    summarize_simulation,
+)
+from ls_edge.report.shown import Shown
+from ls_edge.report.simulation import print_simulation, print_sweep
+from ls_edge.runtime.fleet.planning.from_profiles import LATENCY_MS, MBIT, problem_of, read_inputs
+from ls_edge.runtime.fleet.planning.problem import PlanningProblem
+from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
+from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, simulation_context, sites_of
+from ls_edge.runtime.fleet.simulation.sweep import Prepared, combinations, continued, parse_sweep, run_sweep
+from ls_edge.runtime.routing.policies import find_policy
+from ls_edge.runtime.simulator.churn import Churn
+from ls_edge.runtime.source.settings import Settings as SourceSettings
+from ls_edge.runtime.source.settings import check_policy
+
+SWEPT = (
+    "devices", "requests", "rate", "replicas", "policy", "max-skips", "budget-ms", "concurrency", "site-size", "up",
+    "down",
+)  # fmt: skip
+
+
+class SimulationSettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``ls-edge simulate``; those without a :func:`flag` are options that other commands share."""
+
+    devices: Annotated[int, Meta(ge=1, le=1_000_000), flag("Number of devices.")]
+    requests: Annotated[int, Meta(ge=1, le=10_000_000), flag("Images to answer, at all sites together.")]
+    concurrency: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        flag("Requests at the same time at a site.  [default: enough to keep it busy]"),
+    ] = None
+    replicas: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        flag("Minimum holders of a block at a site.  [default: 2, or 1 if memory is short]"),
+    ] = None
+    site_size: Annotated[int, Meta(ge=1, le=64), flag("Maximum devices of a site, which has one source.")] = SITE_SIZE
+    rate: Annotated[float, Meta(gt=0)] | None = None
+    policy: str = "nearest"
+    max_skips: int | None = None
+    budget_ms: Annotated[float, Meta(ge=1, le=600_000)] = 10_000.0
+    seed: int = 0
+    churn: str | None = None
+    until: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    source: str | None = None
+    links: str | None = None
+    codec: Literal["raw", "fp16", "int8"] = "raw"
+    mbit: Annotated[float, Meta(gt=0)] = MBIT
+    link_ms: Annotated[float, Meta(ge=0)] = LATENCY_MS
+    batch: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    max_replicas: Annotated[int, Meta(ge=1, le=64)] | None = None
+    allow_throttled: bool = False
+
+    def with_values(self, values: Mapping[str, str]) -> SimulationSettings:
+        """Replace some settings, written as in ``--sweep``; ``up`` and ``down`` are times of the churn."""
+        times = {key: values[key] for key in ("up", "down") if key in values}
+        pieces = [piece for piece in (self.churn or "").split(",") if piece]
+        kept = [piece for piece in pieces if piece.partition("=")[0].strip() not in times]
+        churn = ",".join([*(f"{key}={value}" for key, value in times.items()), *kept]) or None
+        others = {key.replace("-", "_"): value for key, value in values.items() if key not in times}
+        try:
+            return self.of({**msgspec.structs.asdict(self), "churn": churn, **others}, strict=False)
+        except UsageError as error:
+            raise UsageError(
+                f"--sweep {','.join(f'{key}={value}' for key, value in values.items())}: {error}"
+            ) from None
+
+
+class SimulationResult(Shown, SimulationSummary, frozen=True):
+    """Outcome of a simulated fleet; see :class:`SimulationSummary`."""
+
+    def show(self, console: Console) -> None:
+        """Print the answer, and the facts behind it."""
+        print_simulation(self, console)
+
+
+class SweepResult(Shown, SweepDocument, frozen=True):
+    """Outcomes of a grid of simulated fleets; see :class:`SweepDocument`."""
+
+    def show(self, console: Console) -> None:
+        """Print a row for each combination."""
+        print_sweep(self, console)
+
+    def chart(self) -> str:
+        """Return the chart of ``simulate --sweep --report`` as an SVG."""
+        from ls_edge.report.charts import svg_of
+        from ls_edge.report.charts.sweep_chart import missed_by_value
+
+        return svg_of(missed_by_value(self))
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A model, the devices that a simulated fleet repeats, and settings."""
+
+    asked: SimulationSettings
+    bundle: Bundle
+    problem: PlanningProblem
+    costs: OrderCosts | None
+    assumptions: Sequence[str]
+
+    @classmethod
+    def open(cls, bundle: str | Path, profiles: Sequence[str], **settings: Any) -> Fleet:
+        """Read a bundle and profiles; ``settings`` are :class:`SimulationSettings`."""
+        asked, opened = SimulationSettings.of(settings), Bundle.open(bundle)
+        inputs = {name: getattr(asked, name) for name in _PLANNING}
+        problem, assumptions = problem_of(opened, read_inputs(profiles, **inputs, objective="throughput"))
+        costs = read_order_costs(opened.manifest.order_costs, opened.num_blocks)
+        return cls(asked, opened, problem, costs, assumptions)
+
+    def prepare(self, asked: SimulationSettings) -> Prepared:
+        """Plan the sites."""
+        check_policy(self.bundle, find_policy(asked.policy), self.costs)
+        skips = SourceSettings(policy=asked.policy, max_skips=asked.max_skips).skips_of(self.bundle.num_blocks)
+        churn = None if asked.churn is None else Churn.parse(asked.churn)
+        shared = {name: value for name, value in msgspec.structs.asdict(asked).items() if name in _SHARED}
+        settings = FleetSettings(**{**shared, "max_skips": skips}, outage_s=0.0 if churn is None else churn.outage_s)
+        sites, assumed = sites_of(self.problem, settings, site_size=asked.site_size, churn=churn, costs=self.costs)
+        context = simulation_context(
+            sites,
+            bundle_id=self.bundle.manifest.bundle_id,
+            churn=asked.churn,
+            assumptions=[*self.assumptions, *assumed],
+        )
+        return Prepared(sites, context)
+
+    def simulate(
+        self, executor: Executor | None, on_progress: OnProgress
+    ) -> tuple[SimulationResult, list[SiteOutcome]]:
+        """Simulate all sites."""
+        sites, context = self.prepare(self.asked)
+        outcomes = simulate_fleet(sites, executor, lambda done, total: on_progress(done, total, "requests"))
+        return SimulationResult(**msgspec.structs.asdict(summarize_simulation(outcomes, context))), outcomes
+
+    def sweep(
+        self,
+        sweep: dict[str, list[str]],
+        seeds: int,
+        out: Path | None,
+        executor: Executor | None,
+        on_progress: OnProgress,
+    ) -> SweepResult:
+        """Simulate all combinations of a grid that the file ``out`` lacks."""
+        if self.asked.until is not None:
+            raise UsageError("--sweep has --seeds instead of --until; leave --until out")
+        digest = hashlib.sha256(f"{self.problem} {self.costs}".encode()).hexdigest()[:16]
+        document = SweepDocument(sweep, seeds, f"{msgspec.structs.asdict(self.asked)} {digest}", [])
+        if out is not None:
+            document = continued(document, out)
+        prepared = [self.prepare(self.asked.with_values(values)) for values in combinations(sweep)]
+        found = run_sweep(
+            document, prepared, path=out, executor=executor, on_step=lambda d, total: on_progress(d, total, "cells")
+        )
+        return SweepResult(**msgspec.structs.asdict(found))
+
+
+_SHARED = set(FleetSettings.__struct_fields__) & set(SimulationSettings.__struct_fields__)
+_PLANNING = ("source", "links", "codec", "mbit", "link_ms", "batch", "max_replicas", "allow_throttled")
+
+
+@overload
+def simulate(
+    bundle: str | Path, profiles: Sequence[str], *, sweep: None = None, **settings: Any
+) -> SimulationResult: ...
+@overload
+def simulate(
+    bundle: str | Path, profiles: Sequence[str], *, sweep: Mapping[str, Sequence[Any]], **settings: Any
+) -> SweepResult: ...
+
+
+def simulate(
+    bundle: str | Path,
+    profiles: Sequence[str],
+    *,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    seeds: int = 1,
+    out: str | Path | None = None,
+    executor: Executor | None = None,
+    on_progress: OnProgress = ignore_progress,
+    **settings: Any,
+) -> SimulationResult | SweepResult:
+    """Simulate a fleet, or with ``sweep`` all combinations of values, as ``ls-edge simulate``.
+
+    ``profiles`` are files, or ``"NAME,NAME=FILE"``; ``settings`` are :class:`SimulationSettings`. Sites and seeds are
+    independent tasks of ``executor``, any of ``concurrent.futures``, such as ``client.get_executor()`` of Dask; without
+    it, they run one after the other.
+    """
+    fleet = Fleet.open(bundle, profiles, **settings)
+    if sweep is None:
+        return fleet.simulate(executor, on_progress)[0]
+    texts = [f"{key.replace('_', '-')}={','.join(map(str, values))}" for key, values in sweep.items()]
+    return fleet.sweep(parse_sweep(texts, SWEPT), seeds, None if out is None else Path(out), executor, on_progress)

@@ -1,0 +1,81 @@
+"""Simulated fleets as terminal output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from rich.console import Console
+
+from ls_edge.core.text import counted, show, show_hours, show_ms, show_nines, show_nines_range, show_percent
+from ls_edge.evaluation.availability import Interval
+from ls_edge.evaluation.simulation_summary import SimulationSummary, SweepDocument
+from ls_edge.report.terminal import PlainTable, print_table
+
+
+def print_sweep(document: SweepDocument, console: Console) -> None:
+    """Print a row for each combination."""
+    table = PlainTable.of(
+        *(f">{key}" for key in document.sweep),
+        ">whole answers", "interval", ">outages", ">answered", ">p50", ">p99", ">images / s",
+    )  # fmt: skip
+    for cell in document.cells:
+        one = cell.summary
+        table.add_row(
+            *cell.values.values(),
+            show_nines(one.whole_share.share),
+            show_nines_range(one.whole_share.low, one.whole_share.high),
+            f"{one.whole_share.outages:,}",
+            show_nines(one.answered_share.share),
+            show_ms(one.latency_ms.p50),
+            show_ms(one.latency_ms.p99),
+            show(one.throughput),
+        )
+    print_table(table, console)
+    warned = [cell for cell in document.cells if cell.summary.warnings]
+    if warned:
+        names = ", ".join(f"{key}={value}" for key, value in warned[0].values.items())
+        console.print(
+            f"warning: {counted(len(warned), 'row')} of {len(document.cells)} uncertain, such as {names}: "
+            f"{warned[0].summary.warnings[0]}",
+            style="yellow",
+        )
+
+
+def print_simulation(summary: SimulationSummary, console: Console) -> None:
+    """Print the answer, and the facts behind it."""
+    latency, losses = summary.latency_ms, summary.losses
+    intervals, answered = summary.latency_intervals_ms, summary.answered_share
+    times = {
+        name: show_ms(getattr(latency, name)) + _range(intervals.get(name), show_ms)
+        for name in ("p50", "p95", "p99", "max")
+    }
+    most = counted(summary.skips.max or 0, "block")
+    console.print(f"{summary.answer}.")
+    for line in summary.warnings:
+        console.print(f"warning: {line}", style="yellow")
+    rows = {
+        "devices": f"{summary.devices:,} at {counted(summary.sites, 'site')}",
+        "answered": f"{summary.answered:,} of {summary.requests:,}: {show_nines(answered.share)} "
+        f"({show_nines_range(answered.low, answered.high)})",
+        "failed": f"{summary.failed:,}{_kinds(summary.errors)}",
+        "degraded": f"{summary.degraded:,}" + (f", at most {most} skipped" if summary.skips.max else ""),
+        "throughput": show(summary.throughput, " / s") + _range(summary.throughput_interval, show),
+        "latency": ", ".join(f"{name} {value}" for name, value in times.items()),
+        "hops": f"{show(summary.hops)} per answer, {counted(summary.retries, 'retry', 'retries')}",
+        "devices lost": f"{losses.count:,}{_kinds(losses.by_kind)}",
+        "devices up": show_percent(losses.up_share),
+    }
+    for name, one in summary.profiles.items():
+        rows[f"busy: {name}"] = f"{show_percent(one.busy)} of {counted(one.devices, 'device')}"
+    print_table(PlainTable.of_facts(rows.items()), console)
+    console.print(f"{show_hours(summary.seconds / 3600)} of simulated time")
+    for line in summary.assumptions:
+        console.print(f"assumed: {line}")
+
+
+def _range(interval: Interval | None, shown: Callable[[float], str]) -> str:
+    return "" if interval is None else f" ({shown(interval.low)} to {shown(interval.high)})"
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    return f" ({', '.join(f'{count:,} {kind}' for kind, count in counts.items())})" if counts else ""

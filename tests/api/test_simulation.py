@@ -1,0 +1,87 @@
+"""``ls_edge.simulate``: the numbers of the command, on any executor."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+import ls_edge
+from ls_edge.core.bundle import Bundle
+from ls_edge.device.sensors import Sensors
+from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
+
+CHURN = {"churn": "up=2s,down=500ms", "rate": 20.0, "budget_ms": 100.0, "max_skips": 0}
+
+
+@pytest.fixture(scope="module")
+def profile(tiny_bundle, tmp_path_factory):
+    """A profile of a device called ``board``."""
+    folder = tmp_path_factory.mktemp("profiles")
+    device = MeasuredDevice("board", Sensors(folder / "none"))
+    path = folder / "board.json"
+    path.write_bytes(msgspec.json.encode(profile_bundle(Bundle.open(tiny_bundle), device, duration=0.02, threads=1)))
+    return str(path)
+
+
+def test_a_fleet_is_that_of_the_command(command, tiny_bundle, profile):
+    steps = []
+    found = ls_edge.simulate(
+        tiny_bundle,
+        [profile],
+        devices=4,
+        requests=40,
+        site_size=2,
+        **CHURN,
+        on_progress=lambda *step: steps.append(step),
+    )
+    flags = ("--churn", CHURN["churn"], "--rate", 20, "--budget-ms", 100, "--max-skips", 0, "--site-size", 2)
+    _, printed, errors = command(
+        "simulate", "--bundle", tiny_bundle, "--profiles", profile, "--devices", 4, "--requests", 40, *flags,
+        "--jobs", 1, "--json",
+    )  # fmt: skip
+    assert json.loads(msgspec.json.encode(found)) == json.loads(printed), errors
+    assert steps[-1] == (40, 40, "requests")
+    assert "of the requests get a whole answer" in str(found)
+
+
+def test_a_grid_gives_the_same_on_any_executor(tiny_bundle, profile):
+    def run(executor=None, **more):
+        grid = {"replicas": [1, 2], "up": ["2s", "1h"]}
+        return ls_edge.simulate(
+            tiny_bundle, [profile], devices=2, requests=20, **CHURN, sweep=grid, seeds=2, executor=executor, **more
+        )
+
+    found = run()
+    assert [cell.values for cell in found.cells][1] == {"replicas": "1", "up": "1h"}
+    assert {cell.summary.requests for cell in found.cells} == {40}
+    with ThreadPoolExecutor(2) as threads:
+        assert run(threads) == found
+    assert "replicas" in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.leaks_ok("Dask keeps threads and sockets for a while")
+def test_a_grid_runs_on_a_local_dask_cluster(tiny_bundle, profile):
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    asked = {"devices": 4, "requests": 40, "site_size": 2, "sweep": {"replicas": [1, 2]}, "seeds": 2, **CHURN}
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        found = ls_edge.simulate(tiny_bundle, [profile], **asked, executor=client.get_executor())
+    assert found == ls_edge.simulate(tiny_bundle, [profile], **asked)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replica": 2}, "unknown key 'replica'; did you mean 'replicas'?"),
+        ({"mbit": 0}, "mbit is 0; it has to be a number above 0"),
+        ({"policy": "best"}, "unknown policy 'best'"),
+        ({"until": 2.0}, "until is 2.0; it has to be a number above 0 below 1"),
+        ({"sweep": {"seed": [1, 2]}}, "--sweep 'seed=1,2' cannot be read"),
+    ],
+)
+def test_unusable_settings_are_named(tiny_bundle, profile, settings, message):
+    with pytest.raises(ls_edge.UsageError) as caught:
+        ls_edge.simulate(tiny_bundle, [profile], **{"devices": 2, "requests": 2, **settings})
+    assert message in str(caught.value)
