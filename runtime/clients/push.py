@@ -201,9 +201,10 @@ class Pusher(Client):
             session = self.sessions[name]
             if session.stored is None:
                 target.failure = session.complaint or session.why or f"nobody has answered at {target.peer.address}"
-        failures = [f"{name}: {target.failure}" for name, target in self._targets.items() if target.failure]
-        if failures:
-            raise PushError(f"{failures[0]}; nothing was changed")
+        failed = [name for name, target in self._targets.items() if target.failure]
+        if failed:  # name one for which waiting is useless, if there is one, instead of one that is just starting
+            worst = max(failed, key=lambda name: bool(self.sessions[name].complaint or self.sessions[name].final))
+            raise PushError(f"{worst}: {self._targets[worst].failure}; nothing was changed")
 
     def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
         """Offer the bundle to all peers in the order of the file, and answer their requests until all have it."""

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,9 @@ class LocalCluster:
 
     def entries(self, placement: Mapping[str, Sequence[int] | str]) -> list[dict[str, Any]]:
         """Return the peers of ``peers.yaml``, each with an address."""
-        ports = free_ports(len(placement))
+        sockets = contextlib.ExitStack()
+        ports = _hold_ports(len(placement), sockets)
+        weakref.finalize(self, sockets.close)
         return [
             {
                 "name": name,
@@ -217,11 +220,23 @@ def even_parts(num_blocks: int, count: int) -> list[range]:
 
 def free_ports(count: int) -> list[int]:
     """Return ports of the loopback that were free a moment ago, below those from which Linux dials."""
+    with contextlib.ExitStack() as sockets:
+        return _hold_ports(count, sockets)
+
+
+def _hold_ports(count: int, sockets: contextlib.ExitStack) -> list[int]:
+    """Return free ports that nobody else can find free until the sockets close; libzmq can listen on them meanwhile."""
     ports: list[int] = []
-    with contextlib.ExitStack() as stack:
-        while len(ports) < count:
-            port = _PORTS.start + secrets.randbelow(len(_PORTS))
-            with contextlib.suppress(OSError):  # in use
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-                ports.append(port)
+    while len(ports) < count:
+        port = _PORTS.start + secrets.randbelow(len(_PORTS))
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", port))
+        except OSError:  # in use
+            held.close()
+            continue
+        # Linux lets others bind a port that nobody listens on if all their sockets say so; libzmq's listeners do.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sockets.enter_context(held)
+        ports.append(port)
     return ports

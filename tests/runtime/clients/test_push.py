@@ -96,6 +96,15 @@ def test_stem_and_head_are_pushed_like_blocks(fleet, tiny_bundle):
             assert not source.submit(bombs.flat(40, "JPEG")).result(30).degraded
 
 
+def test_a_refusal_is_named_before_peers_that_have_not_answered_yet(fleet, tiny_bundle):
+    """Waiting for the first peer may help; nobody but its user can help the second one."""
+    peers = fleet({"a": "0-2", "b": "3-5"})  # not started
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:  # without keys
+        other.bind(peers.file.peer("b").address)
+        with pytest.raises(PushError, match=r"b: no link to .*only one side uses keys.*; nothing was changed"):
+            push(peers, tiny_bundle)
+
+
 def test_a_push_loses_no_request_although_a_peer_is_killed(fleet, tiny_bundle, half_bundle, images, wait_until):
     with fleet(TWICE) as peers:
         push(peers, tiny_bundle)

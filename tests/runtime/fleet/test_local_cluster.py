@@ -1,5 +1,6 @@
 """Peers as processes on this machine: they start, serve, are killed, return, and never outlive the cluster."""
 
+import gc
 import os
 import shutil
 import signal
@@ -37,6 +38,21 @@ def test_the_file_has_the_given_peers_and_keys(tmp_path, tiny_bundle):
     ]
     assert not local.alive("a")
     local.close()
+
+
+def test_nobody_else_takes_the_port_of_a_peer_that_does_not_run(tmp_path, tiny_bundle):
+    local = LocalCluster(tmp_path, tiny_bundle, PLACEMENT)
+    ports = [int(peer.address.rpartition(":")[2]) for peer in local.file.peers]
+    for port in ports:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.socket() as caller, pytest.raises(ConnectionRefusedError):
+            caller.connect(("127.0.0.1", port))
+    del local
+    gc.collect()
+    for port in ports:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", port))
 
 
 def test_peers_serve_are_killed_and_serve_again(tmp_path, tiny_bundle, images, assert_replays):
