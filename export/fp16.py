@@ -17,9 +17,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ls_edge.export.canonical import rewritten, to_bytes
-from ls_edge.export.int8 import linear_layers
+from ls_edge.export.int8 import PRODUCTS, linear_layers, tables_of_weights
 
-_PRODUCTS = ("MatMul", "Gemm", "Conv")
 _FOLLOWERS = (
     "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Gather", "Identity", "Flatten", "Gelu", "Relu",
 )  # fmt: skip
@@ -49,6 +48,7 @@ class HalfPrecisionRewriter:
         self.source = model
         self.linears = {linear.node.output[0]: linear for linear in linear_layers(model)}
         self.constants = {t.name: t for t in model.graph.initializer}
+        self.tables = set(tables_of_weights(model))
         self.outputs = {value.name for value in model.graph.output}
         self.floats = {v.name for v in model.graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
         self.floats |= {name for name, t in self.constants.items() if t.data_type == TensorProto.FLOAT}
@@ -96,8 +96,10 @@ class HalfPrecisionRewriter:
 
     def _runs_in_half(self, node: onnx.NodeProto) -> bool:
         """Return True for products, and for operators after one that neither add activations nor need range."""
-        if node.op_type in _PRODUCTS:
+        if node.op_type in PRODUCTS:
             return all(name in self.floats for name in node.input if name)
+        if node.output[0] in self.tables:
+            return True
         halves = [name for name in node.input if name in self.half]
         if not halves:
             return False

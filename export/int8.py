@@ -7,7 +7,7 @@ and a handful of steps remains for all others. There are two forms:
 
 - :func:`quantize_dynamic`, for CPUs: activations are scaled at run time, per tensor (``DynamicQuantizeLinear`` and
   ``MatMulInteger``). No calibration. A batch has one scale, so the last digits of an answer depend on the other images
-  in its batch.
+  in its batch. Low-rank matrices by slot are stored in int8 and computed in float32.
 - :func:`quantize_explicit`, for TensorRT: ``QuantizeLinear`` and ``DequantizeLinear`` around each linear layer with
   scales from calibration images.
 """
@@ -24,6 +24,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ls_edge.core.errors import VerificationError
 from ls_edge.export.canonical import rewritten
+
+PRODUCTS = ("MatMul", "Gemm", "Conv")
+_MOVERS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Identity")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,17 @@ def linear_layers(model: onnx.ModelProto) -> list[Linear]:
         bias = node.input[2] if len(node.input) > 2 else None
         found.append(Linear(node, node.input[0], node.input[1], bool(attributes.get("transB", 0)), bias))
     return found
+
+
+def tables_of_weights(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """Return the ``Gather`` nodes, by output, that choose matrices of a constant for products alone (slot adapters)."""
+    tables = {t.name for t in model.graph.initializer if len(t.dims) == 3 and t.data_type == TensorProto.FLOAT}
+    summed = {value.name for value in model.graph.output}
+    for node in reversed(model.graph.node):
+        moved = node.op_type in _MOVERS and node.output[0] not in summed
+        summed.update(node.input[1:] if moved else [] if node.op_type in PRODUCTS else node.input)
+    found = [node for node in model.graph.node if node.op_type == "Gather" and node.input[0] in tables]
+    return {node.output[0]: node for node in found if node.output[0] not in summed}
 
 
 def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -95,7 +109,28 @@ def quantize_dynamic(model: onnx.ModelProto) -> onnx.ModelProto:
         both = builder.node("Mul", [f"{x}_scale", builder.constant(f"{w}_scale", scale)], [f"{output}_scale"])
         builder.node("Mul", [floats, both], [output])
 
-    return _rewrite(model, replace)
+    return _store_tables(_rewrite(model, replace))
+
+
+def _store_tables(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Store the slots' matrices in int8, with a scale for each row; their small products run in float32."""
+    tables = tables_of_weights(model)
+    weights = {t.name: t for t in model.graph.initializer}
+    builder = GraphBuilder()
+    for node in model.graph.node:
+        if node.output[0] not in tables:
+            builder.nodes.append(node)
+            continue
+        (name, slot), result = node.input, node.output[0]
+        array = numpy_helper.to_array(weights[name])
+        whole, scale = quantize_weight(array.reshape(-1, array.shape[-1]).T)
+        rows = builder.constant(f"{name}_int8", whole.T.reshape(array.shape))
+        scales = builder.constant(f"{name}_scale", scale.reshape(*array.shape[:-1], 1))
+        builder.node("Gather", [rows, slot], [f"{result}_int8"], axis=0)
+        builder.node("Gather", [scales, slot], [f"{result}_scale"], axis=0)
+        floats = builder.node("Cast", [f"{result}_int8"], [f"{result}_unscaled"], to=TensorProto.FLOAT)
+        builder.node("Mul", [floats, f"{result}_scale"], [result])
+    return _with(model, builder)
 
 
 def quantize_explicit(model: onnx.ModelProto, ranges: Mapping[str, float]) -> onnx.ModelProto:
@@ -144,7 +179,12 @@ def _rewrite(
         replace(builder, linear, array.T if linear.transposed else array, output)
         if linear.bias is not None:
             builder.node("Add", [output, linear.bias], [result])
+    return _with(model, builder)
+
+
+def _with(model: onnx.ModelProto, builder: GraphBuilder) -> onnx.ModelProto:
+    """Return ``model`` with the builder's nodes, its constants, and the initializers that they still read."""
     read = {name for node in builder.nodes for name in node.input}
-    kept = [t for name, t in weights.items() if name in read]
+    kept = [t for t in model.graph.initializer if t.name in read]
     added = [numpy_helper.from_array(value, name) for name, value in builder.constants.items()]
     return rewritten(model, builder.nodes, [*kept, *added])

@@ -4,14 +4,16 @@ from collections import Counter
 
 import numpy as np
 import onnx
+import pytest
 import torch
-from onnx import helper
+from onnx import TensorProto, helper
 
+from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import linear_layers, quantize_dynamic, quantize_explicit, quantize_weight
 from ls_edge.export.targets import prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
 from ls_edge.training.runs.checkpoint import load_run
-from tests.export.onnx_models import run
+from tests.export.onnx_models import dims, run, session_of
 
 IMAGES = np.random.default_rng(1).standard_normal((4, 3, 16, 16), dtype=np.float32)
 
@@ -93,3 +95,18 @@ def with_quantized_sums(model):
 
 def cosine(a, b):
     return float((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize(("convert", "kind"), [(to_half, TensorProto.FLOAT16), (quantize_dynamic, TensorProto.INT8)])
+def test_matrices_by_slot_are_stored_in_the_precision_of_the_weights(shared_runs, convert, kind):
+    traced = next(iter(trace_blocks(prepare_for_export(load_run(shared_runs / "run").view))))
+    model = convert(traced)
+    onnx.checker.check_model(model, full_check=True)
+    matrices = [t for t in model.graph.initializer if len(t.dims) == 3 and min(t.dims) > 1]
+    assert len(matrices) == 8
+    assert {t.data_type for t in matrices} == {kind}
+    tokens = np.random.default_rng(0).standard_normal((2, *dims(traced.graph.input[0])[1:]), dtype=np.float32)
+    for slot in range(4):
+        feeds = {"tokens": tokens, "slot": np.full(2, slot, np.int64)}
+        expected, found = (session_of(m.SerializeToString()).run(None, feeds)[0] for m in (traced, model))
+        assert cosine(found, expected) > 0.999
