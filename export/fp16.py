@@ -21,12 +21,15 @@ from ls_edge.export.int8 import PRODUCTS, linear_layers, tables_of_weights
 
 _FOLLOWERS = (
     "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Gather", "Identity", "Flatten", "Gelu", "Relu",
+    "QuantizeLinear",
 )  # fmt: skip
 """Operators that keep the precision of their first input."""
+_INTEGERS = ("Shape", "Size", "QuantizeLinear")
+"""Operators whose results are integers."""
 
 
 def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph with products in float16; inputs and outputs keep their type."""
+    """Return the graph with products in float16, those of Q/DQ pairs too; inputs and outputs keep their type."""
     return HalfPrecisionRewriter(model).convert()
 
 
@@ -68,7 +71,7 @@ class HalfPrecisionRewriter:
                 self._append_half(fresh)
             else:
                 self.nodes.append(fresh)
-                if any(name in self.floats for name in node.input) and node.op_type not in ("Shape", "Size"):
+                if any(name in self.floats for name in node.input) and node.op_type not in _INTEGERS:
                     self.floats.update(node.output)
         return rewritten(self.source, self.nodes, self.kept.values())
 
@@ -96,6 +99,8 @@ class HalfPrecisionRewriter:
 
     def _runs_in_half(self, node: onnx.NodeProto) -> bool:
         """Return True for products, and for operators after one that neither add activations nor need range."""
+        if node.op_type == "DequantizeLinear":
+            return True
         if node.op_type in PRODUCTS:
             return all(name in self.floats for name in node.input if name)
         if node.output[0] in self.tables:
@@ -114,7 +119,7 @@ class HalfPrecisionRewriter:
 
     def _append_half(self, node: onnx.NodeProto) -> None:
         casts = []
-        for place, name in enumerate(node.output):
+        for place, name in enumerate(node.output if node.op_type not in _INTEGERS else ()):
             self.floats.add(name)
             if name in self.outputs:
                 node.output[place] = f"{name}_half"

@@ -9,7 +9,7 @@ and a handful of steps remains for all others. There are two forms:
   ``MatMulInteger``). No calibration. A batch has one scale, so the last digits of an answer depend on the other images
   in its batch. Low-rank matrices by slot are stored in int8 and computed in float32.
 - :func:`quantize_explicit`, for TensorRT: ``QuantizeLinear`` and ``DequantizeLinear`` around each linear layer with
-  scales from calibration images.
+  scales from calibration images. Attention's products then run in float16 (:func:`ls_edge.export.fp16.to_half`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ any order that the bands allow. The tolerances by precision (:data:`TOLERANCES`)
   own float32 is less exact than that (long sums, as in convolutional stems), a part may differ by :data:`OWN_ROUNDING`
   times PyTorch's own distance from float64, but by at most :data:`MOST`.
 - ``fp16``: at most 2e-3 of it; each block also runs on tokens scaled up to 1,500, like residuals of trained models. No
-  half-precision value inside a part may be infinite, which a CPU alone would not notice.
+  half-precision value inside a part may be infinite, which a CPU alone would not notice; nor in int8 for TensorRT.
 - ``int8``: rounding errors are expected, so directions are compared: for the worst image, the cosine of the logits is
   at least 0.999, and of each part's result 0.99. Softmax ignores the mean of an image's logits, and a large one would
   hide every other error, so it is subtracted first. With labeled calibration images, the accuracy on the held-out half
@@ -176,7 +176,7 @@ def verify_numbers(
                 comparison.whole(whole.run({"images": taken}), taken, trained)
             for order in view.bands.random_orders(SHUFFLED, seed=0):
                 comparison.chain_in("shuffled", order, taken, view.forward(torch.from_numpy(taken), order))
-        if precision == "fp16":
+        if precision != "fp32":
             orders = [range(chain.num_blocks), *view.bands.random_orders(SHUFFLED, seed=0)]
             _check_half_range(chain.bundle, images[:HALF_IMAGES], orders)
     return comparison.result
@@ -198,7 +198,7 @@ def _check_half_range(bundle: Bundle, images: np.ndarray, orders: Sequence[Seque
             if not np.isfinite(values).all():
                 raise VerificationError(
                     f"{part}: the value {name!r} exceeds 65,504, the range of float16, so a GPU would answer NaN; "
-                    "export in fp32 or int8"
+                    "export in fp32"
                 )
         return np.asarray(result)
 

@@ -384,7 +384,7 @@ def _blocks(
     of_blocks = Bands(len(blocks), tuple(cut * parts.per_part for cut in parts.bands.cuts))
     ranges = activation_ranges(blocks, torch.cat(starts).numpy(), of_blocks)
     owners = parts.view.owners[parts.folded.stem : parts.folded.stem + len(blocks)]
-    yield from map(quantize_explicit, blocks, _shared_ranges(ranges, owners))
+    yield from map(to_half, map(quantize_explicit, blocks, _shared_ranges(ranges, owners)))
 
 
 def _shared_ranges(ranges: list[dict[str, float]], owners: Sequence[int]) -> list[dict[str, float]]:

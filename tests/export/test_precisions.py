@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto
 
 from ls_edge.core.errors import UsageError, VerificationError
 from ls_edge.core.parts import HEAD, STEM
@@ -11,7 +12,7 @@ from ls_edge.export.settings import ExportSettings
 from ls_edge.export.verify import verify_run
 from ls_edge.export.writer import export_run
 from ls_edge.training.runs.checkpoint import load_run
-from tests.export.onnx_models import session_of
+from tests.export.onnx_models import model_of, session_of, types_of
 
 IMAGES = np.random.default_rng(1).standard_normal((4, 3, 16, 16), dtype=np.float32)
 
@@ -77,6 +78,21 @@ def test_an_export_is_verified_and_gives_the_same_bytes_again(gentle, few_images
     assert (found["residual_1500"] is not None) == (settings.precision == "fp16")
     assert (found["top1"] is not None) == (given is not None)
     verify_run(bundle, gentle)
+    if settings.engine == "tensorrt":
+        model = model_of(bundle, "block 0")
+        types = types_of(model)
+        products = {
+            (node.op_type, *(types[name] for name in node.input))
+            for node in model.graph.node
+            if node.op_type in ("MatMul", "LayerNormalization", "Softmax")
+        }
+        half, whole = TensorProto.FLOAT16, TensorProto.FLOAT
+        assert products == {("MatMul", half, half), ("LayerNormalization", whole, whole, whole), ("Softmax", whole)}
+        consumers = {name: node.op_type for node in model.graph.node for name in node.input}
+        made = {node.output[0]: node.op_type for node in model.graph.node}
+        # a cast between them would keep TensorRT from computing in int8
+        assert {consumers[name] for name, kind in made.items() if kind == "DequantizeLinear"} == {"MatMul"}
+        assert {consumers[name] for name, kind in made.items() if kind == "QuantizeLinear"} == {"DequantizeLinear"}
     if again:
         once_more = export_run(gentle, tmp_path / "two", settings, calibration=given).bundle
         assert once_more.manifest.bundle_id == manifest.bundle_id
