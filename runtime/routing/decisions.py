@@ -284,8 +284,7 @@ class Decisions:
         elif way := self._way_home(request):
             self._hand_on(request, SendTo(way, relay=True))
         elif since is not None and now - since >= limits.away_floor and not self._neighbors.reach(source):
-            self._turn.note(NoteKind.DROPPED, source, request.request, "no way home")
-            self._drop(request, self._turn.name, "no way home")
+            self.drop(request, self._turn.name, "no way home")
         else:
             self.send_progress([request])
             self._custody.wait(request, "no way home", now + limits.pause)
@@ -309,10 +308,11 @@ class Decisions:
     def canceled_on_way_home(self, request: HeldRequest, sender: str) -> None:
         """End a request if the only way home claims that it is canceled; that process could drop it anyway."""
         if request.itinerary.source not in self._neighbors.by_name and not self._way_home(request):
-            self._drop(request, sender, f"canceled, says {sender}, the only way home")
+            self.drop(request, sender, f"canceled, says {sender}, the only way home")
 
-    def _drop(self, request: HeldRequest, holder: str, why: str) -> None:
+    def drop(self, request: HeldRequest, holder: str, why: str) -> None:
         """End a request and make the previous holder drop its copy, too."""
+        self._turn.note(NoteKind.DROPPED, request.itinerary.source, request.request, why)
         if request.upstream is not None and request.upstream in self._neighbors.by_name:
             self._turn.send(request.upstream, Release(request.transfer, holder))
         self._custody.end(request, why)

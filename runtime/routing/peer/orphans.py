@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.state.custody import Custody
-from ls_edge.runtime.routing.state.events import NoteKind
 from ls_edge.runtime.routing.state.held_request import INFINITY
 from ls_edge.runtime.routing.state.turn import Turn
 
@@ -14,8 +14,9 @@ MAX_SOURCES_NEAR = 1024
 class Orphans:
     """Sources out of reach: their requests are dropped when no linked process has reached them for a while."""
 
-    def __init__(self, turn: Turn, custody: Custody) -> None:
+    def __init__(self, turn: Turn, custody: Custody, decisions: Decisions) -> None:
         self._turn = turn
+        self._decisions = decisions
         self._custody = custody
         self._drop_at: dict[str, float] = {}
         self.next = INFINITY
@@ -50,5 +51,4 @@ class Orphans:
         for request in [
             request for name in due for request in self._custody.held.values() if request.itinerary.source == name
         ]:
-            self._turn.note(NoteKind.DROPPED, request.itinerary.source, request.request, why)
-            self._custody.end(request, why)
+            self._decisions.drop(request, self._turn.name, why)

@@ -91,7 +91,7 @@ class PeerRules:
         self.announcer = StateAnnouncer(turn, custody, self)
         self.joins = joins = WaveJoiner(turn, custody, decisions)
         self.tombstones = Tombstones(turn.limits.tombstones)
-        self._orphans = Orphans(turn, custody)
+        self._orphans = Orphans(turn, custody, decisions)
         self._work = work = EngineWork(turn, custody, decisions, self.engine, joins, self.announcer.urgent)
         self.warm = False
         self._drain_until = INFINITY

@@ -38,7 +38,8 @@ class EndedRequests:
 
     def pop_cancel(self, now: float) -> Cancel:
         """Return the CANCEL that is due."""
-        budget = min(MAX_BUDGET_US, max(0, round((max(self._untold.values()) - now) * 1e6)))
+        until = max(now, *self._untold.values()) + self._limits.away_floor
+        budget = min(MAX_BUDGET_US, round((until - now) * 1e6))
         cancel = Cancel(tuple(self._untold), budget)
         self._untold.clear()
         self.cancel_at = INFINITY

@@ -164,7 +164,10 @@ class Custody:
         request.keep_end = now + limits.keep_most * left
         request.most_done = itinerary.blocks_done
         self.extend(request, end)
-        budget = min(MAX_BUDGET_US, max(0, round((request.deadline - now) * 1e6)))
+        # ACCEPT takes about as long as the tokens: half of the measured time is theirs.
+        budget = min(
+            MAX_BUDGET_US, max(0, round((request.deadline - now) * 1e6) - turn.neighbors.by_name[to].link_us // 2)
+        )
         if request.trail is None:
             itinerary = _with_visit(itinerary, request, turn.name, now)
         turn.instructions.append(

@@ -10,8 +10,8 @@ from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.lies import LIES
 from tests.runtime.routing.test_sparse_liars import ALL, BLOCKS, sparse
 
-SLACK = 8.0
-"""Seconds after the last outcome in which copies out of the source's reach may remain: transfers take up to 0.4 s."""
+SLACK = 6
+"""Transfers of the slowest link after which no copy remains, whatever happened, counted from the end of the budgets."""
 MEMBERS = sorted(
     name
     for name, lie in LIES.items()
@@ -28,13 +28,16 @@ def course(seed, lie=""):
     links = [(SOURCE, "a"), *((names[i], names[rng.randrange(i)]) for i in range(1, len(names)))]
     links += [(SOURCE, rng.choice(names)), *(rng.sample(names, 2) for _ in range(rng.randrange(3)))]
     lies = {rng.choice(names): LIES[lie]} if lie else {}
-    sim = sparse(placement, links, lies, seed=seed, latency=rng.choice((0.001, 0.001, 0.2, 0.4)))
+    latency = rng.choice((0.001, 0.001, 0.2, 0.4))
+    sim = sparse(placement, links, lies, seed=seed, latency=latency)
     sim.run(3.0)
-    requests = []
+    requests, end = [], 0.0
     for _ in range(8):
         policy = rng.choice(("fastest", "nearest", "random", "sequential", "parallel"))
         more = {} if policy == "parallel" else {"via_source": rng.random() < 0.2}
-        requests.append(sim.submit(policy=policy, budget=rng.choice((1.0, 2.0, 4.0)), **more))
+        budget = rng.choice((1.0, 2.0, 4.0))
+        requests.append(sim.submit(policy=policy, budget=budget, **more))
+        end = max(end, sim.now + budget)
         sim.run(0.02)
     if not lie and rng.random() < 0.5:
         lost = rng.choice(names)
@@ -44,11 +47,11 @@ def course(seed, lie=""):
     sim.settle()
     for name in lies:
         sim.kill(name)
-    sim.run(SLACK)
+    sim.run(max(0.0, end - sim.now) + SLACK * latency + (8.0 if lie else 0.0))
     return sim, requests
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(6), 619, 724])
 def test_honest_members_end_each_request_once_and_keep_nothing(seed):
     sim, requests = course(seed)
     for request in requests:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ls_edge.runtime.protocol.messages import Refuse, RefuseReason
+from ls_edge.runtime.protocol.messages import Accept, Refuse, RefuseReason, Release
 from ls_edge.runtime.routing.state.events import Complete, Forward
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
@@ -12,7 +12,7 @@ from tests.faults import lies as kinds
 from tests.faults.liar import Liar, Lie
 from tests.faults.lies import LIES
 from tests.faults.simulation import FaultySimulation
-from tests.runtime.routing.driver import BY_X, new_peer, run_of
+from tests.runtime.routing.driver import BY_X, new_peer, run_of, transfer
 
 BLOCKS = 4
 ALL = tuple(range(BLOCKS))
@@ -132,3 +132,26 @@ def test_tokens_that_a_full_relay_refuses_wait_before_they_are_offered_again():
     assert not peer.sent(Forward)
     peer.passes(Limits().pause)
     assert [again.to for again in peer.sent(Forward)] == ["relay"]
+
+
+def test_a_request_of_a_lost_source_is_dropped_by_the_keeper_of_the_copy_too():
+    """The keeper sees further peers, so it would offer its copy again and again, until the end of the budget."""
+    peer = new_peer()
+    peer.meets("keeper", [2, 3])
+    peer.gets("keeper", run_of(source="lost", budget=600.0))
+    peer.passes(2 * Limits().away_floor)
+    assert [dropped.transfer for dropped in peer.sent(Release, "keeper")] == [transfer()]
+    assert not peer.machine.held
+
+
+def test_a_budget_is_reduced_by_the_time_of_the_transfer():
+    """Tokens that go from peer to peer on slow links must not outlive their budget."""
+    seconds = 0.8
+    peer = new_peer(blocks=())
+    peer.meets("next", [0, 1, 2, 3])
+    peer.gets("laptop", run_of(budget=5.0))
+    (first,) = peer.sent(Forward)
+    peer.hears("next", Accept(first.transfer, 9), seconds)
+    peer.gets("laptop", run_of(transfer(2), budget=5.0))
+    (second,) = peer.sent(Forward)
+    assert (first.budget_us, second.budget_us) == (5_000_000, round((5.0 - seconds / 2) * 1e6))

@@ -216,6 +216,14 @@ def test_the_error_says_what_was_missing(source, credit, error):
     assert type(fail.error) is error
 
 
+def test_a_cancel_at_the_end_of_a_budget_lasts_until_late_tokens_have_come(source):
+    source.meets("a", [0, 1, 2, 3])
+    submits(source, budget=0.5)
+    source.passes(0.6)
+    (cancel,) = source.sent(Cancel, "a")
+    assert cancel.budget_us >= source.machine.limits.away_floor * 1e6
+
+
 def test_abandoned_requests_are_canceled_and_give_no_outcome(source):
     source.meets("a", [0, 1, 2, 3])
     submits(source)
