@@ -127,8 +127,11 @@ def bundle_of(
         json.dumps([2, model, args, *([precision] * (precision != "fp32"))], sort_keys=True).encode()
     ).hexdigest()[:12]
     target = cache_folder() / f"{model}-{tag}"
-    if (target / "manifest.json").exists():
-        return target
+    from ls_edge.core.bundle import Bundle
+
+    with contextlib.suppress(LsEdgeError):
+        return Bundle.open(target).folder
+    shutil.rmtree(target, ignore_errors=True)  # of another version
     report_progress(f"exporting {model} with random weights to {target}")
     import torch
 
@@ -159,7 +162,7 @@ def bundle_of(
         save_run(Path(scratch) / "run", view, TrainConfig(), record)
         made = export_run(load_run(Path(scratch) / "run"), Path(scratch) / "bundle", settings).bundle.folder
         with contextlib.suppress(OSError):  # another benchmark was faster
-            shutil.move(made, target)
+            made.rename(target)
     return target
 
 

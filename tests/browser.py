@@ -1,6 +1,7 @@
 """Chromium without a screen, for tests of pages."""
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -36,11 +37,22 @@ class Browser:
         )  # fmt: skip
         os.close(read)
         os.close(write)
-        self._last, self._buffer, self.events, self.tab = 0, b"", [], None
+        self._last, self._buffer, self.events, self.tab, self._profile = 0, b"", [], None, {}
 
     def __enter__(self):
         self.open_tab()
         return self
+
+    @contextlib.contextmanager
+    def new_profile(self):
+        """Use a tab that shares nothing with the others."""
+        self.tab = None
+        self._profile = self.call("Target.createBrowserContext")
+        self.open_tab()
+        yield self
+        self.tab = None
+        self.call("Target.disposeBrowserContext", **self._profile)
+        self._profile, self.events = {}, []
 
     def __exit__(self, *_):
         self._process.kill()
@@ -51,7 +63,7 @@ class Browser:
     def open_tab(self):
         """Open a tab in a window of its own and use it; return what :attr:`tab` is set to, to use it again."""
         self.tab = None
-        target = self.call("Target.createTarget", url="about:blank", newWindow=True)["targetId"]
+        target = self.call("Target.createTarget", url="about:blank", newWindow=True, **self._profile)["targetId"]
         self.tab = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")

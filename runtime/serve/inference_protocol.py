@@ -117,7 +117,10 @@ def _decoded(content: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
     """Decode JSON; raise :class:`DataError` in the words of JSON."""
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (RecursionError, UnicodeDecodeError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else "it is not UTF-8"
+        raise DataError(f"{name} is not valid: {why}") from None
+    except msgspec.DecodeError as error:
         why = re.sub(
             r"`([a-z |]+)`", lambda match: " or ".join(_WORDS.get(w, w) for w in match[1].split(" | ")), str(error)
         )
@@ -277,7 +280,7 @@ def _values_of(given: _Input, kind: Any) -> Any:
     """Return the values of an input, as nested as they are given."""
     content = bytes(given.data)
     opening = re.match(rb"[\[\s]*", content)
-    for _ in range(min(content.count(b"[", 0, opening.end() if opening else 0), 8)):
+    for _ in range(min(max(1, content.count(b"[", 0, opening.end() if opening else 0)), 8)):
         kind = list[kind]
     return _decoded(content, kind, f"the data of input {given.name}")
 

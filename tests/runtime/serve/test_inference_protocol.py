@@ -235,6 +235,7 @@ def one(name, shape, datatype, **more):
     [
         (b"", "the request is not valid"),
         (b"[" * 100_000, "the request is not valid"),
+        (b'{"other": ' + b"[" * 100_000, "it is nested too deeply"),
         (b'{"inputs": []}', "the request is not valid"),
         (one("image", [-1], "BYTES", data=["x"]), "the request is not valid"),
         (one("image", [0], "BYTES", data=[]), "a batch of 0"),
@@ -252,6 +253,8 @@ def one(name, shape, datatype, **more):
         ),
         (one("image", [1], "BYTES", data=["x"], parameters=[]), "Expected an object or null, got an array"),
         (one("image", None, "BYTES", data=["x"]), "Expected an array, got null"),
+        (one("image", [1], "BYTES", data="x"), "Expected an array, got a string"),
+        (one("\xe9", [1], "BYTES", data=["x"]).decode("unicode-escape").encode("latin-1"), "it is not UTF-8"),
         (one("input", [1, 3, 1, 1], "FP32", data=[1.5, float("nan"), 2]), "(byte 87): 'NaN, 2]"),
         (one("pixels", [1, 1, 1, 3], "UINT8", data=[1, 2, 300]), "0 to 255"),
         (one("input", [1, 3, 1 << 31, 1 << 31], "FP32", data=[1]), "use [N, 3, 16, 16]"),

@@ -34,6 +34,11 @@ CUT = """
   .filter(([, box]) => box.left < 0 || box.right > innerWidth).map(([text]) => text)
 """
 """Texts of the drawing that leave the window."""
+BOXES = """
+[...document.querySelectorAll("#swarm, #swarm text")].map(one => [one.textContent, one.getBoundingClientRect()])
+  .map(([text, box]) => [text, box.left, box.top, box.right, box.bottom])
+"""
+"""The drawing and its texts, and where they are."""
 STATE = "document.getElementById('state').textContent"
 SAID = "document.getElementById('said').textContent"
 CLASSES = "[...document.querySelectorAll('#classes li span:first-child')].map(one => one.textContent)"
@@ -44,9 +49,15 @@ def dropped(image, where="drop"):
     return DROP % (base64.b64encode(image).decode(), where)
 
 
+@pytest.fixture(scope="module")
+def browser_of_module(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
 @pytest.fixture
-def browser(tmp_path):
-    with Browser(tmp_path / "profile") as one:
+def browser(browser_of_module):
+    with browser_of_module.new_profile() as one:
         yield one
 
 
@@ -68,39 +79,63 @@ def opened(browser, address):
 
 
 @pytest.mark.timeout(120)
-def test_answers_take_another_way_on_the_page(tmp_path, bundle, ls_edge):
+def test_answers_take_another_way_on_the_page(tmp_path, bundle, ls_edge, browser):
     with LocalCluster(tmp_path / "peers", bundle, PLACEMENT) as local:
         local.wait_warm()
         server = Server(ls_edge, local.path, bundle)
         address = "http://{}:{}/".format(*server.address)
         drop = dropped(picture())
-        with Browser(tmp_path / "profile") as browser:
-            for width, scheme in ((1280, "light"), (390, "dark")):
-                browser.show(address, width, 900, scheme)
-                browser.wait_for("document.getElementById('state').textContent.includes('2 of 2 peers')")
-                before = len(browser.evaluate(ANSWERS))
-                browser.evaluate(drop)
-                browser.wait_for(f"({ANSWERS}).length === {before + 1}")
-                assert browser.evaluate("document.querySelectorAll('#classes li').length") == 5
-                answer = browser.evaluate(ANSWERS)[0]
-                (used,) = {name for name in PLACEMENT if f"{name} 0-3" in answer}
-                assert browser.evaluate("document.querySelectorAll('#swarm .path').length") > 0
-                local.kill(used)
-                browser.wait_for(f"{AWAY} === 1")
-                browser.evaluate(drop)
-                browser.wait_for(f"({ANSWERS}).length === {before + 2}")
-                (other,) = PLACEMENT.keys() - {used}
-                assert f"{other} 0-3" in browser.evaluate(ANSWERS)[0]
-                assert browser.evaluate("document.documentElement.scrollWidth") <= width
-                assert browser.evaluate(CUT) == []
-                if folder := os.environ.get("LS_EDGE_PICTURES"):
-                    browser.picture(Path(folder) / f"serve-{width}.png")
-                local.start(used)
-                local.wait_warm(used)
-            assert browser.noise() == []
-            assert {url for url in browser.requested() if not url.startswith((address, f"blob:{address}"))} <= {
-                "data:,"
-            }
+        for width, scheme in ((1280, "light"), (390, "dark")):
+            browser.show(address, width, 900, scheme)
+            browser.wait_for("document.getElementById('state').textContent.includes('2 of 2 peers')")
+            before = len(browser.evaluate(ANSWERS))
+            browser.evaluate(drop)
+            browser.wait_for(f"({ANSWERS}).length === {before + 1}")
+            assert browser.evaluate("document.querySelectorAll('#classes li').length") == 5
+            answer = browser.evaluate(ANSWERS)[0]
+            (used,) = {name for name in PLACEMENT if f"{name} 0-3" in answer}
+            assert browser.evaluate("document.querySelectorAll('#swarm .path').length") > 0
+            local.kill(used)
+            browser.wait_for(f"{AWAY} === 1")
+            browser.evaluate(drop)
+            browser.wait_for(f"({ANSWERS}).length === {before + 2}")
+            (other,) = PLACEMENT.keys() - {used}
+            assert f"{other} 0-3" in browser.evaluate(ANSWERS)[0]
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width
+            assert browser.evaluate(CUT) == []
+            if folder := os.environ.get("LS_EDGE_PICTURES"):
+                browser.picture(Path(folder) / f"serve-{width}.png")
+            local.start(used)
+            local.wait_warm(used)
+        assert browser.noise() == []
+        assert {url for url in browser.requested() if not url.startswith((address, f"blob:{address}"))} <= {"data:,"}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_names_and_blocks_are_drawn_beside_each_other(server, browser, width):
+    opened(browser, server.address)
+    for count in (1, 2, 3, 5, 8):
+        peers = {
+            f"orin-nano-{number}": {"state": "away" if number == 2 else "alive", "warm": number != 1, "queue": number,
+                                    "blocks": ["stem", *range(12), "head"], "reaches": []}
+            for number in range(count)
+        }  # fmt: skip
+        browser.show("http://{}:{}/".format(*server.address), width, 900)
+        browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
+        browser.evaluate("leave.abort()")
+        browser.evaluate(f"take({{run, answers: [], status: {{...status, peers: {json.dumps(peers)}}}}})")
+        drawing, *texts = browser.evaluate(BOXES)
+        assert {"this server", *peers} <= {text for text, *_ in texts}
+        for text, *box in texts:
+            assert _share(box, drawing[1:]) == pytest.approx(1.0), text
+        for one, other in itertools.combinations(texts, 2):
+            assert _share(one[1:], other[1:]) < 0.1, (one, other)
+
+
+def _share(one, other):
+    """Share of a rectangle that another one covers."""
+    width, height = (min(one[n + 2], other[n + 2]) - max(one[n], other[n]) for n in (0, 1))
+    return max(0, width) * max(0, height) / ((one[2] - one[0]) * (one[3] - one[1]))
 
 
 def test_events_follow_the_answers(swarm, bundle, ls_edge):
