@@ -57,8 +57,11 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     available_bytes: int | None
     l4t: str | None
     power_mode: str | None
+    """Name of the power mode that was asked for; :attr:`DeviceState.limits_mhz` has what is in force."""
     battery_wh: float | None
     versions: dict[str, str]
+    multiprocessors: int | None = None
+    """Streaming multiprocessors of the GPU, of which a power mode may switch some off."""
     emulated: str | None = None
     """Source of the numbers of an emulated device; null for a measured one."""
 
@@ -139,6 +142,8 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     throttled_by: list[str]
     before: DeviceState
     after: DeviceState
+    power_cost: float | None = None
+    """Fraction of a core's time that measuring the power took."""
 
     @property
     def one_at_a_time(self) -> BatchTimes:

@@ -70,6 +70,8 @@ class DeviceState(msgspec.Struct, frozen=True):
     throttled: list[str]
     counters: dict[str, int]
     """Throttling and over-current events since the device was started."""
+    limits_mhz: dict[str, float] = {}
+    """Highest clocks that are allowed now, by the power mode or anything else."""
 
 
 class GpuReading(msgspec.Struct, frozen=True):
@@ -94,6 +96,8 @@ class PowerReading(msgspec.Struct, frozen=True):
     """``ina3221``, ``ina238``, ``rapl``, ``nvml`` or ``rapl and nvml``."""
     channels: dict[str, float]
     """Mean watts of each channel, including those that are a part of another."""
+    cost: float = 0.0
+    """Fraction of a core's time that reading the sensors took."""
 
 
 class Sensors:
@@ -141,8 +145,11 @@ class Sensors:
         temperatures: dict[str, float] = {}
         for number, (name, degrees) in enumerate(self._read("temperatures")):
             temperatures[f"{name} {number}" if name in temperatures else name] = degrees
-        clocks = dict(self._read("core clocks"))
-        clocks |= {f"gpu{number}": mhz for number, (_, mhz) in enumerate(self._read("gpu clocks"))}
+        clocks, limits = (
+            dict(self._read(f"core {which}"))
+            | {f"gpu{number}": mhz for number, (_, mhz) in enumerate(self._read(f"gpu {which}"))}
+            for which in ("clocks", "limits")
+        )
         throttled = [why for why, _ in self._read("slowdowns")]
         for number, gpu in enumerate(self.gpus()):
             if gpu.temperature_c is not None:
@@ -153,7 +160,7 @@ class Sensors:
         counters = Counter[str]()
         for name, count in self._read("counters"):
             counters[name] += round(count)
-        return DeviceState(temperatures, clocks, throttled, dict(counters))
+        return DeviceState(temperatures, clocks, throttled, dict(counters), limits)
 
     def battery_wh(self) -> float | None:
         """Return the energy left in all batteries, in watt hours, or None."""
@@ -193,6 +200,7 @@ class PowerMeter:
         self._sensors, self._every_s = sensors, every_s
         self._samples: list[tuple[dict[str, float], dict[str, float]]] = []
         self._ended = threading.Event()
+        self._cpu_s = 0.0
         self._thread = threading.Thread(target=self._sample, name="power", daemon=True)
 
     def __enter__(self) -> PowerMeter:
@@ -208,13 +216,15 @@ class PowerMeter:
         counters = self._sensors.energy_uj(), self._sensors.gpu_energy_uj()
         rapl, cards = (used_watts(*pair, seconds) for pair in zip(self._counters, counters, strict=True))
         channels, gpus = (_means(samples) for samples in zip(*self._samples, strict=True))
-        self.reading = total_power(channels, rapl, gpus | {name: watts for name, watts in cards.items() if watts})
+        found = total_power(channels, rapl, gpus | {name: watts for name, watts in cards.items() if watts})
+        self.reading = found and msgspec.structs.replace(found, cost=round(self._cpu_s / seconds, 5))
 
     def _sample(self) -> None:
         is_last = False
         while True:
             self._samples.append((self._sensors.channel_watts(), self._sensors.gpu_watts()))
             if is_last:
+                self._cpu_s = time.thread_time()
                 return
             is_last = self._ended.wait(self._every_s)
 
@@ -333,6 +343,10 @@ def _scaled(divisor: float, name: Callable[[Path], str]) -> _Reader:
     return read
 
 
+_core_mhz = _scaled(1e3, lambda path: path.parent.parent.name)
+_gpu_mhz = _scaled(1e6, lambda path: path.parent.name)
+
+
 def _channel(label: Path) -> _Readings:
     monitor, channel, name = label.parent, label.name[2], text_of(label)
     volts, amperes = _number(monitor / f"in{channel}_input"), _number(monitor / f"curr{channel}_input")
@@ -397,10 +411,10 @@ _PI = "sys/devices/platform/soc*/soc*firmware/get_throttled"
 _READERS: dict[str, dict[str, _Reader]] = {
     "channels": {"sys/class/hwmon/hwmon*/in[123]_label": _channel, "sys/class/hwmon/hwmon*/power1_input": _input},
     "temperatures": {"sys/class/thermal/thermal_zone*/temp": _temperature},
-    "core clocks": {
-        "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq": _scaled(1e3, lambda path: path.parent.parent.name)
-    },
-    "gpu clocks": {"sys/class/devfreq/*gpu*/cur_freq": _scaled(1e6, lambda path: path.parent.name)},
+    "core clocks": {"sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq": _core_mhz},
+    "core limits": {"sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_max_freq": _core_mhz},
+    "gpu clocks": {"sys/class/devfreq/*gpu*/cur_freq": _gpu_mhz},
+    "gpu limits": {"sys/class/devfreq/*gpu*/max_freq": _gpu_mhz},
     "slowdowns": {
         "sys/class/thermal/thermal_zone*/temp": _trip_point,
         "sys/class/thermal/cooling_device*/cur_state": _cooling_device,

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import part_name
@@ -20,6 +22,8 @@ from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad
 from ls_edge.device.requirements import installed
 from ls_edge.device.sensors import DeviceState, PowerMeter, PowerReading, Sensors, throttling
+from ls_edge.engines.cuda.memory import CudaWorkspace
+from ls_edge.engines.cuda.runtime import MULTIPROCESSORS
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.measuring import library_of, resident_bytes, taken_bytes, time_batch, time_blocks
 from ls_edge.engines.opening import OnStep, usable_threads
@@ -100,7 +104,8 @@ def profile_bundle(
     with Pipeline.open(
         bundle, threads=threads, provider=provider, kind=kind, max_batch=sizes[-1], on_step=note
     ) as pipeline:
-        taken = taken_bytes(resident, pipeline.executor.workspace)
+        taken, workspace = taken_bytes(resident, pipeline.executor.workspace), pipeline.executor.workspace
+        multiprocessors = _multiprocessors(workspace)
         for done, size in enumerate(sizes, opened):
             on_step(done, steps, f"batch {size}")
             measured[size] = time_batch(pipeline, size, duration, device.sensors, visits_s=duration / 4)
@@ -111,6 +116,7 @@ def profile_bundle(
         device,
         before,
         power,
+        multiprocessors,
         engine=library_of(pipeline.choice.kind),
         provider=pipeline.provider,
         threads=threads,
@@ -150,6 +156,7 @@ def profile_blocks(
         device,
         before,
         readings[0],
+        _multiprocessors(executor.workspace),
         engine=library_of(engine.kind),
         provider=engine.provider,
         threads=getattr(engine, "threads", 1),
@@ -162,7 +169,12 @@ def profile_blocks(
 
 
 def _document(
-    bundle: Bundle, device: MeasuredDevice, before: DeviceState, power: PowerReading | None, **measured: Any
+    bundle: Bundle,
+    device: MeasuredDevice,
+    before: DeviceState,
+    power: PowerReading | None,
+    multiprocessors: int | None,
+    **measured: Any,
 ) -> DeviceProfile:
     """Return the profile of a measurement that ends now; ``measured`` are further fields of it."""
     after, manifest = device.sensors.state(), bundle.manifest
@@ -173,16 +185,21 @@ def _document(
         model_id=manifest.model_id,
         model=manifest.model,
         precision=manifest.precision,
-        device=device.facts,
+        device=msgspec.structs.replace(device.facts, multiprocessors=multiprocessors),
         power_watts=None if power is None else power.watts,
         power_scope=None if power is None else power.scope,
         power_channels={} if power is None else power.channels,
+        power_cost=None if power is None else power.cost,
         throttled=bool(slowed_by),
         throttled_by=slowed_by,
         before=before,
         after=after,
         **measured,
     )
+
+
+def _multiprocessors(workspace: CudaWorkspace | None) -> int | None:
+    return None if workspace is None else workspace.cuda.attribute(MULTIPROCESSORS)
 
 
 _Mark = tuple[str, float, int | None]

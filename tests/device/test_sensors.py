@@ -95,6 +95,7 @@ def test_a_meter_averages_samples(tmp_path):
     with PowerMeter(sensors, every_s=0.005) as meter:
         pass
     assert meter.reading.watts == 7.0
+    assert meter.reading.cost > 0  # of reading the files at least twice
     with PowerMeter(Sensors(tmp_path / "nothing"), every_s=0.005) as meter:
         pass
     assert meter.reading is None
@@ -106,7 +107,9 @@ def test_clocks_temperatures_and_causes_of_throttling_are_read(tmp_path):
         ORIN_NANO
         | {
             "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": 1510400,
+            "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": 1728000,
             "sys/class/devfreq/17000000.gpu/cur_freq": 624750000,
+            "sys/class/devfreq/17000000.gpu/max_freq": 1020000000,
             "sys/class/thermal/thermal_zone0/type": "cpu-thermal",
             "sys/class/thermal/thermal_zone0/temp": 51250,
             "sys/class/thermal/thermal_zone0/trip_point_0_type": "passive",
@@ -123,6 +126,7 @@ def test_clocks_temperatures_and_causes_of_throttling_are_read(tmp_path):
     )
     before = calm.state()
     assert before.clocks_mhz == {"cpu0": 1510.4, "gpu0": 624.75}
+    assert before.limits_mhz == {"cpu0": 1728.0, "gpu0": 1020.0}
     assert before.temperatures_c == {"cpu-thermal": 51.25}
     assert before.throttled == []
     assert throttling(before, before) == []

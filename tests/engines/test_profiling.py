@@ -110,6 +110,7 @@ def test_memory_of_the_gpu_counts_once(bundle, tmp_path, gpu, integrated, monkey
     found = profile_bundle(bundle, device, duration=0.02, kind="tensorrt")
     files = sum(part.file_bytes for part in found.parts)
     assert found.provider.startswith("TensorRT")
+    assert found.device.multiprocessors == 8
     assert found.memory_bytes >= files
     with Pipeline.open(bundle, kind="tensorrt") as pipeline:
         workspace, opened = pipeline.executor.workspace, pipeline.executor.workspace.taken_bytes()
@@ -119,6 +120,7 @@ def test_memory_of_the_gpu_counts_once(bundle, tmp_path, gpu, integrated, monkey
         measured = profile_blocks(
             bundle, pipeline.executor, device, max_batch=1, duration=0.02, call=lambda function: function()
         )
+        assert measured.device.multiprocessors == 8
         assert measured.memory_bytes == workspace.taken_bytes() > 10 * files
         monkeypatch.setattr("ls_edge.engines.measuring.resident_bytes", lambda: 10 * files)
         assert taken_bytes(0, workspace) == workspace.taken_bytes() + (0 if integrated else 10 * files)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -169,4 +169,14 @@ def _print(found: DeviceProfile, console: Console) -> None:
     loaded = sum(part.load_ms for part in found.parts) / 1e3
     console.print(f"memory {found.memory_bytes / 2**20:.0f} MiB, loaded in {loaded:.1f} s")
     power, energy = show(found.power_watts, f" W ({found.power_scope})"), show(found.energy_mj_per_image, " mJ")
-    console.print(f"power {power}, {energy} per image, power mode {found.device.power_mode or NOTHING}")
+    console.print(f"power {power}, {energy} per image")
+    limits = [f"{name} up to {mhz:.0f} MHz" for name, mhz in _of_each_kind(found.after.limits_mhz).items()]
+    if found.device.multiprocessors:
+        limits.append(f"{found.device.multiprocessors} multiprocessors")
+    console.print(f"power mode {found.device.power_mode or NOTHING}; in force: {', '.join(limits) or NOTHING}")
+
+
+def _of_each_kind(limits: Mapping[str, float]) -> dict[str, float]:
+    """Return the highest limit of the cores and of each GPU."""
+    cores = [mhz for name, mhz in limits.items() if name.startswith("cpu")]
+    return ({"cores": max(cores)} if cores else {}) | {n: mhz for n, mhz in limits.items() if n.startswith("gpu")}

@@ -123,8 +123,12 @@ class CudaRuntime:
 
     def is_integrated(self) -> bool:
         """Return whether the GPU shares the memory of the host, as on a Jetson."""
+        return bool(self.attribute(INTEGRATED))
+
+    def attribute(self, which: int) -> int:
+        """Return an attribute of the GPU that is in use."""
         number = self.call("cudaGetDevice", doing="looking for a GPU")
-        return bool(self.call("cudaDeviceGetAttribute", INTEGRATED, number, doing="looking at the GPU"))
+        return int(self.call("cudaDeviceGetAttribute", which, number, doing="looking at the GPU"))
 
     def release_of(self, which: str) -> str:
         """Return the CUDA release of the ``Driver`` or the ``Runtime``, such as ``12.6``; ``0.0`` without a driver."""

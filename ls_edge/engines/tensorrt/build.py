@@ -77,10 +77,7 @@ def this_device() -> TensorRTDevice:
     trt, cuda = tensorrt_module(), cuda_runtime()
     number = cuda.call("cudaGetDevice", doing="looking for a GPU")
     name = cuda.call("cudaGetDeviceProperties", number, doing="looking at the GPU").decode(errors="replace")
-    major, minor, multiprocessors = (
-        cuda.call("cudaDeviceGetAttribute", attribute, number, doing="looking at the GPU")
-        for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS)
-    )
+    major, minor, multiprocessors = map(cuda.attribute, (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS))
     return TensorRTDevice(trt.__version__, name.strip(), f"{major}.{minor}", multiprocessors)
 
 
