@@ -10,17 +10,16 @@ import io
 import struct
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from ls_edge.core.errors import DataError, LsEdgeError
+from ls_edge.data.any_image import FORMATS, read_any
 
 # The sender of a damaged file chooses the text of the warning, which Python would print and remember forever.
 warnings.filterwarnings("ignore", module=r"PIL\.")
-
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""Pillow decoders in use; the others start programs or are rarely tested."""
 
 MAX_SIDE = 1 << 14
 """Largest width or height, in pixels. Pillow keeps a pointer for each row, so tall images cost more than their area."""
@@ -64,9 +63,6 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
-PixelSource = bytes | np.ndarray | Image.Image
-"""An encoded file, pixels as uint8 ``[H, W, 3]`` or ``[H, W]``, or a Pillow image."""
-
 
 class _Reader(io.BytesIO):
     """An encoded file that can be read a limited number of times."""
@@ -85,34 +81,36 @@ class _Reader(io.BytesIO):
 
 
 def decode(
-    image: PixelSource,
+    image: Any,
     name: str = "image",
     *,
     exif_orientation: bool = False,
     keep_gray: bool = False,
     on_large: Callable[[], None] = lambda: None,
 ) -> Image.Image:
-    """Decode to RGB, or to 8-bit gray if the image is gray and ``keep_gray`` is set, for a third of the memory.
+    """Decode an image of any kind (:mod:`ls_edge.data.any_image`) to RGB.
+
+    Decode to 8-bit gray if the image is gray and ``keep_gray`` is set, for a third of the memory.
 
     Turn the image upright by its EXIF orientation if ``exif_orientation`` is set.
 
     ``on_large`` is called before decoding an image that needs more than :data:`SMALL_BYTES`, or a comparable time. It
     may wait, and an :class:`LsEdgeError` that it raises ends the decoding.
 
-    Raises :class:`DataError` with ``name`` if the image is damaged, exceeds a limit of this module, or has pixels of
-    unknown range (see :func:`to_rgb`).
+    Raises :class:`DataError` with ``name`` if the image cannot be read, is damaged, exceeds a limit of this module, or
+    has pixels of unknown range (see :func:`to_rgb`), and :class:`UsageError` for an object that is no image.
     """
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or 0 in image.shape:
-            raise DataError(f"{name} is an array {image.dtype} {list(image.shape)}; give pixels as uint8 [H, W, 3]")
-        return to_rgb(Image.fromarray(image), name)
-    if isinstance(image, Image.Image):
-        return to_rgb(_upright(image) if exif_orientation else image, name)
+    content = read_any(image, name)
     try:
-        _check_tiff_tags(image, name)
-        reader = _Reader(image, name)
+        if not isinstance(content, bytes):
+            picture = Image.fromarray(content) if isinstance(content, np.ndarray) else content
+            picture.load()  # which turns a TIFF
+            picture = picture.copy() if "transparency" in picture.info else picture
+            return to_rgb(_upright(picture) if exif_orientation else picture, name, keep_gray=keep_gray)
+        _check_tiff_tags(content, name)
+        reader = _Reader(content, name)
         with Image.open(reader, formats=FORMATS) as opened:
-            if _check(opened, image, name, copies=exif_orientation) > SMALL_BYTES:
+            if _check(opened, content, name, copies=exif_orientation) > SMALL_BYTES:
                 on_large()
             reader.left = MAX_SLOW_PIXELS if _is_slow(opened) else MAX_READS
             opened.load()
@@ -126,7 +124,7 @@ def decode(
         raise DataError(f"cannot decode {name}: {reason}; replace or remove it") from None
 
 
-def thumbnail(image: PixelSource, side: int = 96) -> bytes:
+def thumbnail(image: Any, side: int = 96) -> bytes:
     """Return an image as a PNG file of at most ``side`` pixels a side; errors as :func:`decode`."""
     small = decode(image, exif_orientation=True)
     small.thumbnail((side, side))
@@ -259,10 +257,10 @@ def _from_wide(image: Image.Image, name: str) -> Image.Image:
 
 
 def is_turned(encoded: bytes) -> bool:
-    """Return whether an encoded image has an EXIF orientation by which viewers turn or mirror it."""
+    """Return whether an encoded image has an EXIF orientation by which viewers, but not Pillow, turn or mirror it."""
     try:
         with Image.open(_Reader(encoded, "image"), formats=FORMATS) as image:
-            return _turn_of(image) is not None
+            return image.format != "TIFF" and _turn_of(image) is not None
     except Exception:  # noqa: BLE001 - as in decode
         return False
 

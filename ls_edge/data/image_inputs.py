@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from ls_edge.core.errors import DataError
+from ls_edge.data.any_image import read_any, read_whole
 from ls_edge.data.camera import frames, is_live, is_video, opencv
 from ls_edge.data.image_files import EXTENSIONS, read_folder
-
-MAX_IMAGE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class ImageInput:
     """An image, or a camera, stream, or video with a sequence of frames."""
 
     name: str
-    read: Callable[[], bytes] | None = None
+    read: Callable[[], Any] | None = None
     error: DataError | None = None
 
 
@@ -33,11 +32,11 @@ def expand_argument(given: str) -> Iterator[ImageInput]:
         opencv()
         yield ImageInput(given)
     elif given == "-":
-        yield ImageInput("-", lambda: _read_whole("standard input", sys.stdin.buffer))
+        yield ImageInput("-", lambda: read_whole(sys.stdin.buffer, "standard input"))
     elif Path(given).is_dir():
         yield from _folder(given)
     elif Path(given).exists():
-        yield ImageInput(given, lambda: _read_file(given))
+        yield ImageInput(given, lambda: read_any(given, given))
     else:
         yield ImageInput(given, error=DataError("no such file or folder; check the path"))
 
@@ -53,23 +52,6 @@ def _folder(given: str) -> Iterator[ImageInput]:
         yield ImageInput(given, error=DataError(f"the folder has no images; their names must end in {endings}"))
     for name in sorted(tree):
         yield ImageInput(str(Path(given) / name), tree[name])
-
-
-def _read_file(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as stream:
-            return _read_whole(path, stream)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}; check it and its permissions") from None
-
-
-def _read_whole(name: str, stream: Any) -> bytes:
-    content: bytes = stream.read(MAX_IMAGE_BYTES + 1)
-    if not content:
-        raise DataError(f"{name} is empty; give an encoded image, such as a JPEG")
-    if len(content) > MAX_IMAGE_BYTES:
-        raise DataError(f"{name} has more than {MAX_IMAGE_BYTES >> 20} MiB, the limit; scale it down")
-    return content
 
 
 def read_images(inputs: Iterable[ImageInput]) -> Generator[tuple[str, bytes | np.ndarray | DataError], None, None]:

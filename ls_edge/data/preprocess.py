@@ -18,15 +18,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from ls_edge.core.bundle import INTERPOLATIONS, ImageSpec
-from ls_edge.core.errors import BundleError, DataError
+from ls_edge.core.errors import BundleError, DataError, UsageError
 from ls_edge.data.datasets import ImageRef, ImageSet
-from ls_edge.data.decoding import PixelSource, decode
+from ls_edge.data.decoding import decode
 
 MAX_SCALED_PIXELS = 1 << 24
 
@@ -47,10 +47,14 @@ class Preprocessor:
         self._scale = (1 / (255 * np.asarray(spec.std, dtype=np.float64))).astype(np.float32)[:, None, None]
         self._offset = (np.asarray(spec.mean) / np.asarray(spec.std)).astype(np.float32)[:, None, None]
 
-    def __call__(
-        self, image: PixelSource, name: str = "image", on_large: Callable[[], None] = lambda: None
-    ) -> np.ndarray:
-        """Return an image as float32 ``[3, H, W]``; :func:`~ls_edge.data.decoding.decode` explains ``on_large``."""
+    def __call__(self, image: Any, name: str = "image", on_large: Callable[[], None] = lambda: None) -> np.ndarray:
+        """Return an image of any kind as float32 ``[3, H, W]``; arrays of this kind are checked and returned.
+
+        :func:`~ls_edge.data.decoding.decode` explains ``on_large`` and the errors.
+        """
+        name = name or "image"
+        if isinstance(image, np.ndarray) and image.dtype == np.float32:
+            return self._checked(image, name)
         upright = self.spec.exif_orientation is True
         decoded = decode(image, name, exif_orientation=upright, keep_gray=True, on_large=on_large)
         pixels = np.asarray(self.crop(decoded, name).convert("RGB"))
@@ -58,6 +62,14 @@ class Preprocessor:
         chw *= self._scale
         chw -= self._offset
         return chw
+
+    def _checked(self, array: np.ndarray, name: str) -> np.ndarray:
+        shape = (3, *self.spec.size)
+        if array.shape != shape:
+            raise UsageError(f"{name} has shape {array.shape}, the model takes {shape}; use source.preprocess")
+        if not np.isfinite(array).all():
+            raise DataError(f"{name} contains NaN or infinity; correct these values, or omit the image")
+        return array
 
     def crop(self, image: Image.Image, name: str = "image") -> Image.Image:
         """Scale and crop an RGB or gray image to the spec's size."""
@@ -89,7 +101,7 @@ class Preprocessor:
 
 def iterate(
     image_set: ImageSet,
-    preprocessor: Callable[[PixelSource, str], T],
+    preprocessor: Callable[[Any, str], T],
     on_skip: Callable[[ImageRef, DataError], None] | None = None,
     *,
     on_time: Callable[[float], None] | None = None,

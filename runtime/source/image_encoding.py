@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import DataError
+from ls_edge.data.any_image import read_any
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE, EncodedImage
 
 
-def encode_image(image: Any, name: str = "image", on_large: Callable[[], None] = lambda: None) -> EncodedImage:  # noqa: ARG001
-    """Return an encoded image: the bytes of a file, or pixels uint8 ``[H, W, 3]`` or ``[H, W]`` as PPM or PGM.
+class ImageEncoder:
+    """Callable that turns an image into an encoded one, with the arguments of a ``Preprocessor``."""
 
-    It has the arguments of a ``Preprocessor``, which decodes and may call ``on_large``. Raise :class:`DataError` for a
-    file that cannot be read or is too long, and :class:`UsageError` for any other object.
-    """
-    if isinstance(image, EncodedImage):
-        return image
-    if isinstance(image, (str, Path)):
-        try:
-            content = Path(image).read_bytes()
-        except OSError as error:
-            raise DataError(f"cannot read {image}: {error.strerror}") from None
-    elif isinstance(image, bytes):
-        content = image
-    else:
-        pixels = np.asarray(image.convert("RGB")) if hasattr(image, "convert") else image
-        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
-            raise UsageError(
-                f"{name or 'image'}: without a bundle, a source can only send files and pixels uint8 [H, W, 3]; give "
-                "one of these, or open the source with the bundle"
+    def __init__(self, spec: ImageSpec) -> None:
+        self._exif_orientation = spec.exif_orientation is True
+
+    def __call__(self, image: Any, name: str = "image", on_large: Callable[[], None] = lambda: None) -> EncodedImage:
+        """Return the bytes of a file; pixels and Pillow images, decoded as everywhere, become PPM or PGM.
+
+        Raise :class:`DataError` for an image that cannot be read or is too long, and :class:`UsageError` for other
+        objects.
+        """
+        if isinstance(image, EncodedImage):
+            return image
+        name = name or "image"
+        content = read_any(image, name)
+        if not isinstance(content, (bytes, np.ndarray)):
+            from ls_edge.data.decoding import decode  # Pillow, which is there if the image is one of it
+
+            upright = self._exif_orientation
+            content = np.asarray(decode(content, name, exif_orientation=upright, keep_gray=True, on_large=on_large))
+        if isinstance(content, np.ndarray):
+            kind, (height, width) = 5 + content.ndim // 3, content.shape[:2]
+            content = b"P%d %d %d 255\n" % (kind, width, height) + content.tobytes()
+        if not 0 < len(content) <= MAX_IMAGE:
+            raise DataError(
+                f"{name} has {len(content)} bytes, from 1 to {MAX_IMAGE} can be sent; scale it down, or save it as JPEG"
             )
-        kind, (height, width) = 5 + pixels.ndim // 3, pixels.shape[:2]
-        content = b"P%d %d %d 255\n" % (kind, width, height) + pixels.tobytes()
-    if not 0 < len(content) <= MAX_IMAGE:
-        raise DataError(
-            f"{name or 'image'} has {len(content)} bytes, from 1 to {MAX_IMAGE} can be sent; scale it down, or save it "
-            "as JPEG"
-        )
-    return EncodedImage(content)
+        return EncodedImage(content)

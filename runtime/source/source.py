@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import ENDS
@@ -30,10 +28,9 @@ from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import AuditSummary, PeerEvent
 from ls_edge.runtime.clients.manifest import fetch_model
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.follower import Follower
-from ls_edge.runtime.source.image_encoding import encode_image
+from ls_edge.runtime.source.image_encoding import ImageEncoder
 from ls_edge.runtime.source.loop import SourceLoop
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 from ls_edge.runtime.source.results import Answer
@@ -41,8 +38,8 @@ from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, checked
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again
 
 if TYPE_CHECKING:
+    from ls_edge.data.any_image import Image
     from ls_edge.runtime.peer.cores import EngineCores
-    from ls_edge.runtime.source.images import Image
     from ls_edge.runtime.source.stem_and_head import StemAndHead
     from ls_edge.runtime.transport.outbox import LinkCounts
 
@@ -74,17 +71,16 @@ class Source:
         peers.check_codecs(CODECS)
         self.preprocess: Callable[..., Any]
         """Function that turns an image into an input of :meth:`submit`: an array for the stem, or an encoded image."""
-        self._read: Callable[[Any, str], np.ndarray | EncodedImage]
         self.witnesses: tuple[str, ...] = ()
         """Peers that sent the manifest to a source without a bundle. Two have to agree; a single one is trusted."""
         self.settings.check_audit(is_thin=bundle is None)
         if bundle is None:
             bundle, self.witnesses = fetch_model(peers, keys, self.name, self.settings.model_wait_s)
-            self.preprocess = self._read = encode_image
+            self.preprocess = ImageEncoder(bundle.manifest.image)
         else:
-            from ls_edge.runtime.source.images import reader_of
+            from ls_edge.data.preprocess import Preprocessor
 
-            self.preprocess, self._read = reader_of(bundle.manifest.image)
+            self.preprocess = Preprocessor(bundle.manifest.image)
         self.bundle = bundle
         """The bundle; only its manifest if that comes from the peers."""
         self._given = peers
@@ -160,7 +156,7 @@ class Source:
         name = _checked_name(name) or (Path(image).name if isinstance(image, (str, Path)) else "")
         budget = self.settings.budget_ms if budget_ms is None else checked("budget_ms", budget_ms, BudgetMs)
         label = None if label is None else checked("label", label, Integer)
-        return self._loop.submit(self._read(image, name), name, label, budget / 1e3)
+        return self._loop.submit(self.preprocess(image, name), name, label, budget / 1e3)
 
     async def classify(
         self, image: Image, *, name: str = "", label: int | None = None, budget_ms: float | None = None

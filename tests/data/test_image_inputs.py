@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ls_edge.core.errors import DataError
-from ls_edge.data import image_inputs
+from ls_edge.data import any_image
 from ls_edge.data.image_inputs import expand_argument, read_images
 from tests.data.folders import NAMES, write_folder
 
@@ -50,6 +50,6 @@ def test_a_folder_without_images_is_an_error(tmp_path):
 
 def test_a_file_above_the_limit_is_refused(tmp_path):
     with (tmp_path / "large.png").open("wb") as stream:
-        stream.truncate(image_inputs.MAX_IMAGE_BYTES + 1)  # a hole: it takes no room on the disk
+        stream.truncate(any_image.MAX_BYTES + 1)  # a hole: it takes no room on the disk
     (error,) = read(tmp_path / "large.png").values()
     assert "has more than 256 MiB, the limit; scale it down" in str(error)

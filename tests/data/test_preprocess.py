@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from ls_edge.core.bundle import ImageSpec
-from ls_edge.core.errors import BundleError, DataError
+from ls_edge.core.errors import BundleError, DataError, UsageError
 from ls_edge.data.datasets import ImageRef, ImageSet, open_data
 from ls_edge.data.decoding import decode, to_rgb
 from ls_edge.data.preprocess import INTERPOLATIONS, Preprocessor, iterate
@@ -226,7 +226,7 @@ def test_corrupt_images_are_named():
 
 def test_arrays_that_are_not_pixels_are_refused():
     for array in (np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 4), np.uint8), np.zeros((0, 4, 3), np.uint8)):
-        with pytest.raises(DataError, match="give pixels as uint8"):
+        with pytest.raises(UsageError, match="give pixels as uint8"):
             decode(array)
 
 

@@ -16,7 +16,7 @@ from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
-from ls_edge.runtime.source.image_encoding import encode_image
+from ls_edge.runtime.source.image_encoding import ImageEncoder
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.handshake import MAX_SOURCES_OF_ONE_KEY
 from ls_edge.runtime.transport.keys import load_secret
@@ -137,7 +137,7 @@ def thin_answers(source, bundle, done):
     pixels *= len(answers) // len(pixels)
     with Pipeline.open(Bundle.open(bundle), threads=1) as pipeline:
         rights = [
-            pipeline.forward(preprocess(encode_image(one).content)[None], answer.arrangement)[0]
+            pipeline.forward(preprocess(ImageEncoder(preprocess.spec)(one).content)[None], answer.arrangement)[0]
             for one, answer in zip(pixels, answers, strict=True)
         ]
     return answers, [relative_error(a.logits, right) for a, right in zip(answers, rights, strict=True)]

@@ -140,12 +140,12 @@ def turned(orientation, kind="JPEG"):
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6, 8, 9])
 def test_answer_says_that_a_rotation_was_not_applied(shared, kind, orientation):
     photo = turned(orientation, kind)
     note = "image 0 has an EXIF orientation that this model ignores; turn it upright for a better answer"
-    expected_notes = [note] if 2 <= orientation <= 8 else None
+    expected_notes = [note] if 2 <= orientation <= 8 and kind != "TIFF" else None  # Pillow always turns it
     status, answer = shared.predict(photo)
     assert (status, answer.get("notes")) == (
         200,
