@@ -12,7 +12,7 @@ from ls_edge.core.errors import DataError, UsageError
 if TYPE_CHECKING:
     import PIL.Image
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """Pillow decoders in use; the others start programs or are rarely tested."""
 
 MAX_BYTES = 1 << 28
@@ -54,7 +54,11 @@ def _unread(image: Any) -> bytes | None:
 
     Pillow maps an uncompressed gray TIFF into memory and then mixes up its rows when it turns it.
     """
-    if not (getattr(image, "tile", None) and getattr(image, "fp", None)) or image.format not in FORMATS or image.tell():
+    if (
+        not (getattr(image, "tile", None) and getattr(image, "fp", None))
+        or image.format not in (*FORMATS, "MPO")
+        or image.tell()
+    ):
         return None
     place = image.fp.tell()
     image.fp.seek(0)

@@ -168,7 +168,7 @@ def test_invalid_uses_without_a_bundle_are_errors(serve_peers, write_peers, tiny
             Source.open(path, **settings)
     with Source.open(path) as source:
         assert source.witnesses == ("a",)
-        with pytest.raises(UsageError, match="can only send files and pixels uint8"):
+        with pytest.raises(UsageError, match="give pixels as uint8"):
             source.submit(np.zeros((3, 16, 16), np.float32))
         with pytest.raises(DataError, match="cannot read"):
             source.submit("missing.jpg")
