@@ -118,8 +118,9 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    method: str = "anyorder"
-    """One of ``ls_edge.training.methods.registry.METHODS``, an entry point, or ``package.module:Class``."""
+    method: str | None = None
+    """One of ``ls_edge.training.methods.registry.METHODS``, an entry point, or ``package.module:Class``; None:
+    :meth:`chosen_method`."""
     method_args: dict[str, Any] = {}
     bands: list[list[int]] | str | None = None
     """Groups of blocks that may be reordered among themselves (``ls_edge.core.bands``), ``[[0], [1, 2, 3], [4]]`` or
@@ -151,6 +152,15 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Destination of curves by order, blocks kept, and slot; None writes only losses, to TensorBoard."""
     validation_orders: AtLeastOne = 4
     """Seeded orders for the validation of a method that shuffles."""
+
+    def chosen_method(self, *, could_share: bool) -> str:
+        """Return the method: by default ``shared`` for a start whose blocks ``could_share`` weights, else ``anyorder``.
+
+        Shuffling destroys what such a start has learned (docs/any-order.md). Bands ask for blocks that differ.
+        """
+        if self.method is not None:
+            return self.method
+        return "shared" if could_share and self.bands is None and self.epochs else "anyorder"
 
     def block_bands(self, num_blocks: int | None = None) -> Bands:
         """Return the bands of a model of ``num_blocks`` blocks; raise :class:`UsageError` if they do not fit it."""

@@ -27,7 +27,7 @@ from ls_edge.core.files import folder_lock, is_hub, pin_to_commit
 from ls_edge.core.logs import OnWarning
 from ls_edge.data.datasets import ImageSet, describe, image_warnings, in_natural_order, open_data
 from ls_edge.device.requirements import compiler_problem
-from ls_edge.training.config import RunRecord, TrainConfig
+from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig
 from ls_edge.training.data import Batches, choose_augment, normalizer, split
 from ls_edge.training.distributed import DistributedContext, from_environment, process_group
 from ls_edge.training.logs import SCALARS, check_library, curves, first_images, open_logs, where_to_look
@@ -145,6 +145,10 @@ def _check_apart(out: Path, source: str) -> None:
         raise UsageError(f"--out {out} is inside the data {source}, where folders are classes; use a folder outside it")
 
 
+def _is_foreign(source: str | None) -> bool:
+    return source is not None and not (Path(source) / CONFIG).is_file()
+
+
 def _check_class_order(config: TrainConfig, images: ImageSet, initial: InitialWeights) -> None:
     """Raise :class:`UsageError` if a classifier from elsewhere may number the classes in another order."""
     natural = in_natural_order(images).classes
@@ -153,9 +157,9 @@ def _check_class_order(config: TrainConfig, images: ImageSet, initial: InitialWe
         return
     init, teacher = config.model.init, config.teacher.model
     for given, numbers_them in (
-        (f"--init {init}", initial.trained and init is not None and not (Path(init) / CONFIG).is_file()),
+        (f"--init {init}", initial.trained and _is_foreign(init)),
         ("--pretrained", initial.trained and config.model.pretrained),
-        (f"--teacher {teacher}", teacher is not None and not (Path(teacher) / CONFIG).is_file()),
+        (f"--teacher {teacher}", _is_foreign(teacher)),
     ):
         if numbers_them:
             place = next(i for i, (a, b) in enumerate(zip(natural, images.classes, strict=True)) if a != b)
@@ -179,7 +183,8 @@ class _Training:
     ) -> None:
         self.out, self.reporter, self.context = out, reporter, context
         self.skipped: set[str] = set()
-        method = make_method(config.method, config.method_args)
+        if config.method is not None:
+            make_method(config.method, config.method_args)  # refuses wrong settings before anything is loaded
         if is_hub(config.model.name):  # the run names the commit, so that it can be repeated
             config = msgspec.structs.replace(
                 config, model=msgspec.structs.replace(config.model, name=pin_to_commit(config.model.name))
@@ -195,13 +200,17 @@ class _Training:
         reporter.note(describe(images.account()))
         for warning in image_warnings(images, ""):
             reporter.warn(warning)
+        name = config.chosen_method(could_share=initial.could_share)
+        method = make_method(name, config.method_args)
+        if config.method is None and config.epochs:
+            _explain_default(name, config.model, initial, reporter)
         bands, image = _bands_in_force(config, method, initial), _image_in_force(config, initial)
         if config.bands is None and initial.bands is None and not bands.is_one:
             reporter.note(
                 f"bands {bands}: the first and the last block keep their place, which costs the least accuracy; "
                 f"--bands 0-{bands.num_blocks - 1} trains any order of all blocks"
             )
-        self.config = config = _in_force(config, method, initial, bands, image)
+        self.config = config = _in_force(msgspec.structs.replace(config, method=name), method, initial, bands, image)
         view = initial.view.to(device)
         torch.set_num_threads(choose_threads(config.threads, view))
         self.start = (initial.source or view).to(device) if initial.trained else None
@@ -223,7 +232,7 @@ class _Training:
             classes=images.classes,
             image=image,
             trained_on=images.digest() if config.epochs else "",
-            method=config.method,
+            method=name,
         )
         self.task = TrainingTask(
             view, method, with_compiler(config, device, reporter.warn), self.record, bands, context
@@ -266,7 +275,7 @@ class _Training:
         return TrainingResult(
             run=str(self.out),
             model=shown_model(self.record, view),
-            method=self.config.method,
+            method=self.record.method,
             blocks=view.num_blocks,
             parameters=sum(p.numel() for p in view.parameters()),
             images=images,
@@ -348,7 +357,7 @@ class _Training:
         reference = max(self.task.in_trained_order(self.task.evaluated, held), found.start_top1 or 0.0)
         if found.best_epoch is None or reference - found.best_top1 <= MUCH_LOST:
             return
-        if self.config.method == "shared":
+        if self.record.method == "shared":
             advice = ["raise method_args.adapter_rank"]
         else:
             narrower = [item for item in windows(bands.num_blocks) if bands.contains(item) and item != bands]
@@ -447,6 +456,19 @@ def with_compiler(config: TrainConfig, device: torch.device, warn: OnWarning) ->
         warn(f"trains without compiled blocks, which is slower: {problem}; install it, or set compile: off")
     compiles = device.type == "cuda" and not problem
     return msgspec.structs.replace(config, compile="on" if compiles else "off")
+
+
+def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, reporter: Reporter) -> None:
+    if method == "shared":
+        reporter.note(
+            "method shared: one block for all steps, taught by the start, which was trained in one order; "
+            "--method anyorder keeps different blocks and loses more accuracy"
+        )
+    elif not initial.trained and (model.pretrained or _is_foreign(model.init)):
+        reporter.warn(
+            "the classifier is new, so there is no trained start, and pretrained blocks lose accuracy when they are "
+            "shuffled: train with --method sequential first, then train the run that this writes (--init)"
+        )
 
 
 def _bands_in_force(config: TrainConfig, method: Method, initial: InitialWeights) -> Bands:

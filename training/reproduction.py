@@ -172,8 +172,9 @@ def cost_of(
     from ls_edge.evaluation.settings import EvaluationSettings
     from ls_edge.training.methods.registry import expected_cost, make_method
 
-    work = _work_of(msgspec.json.encode((config.model, config.method, config.method_args)), classes)
-    method = make_method(config.method, config.method_args)
+    chosen = config.chosen_method(could_share=config.model.init is not None or config.model.pretrained)
+    work = _work_of(msgspec.json.encode((config.model, chosen, config.method_args)), classes)
+    method = make_method(chosen, config.method_args)
     held = round(images * config.data.validation)
     seen = (images - held) // config.batch_size * config.batch_size * config.epochs
     training = expected_cost(method, work) * work.forward * seen

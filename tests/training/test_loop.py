@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from ls_edge.cli.main import main
 from ls_edge.core.errors import DataError, LsEdgeError, RunError, TrainingStopped, UsageError
@@ -19,7 +20,7 @@ from ls_edge.training.config import to_yaml
 from ls_edge.training.loop import train
 from ls_edge.training.runs.checkpoint import load_run
 from tests.training import trainings
-from tests.training.trainings import Silent, metrics, weights
+from tests.training.trainings import Silent, logits, metrics, weights
 
 settings = functools.partial(trainings.settings, args={"drop_rate": 0.1})
 
@@ -261,6 +262,29 @@ def test_a_freedom_that_costs_much_accuracy_is_named_with_remedies(tmp_path):
     assert f"against {start:.3f} in trained order" in warning
     assert f"a top-1 of {reporter.epochs[-1].val_top1:.3f} in the orders of 0-2" in warning
     assert "--method shared" in warning
+
+
+def test_the_default_method_follows_what_the_start_has_learned(tmp_path):
+    def method(name, **flags):
+        reporter = Silent()
+        train(settings(method=None, epochs=1, **flags), tmp_path / name, reporter=reporter, model_named=False)
+        return load_run(tmp_path / name), reporter.warnings
+
+    train(settings(method="sequential", epochs=1), tmp_path / "start", reporter=Silent())
+    start = {"init": str(tmp_path / "start"), "optim": {"lr": 1e-6}}
+    shared, _ = method("shared", **start)
+    assert (shared.record.method, shared.config.method, shared.view.shares_weights) == ("shared", "shared", True)
+    assert method("again", init=str(tmp_path / "shared"))[0].record.method == "anyorder"
+    assert method("banded", bands="0/1-2", **start)[0].record.method == "anyorder"
+    train(settings(method=None, epochs=0, init=start["init"]), tmp_path / "copy", reporter=Silent(), model_named=False)
+    assert logits(tmp_path / "copy").equal(logits(tmp_path / "start"))
+    assert method("scratch")[0].record.method == "anyorder"
+    view = load_run(tmp_path / "start").view
+    fresh = {name: value[:3] if name in view.classifier else value for name, value in view.weights().items()}
+    save_file(fresh, tmp_path / "elsewhere.safetensors")
+    new_head, warnings = method("new-head", model="vit_digits", init=str(tmp_path / "elsewhere.safetensors"))
+    assert new_head.record.method == "anyorder"
+    assert any("train with --method sequential first" in text for text in warnings)
 
 
 def numbered(top, names=("1", "2", "10")):

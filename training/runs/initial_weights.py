@@ -43,6 +43,17 @@ class InitialWeights:
     bands: Bands | None = None
     """Bands of that run, for the blocks that are kept; None if it was trained in one order and names none."""
 
+    @property
+    def could_share(self) -> bool:
+        """Whether this is a trained model of several blocks that have only run in one order and could share weights."""
+        view = self.view
+        if not self.trained or self.bands is not None or view.num_blocks < 2 or view.shares_weights:
+            return False
+        try:
+            return bool(view.branches)
+        except ModelError:
+            return False
+
 
 def make_initial_weights(
     config: ModelConfig,

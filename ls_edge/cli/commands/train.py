@@ -63,7 +63,8 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @click.option(
     "--method",
     type=options.Named(list(METHODS), find_method),
-    help="Training method, or package.module:Class.  [default: anyorder]",
+    help="Training method, or package.module:Class.  [default: shared if the start was trained in one order, else "
+    "anyorder]",
 )
 @options.bands("those of --init RUN, else the method's")
 @options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")
