@@ -33,7 +33,7 @@ from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, simulation_context, sites_of
 from ls_edge.runtime.fleet.simulation.sweep import Prepared, combinations, continued, parse_sweep, run_sweep
 from ls_edge.runtime.routing.policies import find_policy
-from ls_edge.runtime.simulator.churn import Churn
+from ls_edge.runtime.simulator.traces import read_losses
 from ls_edge.runtime.source.settings import Settings as SourceSettings
 from ls_edge.runtime.source.settings import check_policy
 
@@ -62,7 +62,7 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
     max_skips: int | None = None
     budget_ms: Annotated[float, Meta(ge=1, le=600_000)] = 10_000.0
     seed: int = 0
-    churn: str | None = None
+    churn: tuple[str, ...] = ()
     until: Annotated[float, Meta(gt=0, lt=1)] | None = None
     source: str | None = None
     links: str | None = None
@@ -74,14 +74,15 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
     allow_throttled: bool = False
 
     def with_values(self, values: Mapping[str, str]) -> SimulationSettings:
-        """Replace some settings, written as in ``--sweep``; ``up`` and ``down`` are times of the churn."""
+        """Replace some settings, written as in ``--sweep``; ``up`` and ``down`` are times of the first churn."""
         times = {key: values[key] for key in ("up", "down") if key in values}
-        pieces = [piece for piece in (self.churn or "").split(",") if piece]
+        pieces = [piece for piece in "".join(self.churn[:1]).split(",") if piece]
         kept = [piece for piece in pieces if piece.partition("=")[0].strip() not in times]
-        churn = ",".join([*(f"{key}={value}" for key, value in times.items()), *kept]) or None
+        churn = ",".join([*(f"{key}={value}" for key, value in times.items()), *kept])
         others = {key.replace("-", "_"): value for key, value in values.items() if key not in times}
+        given = {**msgspec.structs.asdict(self), "churn": [churn, *self.churn[1:]] if churn else [], **others}
         try:
-            return self.of({**msgspec.structs.asdict(self), "churn": churn, **others}, strict=False)
+            return self.of(given, strict=False)
         except UsageError as error:
             raise UsageError(
                 f"--sweep {','.join(f'{key}={value}' for key, value in values.items())}: {error}"
@@ -134,9 +135,10 @@ class Fleet:
         """Plan the sites."""
         check_policy(self.bundle, find_policy(asked.policy), self.costs)
         skips = SourceSettings(policy=asked.policy, max_skips=asked.max_skips).skips_of(self.bundle.num_blocks)
-        churn = None if asked.churn is None else Churn.parse(asked.churn)
+        churn = read_losses(asked.churn)
+        outage_s = max((loss.outage_s for loss in churn), default=0.0)
         shared = {name: value for name, value in msgspec.structs.asdict(asked).items() if name in _SHARED}
-        settings = FleetSettings(**{**shared, "max_skips": skips}, outage_s=0.0 if churn is None else churn.outage_s)
+        settings = FleetSettings(**{**shared, "max_skips": skips}, outage_s=outage_s)
         sites, assumed = sites_of(self.problem, settings, site_size=asked.site_size, churn=churn, costs=self.costs)
         context = simulation_context(
             sites,
@@ -207,7 +209,8 @@ def simulate(
     independent tasks of ``executor``, any of ``concurrent.futures``, such as ``client.get_executor()`` of Dask; without
     it, they run one after the other.
     """
-    fleet = Fleet.open(bundle, profiles, **settings)
+    churn = settings.get("churn", ())
+    fleet = Fleet.open(bundle, profiles, **{**settings, "churn": (churn,) if isinstance(churn, str) else churn})
     if sweep is None:
         return fleet.simulate(executor, on_progress)[0]
     texts = [f"{key.replace('_', '-')}={','.join(map(str, values))}" for key, values in sweep.items()]

@@ -69,7 +69,7 @@ class SimulationContext(FleetSettings, frozen=True, kw_only=True):
     sites: int
     devices_per_site: int
     placement: dict[str, tuple[ShownPart, ...]]
-    churn: str | None
+    churn: list[str]
     assumptions: list[str]
 
 
@@ -246,7 +246,7 @@ def answer_text(whole: ShareEstimate, sites: int) -> str:
 
 def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> list[str]:
     """Return what makes the answer less certain than it looks."""
-    if context.churn is None:
+    if not context.churn:
         return []
     if not losses:
         return [

@@ -1,8 +1,8 @@
-"""Devices that come and go in simulated time: the rate, kind and duration of losses.
+"""Devices and sources that come and go in simulated time: the rate, kind and duration of losses.
 
-Times up are exponential or Weibull, times down exponential. Devices are independent, but for zones (a switch, a power
-strip) that take all of their devices with them. A simulation starts in the steady state: a device is down with
-probability ``down / (up + down)``, and has been up for as long as those that one meets by chance.
+Losses are drawn (:class:`Churn`) or recorded (:mod:`ls_edge.runtime.simulator.traces`); several are independent. Drawn
+times up are exponential or Weibull, times down exponential. A simulation starts in the steady state: a device is
+down with probability ``down / (up + down)``, and has been up for as long as those that one meets by chance.
 """
 
 from __future__ import annotations
@@ -11,71 +11,77 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from ls_edge.core.errors import UsageError
-from ls_edge.runtime.simulator.simulation import Simulation
+from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
 
 LOSSES = {
     "kill": "its process is killed; the others see it immediately",
     "stop": "it is stopped, or its link is silent; heartbeats find it",
     "hang": "its engine does not return; only the deadline of a hop finds it",
     "drain": "it leaves cleanly: it takes no new requests and hands over its own",
+    "slow": "its engine takes longer, as when it is hot or does other work",
 }
-_NUMBERS, _ZONE_TIMES = ("shape", "zone"), ("zone-up", "zone-down")
-_OWN = "own"
+_NUMBERS = ("shape", "zone", "times")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_S = 366 * 24 * 3600.0
 _LEAST_S = 1e-3
 _LOOK_EVERY_S = 0.05
-"""Interval between two looks at a draining device."""
+"""Interval between two looks at draining devices."""
+_EMPTY_S = 1.0
+"""Seconds of computing for which the charge of an empty battery is enough."""
 
 
 @dataclass(frozen=True)
 class Churn:
-    """Churn of devices; times in seconds."""
+    """Losses of devices, or of the source; times in seconds."""
 
     up: float
-    """Mean time until a device is lost."""
+    """Mean time until a device is lost; NaN if its battery decides."""
     down: float
-    """Mean time until it is back and warm."""
+    """Mean time until it is back and warm; the time of charging for a battery."""
     weights: dict[str, float] = field(default_factory=lambda: {"kill": 1.0})
     """Relative frequency of each kind of :data:`LOSSES`."""
     shape: float = 1.0
     """Shape of the Weibull distribution of times up: below 1, devices that were just repaired fail more often."""
-    zone: int = 0
-    """Devices of a zone, which are lost together; 0 without zones."""
-    zone_up: float = math.inf
-    zone_down: float = 0.0
+    zone: int = 1
+    """Devices that follow each other and are lost together: those of a switch, a power strip, an access point."""
+    times: float = 3.0
+    """Factor by which the engine of a ``slow`` device takes longer."""
+    is_source: bool = False
 
     @property
     def outage_s(self) -> float:
-        """Longest mean time down, of devices and zones."""
-        return max(self.down, self.zone_down)
+        """Mean time down."""
+        return self.down
 
     @property
-    def zone_loss(self) -> float:
-        """Share of the time that a zone is down."""
-        return self.zone_down / (self.zone_up + self.zone_down)
+    def loss(self) -> float:
+        """Share of the time that a device, or its zone, is lost."""
+        lost = 1 - self.weights.get("slow", 0.0) / sum(self.weights.values())
+        return lost * self.down / (self.up + self.down)
 
     @classmethod
     def parse(cls, text: str) -> Churn:
         """Read ``up=10m,down=30s`` or ``up=10m,down=30s,kill=3,stop=1``; raise :class:`UsageError` for anything else.
 
-        Units are ms, s, m or h. Without weights devices are killed. ``shape=0.7`` makes times up Weibull;
-        ``zone=4,zone-up=30h,zone-down=10m`` makes four devices each lose power together.
+        Units are ms, s, m or h. Without weights devices are killed. ``shape=0.7`` makes times up Weibull; with
+        ``zone=4``, four devices each are lost together; with ``of=source``, the source of a site is lost; with
+        ``up=battery``, a device is lost when its battery is empty.
         """
         given: dict[str, str] = {}
         for piece in text.split(","):
             key, equals, value = (part.strip() for part in piece.partition("="))
             if key in given:
                 raise UsageError(f"--churn {text!r} has {key!r} twice; leave one out")
-            known = ["up", "down", *_NUMBERS, *_ZONE_TIMES, *LOSSES]
+            known = ["up", "down", "of", *_NUMBERS, *LOSSES]
             if key not in known or not equals:
                 raise UsageError(
                     f"--churn {text!r}: {piece.strip()!r} cannot be read; write up=10m,down=30s, with weights such as "
-                    f"kill=3,stop=1 for other losses than kill (keys: {', '.join(known)})"
+                    f"kill=3,stop=1 for other losses than kill (keys: {', '.join(known)}), or a trace, FILE.csv"
                 )
             given[key] = value
         missing = [key for key in ("up", "down") if key not in given]
@@ -85,16 +91,21 @@ class Churn:
         weights = {key: weight for key, weight in weights.items() if weight}
         if not weights:
             raise UsageError(f"--churn {text!r}: all weights are 0, so no device could be lost; leave --churn out")
-        zoned = [key for key in ("zone", *_ZONE_TIMES) if key in given]
-        if len(zoned) not in (0, 3):
-            raise UsageError(f"--churn {text!r} has only {', '.join(zoned)}; write zone=4,zone-up=30h,zone-down=10m")
+        is_source, is_battery = given.get("of") == "source", given["up"] == "battery"
+        if "of" in given and (not is_source or set(weights) != {"kill"} or "zone" in given or is_battery):
+            raise UsageError(
+                f"--churn {text!r}: write of=source,up=90h,down=5m; a source is killed, others are devices"
+            )
+        if is_battery and (set(weights) != {"kill"} or "zone" in given or "shape" in given):
+            raise UsageError(f"--churn {text!r}: write up=battery,down=2h; an empty device is off, whatever others do")
         return cls(
-            _seconds(text, given["up"]),
+            math.nan if is_battery else _seconds(text, given["up"]),
             _seconds(text, given["down"]),
             weights,
             shape=_within(text, "shape", given.get("shape", "1"), 0.2, 10),
-            zone=int(_within(text, "zone", given.get("zone", "0"), 1 if zoned else 0, 1000, whole=True)),
-            **({key.replace("-", "_"): _seconds(text, given[key]) for key in _ZONE_TIMES} if zoned else {}),
+            zone=int(_within(text, "zone", given.get("zone", "1"), 1, 1000, whole=True)),
+            times=_within(text, "times", given.get("times", "3"), 1, 1000),
+            is_source=is_source,
         )
 
 
@@ -119,128 +130,240 @@ def _weight(text: str, key: str, value: str) -> float:
     return float(value)
 
 
+class Recorded(Protocol):
+    """Losses that happened."""
+
+    @property
+    def outage_s(self) -> float:
+        """Mean time down."""
+
+    def timelines(self, devices: int, site: int, rng: random.Random) -> Iterator[Iterator[tuple[float, str]]]:
+        """Yield the losses of each device of a site: seconds from the start, and ``up`` or a kind of loss."""
+
+
+Losses = Sequence[Churn | Recorded]
+
+
+class Battery(NamedTuple):
+    """Battery of a device."""
+
+    joules: float
+    idle_watts: float
+    watts: float
+    """Power while it computes, idle power included."""
+
+
 class ChurnProcess:
-    """Random process by which devices of a simulation are lost and return."""
+    """Losses of a simulation: who is lost, why, and who returns."""
 
     def __init__(
         self,
         sim: Simulation,
-        churn: Churn,
+        losses: Losses,
         names: Sequence[str],
         rng: random.Random,
-        zones: Mapping[str, str] | None = None,
+        *,
+        idle: Collection[str] = (),
+        batteries: Mapping[str, Battery] | None = None,
+        site: int = 0,
+        on_source: Callable[[bool], None] = lambda _up: None,
     ) -> None:
-        """``zones`` are the zones of devices that are lost together."""
-        self._sim = sim
-        self._churn = churn
-        self._rng = rng
-        self._kinds, self._weights = list(churn.weights), list(churn.weights.values())
+        """``names`` are the devices in the order of zones, ``idle`` those without blocks, which nobody misses."""
+        self.sim = sim
+        self._begun = sim.now
+        self._on_source = on_source
+        self._idle = frozenset(idle)
         self.losses: Counter[str] = Counter()
-        """Number of lost devices by kind of loss or ``zone``, including devices that were down from the start."""
+        """Number of losses by kind, or ``source``, including devices that were down from the start."""
         self.down: dict[str, str] = {}
         """Kind of loss by device that is down."""
         self.changes: list[tuple[float, int]] = []
         """Times and changes (1 or -1) of the number of devices that are up, in order."""
-        self._causes: dict[str, set[str]] = {name: set() for name in names}
-        """Reasons for which each device is down: its own loss, its zone, or both."""
-        for name in names:
-            if rng.random() < churn.down / (churn.up + churn.down):
-                self._lose(name)
+        self._causes: dict[str, set[int]] = {name: set() for name in (*names, SOURCE)}
+        """Losses for which each device is down."""
+        self._slow: dict[tuple[str, int], float] = {}
+        """Factor by device and loss that slows it."""
+        for cause, loss in enumerate(losses):
+            if not isinstance(loss, Churn):
+                for name, timeline in zip(names, loss.timelines(len(names), site, rng), strict=True):
+                    self._replay(name, cause, timeline)
+            elif math.isnan(loss.up):
+                for name in names:
+                    _Discharge(self, cause, loss, name, (batteries or {})[name], rng)
             else:
-                self._sim.at(self._first_up(), lambda name=name: self._lose(name))  # type: ignore[misc]
-        members: dict[str, list[str]] = {}
-        for name in names:
-            if zones is not None and name in zones:
-                members.setdefault(zones[name], []).append(name)
-        for zone, inside in members.items():
-            if rng.random() < churn.zone_loss:
-                self._lose_zone(zone, inside)
-            else:
-                self._keep_zone(zone, inside)
+                groups = [(SOURCE,)] if loss.is_source else _chunks(names, loss.zone)
+                for members in groups:
+                    _Drawn(self, cause, loss, members, rng)
 
-    def _draw(self, mean: float) -> float:
-        return self._rng.expovariate(1 / mean)
+    def lose(self, members: Sequence[str], kind: str, cause: int, times: float = 1.0) -> list[str]:
+        """Take devices down, and return those that were up."""
+        found = [name for name in members if name not in self._idle]
+        if kind == "slow":
+            self.losses[kind] += len(found)
+            for name in found:
+                self._slow[name, cause] = times
+                self._set_pace(name)
+            return []
+        return [name for name in found if self._go_down(name, kind, cause)]
+
+    def leave(self, members: Sequence[str], at_most: float, then: Callable[[], None]) -> None:
+        """End draining processes as soon as all of them hold nothing."""
+        left = [name for name in members if self.down.get(name) == "drain"]
+        if self.sim.now < at_most and not all(map(self.sim.is_idle, left)):
+            self.sim.at(_LOOK_EVERY_S, lambda: self.leave(left, at_most, then))
+            return
+        for name in left:
+            self.sim.kill(name)
+        then()
+
+    def bring_back(self, members: Sequence[str], cause: int) -> None:
+        """Take a cause away, and bring back the devices that have no other."""
+        for name in members:
+            if self._slow.pop((name, cause), None) is not None:
+                self._set_pace(name)
+            elif cause in self._causes[name]:
+                self._causes[name].discard(cause)
+                if not self._causes[name]:
+                    self._come_back(name)
+
+    def _set_pace(self, name: str) -> None:
+        self.sim.slowness[name] = math.prod(times for (slow, _), times in self._slow.items() if slow == name)
+
+    def _go_down(self, name: str, kind: str, cause: int) -> bool:
+        is_up = not self._causes[name]
+        self._causes[name].add(cause)
+        if not is_up:
+            return False
+        if name == SOURCE:
+            self.losses[SOURCE] += 1
+            self.sim.kill(name)
+            self._on_source(False)
+            return True
+        self.down[name] = kind
+        self.losses[kind] += 1
+        self.changes.append((self.sim.now, -1))
+        if kind == "kill":
+            self.sim.kill(name)
+        elif kind == "stop":
+            self.sim.stop(name)
+        elif kind == "hang":
+            self.sim.hang_engine(name, hangs=True)
+        else:
+            self.sim.drain(name)
+        return True
+
+    def _come_back(self, name: str) -> None:
+        if name == SOURCE:
+            self.sim.restart(name)
+            self._on_source(True)
+            return
+        kind = self.down.pop(name)
+        self.changes.append((self.sim.now, 1))
+        if kind == "stop":
+            self.sim.cont(name)
+        elif kind == "hang":
+            self.sim.hang_engine(name, hangs=False)
+        else:
+            if kind == "drain" and self.sim.processes[name].alive:  # a trace may not let it leave
+                self.sim.kill(name)
+            self.sim.restart(name)
+
+    def _replay(self, name: str, cause: int, timeline: Iterator[tuple[float, str]]) -> None:
+        """Let the next loss or return happen, and those after it."""
+        change = next(timeline, None)
+        if change is None:
+            return
+        at, kind = change
+
+        def happen() -> None:
+            self.bring_back((name,), cause)
+            if kind == "drain":
+                drained = self.lose((name,), kind, cause)
+                self.leave(drained, self.sim.now + self.sim.settings.limits.drain, lambda: None)
+            elif kind != "up":
+                self.lose((name,), kind, cause, Churn.times)
+            self._replay(name, cause, timeline)
+
+        if at <= self.sim.now - self._begun:
+            happen()
+        else:
+            self.sim.at(self._begun + at - self.sim.now, happen)
+
+
+class _Drawn:
+    """Random losses of devices that are lost together."""
+
+    def __init__(
+        self, process: ChurnProcess, cause: int, churn: Churn, members: Sequence[str], rng: random.Random
+    ) -> None:
+        self._process, self._cause, self._churn, self._members, self._rng = process, cause, churn, members, rng
+        self._at = process.sim.at
+        if rng.random() < churn.down / (churn.up + churn.down):
+            self._lose()
+        else:
+            self._at(self._first_up(), self._lose)
 
     def _first_up(self) -> float:
         """Return the rest of a time up that is met by chance, so longer than usual."""
-        if self._churn.shape == 1:
-            return self._draw(self._churn.up)
-        whole = math.pow(self._rng.gammavariate(1 + 1 / self._churn.shape, 1.0), 1 / self._churn.shape)
-        return self._rng.random() * self._scale * whole
+        shape = self._churn.shape
+        if shape == 1:
+            return self._rng.expovariate(1 / self._churn.up)
+        return self._rng.random() * self._scale * math.pow(self._rng.gammavariate(1 + 1 / shape, 1.0), 1 / shape)
 
     @property
     def _scale(self) -> float:
         return self._churn.up / math.gamma(1 + 1 / self._churn.shape)
 
-    def _stay_up(self, name: str) -> None:
+    def _lose(self) -> None:
+        (kind,) = self._rng.choices(list(self._churn.weights), list(self._churn.weights.values()))
+        process = self._process
+        lost = process.lose(self._members, kind, self._cause, self._churn.times)
+        if kind == "drain":
+            process.leave(lost, process.sim.now + process.sim.settings.limits.drain, self._return_later)
+        else:
+            self._return_later()
+
+    def _return_later(self) -> None:
+        self._at(self._rng.expovariate(1 / self._churn.down), self._end)
+
+    def _end(self) -> None:
+        self._process.bring_back(self._members, self._cause)
         is_usual = self._churn.shape == 1
-        lasts = self._draw(self._churn.up) if is_usual else self._rng.weibullvariate(self._scale, self._churn.shape)
-        self._sim.at(lasts, lambda: self._lose(name))
+        rng, mean = self._rng, self._churn.up
+        self._at(
+            rng.expovariate(1 / mean) if is_usual else rng.weibullvariate(self._scale, self._churn.shape), self._lose
+        )
 
-    def _lose(self, name: str) -> None:
-        (kind,) = self._rng.choices(self._kinds, self._weights)
-        is_up = self._go_down(name, kind, _OWN)
-        if is_up and kind == "drain":
-            self._leave(name, self._sim.now + self._sim.settings.limits.drain)
-        else:
-            self._sim.at(self._draw(self._churn.down), lambda: self._end(name))
 
-    def _end(self, name: str) -> None:
-        """End a device's own loss."""
-        self._come_back(name, _OWN)
-        self._stay_up(name)
+class _Discharge:
+    """Losses of a device whose battery is empty, and then charged; it starts with a random charge."""
 
-    def _keep_zone(self, zone: str, members: Sequence[str]) -> None:
-        self._sim.at(self._draw(self._churn.zone_up), lambda: self._lose_zone(zone, members))
+    def __init__(
+        self, process: ChurnProcess, cause: int, churn: Churn, name: str, battery: Battery, rng: random.Random
+    ) -> None:
+        self._process, self._cause, self._churn, self._name, self._battery = process, cause, churn, name, battery
+        self._begin(rng.random())
 
-    def _lose_zone(self, zone: str, members: Sequence[str]) -> None:
-        for name in members:
-            self._go_down(name, "zone", zone)
+    def _begin(self, charge: float) -> None:
+        sim = self._process.sim
+        self._since, self._busy = sim.now, sim.busy[self._name]
+        self._joules = charge * self._battery.joules
+        self._look()
 
-        def end() -> None:
-            for name in members:
-                self._come_back(name, zone)
-            self._keep_zone(zone, members)
-
-        self._sim.at(self._draw(self._churn.zone_down), end)
-
-    def _go_down(self, name: str, kind: str, cause: str) -> bool:
-        """Take a device down, and return whether it was up."""
-        is_up = not self._causes[name]
-        self._causes[name].add(cause)
-        if not is_up:
-            return False
-        self.down[name] = kind
-        self.losses[kind] += 1
-        self.changes.append((self._sim.now, -1))
-        if kind in ("kill", "zone"):
-            self._sim.kill(name)
-        elif kind == "stop":
-            self._sim.stop(name)
-        elif kind == "hang":
-            self._sim.hang_engine(name, hangs=True)
-        else:
-            self._sim.drain(name)
-        return True
-
-    def _leave(self, name: str, at_most: float) -> None:
-        """End a draining process as soon as it holds nothing."""
-        if self._sim.is_idle(name) or self._sim.now >= at_most:
-            self._sim.kill(name)
-            self._sim.at(self._draw(self._churn.down), lambda: self._end(name))
-        else:
-            self._sim.at(_LOOK_EVERY_S, lambda: self._leave(name, at_most))
-
-    def _come_back(self, name: str, cause: str) -> None:
-        """Take a cause away, and bring a device back that has no other."""
-        self._causes[name].discard(cause)
-        if self._causes[name]:
+    def _look(self) -> None:
+        sim, battery = self._process.sim, self._battery
+        idle, busy = sim.now - self._since, max(0.0, sim.busy[self._name] - self._busy)
+        left = self._joules - battery.idle_watts * idle - (battery.watts - battery.idle_watts) * busy
+        if left > _EMPTY_S * battery.watts:
+            sim.at(left / battery.watts, self._look)
             return
-        kind = self.down.pop(name)
-        self.changes.append((self._sim.now, 1))
-        if kind == "stop":
-            self._sim.cont(name)
-        elif kind == "hang":
-            self._sim.hang_engine(name, hangs=False)
-        else:
-            self._sim.restart(name)
+        self._process.lose((self._name,), "kill", self._cause)
+        sim.at(self._churn.down, self._charged)
+
+    def _charged(self) -> None:
+        self._process.bring_back((self._name,), self._cause)
+        self._begin(1.0)
+
+
+def _chunks(names: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [names[at : at + size] for at in range(0, len(names), size)]

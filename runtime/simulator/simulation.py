@@ -127,6 +127,8 @@ class Simulation(Clock):
         self.block_seconds = dict(each) if isinstance(each, Mapping) else dict.fromkeys(peers, each)
         self.busy = dict.fromkeys(peers, 0.0)
         """Seconds of the engine calls of each peer so far."""
+        self.slowness = dict.fromkeys(peers, 1.0)
+        """Factor by which the engine of each peer takes longer than usual."""
         self.outcomes: dict[int, list[Complete | Fail]] = {}
         self.ended: dict[int, float] = {}
         """Time of the outcome by request."""
@@ -134,7 +136,7 @@ class Simulation(Clock):
         self.notes: list[tuple[float, str, Note]] = []
         self._requests = itertools.count()
         self._rng = random.Random(given.seed)
-        self.source = source_machine(SOURCE, limits=given.limits, rng=self._rng, model=given.model)
+        self.source = self._new_source()
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -162,9 +164,12 @@ class Simulation(Clock):
             self._link_lost(other, name, "killed")
 
     def restart(self, name: str) -> None:
-        """Restart a killed peer as a new process."""
+        """Restart a killed process as a new one; a source has forgotten its requests."""
         assert not self.processes[name].alive
-        self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
+        if name == SOURCE:
+            self.source = self._new_source()
+        machine = self.source if name == SOURCE else self._new_peer(name)
+        self.processes[name] = Process(name, machine, next(self._counter))
         self._start(name)
 
     def stop(self, name: str) -> None:
@@ -216,6 +221,9 @@ class Simulation(Clock):
             self.run(0.05)
 
     # Implementation.
+
+    def _new_source(self) -> Machine[Any]:
+        return source_machine(SOURCE, limits=self.settings.limits, rng=self._rng, model=self.settings.model)
 
     def _new_peer(self, name: str) -> PeerMachine:
         given = self.settings
@@ -339,6 +347,7 @@ class Simulation(Clock):
             seconds = self.block_seconds[name] * len(compute.blocks)
         else:
             seconds = engine_seconds(name, compute.blocks, len(compute.tokens))
+        seconds *= self.slowness[name]
         self.busy[name] += seconds
         process.engine_until = max(self.now, process.engine_until) + seconds
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)

@@ -45,7 +45,7 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
     )  # fmt: skip
     context = SimulationContext(
         bundle_id="f" * 64, devices=2, requests=30, sites=1, devices_per_site=2, replicas=2, concurrency=4, rate=1.0,
-        placement={"<b>": (0, 1)}, churn="up=1m,down=1s", max_skips=2, assumptions=[],
+        placement={"<b>": (0, 1)}, churn=["up=1m,down=1s"], max_skips=2, assumptions=[],
     )  # fmt: skip
     write_simulation(folder / "fleet.html", summarize_simulation([site], context), [site])
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ _VERDICTS = {
     "Find the smallest fleet with this share of whole answers; answered=0.999, p99=80ms; may be repeated.",
     "SHARE",
 )
-@options.text("--churn", "Mean up and down times of every device, such as up=1h,down=3m.", "SPEC")
+@options.names("--churn", "Mean up and down times of every device, such as up=1h,down=3m; may be repeated.", "SPEC")
 @options.number("--rate", "Images per second; for --target.  [default: seldom]", "IMAGES", above=True)
 @options.number("--budget-ms", "Time limit of a request; for --target.", "MS", 1, 600_000, default=10_000.0)
 @options.count("--max-skips", "Blocks that an answer may skip; for --target.", least=0, most=65_536, default=0)
@@ -82,7 +83,7 @@ def command(
     more: tuple[str, ...],
     objective: Objective | None,
     target: tuple[str, ...],
-    churn: str | None,
+    churn: tuple[str, ...],
     rate: float | None,
     budget_ms: float,
     max_skips: int,
@@ -105,10 +106,13 @@ def command(
     With --target, finds the smallest fleet of devices like the profiles that reaches it, by formula and by simulation.
     """
     targets = [Target.parse(text) for text in target]
-    losses = None if churn is None else Churn.parse(churn)
+    losses = [Churn.parse(text) for text in churn]
     chances = _losses(loss_probability)
-    if losses is not None:
-        chances.setdefault("", losses.down / (losses.up + losses.down))
+    alone = [loss.loss for loss in losses if loss.zone == 1 and not loss.is_source]
+    if any(map(math.isnan, alone)):
+        raise UsageError("--churn up=battery is for simulate; give mean times, such as up=8h,down=2h")
+    if alone:
+        chances.setdefault("", 1 - math.prod(1 - loss for loss in alone))
     if peers is not None and out is None:
         raise UsageError("--peers says what --out keeps; give --out FILE as well")
     if out is not None and out.is_file() and not overwrite:
@@ -116,15 +120,16 @@ def command(
     opened = Bundle.open(bundle)
     profiles += more
     if targets:
-        if losses is None or objective is not None or out is not None:
+        if not losses or objective is not None or out is not None:
             raise UsageError("--target needs --churn up=1h,down=3m, and neither --objective nor --out")
         given = read_inputs(profiles, **inputs, losses=chances, zones=_zones(zones), objective="survival")
         settings = FleetSettings(
-            devices=1, requests=1, max_skips=max_skips, budget_ms=budget_ms, rate=rate, outage_s=losses.outage_s
-        )
-        _search(problem_of(opened, given), targets, settings, losses, as_json=as_json)
+            devices=1, requests=1, max_skips=max_skips, budget_ms=budget_ms, rate=rate,
+            outage_s=max(loss.outage_s for loss in losses),
+        )  # fmt: skip
+        _search(problem_of(opened, given), targets, settings, churn, as_json=as_json)
         return
-    if losses is not None and losses.zone:
+    if any(loss.zone > 1 for loss in losses):
         raise UsageError("zones of --churn are for --target; with --objective, give --zones and --loss-probability")
     if objective is None:
         raise UsageError("give --objective latency, throughput, energy or survival, or --target 0.999 with --churn")
@@ -167,14 +172,19 @@ def _search(
     planned: tuple[PlanningProblem, list[str]],
     targets: Sequence[Target],
     settings: FleetSettings,
-    churn: Churn,
+    churn: Sequence[str],
     *,
     as_json: bool,
 ) -> None:
     problem, assumptions = planned
     with StepProgress("plan") as progress, process_pool(len(os.sched_getaffinity(0))) as pool:
         found = search_fleets(
-            problem, targets, settings, churn, executor=pool, on_step=lambda text: progress(0, 1, f"simulating {text}")
+            problem,
+            targets,
+            settings,
+            [Churn.parse(text) for text in churn],
+            executor=pool,
+            on_step=lambda text: progress(0, 1, f"simulating {text}"),
         )
     answer = answer_text(targets, found)
     if as_json:
@@ -182,8 +192,7 @@ def _search(
             FleetSearch(
                 answer=answer,
                 targets=list(targets),
-                up_s=churn.up,
-                down_s=churn.down,
+                churn=list(churn),
                 budget_ms=settings.budget_ms,
                 rate=settings.rate,
                 seed=settings.seed,

@@ -42,10 +42,10 @@ from ls_edge.runtime.fleet.simulation.sweep import parse_sweep
 )
 @options.count("--seeds", "Runs of each combination of --sweep, with different seeds.", most=1000, default=1)
 @options.output("--out", "JSON of --sweep to write, or to continue.", ours="")
-@options.text(
+@options.names(
     "--churn",
-    "Mean up and down times, such as up=10m,down=30s, with weights of kill, stop, hang, drain.  [default: none]",
-    "SPEC",
+    "Mean up and down times, such as up=10m,down=30s, or a CSV of device,time,up|down; may be repeated.",
+    "SPEC|FILE",
 )
 @options.POLICY
 @options.MAX_SKIPS

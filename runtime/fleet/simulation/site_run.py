@@ -16,7 +16,7 @@ import numpy as np
 from ls_edge.core.records import hops_of
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
 from ls_edge.runtime.fleet.planning.scoring import simulation_of
-from ls_edge.runtime.fleet.simulation.sites import Site
+from ls_edge.runtime.fleet.simulation.sites import Site, battery_of
 from ls_edge.runtime.routing.state.events import Complete, Fail
 from ls_edge.runtime.simulator.churn import ChurnProcess
 from ls_edge.runtime.source.arrivals import poisson_arrivals
@@ -25,6 +25,7 @@ _SETTLE_S = 1.0
 """Simulated seconds between the first losses and the first request: until heartbeats have found who is down."""
 _REPORT_EVERY = 50
 _BUDGET_OVER = "BudgetExceeded"
+SOURCE_LOST = "SourceLost"
 
 
 def simulate_site(site: Site, on_step: Callable[[int], None] = lambda _over: None) -> SiteOutcome:
@@ -49,6 +50,9 @@ class _SiteRun:
         """Requests that wait because too many are in flight."""
         self._sent: list[int] = []
         """Number of the request by its number in the simulation."""
+        self._open: dict[int, None] = {}
+        """Requests that have not ended."""
+        self._has_source = True
         self._outcome = SiteOutcome(
             submitted_s=np.zeros(site.requests),
             latency_s=np.zeros(site.requests),
@@ -66,8 +70,7 @@ class _SiteRun:
         self._start = sim.now
         on_step(reported := 0)
         if site.rate is None:
-            for _ in range(min(site.concurrency, site.requests)):
-                self._submit()
+            self._set_source(self._has_source)
         else:
             self._submit_next(poisson_arrivals(site.rate, self._rng))
         while self._over < site.requests:
@@ -87,11 +90,19 @@ class _SiteRun:
         return outcome
 
     def _begin_churn(self) -> ChurnProcess | None:
-        if self._site.churn is None:
+        if not self._site.churn:
             return None
-        used = [name for name, blocks in self._site.placement.items() if blocks]
-        zones = {device.name: device.zone for device in self._site.problem.devices if device.zone is not None}
-        churn = ChurnProcess(self._sim, self._site.churn, used, self._rng, zones if self._site.churn.zone else None)
+        devices = self._site.problem.devices
+        churn = ChurnProcess(
+            self._sim,
+            self._site.churn,
+            [device.name for device in devices],
+            self._rng,
+            idle=[name for name, blocks in self._site.placement.items() if not blocks],
+            batteries={device.name: battery for device in devices if (battery := battery_of(device)) is not None},
+            site=self._site.number,
+            on_source=self._set_source,
+        )
         self._sim.run(_SETTLE_S)
         churn.losses.clear()
         churn.changes.clear()
@@ -109,10 +120,30 @@ class _SiteRun:
         number = self._submitted
         self._submitted += 1
         self._outcome.submitted_s[number] = self._sim.now - self._start
+        self._open[number] = None
+        if not self._has_source:
+            self._close(number, FAILED, SOURCE_LOST)
+            return
         self._waiting.append(number)
         self._begin_waiting()
         if self._waiting:
             self._sim.at(self._budget_s, lambda: self._expire(number))
+
+    def _set_source(self, up: bool) -> None:
+        """Let all requests of a lost source fail; one that is back in a closed loop submits again."""
+        self._has_source = up
+        if up:
+            while self._site.rate is None and self._left and len(self._open) < self._site.concurrency:
+                self._submit()
+            return
+        self._waiting.clear()
+        self._under_way, self._source_free = 0, 0.0
+        for number in list(self._open):
+            self._close(number, FAILED, SOURCE_LOST)
+
+    @property
+    def _left(self) -> int:
+        return self._site.requests - self._submitted
 
     def _begin_waiting(self) -> None:
         while self._waiting and self._under_way < self._site.concurrency:
@@ -133,6 +164,8 @@ class _SiteRun:
         self._sim.at(min(wait, left), lambda: self._send(number, left - wait))
 
     def _send(self, number: int, budget: float) -> None:
+        if number not in self._open:
+            return
         if budget <= 0:
             self._under_way -= 1
             self._close(number, FAILED, _BUDGET_OVER)
@@ -165,6 +198,7 @@ class _SiteRun:
         if error:
             outcome.errors[error] += 1
         self._over += 1
-        if self._site.rate is None and self._submitted < self._site.requests:
+        del self._open[number]
+        if self._has_source and self._site.rate is None and self._left:
             self._submit()
         self._begin_waiting()

@@ -23,7 +23,7 @@ from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationConte
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import requests_at_once
-from ls_edge.runtime.simulator.churn import Churn
+from ls_edge.runtime.simulator.churn import Battery, Churn, Losses
 
 SITE_SIZE = 16
 """Devices per site. All peers of a site exchange their states, so the time grows with the square."""
@@ -45,7 +45,7 @@ class Site:
     rate: float | None
     """Images per second."""
     settings: FleetSettings
-    churn: Churn | None = None
+    churn: Losses = ()
     costs: OrderCosts | None = None
 
 
@@ -54,7 +54,7 @@ def sites_of(
     settings: FleetSettings,
     *,
     site_size: int = SITE_SIZE,
-    churn: Churn | None = None,
+    churn: Losses = (),
     costs: OrderCosts | None = None,
 ) -> tuple[list[Site], list[str]]:
     """Divide a fleet into sites of about equal size, plan each for throughput, and list the assumptions.
@@ -67,6 +67,13 @@ def sites_of(
         raise UsageError(
             f"--devices {settings.devices} is less than there are profiles ({count}); raise it, or leave profiles out"
         )
+    if any(isinstance(loss, Churn) and math.isnan(loss.up) for loss in churn):
+        for device in problem.devices:
+            if battery_of(device) is None:
+                raise UsageError(
+                    f"--churn up=battery: the profile of {device.name} has no capacity or power of its battery; "
+                    "measure it on battery, or give mean times, up=8h,down=2h"
+                )
     number = math.ceil(settings.devices / site_size)
     kinds = itertools.cycle(range(count))
     plan = functools.cache(functools.partial(plan_site, problem, settings.replicas, churn=churn))
@@ -89,7 +96,7 @@ def sites_of(
         assumed.append(
             "a link takes as long as the links of both profiles did on average: sites have several devices of a profile"
         )
-    if churn is None:
+    if not churn:
         assumed.append("no device is lost (--churn)")
     return sites, assumed
 
@@ -99,14 +106,14 @@ def plan_site(
     replicas: int | None,
     chosen: tuple[int, ...],
     *,
-    churn: Churn | None = None,
+    churn: Losses = (),
     exactly: bool = False,
 ) -> tuple[PlanningProblem, dict[str, tuple[int, ...]], dict[str, str]]:
     """Return the problem of a site with a copy of each chosen device, its placement, and the profile of each device.
 
     Further devices of a profile are called ``NAME-2`` and so on. Measured links apply to a site without copies;
-    otherwise a link takes the average of the links of both profiles. The zones of ``churn`` are devices
-    that follow each other, and no zone holds a block twice. With ``exactly``, no block has more than ``replicas``
+    otherwise a link takes the average of the links of both profiles. The largest zones of ``churn`` are
+    devices that follow each other, and none holds a block twice. With ``exactly``, no block has more than ``replicas``
     holders, and the placement is the one that survives most losses.
     """
     devices: list[PlannedDevice] = []
@@ -124,9 +131,10 @@ def plan_site(
         kinds[name] = kind
     same = len(devices) == len(problem.devices) and not (copies - Counter(range(len(problem.devices))))
     site = dataclasses.replace(problem, devices=tuple(devices), links_ms=problem.links_ms if same else {})
-    if churn is not None and churn.zone:
-        devices = [dataclasses.replace(one, zone=f"zone-{i // churn.zone + 1}") for i, one in enumerate(devices)]
-        losses = {str(device.zone): churn.zone_loss for device in devices}
+    zoned = max((loss for loss in churn if isinstance(loss, Churn)), key=lambda loss: loss.zone, default=None)
+    if zoned is not None and zoned.zone > 1:
+        devices = [dataclasses.replace(one, zone=f"zone-{i // zoned.zone + 1}") for i, one in enumerate(devices)]
+        losses = {str(device.zone): zoned.loss for device in devices}
         site = dataclasses.replace(site, devices=tuple(devices), zone_losses=losses)
     least = REPLICAS if replicas is None else replicas
     site = dataclasses.replace(site, replicas=least)
@@ -143,8 +151,15 @@ def plan_site(
     return site, {name: tuple(blocks) for name, blocks in best.placement.items()}, kinds
 
 
+def battery_of(device: PlannedDevice) -> Battery | None:
+    """Return the battery of a device; None if it has none, or its power is unknown."""
+    if device.battery_wh is None or device.idle_watts is None or not device.watts:
+        return None
+    return Battery(3600 * device.battery_wh, device.idle_watts, max(device.watts, device.idle_watts))
+
+
 def simulation_context(
-    sites: Sequence[Site], *, bundle_id: str, churn: str | None, assumptions: Sequence[str]
+    sites: Sequence[Site], *, bundle_id: str, churn: Sequence[str], assumptions: Sequence[str]
 ) -> SimulationContext:
     """Return the settings of a simulation, with the replicas and the concurrency of its sites."""
     first = sites[0]
@@ -158,7 +173,7 @@ def simulation_context(
         sites=len(sites),
         devices_per_site=max(len(site.kinds) for site in sites),
         placement={name: shown_parts(parts) for name, parts in first.placement.items()},
-        churn=churn,
+        churn=list(churn),
         assumptions=list(assumptions),
         **msgspec.structs.asdict(settings),
     )

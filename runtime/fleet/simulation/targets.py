@@ -27,7 +27,7 @@ from ls_edge.runtime.fleet.planning.scoring import requests_at_once
 from ls_edge.runtime.fleet.planning.survival import whole_share
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, Site, plan_site
-from ls_edge.runtime.simulator.churn import Churn
+from ls_edge.runtime.simulator.churn import Losses
 
 SHOWN = 3
 """Number of fleets that reach the target, after which no larger ones are tried."""
@@ -106,9 +106,7 @@ class FleetSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     answer: str
     targets: list[Target]
-    up_s: float
-    down_s: float
-    """Mean seconds until a device is lost, and until it is back."""
+    churn: list[str]
     budget_ms: float
     rate: float | None
     seed: int
@@ -121,7 +119,7 @@ def search_fleets(
     problem: PlanningProblem,
     targets: Sequence[Target],
     settings: FleetSettings,
-    churn: Churn,
+    churn: Losses,
     *,
     executor: Executor | None = None,
     on_step: Callable[[str], None] = lambda _text: None,
@@ -145,7 +143,7 @@ def search_fleets(
                 break
             is_planned = True
             # A device without blocks makes this a smaller fleet, which was tried before.
-            if not all(placement.values()) or _is_ruled_out(own, placement, targets, settings, churn):
+            if not all(placement.values()) or _is_ruled_out(own, placement, targets, settings):
                 continue
             on_step(f"{counted(size, 'device')}, {counted(replicas, 'copy', 'copies')} of each block")
             found.append(_simulate(own, placement, kinds, targets, settings, churn, executor))
@@ -201,12 +199,12 @@ def _evidence(targets: Sequence[Target], one: FleetChoice) -> str:
 
 
 def _is_ruled_out(
-    problem: PlanningProblem, placement: Placement, targets: Sequence[Target], settings: FleetSettings, churn: Churn
+    problem: PlanningProblem, placement: Placement, targets: Sequence[Target], settings: FleetSettings
 ) -> bool:
     """Return whether a fleet misses a target by far according to the formulas."""
     if settings.rate is not None and throughput_of(problem, placement) < settings.rate:
         return True
-    missed = 1 - formula_share(problem, placement, settings.budget_ms / 1e3, churn.outage_s)
+    missed = 1 - formula_share(problem, placement, settings.budget_ms / 1e3, settings.outage_s)
     return any(target.kind == "whole" and missed > _RULED_OUT * (1 - target.value) for target in targets)
 
 
@@ -216,12 +214,12 @@ def _simulate(
     kinds: dict[str, str],
     targets: Sequence[Target],
     settings: FleetSettings,
-    churn: Churn,
+    churn: Losses,
     executor: Executor | None,
 ) -> FleetChoice:
     used = [device for device in problem.devices if placement.get(device.name)]
     own = msgspec.structs.replace(settings, devices=len(problem.devices), replicas=problem.replicas, until=None)
-    rate = settings.rate or _WAITS / churn.outage_s
+    rate = settings.rate or _WAITS / settings.outage_s
     held = {name: tuple(blocks) for name, blocks in placement.items()}
     site = Site(0, problem, held, kinds, REQUESTS, requests_at_once(problem, placement), rate, own, churn)
     outcomes = simulate_fleet(
@@ -236,7 +234,7 @@ def _simulate(
         copies=sum(len(blocks) for blocks in placement.values()),
         watts=None if None in watts else round(sum(one for one in watts if one is not None), 6),
         throughput=round(throughput_of(problem, placement), 6),
-        formula=round(formula_share(problem, placement, settings.budget_ms / 1e3, churn.outage_s), 9),
+        formula=round(formula_share(problem, placement, settings.budget_ms / 1e3, settings.outage_s), 9),
         whole=whole,
         answered=answered,
         latency_ms=latency,

@@ -347,7 +347,7 @@ def test_a_target_names_the_smallest_fleet_that_reaches_it(command, bundle, prof
     assert found["answer"].startswith("2 devices with 2 copies of each block reach whole=0.95: ")
     met = next(one for one in found["fleets"] if one["verdict"] == "met")
     assert (met["devices"], met["watts"]) == (2, 10.0)
-    assert (found["up_s"], found["down_s"]) == (9.0, 1.0)
+    assert found["churn"] == ["up=9s,down=1s"]
 
 
 def test_churn_is_the_loss_probability_of_every_device(command, bundle, profile):

@@ -152,7 +152,7 @@ def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, 
     found = json.loads(printed)
     assert found == json.loads(out.read_text(encoding="utf-8"))
     assert [cell["values"] for cell in found["cells"]][:2] == [{"up": "1s", "replicas": one} for one in "12"]
-    assert [cell["summary"]["churn"] for cell in found["cells"]][2] == "up=1h,down=1s,stop=1"
+    assert [cell["summary"]["churn"] for cell in found["cells"]][2] == ["up=1h,down=1s,stop=1"]
     assert all(cell["summary"]["requests"] == 80 for cell in found["cells"])
     often, seldom = found["cells"][1]["summary"], found["cells"][3]["summary"]
     assert often["whole_share"]["share"] < seldom["whole_share"]["share"]

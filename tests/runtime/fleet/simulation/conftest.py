@@ -27,7 +27,7 @@ def make_problem():
 def simulate():
     """Return the outcomes of the sites of a fleet."""
 
-    def run(problem, *, site_size=16, churn=None, **settings):
+    def run(problem, *, site_size=16, churn=(), **settings):
         return simulate_sites(sites_of(problem, FleetSettings(**settings), site_size=site_size, churn=churn)[0])
 
     return run

@@ -15,9 +15,9 @@ from ls_edge.runtime.simulator.churn import LOSSES, Churn
 def test_the_same_seed_gives_the_same_document_in_any_number_of_processes(make_problem):
     def document(jobs, seed):
         settings = FleetSettings(devices=12, requests=240, rate=100.0, max_skips=1, seed=seed)
-        churn = Churn(1.0, 0.2, dict.fromkeys(LOSSES, 1.0))
+        churn = [Churn(1.0, 0.2, dict.fromkeys(LOSSES, 1.0))]
         sites, assumptions = sites_of(make_problem(2.0, 3.0), settings, site_size=4, churn=churn)
-        context = simulation_context(sites, bundle_id="bundle", churn=None, assumptions=assumptions)
+        context = simulation_context(sites, bundle_id="bundle", churn=(), assumptions=assumptions)
         with process_pool(jobs) as pool:
             return msgspec.json.encode(summarize_simulation(simulate_sites(sites, pool), context))
 
@@ -39,12 +39,12 @@ def test_a_fleet_is_simulated_until_the_interval_is_narrow(make_problem):
     """Rounds differ in their random numbers; their number is the same for any executor."""
 
     def document(until, executor=None):
-        churn = Churn(2.0, 0.2)
+        churn = [Churn(2.0, 0.2)]
         settings = FleetSettings(
-            devices=2, requests=60, rate=20.0, max_skips=0, budget_ms=100, outage_s=churn.down, until=until
+            devices=2, requests=60, rate=20.0, max_skips=0, budget_ms=100, outage_s=0.2, until=until
         )
         sites, _ = sites_of(make_problem(2.0), settings, site_size=1, churn=churn)
-        context = simulation_context(sites, bundle_id="bundle", churn="up=2s,down=200ms", assumptions=())
+        context = simulation_context(sites, bundle_id="bundle", churn=["up=2s,down=200ms"], assumptions=())
         return summarize_simulation(simulate_fleet(sites, executor), context)
 
     once, narrow = document(None), document(0.5)

@@ -1,10 +1,12 @@
 """Requests of a site: against queueing theory, closed forms, and with devices that come and go."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
+from ls_edge.core.errors import UsageError
 from ls_edge.core.text import show_nines
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, FleetSettings, summarize_simulation
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
@@ -17,9 +19,9 @@ from ls_edge.runtime.simulator.churn import LOSSES, Churn
 def summarize():
     """Return the document of a fleet."""
 
-    def run(problem, *, churn=None, **settings):
+    def run(problem, *, churn=(), **settings):
         sites, assumptions = sites_of(problem, FleetSettings(**settings), churn=churn)
-        written = None if churn is None else f"up={churn.up}s,down={churn.down}s"
+        written = [f"up={loss.up}s,down={loss.down}s" for loss in churn]
         context = simulation_context(sites, bundle_id="bundle", churn=written, assumptions=assumptions)
         return summarize_simulation(simulate_sites(sites), context)
 
@@ -68,10 +70,10 @@ def test_a_source_that_is_slower_than_the_devices_limits_throughput(make_problem
     assert summary.throughput == pytest.approx(200.0, rel=0.03)
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("kind", [kind for kind in LOSSES if kind != "slow"])
 def test_no_request_is_lost_while_devices_come_and_go(make_problem, simulate, kind):
     """Two holders of everything, each up nine tenths of the time: answered whole, or skipped, or out of time."""
-    churn = Churn(up=0.9, down=0.1, weights={kind: 1.0})
+    churn = [Churn(up=0.9, down=0.1, weights={kind: 1.0})]
     (outcome,) = simulate(
         make_problem(2.0, 2.0), devices=2, requests=2500, rate=100.0, churn=churn, max_skips=1, budget_ms=2000
     )
@@ -85,10 +87,50 @@ def test_no_request_is_lost_while_devices_come_and_go(make_problem, simulate, ki
     assert all(0 <= count <= 2 for _, count in outcome.up)
 
 
+@pytest.mark.parametrize("rate", [None, 200.0])
+def test_requests_of_a_lost_source_fail_and_later_ones_are_answered(make_problem, simulate, rate):
+    """The source of two boards is up nine tenths of the time."""
+    churn = [Churn(0.9, 0.1, is_source=True)]
+    (outcome,) = simulate(
+        make_problem(2.0, 2.0), devices=2, requests=2000, rate=rate, churn=churn, budget_ms=2000, outage_s=0.1
+    )
+    assert outcome.losses["source"] == sum(outcome.losses.values()) > 3
+    assert outcome.errors["SourceLost"] == sum(outcome.errors.values()) == (outcome.states == FAILED).sum()
+    if rate is None:  # 16 in flight at each loss; nobody asks while the source is down
+        assert outcome.errors["SourceLost"] <= 16 * (outcome.losses["source"] + 1)
+    else:
+        assert 0.02 < (outcome.states == FAILED).mean() < 0.3
+    late = outcome.submitted_s > outcome.submitted_s[outcome.states == FAILED].min()
+    assert (outcome.states[late] == WHOLE).mean() > 0.5
+    assert outcome.latency_s.max() <= 2.0 + 1e-6
+    assert outcome.up_seconds == pytest.approx(2 * outcome.seconds), "the devices were up"
+
+
+def test_slow_devices_make_answers_late(make_problem, simulate):
+    usual, slow = (
+        simulate(make_problem(2.0), devices=1, requests=400, rate=20.0, churn=churn)[0].latency_s
+        for churn in ((), [Churn(1.0, 1.0, {"slow": 1.0}, times=5.0)])
+    )
+    assert np.quantile(slow, 0.2) < 1.2 * np.quantile(usual, 0.2)
+    assert np.quantile(slow, 0.9) > 3 * np.quantile(usual, 0.9)
+
+
+def test_a_battery_needs_a_profile_with_its_capacity_and_power(make_problem, simulate):
+    (board,) = make_problem(2.0).devices
+    problem = dataclasses.replace(make_problem(2.0), devices=(board,))
+    settings = {"devices": 1, "requests": 300, "rate": 0.1, "churn": [Churn(math.nan, 300.0)], "outage_s": 300.0}
+    with pytest.raises(UsageError, match="the profile of a has no capacity or power of its battery"):
+        simulate(problem, **settings)
+    board = dataclasses.replace(board, watts=10.0, idle_watts=2.0, battery_wh=0.5)  # 900 s idle
+    (outcome,) = simulate(dataclasses.replace(problem, devices=(board,)), **settings)
+    assert (outcome.states == WHOLE).mean() == pytest.approx(0.75, abs=0.05)
+    assert outcome.losses["kill"] == pytest.approx(3000 / 1200, abs=1)
+
+
 def test_a_block_without_a_holder_is_skipped_or_fails(make_problem, simulate):
     """Each device holds half of the model and is down half of the time, for long."""
     problem = make_problem(2.0, 2.0, capacity=2)
-    churn = Churn(up=20.0, down=20.0)
+    churn = [Churn(up=20.0, down=20.0)]
     settings = {"devices": 40, "requests": 400, "site_size": 2, "replicas": 1, "budget_ms": 500, "churn": churn}
     states = np.concatenate([one.states for one in simulate(problem, **settings, policy="sequential")])
     assert (states == WHOLE).mean() == pytest.approx(0.25, abs=0.15)
@@ -111,7 +153,7 @@ def test_closed_forms_lie_within_the_intervals(make_problem, summarize, boards):
     contained = 0
     for seed in range(8):
         summary = summarize(
-            make_problem(2.0), churn=Churn(up, down), devices=boards, requests=600, rate=0.25, max_skips=0,
+            make_problem(2.0), churn=[Churn(up, down)], devices=boards, requests=600, rate=0.25, max_skips=0,
             budget_ms=budget * 1e3, outage_s=down, seed=seed,
         )  # fmt: skip
         found = summary.whole_share
@@ -124,10 +166,10 @@ def test_closed_forms_lie_within_the_intervals(make_problem, summarize, boards):
 
 def test_a_short_simulation_says_how_uncertain_it_is(make_problem, summarize):
     settings = {"devices": 1, "rate": 2.0, "max_skips": 0, "budget_ms": 100.0}
-    none = summarize(make_problem(2.0), churn=Churn(3600.0, 1.0), requests=100, outage_s=1.0, **settings)
+    none = summarize(make_problem(2.0), churn=[Churn(3600.0, 1.0)], requests=100, outage_s=1.0, **settings)
     assert none.whole_share.low < 0.95 < none.whole_share.share == 1.0
     assert "no device was lost in 5" in none.warnings[0]
-    few = summarize(make_problem(2.0), churn=Churn(20.0, 2.0), requests=160, outage_s=2.0, **settings)
+    few = summarize(make_problem(2.0), churn=[Churn(20.0, 2.0)], requests=160, outage_s=2.0, **settings)
     assert 1 <= few.whole_share.outages <= 8
     assert f"{few.whole_share.outages} outages seen: the answer is uncertain; about " in few.warnings[0]
     assert "would do (--until 50%)" in few.warnings[0]

@@ -55,15 +55,15 @@ def test_blocks_have_one_holder_if_memory_has_no_room_for_two(make_problem):
 def test_a_document_has_the_settings_and_the_replicas_and_concurrency_of_its_sites(make_problem):
     settings = FleetSettings(devices=3, requests=7, policy="random", max_skips=1, budget_ms=1234.5, rate=2.5, seed=9)
     sites, assumptions = sites_of(make_problem(2.0), settings)
-    found = simulation_context(sites, bundle_id="id", churn="up=1m,down=1s", assumptions=assumptions)
+    found = simulation_context(sites, bundle_id="id", churn=["up=1m,down=1s"], assumptions=assumptions)
     assert (found.replicas, found.concurrency) == (sites[0].problem.replicas, sites[0].concurrency) == (2, 16)
     kept = {key: value for key, value in msgspec.structs.asdict(settings).items() if value is not None}
     assert {key: getattr(found, key) for key in kept} == kept
-    assert (found.bundle_id, found.sites, found.devices_per_site, found.churn) == ("id", 1, 3, "up=1m,down=1s")
+    assert (found.bundle_id, found.sites, found.devices_per_site, found.churn) == ("id", 1, 3, ["up=1m,down=1s"])
 
 
 def test_holders_of_a_block_are_in_different_zones_of_a_site(make_problem):
-    churn = Churn(3600.0, 60.0, zone=2, zone_up=36000.0, zone_down=600.0)
+    churn = [Churn(3600.0, 60.0), Churn(36000.0, 600.0, zone=2)]
     (site,), _ = sites_of(make_problem(2.0, capacity=2), FleetSettings(devices=8, requests=1), churn=churn)
     zone_of = {device.name: device.zone for device in site.problem.devices}
     assert sorted(zone_of.values()) == sorted(f"zone-{number}" for number in (1, 2, 3, 4) for _ in range(2))

@@ -27,8 +27,10 @@ def prepare(make_problem):
         settings = FleetSettings(
             devices=2, requests=int(values["requests"]), rate=20.0, replicas=int(values["replicas"]), budget_ms=100.0
         )
-        sites, _ = sites_of(make_problem(2.0, capacity=4), settings, churn=Churn(2.0, 0.5))
-        return Prepared(sites, simulation_context(sites, bundle_id="bundle", churn="up=2s,down=500ms", assumptions=()))
+        sites, _ = sites_of(make_problem(2.0, capacity=4), settings, churn=[Churn(2.0, 0.5)])
+        return Prepared(
+            sites, simulation_context(sites, bundle_id="bundle", churn=["up=2s,down=500ms"], assumptions=())
+        )
 
     return lambda sweep=SWEEP: [run(values) for values in combinations(sweep)]
 

@@ -24,7 +24,7 @@ def search(make_problem):
             **{"devices": 1, "requests": 1, "budget_ms": 100.0, "outage_s": CHURN.down, "seed": 1, **settings}
         )
         wanted = [Target.parse(text) for text in targets]
-        found = search_fleets(problem, wanted, asked, CHURN)
+        found = search_fleets(problem, wanted, asked, [CHURN])
         return found, answer_text(wanted, found)
 
     return run
