@@ -42,7 +42,7 @@ class Trace:
             raise UsageError(f"--churn {path}: cannot be read ({error}); give a CSV of device,time,up|down") from None
         found: dict[str, list[tuple[float, str]]] = {}
         for number, line in enumerate(lines, 1):
-            if not line.strip() or line.startswith("#") or (number == 1 and line.startswith("device,")):
+            if not line.strip() or line.startswith("#") or (not found and line.startswith("device,")):
                 continue
             try:
                 for device, time, state in _events(line):

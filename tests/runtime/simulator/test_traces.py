@@ -9,7 +9,8 @@ from ls_edge.runtime.simulator.churn import Churn, ChurnProcess
 from ls_edge.runtime.simulator.simulation import Simulation
 from ls_edge.runtime.simulator.traces import Trace, read_losses
 
-CSV = """device,time,state
+CSV = """# three losses
+device,time,state
 b,1000,up
 a,1004,down
 a,1007,up
