@@ -38,12 +38,13 @@ class _Fetch:
 
 
 def fetch_model(
-    peers: PeersFile, keys: KeyPair | None, owner: str, wait_s: float = 5.0
+    peers: PeersFile, keys: KeyPair | None, owner: str, wait_s: float = 5.0, *, one_bundle: bool = False
 ) -> tuple[Bundle, tuple[str, ...]]:
     """Ask the peers, as source ``owner``, for the manifest; return a bundle of it alone and the peers that sent it.
 
-    Raise :class:`LinkError` if no peer has sent one after ``wait_s``, in addition to the transfer on the slowest link,
-    or if all refuse this process; and :class:`ModelMismatch` if two peers disagree.
+    With ``one_bundle``, ask all that answer. Raise :class:`LinkError` if no peer has sent one after ``wait_s``, in
+    addition to the transfer on the slowest link, or if all refuse this process; and :class:`ModelMismatch` if two peers
+    disagree, or have different bundles where there is to be one.
     """
     fetches: dict[str, _Fetch] = {}
     with Client(peers, keys, owner, "observer") as client:
@@ -57,11 +58,13 @@ def fetch_model(
             now = time.monotonic()
             for name, session in client.sessions.items():
                 _ask(client, name, session, fetches, now - patience)
-            found = {name: one.bundle for name, one in fetches.items() if one.bundle is not None}
+            asked = ((name, fetches[name].bundle) for name in client.sessions if name in fetches)
+            found = {name: bundle for name, bundle in asked if bundle is not None}
             first_at = min(first_at, now) if found else first_at
             is_alone = all(one.is_hopeless(began) for name, one in client.sessions.items() if name not in found)
-            if len(found) >= 2 or (found and (is_alone or now > first_at + patience)):
-                return _agreed(found)
+            enough = len(found) >= 2 and not one_bundle
+            if enough or (found and (is_alone or now > first_at + patience)):
+                return _agreed(found, one_bundle=one_bundle)
             whys = "; ".join(f"{name}: {_why(name, session, fetches)}" for name, session in client.sessions.items())
             if not found and now > tell_at:
                 log.warning("waiting for a model", extra={"why": whys})
@@ -107,11 +110,18 @@ def _take(fetch: _Fetch, name: str, chunk: Chunk) -> None:
             fetch.bundle, fetch.fault = None, "its manifest belongs to another bundle than it announces"
 
 
-def _agreed(found: dict[str, Bundle]) -> tuple[Bundle, tuple[str, ...]]:
+def _agreed(found: dict[str, Bundle], *, one_bundle: bool) -> tuple[Bundle, tuple[str, ...]]:
     digests = {name: _digest(bundle) for name, bundle in found.items()}
     if len(set(digests.values())) > 1:
         texts = ", ".join(f"{name} has {short_id(digest)}" for name, digest in digests.items())
         raise ModelMismatch(f"the peers do not agree on the model and its classes: {texts}; give --bundle to trust one")
+    bundles = {name: bundle.manifest.bundle_id for name, bundle in found.items()}
+    if one_bundle and len(set(bundles.values())) > 1:
+        texts = ", ".join(f"{name} has {short_id(bundle_id)}" for name, bundle_id in bundles.items())
+        raise ModelMismatch(
+            f"the peers serve several bundles of the model and --strict-bundle is on: {texts}; give --bundle to choose "
+            "one, push one to all peers, or omit --strict-bundle"
+        )
     return next(iter(found.values())), tuple(found)
 
 

@@ -75,7 +75,9 @@ class Source:
         """Peers that sent the manifest to a source without a bundle. Two have to agree; a single one is trusted."""
         self.settings.check_audit(is_thin=bundle is None)
         if bundle is None:
-            bundle, self.witnesses = fetch_model(peers, keys, self.name, self.settings.model_wait_s)
+            bundle, self.witnesses = fetch_model(
+                peers, keys, self.name, self.settings.model_wait_s, one_bundle=self.settings.strict_bundle
+            )
             self.preprocess = ImageEncoder(bundle.manifest.image)
         else:
             from ls_edge.data.preprocess import Preprocessor

@@ -142,21 +142,44 @@ def test_the_end_of_its_terminal_still_ends_a_peer(write_peers, tiny_bundle, tmp
     assert "draining" in log.read_text()
 
 
-def test_a_reload_that_is_asked_for_while_a_peer_starts_does_not_end_it(write_peers, tiny_bundle, tmp_path, wait_until):
+@pytest.mark.parametrize("command", ["peer", "serve"])
+def test_a_reload_that_is_asked_for_while_it_starts_does_not_end_it(
+    command, write_peers, tiny_bundle, tmp_path, wait_until
+):
     path = write_peers({"a": ALL}, sources=["laptop"])
-    content, log, pipe = path.read_text(), tmp_path / "log", tmp_path / "pipe"
-    os.mkfifo(pipe)
-    pipe.rename(path)
-    words = ["peer", "--peers", str(path), "--name", "a", "--bundle", str(tiny_bundle)]
-    with log.open("w") as stderr, subprocess.Popen([sys.executable, "-m", "ls_edge", *words], stderr=stderr) as peer:
+    log, first = tmp_path / "log", {"peer": path, "serve": tmp_path / "tokens"}[command]
+    words = {
+        "peer": ["peer", "--name", "a"],
+        "serve": ["serve", "--http", "127.0.0.1:0", "--token-file", str(first)],
+    }[command]
+    content = path.read_text() if command == "peer" else "t" * 16 + "\n"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+    pipe.rename(first)
+    words += ["--peers", str(path), "--bundle", str(tiny_bundle)]
+    with log.open("w") as stderr, subprocess.Popen([sys.executable, "-m", "ls_edge", *words], stderr=stderr) as process:
         try:
-            with path.open("w") as file:  # it reads the file now
-                path.unlink()
-                path.write_text(content)
-                peer.send_signal(signal.SIGHUP)
+            with first.open("w") as file:  # it reads the file now
+                first.unlink()
+                first.write_text(content)
+                first.chmod(0o600)
+                process.send_signal(signal.SIGHUP)
                 file.write(content)
-            wait_until(lambda: peer.poll() is not None or "reloaded" in log.read_text(), 30.0, "a reload")
-            assert peer.poll() is None
+            wait_until(lambda: process.poll() is not None or "reloaded" in log.read_text(), 30.0, "a reload")
+            assert process.poll() is None
         finally:
-            peer.terminate()
-    assert "draining" in log.read_text()
+            process.terminate()
+    assert {"peer": "draining", "serve": "stopping"}[command] in log.read_text()
+
+
+def test_a_reload_does_not_end_a_run_that_waits_for_a_model(write_peers, tmp_path, wait_until):
+    path, log = write_peers({"a": "all"}), tmp_path / "log"
+    words = ["run", "--peers", str(path), "--data", "digits", "--limit", "1", "--wait", "600", "--log-json"]
+    with log.open("w") as stderr, subprocess.Popen([sys.executable, "-m", "ls_edge", *words], stderr=stderr) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or "waiting for a model" in log.read_text(), 30.0, "a wait")
+            process.send_signal(signal.SIGHUP)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()

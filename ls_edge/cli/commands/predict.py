@@ -103,11 +103,11 @@ def command(
             pipeline = stack.enter_context(Pipeline.open(opened, kind=settings["engine"] or "auto", **asked))
             answers = answers_here(pipeline, itertools.islice(frames, limit), top)
         else:
+            reload = stack.enter_context(ReloadRequest())
             source = stack.enter_context(
                 Source.open(file, opened, max_inflight=concurrency, model_wait_s=wait, **settings)
             )
             note_model(source.witnesses)
-            reload = stack.enter_context(ReloadRequest())
             wait_for_holders(source, wait)
             at_once = 1 if any(is_live(given) for given in images) else concurrency  # flush each answer immediately
             answers = answers_in_order(source, itertools.islice(frames, limit), top, at_once, reload.take)

@@ -141,6 +141,7 @@ def command(
     images = _checked(whole, limit, opened)
 
     with contextlib.ExitStack() as stack:
+        reload = stack.enter_context(interrupts.ReloadRequest())
         if local is not None:
             if opened is None:
                 raise UsageError("--local starts peers with a bundle; give --bundle")
@@ -162,7 +163,6 @@ def command(
             url = serve_metrics(SourceCollector(source), source.cores)
             click.echo(f"ls-edge: metrics at {url}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
-        reload = stack.enter_context(interrupts.ReloadRequest())
         warning = wait_for_holders(source, wait, stop)
         writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
 

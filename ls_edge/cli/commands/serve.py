@@ -101,34 +101,34 @@ def command(
     request. On SIGTERM or Ctrl-C it refuses new requests, finishes the others, and ends with exit code 0; a second
     signal ends it immediately.
     """
-    require("ls-edge serve", "serve")
-    from ls_edge.runtime.serve.application import Application
-    from ls_edge.runtime.serve.http.access import Access
-    from ls_edge.runtime.serve.http.bodies import BodyReader
-    from ls_edge.runtime.serve.http.connection import Connections
-    from ls_edge.runtime.serve.http.listener import open_listener, parse_address
-    from ls_edge.runtime.serve.http.server import MAX_IDLE_CONNECTIONS, Certificate, HttpServer
-    from ls_edge.runtime.serve.service import Service
-
-    set_up(as_json=log_json)
-    is_local = is_loopback_host(parse_address(http, "--http")[0])
-    if (tls_cert is None) != (tls_key is None):
-        raise UsageError("--tls-cert and --tls-key belong together; give both")
-    if not is_local and not insecure_http and (tls_cert is None or token_file is None):
-        raise UsageError(
-            f"--http {http} is not on the loopback, so it needs --tls-cert, --tls-key and --token-file; or listen on "
-            "127.0.0.1 behind a reverse proxy, or allow it with --insecure-http"
-        )
-    access = Access(token_file, loopback_only=is_local, hosts=allow_host, origins=cors, proxies=trusted_proxy)
-    tls = Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
-    queue = QUEUE * concurrency if queue is None else queue
-
-    def open_source(model_wait_s: float) -> Source:
-        return Source.open(peers, bundle, max_inflight=concurrency, model_wait_s=model_wait_s, **settings)
-
-    connections = Connections(concurrency + queue + MAX_IDLE_CONNECTIONS)
     with contextlib.ExitStack() as stack:
         reload = stack.enter_context(interrupts.ReloadRequest())  # before anything that takes long
+        require("ls-edge serve", "serve")
+        from ls_edge.runtime.serve.application import Application
+        from ls_edge.runtime.serve.http.access import Access
+        from ls_edge.runtime.serve.http.bodies import BodyReader
+        from ls_edge.runtime.serve.http.connection import Connections
+        from ls_edge.runtime.serve.http.listener import open_listener, parse_address
+        from ls_edge.runtime.serve.http.server import MAX_IDLE_CONNECTIONS, Certificate, HttpServer
+        from ls_edge.runtime.serve.service import Service
+
+        set_up(as_json=log_json)
+        is_local = is_loopback_host(parse_address(http, "--http")[0])
+        if (tls_cert is None) != (tls_key is None):
+            raise UsageError("--tls-cert and --tls-key belong together; give both")
+        if not is_local and not insecure_http and (tls_cert is None or token_file is None):
+            raise UsageError(
+                f"--http {http} is not on the loopback, so it needs --tls-cert, --tls-key and --token-file; or listen "
+                "on 127.0.0.1 behind a reverse proxy, or allow it with --insecure-http"
+            )
+        access = Access(token_file, loopback_only=is_local, hosts=allow_host, origins=cors, proxies=trusted_proxy)
+        tls = Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
+        queue = QUEUE * concurrency if queue is None else queue
+
+        def open_source(model_wait_s: float) -> Source:
+            return Source.open(peers, bundle, max_inflight=concurrency, model_wait_s=model_wait_s, **settings)
+
+        connections = Connections(concurrency + queue + MAX_IDLE_CONNECTIONS)
         open_peers(peers, connections.most)
         listener = stack.enter_context(open_listener(http, "--http"))
         service = Service(open_source(math.inf), holder_wait_s=wait, queue=queue)

@@ -11,6 +11,7 @@ from ls_edge.core.errors import LinkError, ModelMismatch
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.clients.manifest import fetch_model
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.source import Source
 
 
 @pytest.fixture
@@ -38,6 +39,20 @@ def test_swapped_classes_of_one_peer_are_a_mismatch(write_peers, serve, tiny_bun
     serve(Peer(file, "liar", Bundle.open(swapped)))
     with pytest.raises(ModelMismatch, match=r"do not agree on the model and its classes: .*; give --bundle to trust"):
         fetch_model(file, None, "laptop", 5.0)
+
+
+@pytest.mark.parametrize("of_third", [False, True])
+def test_with_strict_bundle_two_bundles_of_the_model_are_named(write_peers, serve, tiny_bundle, half_bundle, of_third):
+    """The source took the bundle of the peer that was first, and then refused the other peers."""
+    names = ["a", "b", "c"] if of_third else ["a", "c"]
+    file = load_peers(write_peers(dict.fromkeys([*names, "gone"], "all")))
+    for name in names:
+        serve(Peer(file, name, Bundle.open(half_bundle if name == "c" else tiny_bundle)))
+    ours, other = (Bundle.open(folder).manifest.bundle_id[:12] for folder in (tiny_bundle, half_bundle))
+    with pytest.raises(ModelMismatch, match=rf"a has {ours}.*c has {other}; give --bundle to choose one"):
+        Source.open(file, strict_bundle=True)
+    with Source.open(file) as source:
+        assert source.witnesses
 
 
 def test_a_single_peer_is_believed(write_peers, serve, swapped):
