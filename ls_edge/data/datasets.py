@@ -11,7 +11,7 @@ An :class:`ImageSet` lists images; reading one returns encoded bytes or raw pixe
 - a flat folder or tar of images without labels, or one image; these have no accuracy;
 - a video file, frame by frame, and the newest frame of a camera or network stream (``ls_edge.data.camera``);
 - ``digits``, which is part of the package (``assets/digits.md``);
-- names of timm's dataset factory, which need torch and timm (``ls_edge.data.timm_data``).
+- names of timm's factory and of Hugging Face's data sets (``ls_edge.data.timm_data``).
 
 ``ls_edge.data.image_files`` reads the files.
 """
@@ -25,7 +25,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +39,7 @@ from ls_edge.data.camera import LiveFrames, VideoFile, is_live, is_video
 from ls_edge.data.image_files import (
     EXTENSIONS,
     STRAY,
+    UNLABELED,
     ImageFile,
     Listing,
     expand,
@@ -47,22 +48,12 @@ from ls_edge.data.image_files import (
     read_tar,
     unwrap,
 )
-from ls_edge.data.timm_data import read_timm
+from ls_edge.data.splits import Split, choose_part, split_of
+from ls_edge.data.timm_data import read_named
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Split = Literal["train", "val", "all"]
-
-_HELD_OUT = ("val", "validation", "valid", "dev", "test", "testing", "eval", "evaluation", "holdout")
-"""Names of held-out splits; the first of them that exists is used."""
-_THINGS = r"(?:images?|imgs?|data|dataset|set|split)"
-_SPLIT = re.compile(
-    rf"(?:{_THINGS}[-_ ]?)?"
-    rf"(?:(?P<train>train|training)|(?P<held>{'|'.join(_HELD_OUT)}|hold[-_ ]out|held[-_ ]?out)|fold(?=[-_ ]?\d))"
-    rf"(?:[-_ ]?(?:{_THINGS}|\d{{1,4}}))?"
-)
-"""Folder names, case-folded, that are splits of a data set: ``train``, ``val_images``, ``test2017``, ``fold0``."""
 LABEL_FILES = ("LOC_val_solution.csv", "imagenet_2012_validation_synset_labels.txt")
 """Lists of the classes of ImageNet's validation images: Kaggle's, by file name, and TensorFlow's, in order."""
 _TIMM_PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
@@ -256,7 +247,7 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
     if source == "digits":
         return _digits(part)
     if is_timm_name(source):
-        return _of_timm(source, part)
+        return _of_name(source, part)
     if is_live(source) or is_video(source):
         if part == "train":
             raise DataError(f"{source} has frames but no classes, which training needs; give class folders of images")
@@ -279,7 +270,7 @@ def _in_listing(listing: Listing, source: str, part: Literal["train", "eval"], *
         listing, wrapper = unwrap(listing)
     tops = {path for path in listing.folders if "/" not in path}
     tops |= {path for path in listing.archives if "/" not in path and split_of(path)}
-    name, which = _choose_part(tops, part)
+    name, which = choose_part(tops, part)
     if name is None:
         _refuse_splits(listing, source)
         return _image_set(listing, source, which, part, f"{source}:{wrapper}" if wrapper else source)
@@ -288,33 +279,6 @@ def _in_listing(listing: Listing, source: str, part: Literal["train", "eval"], *
     if which == "val" and not is_tar and not any("/" in path for path in inner.images):
         inner.images = _labeled(inner.images, Path(source))
     return _image_set(inner, source, which, part, where)
-
-
-def split_of(name: str) -> Literal["train", "val", "fold", None]:
-    """Return the kind of split that a folder name stands for, such as ``val`` for ``test_images``; None for a class."""
-    found = _SPLIT.fullmatch(name.casefold())
-    if found is None:
-        return None
-    return "train" if found["train"] else "val" if found["held"] else "fold"
-
-
-def _choose_part(tops: Collection[str], part: Literal["train", "eval"]) -> tuple[str | None, Split]:
-    """Return the folder to use and the split that it is; None if all folders are classes.
-
-    One of the names among others is a class (COCO has a class "train"); a single folder only wraps the classes.
-    """
-    kinds: dict[str | None, list[str]] = {"train": [], "val": []}
-    for top in sorted(tops, key=_preference):
-        kinds.setdefault(split_of(top), []).append(top)
-    if kinds["train"] and kinds["val"]:
-        return (kinds["train"][0], "train") if part == "train" else (kinds["val"][0], "val")
-    return (*kinds["train"], *kinds["val"], None)[0] if len(tops) == 1 else None, "all"
-
-
-def _preference(top: str) -> tuple[int, str]:
-    found = _SPLIT.fullmatch(top.casefold())
-    held = found["held"] if found is not None else None
-    return _HELD_OUT.index(held) if held in _HELD_OUT else len(_HELD_OUT), top
 
 
 def _refuse_splits(listing: Listing, source: str) -> None:
@@ -393,11 +357,20 @@ def _of_frames(source: str) -> ImageSet:
     return ImageSet(source, "all", (), tuple(refs), in_order=True)
 
 
-def _of_timm(source: str, part: Literal["train", "eval"]) -> ImageSet:
-    classes, images = read_timm(source, part)
-    which: Split = "train" if part == "train" else "val"
-    refs = (ImageRef(name, label, read) for name, label, read in images)
-    return ImageSet(source, which, tuple(classes), tuple(sorted(refs, key=lambda ref: ref.name)))
+def _of_name(source: str, part: Literal["train", "eval"]) -> ImageSet:
+    which, names, images = read_named(source, part)
+    classes = tuple(unicodedata.normalize("NFC", name) for name in names)
+    if not classes and part == "train":
+        raise DataError(f"{source} has images but no labels, which training needs; use another data set")
+    refs = [
+        ImageRef(f"{classes[label]}/{row:07d}" if label is not None else f"{row:07d}", label, read)
+        for row, (label, read) in enumerate(images)
+        if label is not None or not classes
+    ]
+    if not refs:
+        raise DataError(f"{source} has no images; use another name")
+    ignored = {UNLABELED: len(images) - len(refs)} if len(refs) < len(images) else {}
+    return ImageSet(source, which, classes, tuple(sorted(refs, key=lambda ref: ref.name)), ignored=ignored)
 
 
 @functools.cache

@@ -43,8 +43,9 @@ _SYSTEM_FOLDERS = frozenset(
 _ENDING = re.compile(r"\.(?=.*[a-z])\w{1,9}")
 _MOST_LINKS = 40
 """Links that may lead to each other, as on Linux."""
-BROKEN, OUTSIDE, IRREGULAR, EMPTY, HIDDEN, STRAY = (
+BROKEN, OUTSIDE, IRREGULAR, EMPTY, HIDDEN, STRAY, UNLABELED = (
     "broken link", "link out of the archive", "not a regular file", "empty", "hidden", "not in a class folder",
+    "no label",
 )  # fmt: skip
 """Reasons why a file with the extension of an image is ignored."""
 

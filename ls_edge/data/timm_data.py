@@ -1,8 +1,8 @@
-"""Data sets of timm's factory: ``torch/...`` and ``hfds/...`` names. Needs torch and timm.
+"""Data sets by name: ``torch/...`` of timm's factory, and ``hfds/...`` of Hugging Face's ``datasets``.
 
 ``torch/...`` sets are kept in ``$LS_EDGE_DATA``, by default ``~/.cache/ls-edge/data``; ``hfds/...`` in Hugging
-Face's own cache. Both are downloaded if they are not there. Sets that can only be streamed (``wds/...``,
-``hfids/...``, ``tfds/...``) are not supported, since training and evaluation take images by index.
+Face's own cache. Both are downloaded if they are not there. Images are encoded files, because the conversions of these
+libraries clip pixels of more than 8 bits.
 """
 
 from __future__ import annotations
@@ -15,77 +15,132 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from PIL import Image
-
-from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.errors import DataError, LsEdgeError, UsageError
+from ls_edge.data.splits import Split, choose_part, split_of
 from ls_edge.device.requirements import require_import
 
 _IMAGENET_CLASSES = 1000
+Named = tuple[Split, Sequence[str], list[tuple[int | None, Callable[[], Any]]]]
+"""Split, class names, and label and reader of each image."""
 
 
-def _read_image(data: Any, index: int) -> bytes | Image.Image:
-    picture: bytes | Image.Image = data[index][0]
-    return picture
-
-
-def read_timm(
-    source: str, part: Literal["train", "eval"]
-) -> tuple[Sequence[str], list[tuple[str, int, Callable[[], bytes | Image.Image]]]]:
-    """Return class names, and name, label, and reader of each image."""
+def read_named(source: str, part: Literal["train", "eval"]) -> Named:
+    """Open a data set; a label is None if it is hidden or the set has none."""
+    kind, name = source.split("/", 1)
     advice = "; or give a folder of class folders, a tar of one, or 'digits'"
-    require_import(f"{source!r}, a data set of timm's factory,", ("timm.data",), "train", instead=advice)
-    timm_data: Any = importlib.import_module("timm.data")
-    if not source.startswith(("torch/", "hfds/")):
+    if kind not in ("torch", "hfds"):
         raise UsageError(f"{source!r} can only be streamed; use a torch/ or hfds/ name, a folder or a tar")
+    if kind == "hfds":
+        require_import(f"{source!r}, a data set of Hugging Face,", ("datasets",), "hfds", instead=advice)
+    else:
+        require_import(f"{source!r}, a data set of timm's factory,", ("timm.data",), "train", instead=advice)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _of_hugging_face(name, part) if kind == "hfds" else _of_torchvision(source, part)
+    except LsEdgeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the libraries below raise many kinds
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{source} could not be opened ({first[:200]}); check the name and the network, or give a folder of class "
+            "folders"
+        ) from None
+
+
+def _of_hugging_face(name: str, part: Literal["train", "eval"]) -> Named:
+    datasets: Any = importlib.import_module("datasets")
+    names = datasets.get_dataset_split_names(name)
+    chosen, which = choose_part([one for one in names if split_of(one)] or names, part)
+    if chosen is None:
+        raise DataError(f"hfds/{name} has the splits {', '.join(names)}, and no training and held-out one; use another")
+    table = datasets.load_dataset(name, split=chosen)
+    features = table.features
+    image = _column(name, features, datasets.Image, ("image", "img", "images"))
+    if image is None:
+        raise DataError(f"hfds/{name} has the columns {', '.join(features)} and no image; use another data set")
+    key = _column(name, features, datasets.ClassLabel, ("label", "labels", "class"))
+    table = table.cast_column(image, datasets.Image(decode=False))
+    values = table.select_columns([key])[:][key] if key else [None] * len(table)
+    labels, classes = _named(f"hfds/{name}", values, getattr(features[key], "names", None) if key else None)
+    if name.endswith("imagenet-1k") and len(classes) == _IMAGENET_CLASSES:
+        timm_data: Any = importlib.import_module("timm.data")
+        classes = timm_data.ImageNetInfo().label_names()  # synsets, the names of the folders in its archives
+    return which, classes, [(label, _Row(table, image, row)) for row, label in enumerate(labels)]
+
+
+def _column(name: str, features: Any, kind: type, usual: Sequence[str]) -> str | None:
+    """Return the column of a kind: of a usual name or the only one, or else any column of a usual name."""
+    typed = [key for key, feature in features.items() if isinstance(feature, kind)]
+    found = next((key for key in usual if key in typed), None) or (typed[0] if len(typed) == 1 else None)
+    if found is None and len(typed) > 1:
+        raise DataError(f"hfds/{name} has several columns of one kind, {', '.join(typed)}; rename one to {usual[0]!r}")
+    return found or next((key for key in usual if key in features), None)
+
+
+def _named(source: str, values: Sequence[Any], names: Sequence[str] | None) -> tuple[list[int | None], Sequence[str]]:
+    """Return labels and class names; without names, these are the values that occur.
+
+    Hidden labels are None, or -1 among labels with names or if there is no other one.
+    """
+    hides = names is not None or all(value == -1 for value in values)
+    labels = [None if value == -1 and hides else value for value in values]
+    for label in labels:
+        is_number = isinstance(label, int) and (names is None or 0 <= label < len(names))
+        if not (label is None or is_number or (isinstance(label, str) and names is None)):
+            raise DataError(f"{source} has the label {label!r}; expected a text or the number of a class")
+    known = set(labels) - {None}
+    listed: Sequence[Any] = sorted(known) if names is None else range(len(names))
+    classes = [str(one).replace("/", "_") for one in (listed if names is None else names)]
+    if len(set(classes)) != len(classes):
+        classes = [str(one) for one in range(len(classes))]
+    index = {value: position for position, value in enumerate(listed)} | {None: None}
+    return [index[label] for label in labels], classes if known else ()
+
+
+class _Row:
+    """Reader of the encoded image of a row."""
+
+    def __init__(self, table: Any, column: str, row: int) -> None:
+        self._table, self._column, self._row = table, column, row
+
+    def __call__(self) -> bytes:
+        """Return the content of the file; raise :class:`DataError` if there is none."""
+        cell = self._table[self._row][self._column] or {}
+        if content := cell.get("bytes"):
+            return bytes(content)
+        try:
+            with importlib.import_module("fsspec").open(cell["path"], "rb") as stream:  # maybe inside an archive
+                found: bytes = stream.read()
+        except Exception as error:  # noqa: BLE001 - so many file systems, so many errors
+            raise DataError(f"row {self._row} has no image ({error})") from None
+        return found
+
+
+def _of_torchvision(source: str, part: Literal["train", "eval"]) -> Named:
+    timm_data: Any = importlib.import_module("timm.data")
     root = Path(os.environ.get("LS_EDGE_DATA") or Path.home() / ".cache" / "ls-edge" / "data")
-    # encoded files, because the conversion to RGB by timm and torchvision clips pixels of more than 8 bits
-    options: dict[str, Any] = {"download": True} if source.startswith("torch/") else {"load_bytes": True}
-    reasons: list[str] = []
+    root.mkdir(parents=True, exist_ok=True)
+    reasons: list[Exception] = []
     for split in ("train",) if part == "train" else ("validation", "test"):
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                data = timm_data.create_dataset(source, root=str(root), split=split, **options)
-                if hasattr(data, "loader"):  # torchvision's folders
-                    data.loader = _read_file
-                labels, classes = _labels(data)
-        except Exception as error:  # noqa: BLE001 - the libraries below raise many kinds
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            reasons.append(f"{split}: {first[:200]}")
+            data = timm_data.create_dataset(source, root=str(root), split=split, download=True)
+        except Exception as error:  # noqa: BLE001 - as above
+            reasons.append(error)
             continue
-        if not labels:
-            raise DataError(f"{source} has no images; use another name")
-        if source.startswith("hfds/") and source.endswith("imagenet-1k") and len(classes) == _IMAGENET_CLASSES:
-            classes = timm_data.ImageNetInfo().label_names()  # synsets, the names of the folders in its archives
-        items = enumerate(labels)
-        return classes, [
-            (f"{classes[label]}/{index:07d}", label, functools.partial(_read_image, data, index))
-            for index, label in items
-        ]
-    raise DataError(
-        f"{source}: timm's factory could not open it ({'; '.join(reasons)}); check the name and the network, or give "
-        "a folder of class folders"
-    )
-
-
-def _labels(data: Any) -> tuple[list[int], Sequence[str]]:
-    """Return labels and class names of a data set, without decoding images if possible."""
-    reader: Any = getattr(data, "reader", None)
-    if hasattr(reader, "label_key") and hasattr(reader, "dataset"):
-        table, key = reader.dataset, reader.label_key
-        labels = [int(label) for label in table[key]]
-        names = getattr(table.features[key], "names", None)
-    else:
+        if hasattr(data, "loader"):  # torchvision's folders
+            data.loader = _read_file
         targets = getattr(data, "targets", None)
-        if targets is None:
-            targets = [data[index][1] for index in range(len(data))]
-        labels = [int(label) for label in targets]
-        names = getattr(data, "classes", None)
-    classes = [str(name).replace("/", "_") for name in names or ()]
-    if len(set(classes)) != len(classes) or (labels and max(labels) >= len(classes)):
-        classes = [str(index) for index in range(max(labels) + 1)]
-    return labels, classes
+        labels = [int(one) for one in ([row[1] for row in data] if targets is None else targets)]
+        names = getattr(data, "classes", None) or ()
+        known, classes = _named(source, labels, names if max(labels, default=0) < len(names) else None)
+        readers = (functools.partial(_read_image, data, row) for row in range(len(labels)))
+        return "train" if part == "train" else "val", classes, list(zip(known, readers, strict=True))
+    raise reasons[0]
+
+
+def _read_image(data: Any, index: int) -> Any:
+    return data[index][0]
 
 
 def _read_file(path: str) -> bytes:
