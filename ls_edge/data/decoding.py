@@ -119,9 +119,13 @@ def decode(
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large(name, "far more pixels") from None
-    except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind for damaged files
-        reason = "its format is not supported" if isinstance(error, UnidentifiedImageError) else str(error).strip(". ")
-        raise DataError(f"cannot decode {name}: {reason}; replace or remove it") from None
+    except UnidentifiedImageError:
+        reason = "its format is not supported"
+    except OSError as error:
+        reason = str(error).strip(". ")
+    except Exception:  # noqa: BLE001 - decoders raise errors of every kind, whose words are those of Python
+        reason = "it is damaged"
+    raise DataError(f"cannot decode {name}: {reason}; replace or remove it")
 
 
 def thumbnail(image: Any, side: int = 96) -> bytes:

@@ -111,6 +111,18 @@ def test_tiffs_of_many_strips_and_unusual_ppms_are_decoded():
     assert decode(png(16_384, 16, 1, 0)).size == (16_384, 16)
 
 
+@pytest.mark.parametrize(
+    "image",
+    [
+        b"P6 4 4x 255\n" + bytes(48),
+        b"P6 4 " + b"1" * 20 + b" 255\n" + bytes(48),
+    ],
+)
+def test_errors_have_no_words_of_python(image):
+    with pytest.raises(DataError, match=r"^cannot decode image: it is damaged; replace or remove it$"):
+        decode(image)
+
+
 def test_damaged_files_print_nothing():
     found, printed = in_a_child("{str(n): lambda n=n: bombs.tiff_with_broken_tag(n) for n in range(50)}")
     assert len(found) == 50
@@ -131,7 +143,7 @@ def test_warnings_of_decoders_are_not_kept():
 def test_pillow_reads_the_broken_tag():
     """The test of the log has to be able to fail."""
     pytest.importorskip("PIL", minversion="13.0", reason="an older Pillow does not read this tag")
-    with pytest.raises(DataError, match=r"cannot decode image: .*tag 50000"):
+    with pytest.raises(DataError, match="cannot decode image: it is damaged"):
         decode(tiff_with_broken_tag(0))
 
 
