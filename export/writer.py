@@ -44,6 +44,7 @@ from ls_edge.core.errors import BundleError, RunError, UsageError, VerificationE
 from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.data.datasets import ImageSet
 from ls_edge.engines.engine import signature_of
+from ls_edge.engines.measuring import reference_outputs
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import IMAGES, RANGE_IMAGES, Calibration, activation_ranges, read_calibration
@@ -235,6 +236,9 @@ def _verify(
             on_step("accuracy")
             if calibration.held_out.labels is not None:
                 verify_accuracy(parts, chain, calibration.held_out, result)
+        outputs = reference_outputs(bundle, chain.executor.run)
+        # for boards, which may have no other engine to compare theirs with
+        result.notes["outputs"] = {name: [float(f"{value:.7g}") for value in found] for name, found in outputs.items()}
     result.notes["blocks_per_part"] = settings.blocks_per_part
     if settings.precision == "int8":
         result.notes["int8"] = "explicit" if settings.engine == "tensorrt" else "dynamic"

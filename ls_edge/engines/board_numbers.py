@@ -1,8 +1,8 @@
 """Numbers of a board for its report: errors of each part, and times of visits in all ways to run them.
 
 ``python -m ls_edge.engines.board_numbers errors BUNDLE`` builds all engines twice in empty folders. It compares each
-part with ONNX Runtime on the CPU, with and without CUDA graphs, and prints some values of each output, so that they can
-be compared elsewhere: the inputs are the same everywhere. ``visits BUNDLE usual|spin|blocking`` times visits of 1, 2
+part, with and without CUDA graphs, with the outputs that the bundle has from its export, and answers of both builds and
+of other splits with one another. ``visits BUNDLE usual|spin|blocking`` times visits of 1, 2
 and all blocks. Each line is printed as soon as it is known.
 
 Not run on hardware yet.
@@ -15,7 +15,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,60 +26,51 @@ from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import BLOCKING, SPIN, cuda_runtime
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.executor import Executor
-from ls_edge.engines.measuring import noise_images, time_visits
+from ls_edge.engines.measuring import noise_images, reference_outputs, time_visits
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.engines.tensorrt.build import EngineOptions, this_device
 from ls_edge.engines.tensorrt.engine import TensorRTEngine, open_tensorrt
 
 VISITS_S = 2.0
 """Seconds for which each way to run visits is timed."""
-_SHOWN = 6
-"""Values of each output that are printed."""
 _WAITS = {"usual": None, "spin": SPIN, "blocking": BLOCKING}
 
 
 def errors(bundle: Bundle) -> None:
     """Print the error of each part and of the whole chain, in two builds, with and without graphs."""
-    parts = (STEM, *range(bundle.num_blocks), HEAD)
-    image = noise_images(bundle, 1)
-    given: list[np.ndarray] = []
-    exact: list[np.ndarray] = []
-    try:
-        with Pipeline.open(bundle, kind="onnx", provider="cpu") as reference:
-            given = [image, *reference.executor.steps(parts, image)[:-1]]
-            exact = _outputs(reference, parts, given)
-    except EngineError as error:
-        _say(f"no reference: {error}")
-    runs: dict[str, list[np.ndarray]] = {}
-    for build in ("first", "second"):
+    parts, image = (STEM, *range(bundle.num_blocks), HEAD), noise_images(bundle, 1)
+    runs: dict[str, dict[str, np.ndarray]] = {}
+    chains: dict[str, np.ndarray] = {}
+    for build in ("first build", "second build"):
         with tempfile.TemporaryDirectory() as folder:
             os.environ["LS_EDGE_CACHE"] = folder
             began = time.monotonic()
             with Pipeline.open(bundle) as pipeline:
-                _say(f"{build} build: {pipeline.choice}, ready after {time.monotonic() - began:.1f} s")
-                given = given or [image, *pipeline.executor.steps(parts, image)[:-1]]
-                runs[f"{build} build"] = _outputs(pipeline, parts, given)
+                _say(f"{build}: {pipeline.choice}, ready after {time.monotonic() - began:.1f} s")
+                run = pipeline.executor.run
+                runs[build] = reference_outputs(bundle, run)
+                chains[build] = run(parts, image)
+                for split, dtype in (("a visit for each block", np.float32), ("float16 between blocks", np.float16)):
+                    array = image
+                    for part in parts:
+                        array = run((part,), array.astype(dtype if part != STEM else np.float32).astype(np.float32))
+                    chains[f"{build}, {split}"] = array
                 block = pipeline.executor.engines[0]
                 if not isinstance(block, TensorRTEngine):
                     continue
                 _say(f"layers of block 0:\n{block.layers()}")
                 pipeline.executor.drop_graphs("the report compares them")
-                runs[f"{build} build, no graphs"] = _outputs(pipeline, parts, given)
-    for row, part in enumerate((*parts, None)):
-        name = "chain" if part is None else part_name(part)
-        outputs = {run: found[row] for run, found in runs.items()}
-        first = next(iter(outputs.values()))
-        against = exact[row] if exact else first
-        found = ", ".join(f"{run} {relative_error(output, against):.2e}" for run, output in outputs.items())
-        values = " ".join(f"{value:.6g}" for value in first.ravel()[:: max(1, first.size // _SHOWN)][:_SHOWN])
-        _say(f"{name}: relative error: {found}; values: {values}")
-
-
-def _outputs(pipeline: Pipeline, parts: Sequence[int], given: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the output of each part on its input of the reference, and of the chain."""
-    run = pipeline.executor.run
-    outputs = [run((part,), array) for part, array in zip(parts, given, strict=True) for _ in range(2)][1::2]
-    return [*outputs, run(parts, given[0])]
+                runs[f"{build}, no graphs"] = reference_outputs(bundle, run)
+    expected = bundle.manifest.verified.get("outputs") or {}
+    if not expected:
+        _say("the bundle has no reference outputs, so runs are compared with the first build; export it again")
+    first = runs["first build"]
+    for name in first:
+        against = np.asarray(expected.get(name, first[name]))
+        found = ", ".join(f"{run} {relative_error(outputs[name], against):.2e}" for run, outputs in runs.items())
+        _say(f"{name}: relative error: {found}")
+    differences = (f"{what} {relative_error(logits, chains['first build']):.2e}" for what, logits in chains.items())
+    _say(f"logits of honest boards differ, which audits have to tolerate: {', '.join(differences)}")
 
 
 def visits(bundle: Bundle, wait: str) -> None:

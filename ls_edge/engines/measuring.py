@@ -12,7 +12,7 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.core.parts import ENDS
+from ls_edge.core.parts import ENDS, HEAD, STEM, part_name
 from ls_edge.device.profile import BatchTimes, Times
 from ls_edge.device.sensors import PowerMeter, PowerReading, Sensors
 from ls_edge.engines.cuda.memory import CudaWorkspace
@@ -134,6 +134,22 @@ def noise_images(bundle: Bundle, batch: int) -> np.ndarray:
 def _noise_tokens(bundle: Bundle, batch: int) -> np.ndarray:
     tokens = bundle.manifest.tokens
     return np.random.default_rng(0).standard_normal((batch, tokens.count, tokens.dim)).astype(tokens.dtype)
+
+
+REFERENCE_VALUES = 32
+"""Values of each output that a bundle keeps: a few KB for all parts."""
+
+
+def reference_outputs(bundle: Bundle, run: Callable[[Sequence[int], np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
+    """Return some values of the output of each part on noise, which is the same everywhere, and of the whole chain.
+
+    The second output counts: a CUDA graph is recorded by then.
+    """
+    parts, image, tokens = (STEM, *range(bundle.num_blocks), HEAD), noise_images(bundle, 1), _noise_tokens(bundle, 1)
+    outputs = {part_name(part): [run((part,), image if part == STEM else tokens) for _ in range(2)] for part in parts}
+    outputs["chain"] = [run(parts, image)]
+    rows = {name: np.linspace(0, found[-1].size - 1, REFERENCE_VALUES).astype(int) for name, found in outputs.items()}
+    return {name: found[-1].ravel()[rows[name]] for name, found in outputs.items()}
 
 
 def library_of(kind: str) -> str:
