@@ -51,7 +51,7 @@ class Application:
         self._page = LivePage(service)
         self._description = files("ls_edge.runtime.serve").joinpath("openapi.json").read_text(encoding="utf-8")
         self.routes = [
-            Route("POST", "/predict", self._predict),
+            Route("POST", "/predict", self._page.counting(self._predict)),
             Route("GET", "/", self._page.show),
             Route("GET", "/events", self._page.events),
             Route("GET", "/health/live", self._live),
@@ -71,7 +71,7 @@ class Application:
                 Route("GET", f"{path}/ready", self._v2_ready),
                 Route("GET", f"{path}/config", functools.partial(self._v2_document, v2.configuration)),
                 Route("GET", f"{path}/stats", self._v2_statistics),
-                Route("POST", f"{path}/infer", self._v2_infer),
+                Route("POST", f"{path}/infer", self._page.counting(self._v2_infer)),
             ]
         self.handle = Router(self.routes, access, service.registry, access_log=access_log)
         """Function that answers a request."""

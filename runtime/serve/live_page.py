@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import secrets
+import time
 from collections import deque
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 
 from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
-from ls_edge.runtime.serve.http.router import begin_response
+from ls_edge.runtime.serve.http.router import Handler, begin_response
 from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.results import Answer
 
@@ -21,6 +25,10 @@ MAX_WATCHERS = 16
 """Limit of pages that are open at the same time."""
 _RECENT = 60
 """Number of answers that a page shows when it is opened."""
+_MINUTE_S = 60
+"""Seconds that the numbers and the chart of the page cover."""
+_MOST_ENDS = 60_000
+"""Requests that are remembered for them: those of a minute at a thousand a second."""
 _INTERVAL_S = 0.5
 """Interval of events, in seconds."""
 
@@ -35,12 +43,42 @@ class LivePage:
         """Different after each start, so that pages know that the numbers of answers begin again."""
         self._numbers = itertools.count(1)
         self._recent: deque[tuple[Answer, int]] = deque(maxlen=_RECENT)
+        self._began = time.monotonic()
+        self._ends: deque[tuple[float, float, bool]] = deque(maxlen=_MOST_ENDS)
+        """Time, latency in ms, and whether it is degraded, of each request; the latency of a failed one is NaN."""
         self.watchers = 0
         """Pages that follow events."""
 
     def note(self, *answers: Answer) -> None:
         """Show answers on the pages that are open."""
         self._recent.extend(zip(answers, self._numbers, strict=False))
+        now = time.monotonic()
+        self._ends.extend((now, answer.latency_ms, answer.degraded) for answer in answers)
+
+    def counting(self, handle: Handler) -> Handler:
+        """Return ``handle``, whose requests count as failed if the server cannot answer them."""
+
+        async def counted(request: web.BaseRequest, **path: str) -> web.StreamResponse:
+            try:
+                return await handle(request, **path)
+            except Exception as error:
+                if not isinstance(error, Refusal) or error.status >= 500:
+                    self._ends.append((time.monotonic(), math.nan, False))
+                raise
+
+        return counted
+
+    def last_minute(self) -> dict[str, Any]:
+        """Return counts and quantiles of the last minute, in all and by full seconds ago."""
+        now = time.monotonic()
+        while self._ends and now - self._ends[0][0] > _MINUTE_S:
+            self._ends.popleft()
+        by_second: dict[int, list[tuple[float, bool]]] = {}
+        for at, latency_ms, degraded in self._ends:
+            by_second.setdefault(int(now - at), []).append((latency_ms, degraded))
+        everything = [end for ends in by_second.values() for end in ends]
+        series = [{"ago_s": ago, **_summary(ends)} for ago, ends in by_second.items()]
+        return {"seconds": min(_MINUTE_S, now - self._began), **_summary(everything), "series": series}
 
     async def show(self, _request: web.BaseRequest) -> web.Response:
         """Return the page, which loads nothing else and calls this server alone."""
@@ -70,12 +108,27 @@ class LivePage:
             while not self._service.is_stopping:
                 answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
                 shown = answers[-1]["number"] if answers else shown
-                event = {"run": self._run, "status": self._service.status(), "answers": answers}
+                now, views = time.monotonic(), self._service.source.snapshot.peers
+                event = {
+                    "run": self._run,
+                    "status": self._service.status(),
+                    "answers": answers,
+                    "minute": self.last_minute(),
+                    "state_s": {name: round(now - view.since) for name, view in views.items()},
+                }
                 await response.write(f"data: {json.dumps(event, allow_nan=False)}\n\n".encode())
                 await asyncio.sleep(_INTERVAL_S)
         finally:
             self.watchers -= 1
         return response
+
+
+def _summary(ends: Sequence[tuple[float, bool]]) -> dict[str, Any]:
+    latencies = [latency_ms for latency_ms, _ in ends if latency_ms == latency_ms]
+    p50, p95 = (round(float(q), 2) for q in np.quantile(latencies, (0.5, 0.95))) if latencies else (None, None)
+    degraded = sum(is_degraded for _, is_degraded in ends)
+    failed = len(ends) - len(latencies)
+    return {"answers": len(latencies), "degraded": degraded, "failed": failed, "p50_ms": p50, "p95_ms": p95}
 
 
 def _event_of(answer: Answer, number: int) -> dict[str, Any]:

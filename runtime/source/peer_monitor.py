@@ -35,6 +35,8 @@ class PeerView(PeerReport, frozen=True, kw_only=True):
     name: str
     blocks: tuple[int, ...]
     """Blocks that ``peers.yaml`` gives it."""
+    since: float = 0.0
+    """Time at which its state began, on the clock of :func:`time.monotonic`."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,10 @@ class PeerMonitor:
         peers = {
             peer.name: _view(peer, neighbors.get(peer.name), now, known.get(peer.name)) for peer in self._peers.peers
         }
+        for name, view in peers.items():
+            before = known.get(name)
+            is_new = before is None or before.state is not view.state
+            peers[name] = replace(view, since=now if before is None or is_new else before.since)
         return SourceSnapshot(
             peers=MappingProxyType(peers),
             needed=self._needed,

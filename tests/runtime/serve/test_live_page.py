@@ -1,6 +1,8 @@
 """Events of the live page, and the page in a browser: the answers take another way when a peer is killed."""
 
+import asyncio
 import base64
+import contextlib
 import io
 import itertools
 import json
@@ -10,11 +12,14 @@ import signal
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.serve.http.replies import Refusal
+from ls_edge.runtime.serve.live_page import LivePage
 from tests.browser import Browser, needs_browser
 from tests.runtime.serve.front import Front
 from tests.runtime.serve.serving import TOKENS, Server, picture
@@ -39,6 +44,22 @@ BOXES = """
   .map(([text, box]) => [text, box.left, box.top, box.right, box.bottom])
 """
 """The drawing and its texts, and where they are."""
+TILES = """
+Object.fromEntries([...document.querySelectorAll("#tiles div")].map(one => [...one.children])
+  .map(([name, value]) => [name.textContent, value.textContent]))
+"""
+ROWS = """
+Object.fromEntries([...document.querySelectorAll("#peers tr")].slice(1)
+  .map(row => [...row.children].map(one => one.textContent)).map(([name, ...rest]) => [name, rest]))
+"""
+MINUTE = {
+    "seconds": 60, "answers": 299, "degraded": 3, "failed": 1, "p50_ms": 14.2, "p95_ms": 47.1,
+    "series": [
+        {"ago_s": ago, "answers": 5, "degraded": int(ago == 30), "failed": int(ago == 31), "p50_ms": 14.0 + ago % 7,
+         "p95_ms": 47.1 if ago == 20 else 20.0 + ago % 11}
+        for ago in range(60)
+    ],
+}  # fmt: skip
 STATE = "document.getElementById('state').textContent"
 SAID = "document.getElementById('said').textContent"
 CLASSES = "[...document.querySelectorAll('#classes li span:first-child')].map(one => one.textContent)"
@@ -97,10 +118,15 @@ def test_answers_take_another_way_on_the_page(tmp_path, bundle, ls_edge, browser
             assert browser.evaluate("document.querySelectorAll('#swarm .path').length") > 0
             local.kill(used)
             browser.wait_for(f"{AWAY} === 1")
+            assert re.fullmatch(r"lost \d s ago", browser.evaluate(ROWS)[used][0])
             browser.evaluate(drop)
             browser.wait_for(f"({ANSWERS}).length === {before + 2}")
             (other,) = PLACEMENT.keys() - {used}
             assert f"{other} 0-3" in browser.evaluate(ANSWERS)[0]
+            shares = {name: int(row[-1].removesuffix(" %")) for name, row in browser.evaluate(ROWS).items()}
+            assert sum(shares.values()) == 100
+            assert shares[other] >= 50
+            assert browser.evaluate(TILES)["failed"] == "0 %"
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
             assert browser.evaluate(CUT) == []
             if folder := os.environ.get("LS_EDGE_PICTURES"):
@@ -123,13 +149,70 @@ def test_names_and_blocks_are_drawn_beside_each_other(server, browser, width):
         browser.show("http://{}:{}/".format(*server.address), width, 900)
         browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
         browser.evaluate("leave.abort()")
-        browser.evaluate(f"take({{run, answers: [], status: {{...status, peers: {json.dumps(peers)}}}}})")
+        event = {"answers": [], "state_s": {}, "minute": MINUTE}
+        browser.evaluate(f"take({{run, ...{json.dumps(event)}, status: {{...status, peers: {json.dumps(peers)}}}}})")
         drawing, *texts = browser.evaluate(BOXES)
         assert {"this server", *peers} <= {text for text, *_ in texts}
         for text, *box in texts:
             assert _share(box, drawing[1:]) == pytest.approx(1.0), text
         for one, other in itertools.combinations(texts, 2):
             assert _share(one[1:], other[1:]) < 0.1, (one, other)
+
+
+def test_the_minute_is_counted_by_second_and_failures_are_those_of_the_server(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("ls_edge.runtime.serve.live_page.time.monotonic", lambda: now[0])
+    page = LivePage(None)
+
+    def end(error=None, *latencies, degraded=False):
+        async def handle(_request):
+            if error:
+                raise error
+            page.note(*(SimpleNamespace(latency_ms=one, degraded=degraded) for one in latencies))
+
+        with contextlib.suppress(Refusal, ZeroDivisionError):
+            asyncio.run(page.counting(handle)(None))
+
+    end(None, 500.0)
+    now[0] += 50
+    end(None, 10.0, 20.0, 30.0)
+    for error in (Refusal(503, "full", 1), Refusal(400, "no image"), ZeroDivisionError()):
+        end(error)
+    now[0] += 15
+    end(None, 40.0, degraded=True)
+    found = page.last_minute()
+    assert [(one["ago_s"], one["answers"], one["failed"]) for one in found.pop("series")] == [(15, 3, 2), (0, 1, 0)]
+    assert found == {"seconds": 60, "answers": 4, "degraded": 1, "failed": 2, "p50_ms": 25.0, "p95_ms": 38.5}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_last_minute_is_seen_at_a_glance(server, browser, width):
+    browser.show("http://{}:{}/".format(*server.address), width, 900)
+    browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
+    browser.evaluate("leave.abort()")
+    browser.evaluate("status.peers.b.state = 'lost'")
+    event = {"answers": [], "state_s": {"a": 5000, "b": 12, "c": 5000}, "minute": MINUTE}
+    browser.evaluate(f"take({{run, status, ...{json.dumps(event)}}})")
+    assert browser.evaluate(TILES) == {
+        "answers / s": "5.0", "p50": "14 ms", "p95": "47 ms", "degraded": "1.0 %", "failed": "0.33 %",
+    }  # fmt: skip
+    assert browser.evaluate(ROWS)["b"][0] == "lost 12 s ago"
+    texts = browser.evaluate("[...document.querySelectorAll('#latency text')].map(one => one.textContent)")
+    assert texts == ["0", "20", "40", "60", "-60 s", "-40 s", "-20 s", "now"]
+    every = "#latency text, #tiles dd, #tiles dt, #peers td, #peers th, h1, h2, #state"
+    boxes = browser.evaluate(BOXES.replace("#swarm, #swarm text", every))
+    for text, left, _, right, _ in boxes:
+        assert 0 <= left <= right <= width, text
+    for one, other in itertools.combinations(boxes, 2):
+        assert not _share(one[1:], other[1:]) > 0.02, (one, other)
+    assert browser.evaluate(
+        "[...document.querySelectorAll('#tiles dd')].every(one => one.scrollWidth <= one.clientWidth)"
+    )
+    ends = browser.evaluate(BOXES.replace("#swarm, #swarm text", ".side > :last-child"))
+    if width == 1280:  # neither column ends before the other
+        assert ends[0][-1] == pytest.approx(ends[1][-1], abs=1)
+    if folder := os.environ.get("LS_EDGE_PICTURES"):
+        browser.picture(Path(folder) / f"minute-{width}.png")
 
 
 def _share(one, other):
