@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from ls_edge.runtime.serve.http.access import Access
 from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
 from ls_edge.runtime.serve.http.router import Handler, begin_response
 from ls_edge.runtime.serve.service import Service
@@ -36,8 +38,9 @@ _INTERVAL_S = 0.5
 class LivePage:
     """The page, its events, and the recent answers that it shows."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, access: Access) -> None:
         self._service = service
+        self._access = access
         self._html = files("ls_edge.runtime.serve").joinpath("page.html").read_text(encoding="utf-8")
         self._run = secrets.token_hex(8)
         """Different after each start, so that pages know that the numbers of answers begin again."""
@@ -94,7 +97,7 @@ class LivePage:
         )
 
     async def events(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Send the state, and the answers since the event before, until the server stops."""
+        """Send the state, and the answers since the event before, until the server stops or the token is revoked."""
         if self.watchers >= MAX_WATCHERS:
             raise Refusal(503, f"{MAX_WATCHERS} pages are open, the limit; close one", RETRY_AFTER)
         # nginx would collect events for some seconds.
@@ -105,19 +108,21 @@ class LivePage:
         self.watchers += 1
         try:
             await begin_response(request, response)
-            while not self._service.is_stopping:
-                answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
-                shown = answers[-1]["number"] if answers else shown
-                now, views = time.monotonic(), self._service.source.snapshot.peers
-                event = {
-                    "run": self._run,
-                    "status": self._service.status(),
-                    "answers": answers,
-                    "minute": self.last_minute(),
-                    "state_s": {name: round(now - view.since) for name, view in views.items()},
-                }
-                await response.write(f"data: {json.dumps(event, allow_nan=False)}\n\n".encode())
-                await asyncio.sleep(_INTERVAL_S)
+            with contextlib.suppress(Refusal):
+                while not self._service.is_stopping:
+                    self._access.check(request)
+                    answers = [_event_of(answer, number) for answer, number in self._recent if number > shown]
+                    shown = answers[-1]["number"] if answers else shown
+                    now, views = time.monotonic(), self._service.source.snapshot.peers
+                    event = {
+                        "run": self._run,
+                        "status": self._service.status(),
+                        "answers": answers,
+                        "minute": self.last_minute(),
+                        "state_s": {name: round(now - view.since) for name, view in views.items()},
+                    }
+                    await response.write(f"data: {json.dumps(event, allow_nan=False)}\n\n".encode())
+                    await asyncio.sleep(_INTERVAL_S)
         finally:
             self.watchers -= 1
         return response

@@ -88,7 +88,10 @@ def test_certificate_and_tokens_are_read_again(tmp_path, swarm, bundle, ls_edge,
 
     first = ssl.get_server_certificate(("127.0.0.1", port))
     assert first == files[0].read_text()
-    with connect() as kept:
+    with connect() as kept, connect() as page:
+        page.request("GET", "/events", headers=bearer(TOKENS[0]))
+        events = page.getresponse()
+        assert events.status == 200
         assert ask(kept, TOKENS[0], "/predict", picture())[0] == 200
         assert answered() == ["1.0", "1.0", "1.0", "1.0"]
 
@@ -98,6 +101,7 @@ def test_certificate_and_tokens_are_read_again(tmp_path, swarm, bundle, ls_edge,
         assert not any("not reloaded" in line for line in lines)
         for path in (*files, tokens, swarm.path):
             assert any(str(path) in line for line in lines)
+        assert events.read().startswith(b"data: ")  # to its end: the token is no longer known
         second = ssl.get_server_certificate(("127.0.0.1", port))
         assert second == files[0].read_text() != first
         with connect() as new:
