@@ -2,17 +2,22 @@
 
 Each peer that has to change does so in one step. Usually it drains and serves nothing until it is warm again; so a step
 is safe if the other peers hold all blocks meanwhile. A peer that only has to learn of changed entries of other peers
-does not stop serving.
+does not stop serving. Peers of different models do not work together; so in a change of the model a step is safe while
+the peers of the previous model hold all of its blocks, or those that have switched hold all blocks of the next one and
+sources may trust them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-MAX_STATES = 20_000
+MAX_STATES = 5_000
 """Limit on the states that the search for a safe order visits; found within half a second on a laptop."""
+
+WITNESSES = 2
+"""Peers that have to serve a model until sources without a bundle use it, unless there are fewer."""
 
 Kind = Literal["add", "switch", "follow", "remove"]
 
@@ -63,27 +68,80 @@ class Plan:
     """Smallest number of holders of each part during the change, for parts that are served now."""
 
 
-def plan_change(now: Mapping[str, Collection[int]], goals: Mapping[str, Goal]) -> Plan:
+def plan_change(
+    now: Mapping[str, Collection[int]], goals: Mapping[str, Goal], other_model: Collection[str] = ()
+) -> Plan:
     """Plan the change of a fleet; ``now`` has the parts that each peer serves, for those that can be reached.
 
-    Peers without a goal are removed. Peers that cannot be reached have no step.
+    Peers without a goal are removed. Peers that cannot be reached have no step. ``other_model`` names the peers that
+    serve another model than the wanted one.
     """
     serves = {name: frozenset(parts) for name, parts in now.items()}
     steps = [step for name in serves if (step := _step(name, serves[name], goals.get(name))) is not None]
-    order = _ordered(steps, serves)
+    fleet = _Fleet.of(serves, steps, frozenset(other_model))
     outages: dict[str, frozenset[int]] = {}
-    held: frozenset[int] = frozenset().union(*serves.values())
-    holders = {part: sum(part in parts for parts in serves.values()) for part in held}
+    holders = fleet.holders()
+    order = _ordered(steps, fleet)
     for step in order:
-        during = {**serves, step.peer: _during(step)}
-        lacking = held - frozenset().union(*during.values())
+        lacking = fleet.lacking(step)
         if lacking:
             outages[step.peer] = lacking
-        serves[step.peer] = step.after
-        for state in (during, serves):
-            for part in held:
-                holders[part] = min(holders[part], sum(part in parts for parts in state.values()))
+        during, fleet = fleet.during(step), fleet.after(step)
+        for found in (during.holders(), fleet.holders()):
+            holders = {part: min(count, found.get(part, count)) for part, count in holders.items()}
     return Plan(tuple(order), outages, holders)
+
+
+@dataclass(frozen=True)
+class _Fleet:
+    """Parts that the peers serve, of the wanted model and of the previous one."""
+
+    serves: Mapping[str, frozenset[int]]
+    previous: frozenset[str]
+    """Peers that still serve the previous model."""
+    needed: frozenset[int]
+    """Parts of the wanted model; those that are served now if the model stays."""
+    needed_before: frozenset[int]
+    """Parts of the previous model."""
+
+    @classmethod
+    def of(cls, serves: Mapping[str, frozenset[int]], steps: Sequence[Step], previous: frozenset[str]) -> _Fleet:
+        before = frozenset[int]().union(*(serves[name] for name in previous))
+        after = [step.after for step in steps] if previous else []
+        current = frozenset[int]().union(*after, *(parts for name, parts in serves.items() if name not in previous))
+        return cls(serves, previous, current, before)
+
+    def during(self, step: Step) -> _Fleet:
+        return replace(self, serves={**self.serves, step.peer: step.before if step.kind == "follow" else frozenset()})
+
+    def after(self, step: Step) -> _Fleet:
+        return replace(self, serves={**self.serves, step.peer: step.after}, previous=self.previous - {step.peer})
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether peers serve all parts of the wanted model, and enough of them that sources use it."""
+        serving = sum(bool(parts) for name, parts in self.serves.items() if name not in self.previous)
+        return serving >= min(WITNESSES, len(self.serves)) and self.needed <= self._held(wanted=True)
+
+    def gap(self, *, wanted: bool) -> frozenset[int]:
+        """Return the parts of the wanted model, or of the previous one, that no peer serves."""
+        return (self.needed if wanted else self.needed_before) - self._held(wanted=wanted)
+
+    def lacking(self, step: Step) -> frozenset[int]:
+        """Return the parts without a holder during and after a step."""
+        wanted = self.is_wanted or not self.previous
+        after = self.after(step)
+        return self.during(step).gap(wanted=wanted) | after.gap(wanted=wanted or after.is_wanted)
+
+    def holders(self) -> dict[int, int]:
+        """Return the number of holders of each part of the model that sources use."""
+        wanted = self.is_wanted or not self.previous
+        parts = self.needed if wanted else self.needed_before
+        held = [parts for name, parts in self.serves.items() if (name in self.previous) != wanted]
+        return {part: sum(part in one for one in held) for part in parts}
+
+    def _held(self, *, wanted: bool) -> frozenset[int]:
+        return frozenset[int]().union(*(p for name, p in self.serves.items() if (name in self.previous) != wanted))
 
 
 def _step(name: str, serves: frozenset[int], goal: Goal | None) -> Step | None:
@@ -96,55 +154,41 @@ def _step(name: str, serves: frozenset[int], goal: Goal | None) -> Step | None:
     return Step(name, "switch" if goal.pauses or serves != goal.blocks else "follow", serves, goal.blocks)
 
 
-def _during(step: Step) -> frozenset[int]:
-    """Return the parts that a peer serves during its step."""
-    return step.before if step.kind == "follow" else frozenset()
-
-
-def _ordered(steps: Sequence[Step], serves: Mapping[str, frozenset[int]]) -> list[Step]:
+def _ordered(steps: Sequence[Step], fleet: _Fleet) -> list[Step]:
     """Return the steps in an order without an outage if the search finds one, else in one with small outages."""
-    held: frozenset[int] = frozenset().union(*serves.values())
-
-    def lacking(done: frozenset[int], index: int) -> int:
-        """Return the number of parts without a holder during and after a step."""
-        parts = {**serves, **{steps[i].peer: steps[i].after for i in done}}
-        parts[steps[index].peer] = _during(steps[index])
-        during = len(held - frozenset().union(*parts.values()))
-        parts[steps[index].peer] = steps[index].after
-        return during + len(held - frozenset().union(*parts.values()))
-
     # Steps that lose nothing first, removals last; among equals the order of the file.
-    ranks = sorted(range(len(steps)), key=lambda i: (steps[i].kind == "remove", len(steps[i].lost)))
-    found = _search(ranks, lacking)
+    ranked = sorted(steps, key=lambda step: (step.kind == "remove", len(step.lost)))
+    found = _search(ranked, fleet)
     if found is None:
-        found, left = [], list(ranks)
+        found, left = [], list(ranked)
         while left:
-            best = min(left, key=lambda i: lacking(frozenset(found or ()), i))
+            best = min(left, key=lambda step: len(fleet.lacking(step)))
             left.remove(best)
             found.append(best)
-    return [steps[index] for index in found]
+            fleet = fleet.after(best)
+    return found
 
 
-def _search(ranks: Sequence[int], lacking: Callable[[frozenset[int], int], int]) -> list[int] | None:
+def _search(ranked: Sequence[Step], fleet: _Fleet) -> list[Step] | None:
     """Return an order of the steps in which no part lacks a holder, by depth-first search; None if there is none.
 
     What is served depends on the steps that are done, and not on their order, so each set is visited once.
     """
-    seen: set[frozenset[int]] = set()
-    order: list[int] = []
+    seen: set[frozenset[str]] = set()
+    order: list[Step] = []
 
-    def visit(done: frozenset[int]) -> bool:
-        if len(order) == len(ranks):
+    def visit(fleet: _Fleet, done: frozenset[str]) -> bool:
+        if len(order) == len(ranked):
             return True
         if done in seen or len(seen) >= MAX_STATES:
             return False
         seen.add(done)
-        for index in ranks:
-            if index not in done and not lacking(done, index):
-                order.append(index)
-                if visit(done | {index}):
+        for step in ranked:
+            if step.peer not in done and not fleet.lacking(step):
+                order.append(step)
+                if visit(fleet.after(step), done | {step.peer}):
                     return True
                 order.pop()
         return False
 
-    return order if visit(frozenset()) else None
+    return order if visit(fleet, frozenset()) else None

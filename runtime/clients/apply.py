@@ -9,6 +9,7 @@ continues a change that was interrupted at any point.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,17 +20,17 @@ from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.core.text import short_id
-from ls_edge.runtime.change.planner import Goal, Plan, Step, plan_change
+from ls_edge.runtime.change.planner import WITNESSES, Goal, Plan, Step, plan_change
 from ls_edge.runtime.clients.manifest import fetch_model
-from ls_edge.runtime.clients.push import CONNECT_S, Pusher, PushResult, Target
+from ls_edge.runtime.clients.push import Pusher, served_by
+from ls_edge.runtime.clients.sender import CONNECT_S, PushResult, Target
 from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, Welcome
 from ls_edge.runtime.transport.keys import KeyPair, curve_of
 
 ACCEPT_S = 10.0
 """Seconds within which peers that have a file have to accept its processes."""
-FOLLOW_S = 5.0
-"""Seconds to wait until the sources have the new file."""
+FOLLOW_S = 10.0
+"""Seconds to wait until the sources have the new file, or use the new model."""
 END_S = 10.0
 """Seconds within which peers have to record the end of a change."""
 END_AGAIN_S = 1.0
@@ -90,6 +91,10 @@ class Applier(Pusher):
         self._new, self._current, self._bundle, self._keys = new, current, bundle, keys
         self._digest = hashlib.sha256(new.raw).digest()
         self._plan = Plan((), {}, {})
+        self._model_id = ""
+        """Model that the peers should serve."""
+        self._has_waited = False
+        """Whether sources had time to use that model."""
 
     def look(self) -> Change:
         """Compare the running fleet with the file; raise :class:`UsageError` if the file does not fit the bundle."""
@@ -122,17 +127,18 @@ class Applier(Pusher):
             version += 1
         self._file = FileVersion(version, self._digest)
         goals = {name: self._goal(new, name, welcome) for name, welcome in welcomes.items() if name in listed}
-        self._plan = plan_change({name: welcome.blocks for name, welcome in welcomes.items()}, goals)
-        theirs = {welcome.model_id for welcome in welcomes.values()} - {"", model.manifest.model_id}
+        self._model_id = model.manifest.model_id
+        self._plan = plan_change(
+            {name: welcome.blocks for name, welcome in welcomes.items()},
+            goals,
+            [name for name, welcome in welcomes.items() if welcome.model_id not in ("", self._model_id)],
+        )
         return Change(
             self._plan,
             version,
             {name: why for name, why in missing.items() if name in listed},
             {step.peer: self._size_of(step, welcomes[step.peer]) for step in self._plan.steps},
-            f"the peers serve another model ({', '.join(sorted(map(short_id, theirs)))}) than this bundle "
-            f"({short_id(model.manifest.model_id)})"
-            if theirs
-            else "",
+            self._other_model(model),
             not self._plan.steps and all(welcome.files == (self._file,) for welcome in welcomes.values()),
         )
 
@@ -160,7 +166,7 @@ class Applier(Pusher):
         self._wait_for_sources()
         order = {step.peer: index for index, step in enumerate(self._plan.steps)}
         self._targets = dict(sorted(self._targets.items(), key=lambda item: order.get(item[0], -1)))
-        self._switch_all(cover=not change.other_model)
+        self._switch_all()
         if not change.missing:
             self._end(removed)
 
@@ -235,6 +241,40 @@ class Applier(Pusher):
     def _without_other_holder(self, target: Target, served: set[int]) -> set[int]:
         """Return the parts that have no holder while a peer switches, by the plan."""
         return served & self._plan.outages.get(target.peer.name, frozenset())
+
+    def _bare(self, target: Target) -> set[int]:
+        """Return the blocks that only this peer serves now, unless sources use another model by then."""
+        return set() if self._is_left(target.peer.name) else super()._bare(target)
+
+    def _is_left(self, name: str) -> bool:
+        """Return whether a peer serves the previous model while others serve the whole next one."""
+        models = {other: one.welcome.model_id for other, one in self.sessions.items() if one.welcome is not None}
+        if models.get(name, "") in ("", self._model_id):
+            return False
+        served = [served_by(one) for other, one in self.sessions.items() if models.get(other) == self._model_id]
+        wanted = {part for step in self._plan.steps for part in step.after}
+        return sum(map(bool, served)) >= min(WITNESSES, len(models)) and wanted <= set(itertools.chain(*served))
+
+    def _switch(self, target: Target) -> None:
+        """Switch a peer; sources leave the previous model before its peers become too few."""
+        if self._is_left(target.peer.name) and not self._has_waited:
+            self._has_waited = True
+
+            def using() -> set[str]:
+                return {
+                    other
+                    for name, one in self.sessions.items()
+                    if one.state is not None and self._is_left(name)
+                    for other in one.state.reaches
+                    if other not in self.sessions
+                }
+
+            if not self.wait_until(lambda: not using(), FOLLOW_S):
+                names = ", ".join(sorted(using()))
+                self._warn(
+                    f"{names} still use the previous model, which no peer serves soon; restart them with the new bundle"
+                )
+        super()._switch(target)
 
     def step(self, seconds: float) -> Sequence[tuple[str, Message]]:
         """Handle events, and dial a peer that moves at its new address once it has left the previous one."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,7 @@ class LocalCluster:
         self._arguments = list(arguments)
         self._bundle = Path(bundle)
         self._log_from: dict[str, int] = {}
+        self._free_ports: Callable[[], object] = lambda: None
         entries = self.entries(placement)
         names = [*(entry["name"] for entry in entries), *sources] if keys else []
         public = {name: {"public_key": new_keys(name, self.folder)[0].public.decode()} for name in names}
@@ -77,7 +78,7 @@ class LocalCluster:
         """Return the peers of ``peers.yaml``, each with an address."""
         sockets = contextlib.ExitStack()
         ports = _hold_ports(len(placement), sockets)
-        weakref.finalize(self, sockets.close)
+        self._free_ports = weakref.finalize(self, sockets.close)
         return [
             {
                 "name": name,
@@ -115,7 +116,7 @@ class LocalCluster:
 
     def restart_with(self, path: str | Path) -> None:
         """Stop all peers and start those of another ``peers.yaml``, with the same keys."""
-        self.close()
+        self._stop()
         self.path = Path(path)
         self.file = load_peers(self.path)
         self.bundles = {peer.name: self._bundle for peer in self.file.peers}
@@ -191,6 +192,11 @@ class LocalCluster:
         return lines[-1] if lines else "its log is empty"
 
     def close(self) -> None:
+        """Terminate all peers, and let other processes take their ports."""
+        self._stop()
+        self._free_ports()
+
+    def _stop(self) -> None:
         """Terminate all peers, and kill those that still run after two seconds."""
         for process in self.processes.values():
             if process.poll() is None:

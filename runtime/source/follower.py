@@ -32,7 +32,7 @@ class Follower:
     def __init__(self, name: str, given: PeersFile, keys: KeyPair | None, use: Callable[[PeersFile], None]) -> None:
         """Call ``use`` with the file of the source, as far as it depends on the fleet; on another thread."""
         self.files: tuple[FileVersion, ...] = ()
-        """Files that are used, the newest first."""
+        """Applied files that are used, the newest first."""
         self._name, self._use = name, use
         self._known: dict[bytes, PeersFile] = {}
         self._thread: threading.Thread | None = None
@@ -45,6 +45,11 @@ class Follower:
         self._present = self._settled = given  # what is used, and what was used when no change was under way
         self._is_settled = True
         self._known[hashlib.sha256(given.raw).digest()] = given
+
+    @property
+    def announced(self) -> tuple[FileVersion, ...]:
+        """Files for HELLO: those that are used, or the one of the source until it follows another."""
+        return self.files or (FileVersion(0, hashlib.sha256(self._given.raw).digest()),)
 
     def look(self, hellos: Iterable[Hello]) -> bool:
         """Compare the files that linked peers announce with the present ones, and begin to follow others.

@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -66,12 +65,17 @@ class SourceLoop:
         on_event: Callable[[PeerEvent], None] | None,
         is_thin: bool,
         follower: Follower,
+        before: SourceLoop | None = None,
     ) -> None:
-        """Open stem and head unless ``is_thin``, dial the peers, and start the threads."""
-        self.opened = time.monotonic()
+        """Open stem and head unless ``is_thin``, dial the peers, and start the threads.
+
+        ``before`` is the loop that this one will :meth:`succeed`.
+        """
+        self.opened: float = time.monotonic() if before is None else before.opened
         """Time origin of events and records."""
         self._process = os.getpid()
-        self._ids = itertools.count()
+        self._ids: Iterator[int] = itertools.count() if before is None else before._ids
+        self._is_current = before is None
         manifest, alias = bundle.manifest, new_alias(name)
         strict_id = manifest.bundle_id if settings.strict_bundle else ""
         costs = read_order_costs(manifest.order_costs, bundle.num_blocks)
@@ -84,6 +88,7 @@ class SourceLoop:
         check_policy(bundle, find_policy(settings.policy), costs)
         self._machine, self._seen_events, self._look_again = machine, 0, False
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
+        self._successor: SourceLoop | None = None
         codecs = {peer.name: peer.codec for peer in peers.peers}
         self._tolerances = Tolerances(manifest, codecs, lambda peer: strict_id or self._bundle_of(peer))
         recomputation = Recomputation(bundle, self._tolerances) if settings.audit and not is_thin else None
@@ -101,7 +106,7 @@ class SourceLoop:
                 NodeSettings(alias, "source", peers, manifest, keys, settings.strict_bundle),
                 machine,
                 execute=self._execute,
-                hello=lambda: msgspec.structs.replace(greeting, files=follower.files),
+                hello=lambda: msgspec.structs.replace(greeting, files=follower.announced),
                 state=lambda _name: State(True, False, False, 0, 0, 0, 0),
             )
             events = PeerEvents(peers, self.opened, on_event)
@@ -126,6 +131,11 @@ class SourceLoop:
         """Whether this process is a fork of the one that opened the source."""
         return os.getpid() != self._process
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller is the source thread."""
+        return self._threads.is_loop
+
     def submit(self, image: np.ndarray | EncodedImage, name: str, label: int | None, budget_s: float) -> Future[Answer]:
         """Submit an image, preprocessed unless peers run the stem; raise :class:`SourceClosed` after the end."""
         if self.is_forked:
@@ -136,9 +146,7 @@ class SourceLoop:
         now = time.monotonic()
         submitted_us = round((now - self.opened) * 1e6)
         inflight = InFlightRequest(next(self._ids), image, now, now + budget_s, submitted_us, name, label)
-        self.requests.line.join(inflight)
-        # The callback must not refer to the request: answers are freed when their users drop them.
-        inflight.future.add_done_callback(partial(_cancel, self.requests, inflight.request))
+        self.requests.join(inflight)
         if self._threads.is_wanted or budget_s < _POLL_S:  # otherwise the next turn of the thread is soon enough
             self.node.wake()
         return inflight.future
@@ -148,13 +156,24 @@ class SourceLoop:
         self._new_peers = peers, keys
         self.node.wake()
 
+    def succeed(self, before: SourceLoop) -> None:
+        """Replace the loop of the previous model, which only ends its requests."""
+        before._is_current = False
+        self._is_current = self._look_again = True
+        self.monitor.events.succeed(before.monitor.events)
+
+    def hand_over(self, successor: SourceLoop) -> None:
+        """Let the loop of the next model answer the open requests, since peers of this model are missing."""
+        self._successor = successor
+        self.node.wake()
+
     def close(self) -> None:
         """End open requests and join the threads; they and the sockets belong to the process that opened them."""
         if self.is_forked:
             return
         self.requests.line.close()
         self.node.wake()
-        if not self._threads.is_loop:  # a callback may close the source
+        if not self.is_own_thread:  # a callback may close the source
             wait([self._threads.ended], 5.0)
         self._threads.close()
         if self.auditor is not None:
@@ -179,7 +198,8 @@ class SourceLoop:
                 if threads.has_short:
                     yield
                     requests.take_results()
-                if self._look_again or self._seen_events != self.node.driver.neighbor_events:
+                has_news = self._look_again or self._seen_events != self.node.driver.neighbor_events
+                if has_news and self._is_current:
                     self._seen_events = self.node.driver.neighbor_events
                     self._look_again = self._follower.look(neighbor.hello for neighbor in self._machine.neighbors)
                 self.monitor.update()
@@ -195,6 +215,8 @@ class SourceLoop:
     def _take_over(self) -> None:
         self._challenges.start()
         self.requests.take_over()
+        if self._successor is not None:
+            self.requests.move_to(self._successor.requests)
         new, self._new_peers = self._new_peers, None
         if new is not None:
             self._tolerances.codecs.update((peer.name, peer.codec) for peer in new[0].peers)
@@ -220,8 +242,3 @@ def _auditor_of(
     if recomputation is None:
         return PeerAuditor(settings.audit, challenge, settings.auditor, tolerances)
     return Auditor(settings.audit, recomputation, challenge)
-
-
-def _cancel(requests: Requests, request: int, future: Future[Answer]) -> None:
-    if future.cancelled():
-        requests.cancel(request)

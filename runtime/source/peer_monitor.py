@@ -53,6 +53,8 @@ class SourceSnapshot:
     """Reasons that peers cannot be used, by name."""
     mismatched: Mapping[str, str]
     """Peers that serve another model: name to the message with both ids."""
+    other_models: Mapping[str, str]
+    """Ids of these models, by peer."""
     rejected: Mapping[str, Rejection]
     """Invalid answers and returns that were dropped, by sender."""
     duplicates: Mapping[int, int]
@@ -85,6 +87,12 @@ class PeerEvents:
             if state is not self._states.get(view.name, PeerState.LOST):
                 self._states[view.name] = state
                 self._report(view.name, state, reasons.get(view.name, ""))
+
+    def succeed(self, before: PeerEvents) -> None:
+        """Continue the events of another loop of the source, which reports none from now on."""
+        report, before._on_event = before._on_event, None
+        self.all, before.all = before.all, []
+        self._states, self._on_event = dict(before._states), report
 
     def removed(self, names: Iterable[str]) -> None:
         """Report peers that are no longer in ``peers.yaml`` as lost."""
@@ -188,7 +196,8 @@ class PeerMonitor:
             needed=self._needed,
             held=tuple(held),
             problems=self._node.problems,
-            mismatched=MappingProxyType(dict(self._node.mismatched)),
+            mismatched=MappingProxyType({name: why for name, (_, why) in self._node.mismatched.items()}),
+            other_models=MappingProxyType({name: model for name, (model, _) in self._node.mismatched.items()}),
             rejected=self._machine.rules.rejected,
             duplicates=MappingProxyType(dict(self._machine.rules.duplicates)),
             reroutes=self._machine.decisions.reroutes,

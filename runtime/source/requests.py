@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
@@ -61,7 +62,25 @@ class Requests:
         self._canceled.append(request)
         self._node.wake()
 
+    def join(self, inflight: InFlightRequest) -> None:
+        """Append a request; any thread may call it. Raise :class:`SourceClosed` after the end."""
+        self.line.join(inflight)
+        # The callback must not refer to the request: answers are freed when their users drop them.
+        inflight.future.add_done_callback(partial(_cancel, self, inflight.request))
+
     # On the source thread.
+
+    def move_to(self, other: Requests) -> None:
+        """Let another loop answer the open requests of a thin source, from their beginning."""
+        for inflight in [*self._open.values()]:
+            try:
+                other.join(inflight.again())
+            except SourceClosed:
+                return
+            if inflight.state is RequestState.ROUTED:
+                self._node.feed(Abandon(inflight.request))
+            self._forget(inflight)
+        other._node.wake()
 
     def next_wait(self, at_most: float) -> float:
         """Return the seconds until the next deadline of a request in this process, at most ``at_most``."""
@@ -161,7 +180,9 @@ class Requests:
             self._machine.custody.own_us = self._engines.usual_us[HEAD]
             self._answer(inflight, result.output[0], result.us)
         else:
-            inflight.state, inflight.image = RequestState.ROUTED, None
+            inflight.state = RequestState.ROUTED
+            if self._engines is not None:
+                inflight.image = None
             self._deadlines.end(inflight.timer, len(self._open))
             if self._auditor is not None:
                 inflight.sent = result.output
@@ -199,6 +220,11 @@ class Requests:
         inflight.image = inflight.sent = inflight.answered = None  # callers may keep its future
 
 
+def _cancel(requests: Requests, request: int, future: Future[Answer]) -> None:
+    if future.cancelled():
+        requests.cancel(request)
+
+
 class WaitingLine:
     """Requests in order of submission, the first of them in flight; any thread may use it."""
 
@@ -213,6 +239,12 @@ class WaitingLine:
         self._waiting: OrderedDict[int, InFlightRequest] = OrderedDict()
         self._inflight: set[int] = set()
         """Started requests that have not ended, or whose engine call has not."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request waits or is in flight."""
+        with self._lock:
+            return not self._waiting and not self._inflight
 
     def join(self, inflight: InFlightRequest) -> None:
         """Append a request; raise :class:`SourceClosed` after :meth:`close`."""

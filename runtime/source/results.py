@@ -116,6 +116,11 @@ class InFlightRequest:
         """Create its timer."""
         self.timer = Timer(self.request)
 
+    def again(self) -> InFlightRequest:
+        """Return the request from its beginning, with the same future and deadline."""
+        origin = self.request, self.image, self.started, self.deadline, self.submitted_us
+        return InFlightRequest(*origin, self.name, self.label, self.future)
+
     def record(
         self,
         end: Complete | Fail | None,

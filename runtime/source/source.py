@@ -15,14 +15,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import SourceClosed, UsageError
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import AuditSummary, PeerEvent
@@ -32,8 +33,9 @@ from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.follower import Follower
 from ls_edge.runtime.source.image_encoding import ImageEncoder
 from ls_edge.runtime.source.loop import SourceLoop
+from ls_edge.runtime.source.model_follower import Model, ModelFollower
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
-from ls_edge.runtime.source.results import Answer
+from ls_edge.runtime.source.results import Answer, RequestCounts
 from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, checked
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again
 
@@ -92,22 +94,56 @@ class Source:
             _check_holds_all(peers, self.settings.auditor, bundle)
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._keys = keys
+        self._limits, self._file = limits, self._given
         self._follower = Follower(self.name, self._given, keys, self._follow)
-        self._loop = SourceLoop(
+        self._loop = self._open_loop(bundle, on_event=on_event)
+        self._models = None
+        if self.witnesses:
+            self._models = ModelFollower(self._loop, fetch=self._fetch, reopen=self._open_loop, use=self._use_model)
+        self._closed = threading.Lock()
+        """Acquired by the first :meth:`close` and never released."""
+
+    def _open_loop(
+        self,
+        bundle: Bundle,
+        before: SourceLoop | None = None,
+        on_event: Callable[[PeerEvent], None] | None = None,
+    ) -> SourceLoop:
+        return SourceLoop(
             self.name,
-            peers,
+            self._file.within(bundle.num_blocks),
             bundle,
             self.settings,
-            keys=keys,
-            limits=limits,
+            keys=self._keys,
+            limits=self._limits,
             on_event=on_event,
             is_thin=bool(self.witnesses),
             follower=self._follower,
+            before=before,
         )
-        self.counts = self._loop.requests.counts
-        """Counts of requests, for metrics; any thread may read them."""
-        self._closed = threading.Lock()
-        """Acquired by the first :meth:`close` and never released."""
+
+    def _fetch(self, names: Collection[str]) -> Model:
+        """Return the model on which these peers agree; raise :class:`UsageError` if it needs a new source."""
+        asked = replace(self._file, peers=tuple(peer for peer in self._file.peers if peer.name in names))
+        bundle, witnesses = fetch_model(asked, self._keys, self.name, one_bundle=self.settings.strict_bundle)
+        if bundle.manifest.classes != self.bundle.manifest.classes:
+            raise UsageError(f"the peers serve a model of other classes; restart {self.name} to use it")
+        return bundle, witnesses
+
+    def _use_model(self, loop: SourceLoop, model: Model) -> str:
+        """Send new requests to the loop of another model; return the id of the previous model."""
+        before = self.bundle.manifest.model_id
+        self.bundle, self.witnesses = model
+        self.preprocess = ImageEncoder(self.bundle.manifest.image)
+        self.max_skips = self.settings.skips_of(self.bundle.num_blocks)
+        self._loop = loop
+        self._use(self._file.within(self.bundle.num_blocks))
+        return before
+
+    @property
+    def counts(self) -> RequestCounts:
+        """Counts of requests, for metrics; they begin again with another model. Any thread may read them."""
+        return self._loop.requests.counts
 
     @classmethod
     def open(
@@ -158,7 +194,13 @@ class Source:
         name = _checked_name(name) or (Path(image).name if isinstance(image, (str, Path)) else "")
         budget = self.settings.budget_ms if budget_ms is None else checked("budget_ms", budget_ms, BudgetMs)
         label = None if label is None else checked("label", label, Integer)
-        return self._loop.submit(self.preprocess(image, name), name, label, budget / 1e3)
+        read, loop = self.preprocess(image, name), self._loop
+        try:
+            return loop.submit(read, name, label, budget / 1e3)
+        except SourceClosed:
+            if loop is self._loop:
+                raise
+            return self._loop.submit(read, name, label, budget / 1e3)  # its model has just been replaced
 
     async def classify(
         self, image: Image, *, name: str = "", label: int | None = None, budget_ms: float | None = None
@@ -242,13 +284,15 @@ class Source:
         peers, keys = read_again(self._given, self._keys, self.name)
         self._check_links(peers)
         usable = peers.of_model(self.bundle.num_blocks)
-        self._given, self._keys = peers, keys
+        self._given = self._file = peers
+        self._keys = keys
         self._follower.reset(peers, keys)
         self._use(usable)
 
     def _follow(self, peers: PeersFile) -> None:
         """Use a file on which the peers agree; raise :class:`UsageError` for changes that need a new source."""
         self._check_links(peers)
+        self._file = peers
         self._use(peers.within(self.bundle.num_blocks))
 
     def _check_links(self, peers: PeersFile) -> None:
@@ -270,6 +314,8 @@ class Source:
         """Send BYE, end open requests with :class:`SourceClosed` and join the threads; a second call does nothing."""
         if self._closed.acquire(blocking=False):
             self._loop.close()
+            if self._models is not None:
+                self._models.close()
 
 
 def _cancel_submitted(submitting: asyncio.Future[Future[Answer]]) -> None:

@@ -167,8 +167,8 @@ class Handshake:
         on_forgotten: Callable[[str, str, bool], None],
     ) -> None:
         """Call ``on_admitted(link, greeting, is_first_on_link)`` and ``on_forgotten(name, why, was_pusher)``."""
-        self.mismatched: dict[str, str] = {}
-        """Peers with another model, each with the message that names both ids."""
+        self.mismatched: dict[str, tuple[str, str]] = {}
+        """Peers with another model, each with its id and the message that names both ids."""
         self.problems = PeerProblems(linked.listed - {admission.name})
         self._linked = linked
         self._links = links
@@ -242,7 +242,7 @@ class Handshake:
         if link in self._linked.greeting_due:
             self.problems.note(link.dialed, "greeting", f"it refused us: {what}")
             if complaint.model_id not in ("", self._admission.manifest.model_id):
-                self.mismatched[link.dialed] = what
+                self.mismatched[link.dialed] = complaint.model_id, what
         else:
             self.problems.note(name, "complaint", f"it dropped a message of ours: {what}")
 
@@ -255,7 +255,7 @@ class Handshake:
         whose = link.dialed or (name if event.user in ("", name) else "")
         self.problems.note(whose, "greeting", reason)
         if greeting.model_id != ours and name == whose and name in self._linked.listed:
-            self.mismatched[name] = reason
+            self.mismatched[name] = greeting.model_id, reason
         if isinstance(greeting, Hello):
             self._refused.drop(event, "hello refused", reason, name, "" if greeting.model_id == ours else ours)
         else:

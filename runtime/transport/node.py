@@ -259,8 +259,8 @@ class Node:
         return self._refused.counts
 
     @property
-    def mismatched(self) -> dict[str, str]:
-        """Peers with another model, each with the message that names both ids."""
+    def mismatched(self) -> dict[str, tuple[str, str]]:
+        """Peers with another model, each with its id and the message that names both ids."""
         return self._handshake.mismatched
 
     @property

@@ -21,7 +21,7 @@ from ls_edge.report.terminal import PlainTable, print_table
 from ls_edge.runtime.change.planner import Step
 from ls_edge.runtime.clients.applied_file import running_file
 from ls_edge.runtime.clients.apply import Applier, Change, results_of
-from ls_edge.runtime.clients.push import PushError
+from ls_edge.runtime.clients.sender import PushError
 from ls_edge.runtime.clients.session import source_name
 
 _KINDS = {"add": "added", "switch": "changed", "follow": "told of the others", "remove": "removed"}
@@ -106,8 +106,6 @@ def _confirm() -> bool:
 
 def _outage(change: Change) -> str:
     """Return why requests may fail during a change, or an empty string."""
-    if change.other_model:
-        return f"{change.other_model}: until all have switched, some requests of either model find no holder"
     return "; ".join(
         f"while {name} switches, no peer serves {name_blocks(parts)}" for name, parts in change.plan.outages.items()
     )
@@ -121,7 +119,12 @@ def _show(change: Change, new: PeersFile, current: PeersFile) -> None:
             gains, loses = (name_blocks(parts) if parts else "" for parts in (step.gained, step.lost))
             table.add_row(step.peer, _KINDS[step.kind], gains, loses, byte_size(change.sends[step.peer]))
         print_table(table)
-        if change.plan.holders and not change.other_model:
+        if change.other_model:
+            click.echo(
+                f"{change.other_model}: sources without a bundle use the new model once peers serve all of it; "
+                "restart those that have a bundle with the new one"
+            )
+        if change.plan.holders:
             least = min(change.plan.holders.values())
             click.echo(f"meanwhile every block has at least {counted(least, 'holder')}" if least else _outage(change))
     else:

@@ -19,7 +19,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.text import byte_size
 from ls_edge.report.terminal import PlainTable, print_table
-from ls_edge.runtime.clients.push import Pusher, PushError, PushResult
+from ls_edge.runtime.clients.push import Pusher
+from ls_edge.runtime.clients.sender import PushError, PushResult
 
 _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "red"}
 
@@ -36,7 +37,6 @@ _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "re
 @options.bundle()
 @options.flag("--rollback", "Return to the previous bundle instead of sending --bundle.")
 @options.secret_key("NAME.key_secret of a source with 'may_push: true' in peers.yaml.")
-@options.flag("--new-model", "Allow a bundle of a model that the peers do not serve yet.")
 @options.names("--only", "Peer to update; may be repeated.")
 @options.wait("Time that a peer may be unreachable or make no progress.", default=120.0, least=1, most=3600)
 @options.JSON
@@ -44,7 +44,6 @@ def command(
     peers: Path,
     bundle: Path | None,
     rollback: bool,
-    new_model: bool,
     secret_key: Path | None,
     only: tuple[str, ...],
     wait: float,
@@ -55,8 +54,8 @@ def command(
     Peers started with --store receive their blocks over their encrypted links. Parts that a peer already has are not
     sent again, and an interrupted push continues where it stopped. Only ONNX files travel: each board builds its own
     engines while it still serves the previous bundle. Once every peer has verified and built all its parts, one peer
-    after another drains, switches, and warms up; the first failure stops the push. A bundle of another model ends the
-    runs of sources that use the current one, so it needs --new-model.
+    after another drains, switches, and warms up; the first failure stops the push. To change the model, use ls-edge
+    apply.
     """
     if rollback and not options.is_typed("bundle"):
         bundle = None
@@ -73,7 +72,7 @@ def command(
             if opened is None:
                 pusher.roll_back()
             else:
-                pusher.push(opened, new_model=new_model)
+                pusher.push(opened)
         except PushError as error:
             failure = error
         results = pusher.results()

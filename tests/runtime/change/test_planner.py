@@ -55,6 +55,55 @@ def test_a_safe_order_is_found_whenever_there_is_one(change):
     assert {part for part, count in plan.holders.items() if not count} == found
 
 
+def is_safe(now, previous, steps):
+    """Whether one of two models is whole during and after each step, and stays whole once sources use it."""
+    serves = {name: (name not in previous, parts) for name, parts in now.items()}
+    wanted = frozenset().union(*(step.after for step in steps), *(p for is_new, p in serves.values() if is_new))
+    before = frozenset().union(*(now[name] for name in previous))
+
+    def is_whole():
+        peers = [parts for is_new, parts in serves.values() if is_new and parts]
+        return len(peers) >= min(2, len(serves)) and wanted <= held(True)
+
+    def held(is_wanted):
+        return frozenset().union(*(parts for is_new, parts in serves.values() if is_new == is_wanted))
+
+    uses_wanted = not previous or is_whole()
+    for step in steps:
+        if step.kind != "follow":
+            serves[step.peer] = (serves[step.peer][0], frozenset())
+        if not (wanted <= held(True) if uses_wanted else before <= held(False)):
+            return False
+        serves[step.peer] = (True, step.after)
+        uses_wanted = uses_wanted or is_whole()
+        if not (wanted <= held(True) if uses_wanted else before <= held(False)):
+            return False
+    return True
+
+
+@given(changes(), st.data())
+def test_a_change_of_the_model_keeps_one_of_them_whole_whenever_that_is_possible(change, data):
+    now, goals = change
+    now = {name: parts for name, parts in now.items() if parts}
+    goals = {name: goal(one.blocks, pauses=True) for name, one in goals.items()}
+    previous = data.draw(st.sets(st.sampled_from(sorted(now)), min_size=1)) if now else set()
+    plan = plan_change(now, goals, previous)
+    assert {step.peer for step in plan.steps} == set(now)
+    if not previous:
+        return
+    assert is_safe(now, previous, plan.steps) == (not plan.outages)
+    if plan.outages:
+        assert not any(is_safe(now, previous, order) for order in itertools.permutations(plan.steps))
+
+
+def test_a_new_model_is_whole_on_one_half_before_the_other_half_switches():
+    now = {"a": {0, 1}, "b": {0}, "c": {1}, "d": {0}}
+    plan = plan_change(now, {name: goal(parts, pauses=True) for name, parts in now.items()}, now)
+    assert ([step.peer for step in plan.steps], plan.outages) == (["a", "b", "c", "d"], {})  # two have to agree
+    plan = plan_change({"a": {0, 1}}, {"a": goal({0, 1}, pauses=True)}, "a")
+    assert plan.outages == {"a": {0, 1}}
+
+
 @given(changes())
 def test_a_change_that_was_carried_out_has_no_further_steps(change):
     _, goals = change

@@ -1,6 +1,7 @@
 """A running fleet of real peers becomes what a new ``peers.yaml`` says."""
 
 import json
+import threading
 
 import pytest
 import yaml
@@ -10,7 +11,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.clients.apply import Applier, results_of
-from ls_edge.runtime.clients.push import Pusher, PushError
+from ls_edge.runtime.clients.push import Pusher
+from ls_edge.runtime.clients.sender import PushError
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.source.source import Source
@@ -223,3 +225,45 @@ def test_sources_follow_and_no_answer_is_lost_or_degraded(fleet, tiny_bundle, im
     holders = {(block, holder) for one in late for block, holder in one.record.steps}
     assert not {holder for _, holder in holders} & {"d"}
     assert {block for block, holder in holders if holder == "a"} <= {3, 4, 5}
+
+
+def test_a_new_model_reaches_sources_without_a_bundle_and_loses_no_answer(fleet, tiny_bundle, other_bundle, wait_until):
+    peers = fleet({"a": "all", "b": "stem, 0-5", "c": "2-5, head", "d": "0-3, head"})
+    old, new = (Bundle.open(one).manifest for one in (tiny_bundle, other_bundle))
+    warned, answers, halt = [], [], threading.Event()
+    picture = bombs.flat(40, "JPEG")
+
+    def ask(source):
+        while not halt.is_set():
+            answers.append(source.submit(picture, budget_ms=20_000).result(30))
+
+    keys = load_secret(peers.secret_key("desk"))
+    with (
+        Source(peers.file, keys=keys) as thin,
+        Source(peers.file, Bundle.open(tiny_bundle), keys=load_secret(peers.secret_key("laptop"))) as own,
+    ):
+        assert thin.wait_ready(30.0) == own.wait_ready(30.0) == ()
+        load = threading.Thread(target=ask, args=(thin,))
+        load.start()
+        try:
+            wait_until(lambda: len(answers) > 5)
+            change, states = apply(peers, peers.file, other_bundle, on_warning=warned.append)
+            count = len(answers)
+            wait_until(lambda: len(answers) > count + 5)
+        finally:
+            halt.set()
+            load.join(30)
+        assert set(states.values()) == {"active"}
+        assert (change.plan.outages, change.other_model.count("another model")) == ({}, 1)
+        assert thin.bundle.manifest.bundle_id == new.bundle_id != old.bundle_id
+        assert not [answer for answer in answers if answer.degraded]
+        assert len({answer.record.id for answer in answers}) == len(answers)
+        assert sorted(thin.snapshot.peers) == ["a", "b", "c", "d"]
+        # Only the source with the previous bundle is left behind, and says why.
+        assert [text.partition(" ")[0].partition(".")[0] for text in warned] == ["laptop"]
+        assert new.model_id[:12] in own.snapshot.mismatched["a"]
+        before = edited(peers, lambda _named, _document: None, "before.yaml")
+        apply(peers, before, tiny_bundle, on_warning=warned.append)  # rolled back: both sources answer
+        wait_until(lambda: thin.bundle.manifest.bundle_id == old.bundle_id, timeout=30)
+        assert own.wait_ready(30.0) == thin.wait_ready(30.0) == ()
+        assert not own.submit(bombs.flat(40, "JPEG")).result(30).degraded

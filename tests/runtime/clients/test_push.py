@@ -10,7 +10,8 @@ import zmq
 
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.runtime.clients.push import Pusher, PushError
+from ls_edge.runtime.clients.push import Pusher
+from ls_edge.runtime.clients.sender import PushError
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret
@@ -222,14 +223,9 @@ def test_an_interrupted_push_continues_where_it_stopped(fleet, wide_bundle):
         assert whole <= found.sent_bytes <= whole + WINDOW * MAX_CHUNK
 
 
-def test_another_model_needs_new_model(fleet, tiny_bundle, other_bundle):
+def test_a_push_of_another_model_is_refused(fleet, tiny_bundle, other_bundle):
     with fleet({"a": range(6)}) as peers:
-        peers.wait_settled()
         push(peers, tiny_bundle)
-        with pytest.raises(UsageError, match=r"serve another model .* to push it nevertheless, give --new-model"):
+        with pytest.raises(UsageError, match=r"serve another model .*'ls-edge apply .*--bundle"):
             push(peers, other_bundle)
         assert active(peers, "a")[0].manifest.model_id == Bundle.open(tiny_bundle).manifest.model_id
-        with pusher(peers) as one:
-            one.push(Bundle.open(other_bundle), new_model=True)
-            assert one.results()["a"].state == "active"
-        assert active(peers, "a")[0].manifest.model_id == Bundle.open(other_bundle).manifest.model_id

@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from PIL.ImageFile import ImageFile
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded, DataError, ImageRejected, LinkError, UsageError
 from ls_edge.core.parts import HEAD, STEM
+from ls_edge.core.peers_file import load_peers
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.source.source import Source
 from tests.data import bombs
@@ -296,3 +299,42 @@ def test_peers_forget_a_source_that_is_killed_before_its_answers(serve_peers, ti
     with Source.open(path, tiny_bundle, max_skips=6) as source:
         wait_until(lambda: source.snapshot.peers["a"].credits == 8)
         assert source.submit(photo()).result(10).degraded
+
+
+def test_a_request_waits_for_the_next_model_when_all_peers_change(write_peers, serve, tiny_bundle, other_bundle):
+    file = load_peers(write_peers({"a": "all", "b": "all"}))
+    old, new = Bundle.open(tiny_bundle), Bundle.open(other_bundle)
+    first = [Peer(file, name, old) for name in "ab"]
+    threads = [threading.Thread(target=peer.serve) for peer in first]
+    for thread in threads:
+        thread.start()
+    events = []
+    with Source.open(file, on_event=events.append) as source:
+        assert source.wait_ready() == ()
+        before = source.submit(photo()).result(10)
+        for peer in first:
+            peer.stop()
+        for thread in threads:
+            thread.join(10)
+        future = source.submit(photo(), budget_ms=30_000)
+        for name in "ab":
+            serve(Peer(file, name, new))
+        answer = future.result(30)
+        assert not answer.degraded
+        assert answer.record.id == before.record.id + 1
+        assert relative_error(answer.logits, before.logits) > 1e-3
+        assert source.bundle.manifest.model_id == new.manifest.model_id
+        assert source.snapshot.missing_blocks == ()
+    assert [event.state for event in events if event.peer == "a"][:3] == ["alive", "lost", "alive"]
+
+
+def test_one_peer_with_another_model_is_not_followed(write_peers, serve, tiny_bundle, other_bundle, wait_until):
+    file = load_peers(write_peers({"a": "all", "b": "all", "c": "all"}))
+    for name, bundle in (("a", tiny_bundle), ("b", tiny_bundle), ("c", other_bundle)):
+        serve(Peer(file, name, Bundle.open(bundle)))
+    with Source.open(replace(file, peers=file.peers[:2])) as source:
+        assert source.wait_ready() == ()
+        source._follow(file)
+        wait_until(lambda: "c" in source.snapshot.other_models)
+        assert not source.submit(photo()).result(10).degraded
+        assert source.bundle.manifest.model_id == Bundle.open(tiny_bundle).manifest.model_id

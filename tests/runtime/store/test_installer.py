@@ -13,7 +13,8 @@ import zmq
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import HeartbeatSettings
-from ls_edge.runtime.clients.push import Pusher, PushError
+from ls_edge.runtime.clients.push import Pusher
+from ls_edge.runtime.clients.sender import PushError
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire

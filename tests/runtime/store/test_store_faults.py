@@ -8,7 +8,8 @@ import pytest
 import zmq
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.runtime.clients.push import Pusher, PushError
+from ls_edge.runtime.clients.push import Pusher
+from ls_edge.runtime.clients.sender import PushError
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
