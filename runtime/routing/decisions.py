@@ -330,6 +330,8 @@ class Decisions:
         now = self._turn.now
         since = now if request.waiting_since is None else request.waiting_since
         until = since + self._limits.keep_share * (self._custody.budget_end(request) - since)
+        if not self._neighbors.reach(request.itinerary.source):  # perhaps nobody has sent it
+            until = min(until, since + self._limits.hop_most)
         moved_at = max((n.moved_at for n in candidates), default=0.0)
         return now < min(until, max(since, moved_at) + self._limits.away_floor)
 

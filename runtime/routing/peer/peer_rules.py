@@ -137,9 +137,13 @@ class PeerRules:
 
     def credits_for(self, name: str) -> int:
         """Return the number of transfers that would be accepted now from one sender."""
-        if self._serves and self._turn.neighbors.is_source(name):
-            return self._custody.credits.of_source(name, self._turn.now)
-        return self.credits
+        neighbors, room = self._turn.neighbors, self._custody.credits
+        n = neighbors.get(name)
+        if n is None or not self._serves:
+            return self.credits
+        if n.hello.role == "source":
+            return room.of_source(name, self._turn.now)
+        return room.of_relay(name) if neighbors.leads_beyond(n) else room.total
 
     @property
     def draining(self) -> bool:
@@ -215,7 +219,10 @@ class PeerRules:
             return RefuseReason.COLD
         if self._serves and turn.neighbors.is_source(sender) and custody.credits.guaranteed(sender, turn.now):
             return None
-        return RefuseReason.BUSY if self.credits_for(sender) <= 0 or custody.credits.room(owner) <= 0 else None
+        if self.credits_for(sender) <= 0:
+            return RefuseReason.BUSY
+        account = custody.account_of(owner, sender)
+        return RefuseReason.BUSY if account != sender and custody.credits.room(account) <= 0 else None
 
     # Next step of a request.
 

@@ -23,37 +23,42 @@ def counted(before: Stage, after: Stage) -> tuple[int, int] | None:
 class Credits:
     """Counts of held requests, updated by each transition, and the room that is left for senders.
 
-    A request *works* until it is sent to the next holder; from then on it is a copy. Sources share the credits of a
-    peer equally; half of the credits are reserved for transfers between peers.
+    A request *works* until it is sent to the next holder; from then on it is a copy, and so is one that only passes on
+    its way home. Sources share the credits of a peer equally, and peers that send work of unknown sources are among
+    them; half of the credits are reserved for transfers between peers.
     """
 
     limits: Limits = field(repr=False)
     copies: int = 0
-    """Number of requests in the stages ``OFFERED`` and ``CUSTODY``."""
+    """Number of requests in the stages ``OFFERED`` and ``CUSTODY``, and of those that came on their way home."""
     working: int = 0
     working_of: dict[str, int] = field(default_factory=dict)
-    """Number of working requests by owner; aliases of a source count as one owner."""
+    """Number of working requests by account: their source, or the peer that they came from if that is not linked."""
     working_from_owner: int = 0
     """Number of working requests that came directly from their source."""
     held_from_owner: int = 0
     """Number of requests and copies that came directly from their source."""
+    held_from: dict[str, int] = field(default_factory=dict)
+    """Number of requests and copies by the peer that they came from, without those that came on their way home."""
     last_let_in: dict[str, float] = field(default_factory=dict, compare=False)
     """Time of the last direct transfer by source; aliases count as one source."""
 
     def moved(self, request: HeldRequest, change: tuple[int, int]) -> None:
         """Update the counts for a transition."""
         copies, held = change
+        if request.upstream is not None and not request.relay and request.upstream != request.owner:
+            copies = held  # it came on its way home: no block has to run here
         self.copies += copies
         works = held - copies
-        if held and request.upstream == request.owner:
+        is_direct = request.upstream == request.owner
+        if held and is_direct:
             self.held_from_owner += held
+        elif held and request.relay:
+            _add(self.held_from, request.relay, held)
         if works:
             self.working += works
-            account, of = owner_of(request.owner), self.working_of
-            of[account] = count = of.get(account, 0) + works
-            if not count:
-                del of[account]
-            if request.upstream == request.owner:
+            _add(self.working_of, request.account, works)
+            if is_direct:
                 self.working_from_owner += works
 
     @property
@@ -64,15 +69,22 @@ class Credits:
             free = room
         return free if free > 0 else 0
 
-    def room(self, owner: str) -> int:
-        """Return how many more requests a source may have here; sources share the credits equally."""
-        account, working_of = owner_of(owner), self.working_of
-        sources = len(working_of) + (account not in working_of)
-        return max(1, self.limits.credits // sources) - working_of.get(account, 0)
+    def room(self, account: str) -> int:
+        """Return how many more requests an account may have here; all share the credits equally."""
+        working_of = self.working_of
+        accounts = len(working_of) + (account not in working_of)
+        return max(1, self.limits.credits // accounts) - working_of.get(account, 0)
 
     def of_source(self, name: str, now: float) -> int:
         """Return how many transfers of a linked source would be accepted now."""
-        return max(0, min(self.total - self.limits.reserved, self.room(name)), self.guaranteed(name, now))
+        return max(0, min(self.total - self.limits.reserved, self.room(owner_of(name))), self.guaranteed(name, now))
+
+    def of_relay(self, name: str) -> int:
+        """Return how many transfers of a peer that leads to others would be accepted now.
+
+        It may be the only way of sources to this process, so another peer must not hold all credits.
+        """
+        return max(min(self.total, self.room(name)), self.limits.guaranteed - self.held_from.get(name, 0))
 
     def guaranteed(self, source: str, now: float) -> int:
         """Return how many transfers of a linked source are accepted even if others hold all credits forever.
@@ -93,3 +105,9 @@ class Credits:
     def forget(self, source: str) -> None:
         """Forget a source whose link has ended."""
         self.last_let_in.pop(owner_of(source), None)
+
+
+def _add(counts: dict[str, int], key: str, change: int) -> None:
+    counts[key] = count = counts.get(key, 0) + change
+    if not count:
+        del counts[key]

@@ -19,6 +19,7 @@ from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, Transfer
 from ls_edge.runtime.routing.state.credits import Credits, counted
 from ls_edge.runtime.routing.state.events import Forward
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, OpenWave, Stage, require
+from ls_edge.runtime.routing.state.neighbors import owner_of
 from ls_edge.runtime.routing.state.timers import Timers
 from ls_edge.runtime.routing.state.turn import Turn
 from ls_edge.runtime.routing.state.waiting_requests import WaitingRequests
@@ -70,8 +71,19 @@ class Custody:
         """Hold a new request, and decide it at the end of this turn."""
         request.number = next(self.timers.numbers)
         request.owner = request.itinerary.owner
+        if request.upstream not in (None, request.owner) and not request.returning:
+            request.relay = str(request.upstream)
+        request.account = self.account_of(request.owner, request.upstream)
         self.held[request.transfer] = request
         self.decide_again(request, why)
+
+    def account_of(self, owner: str, sender: str | None) -> str:
+        """Return whose share of the credits a request uses: that of its source, or of its sender if that is unknown.
+
+        Otherwise a member could use up all shares with work of sources that do not exist.
+        """
+        is_known = sender is None or owner in self._turn.neighbors.by_name
+        return owner_of(owner) if is_known else str(sender)
 
     def decide_again(self, request: HeldRequest, why: str) -> None:
         """Make a request wait, and decide it at the end of this turn."""

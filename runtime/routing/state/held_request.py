@@ -110,6 +110,10 @@ class HeldRequest(msgspec.Struct, eq=False):
     number: int = 0
     """Rank among the requests of a machine: the oldest has the lowest."""
     owner: str = ""
+    account: str = ""
+    """Name whose share of the credits it uses."""
+    relay: str = ""
+    """Peer that sent it, unless that is its source or it was on its way home."""
     downstream: str = ""
     sent: TransferId | None = None
     """Latest transfer to a next holder."""

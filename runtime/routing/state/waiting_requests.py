@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 
 from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage, require
@@ -21,6 +21,9 @@ class WaitingRequests:
         """Requests that wait for the credit of a neighbor, by its name, longest wait first."""
         self._for_change: dict[int, HeldRequest] = {}
         """Requests that any change of a neighbor may concern."""
+        self._turns = itertools.count(1)
+        self._last_turn: dict[str, int] = {}
+        """Latest turn of each account whose requests waited for a credit."""
 
     def __bool__(self) -> bool:
         return bool(self._for_change or self._for_credit)
@@ -66,21 +69,32 @@ class WaitingRequests:
             self.may_have_room[name] = None
 
     def use_room(self, room: Callable[[str], int], decide: Callable[[HeldRequest], None]) -> None:
-        """Take a neighbor out of :attr:`may_have_room`, and decide requests that wait for it, longest wait first.
+        """Take a neighbor out of :attr:`may_have_room`, and decide requests that wait for it.
 
-        At most as many are decided as the neighbor has ``room`` for.
+        At most as many are decided as the neighbor has ``room`` for. Accounts take turns, so that none can make the
+        others wait; of each, the longest wait is first.
         """
         name, _ = self.may_have_room.popitem()
-        passed = 0  # number that were decided and still wait for it
+        passed: set[int] = set()  # numbers of those that were decided and still wait for it
         while woken := self._first(name, passed, room(name)):
             for request in woken:
                 if name in request.waits_for:
                     decide(request)
-                    passed += name in request.waits_for
+                    if name in request.waits_for:
+                        passed.add(request.number)
+                    else:
+                        self._last_turn[request.account] = next(self._turns)
 
-    def _first(self, name: str, passed: int, most: int) -> list[HeldRequest]:
-        """Return at most ``most`` requests that wait for the credit of a neighbor, after the first ``passed``."""
-        return list(itertools.islice(self._for_credit.get(name, {}).values(), passed, passed + max(0, most)))
+    def _first(self, name: str, passed: set[int], most: int) -> list[HeldRequest]:
+        """Return at most ``most`` requests that wait for the credit of a neighbor, without those that ``passed``."""
+        waiting = [request for number, request in self._for_credit.get(name, {}).items() if number not in passed]
+        if len({request.account for request in waiting}) > 1:
+            ranks, counts = {}, Counter[str]()
+            for request in waiting:
+                ranks[request.number] = counts[request.account]
+                counts[request.account] += 1
+            waiting.sort(key=lambda one: (ranks[one.number], self._last_turn.get(one.account, 0)))
+        return waiting[: max(0, most)]
 
     def check(self, held: Collection[HeldRequest]) -> None:
         """Check that the index lists exactly the waiting requests; see ``Machine.validate``."""

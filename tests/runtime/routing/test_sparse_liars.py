@@ -121,6 +121,20 @@ def test_a_line_answers_again_after_a_flood_of_work_without_a_source(at):
     assert not any(sim.processes[name].machine.held for name in "abc")
 
 
+@pytest.mark.parametrize("at", [("a",), ("b", "c"), ("c",)])
+def test_a_line_answers_during_a_flood_of_work_without_a_source(at):
+    """Peers share their credits among sources and the peers that send work of unknown ones."""
+    placement = {"a": (0,), "b": (1,), "c": (2, 3), "liar": ALL}
+    links = [*in_a_line("a", "b", "c"), *(("liar", name) for name in at)]
+    sim = sparse(placement, links, {"liar": LIES["floods"]})
+    sim.run(2.0)
+    requests = []
+    for _ in range(4):
+        requests.append(sim.submit(policy="sequential", budget=BUDGET))
+        sim.run(0.5)
+    assert len(answers(sim, requests)) == len(requests)
+
+
 def test_tokens_that_a_full_relay_refuses_wait_before_they_are_offered_again():
     peer = new_peer(limits=Limits())
     peer.meets("relay", [2, 3])
