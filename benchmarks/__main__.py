@@ -28,6 +28,7 @@ BY_NAME = (
     "serve",
     "goodput",
     "links",
+    "simulation",
 )
 """Benchmarks that run by name only: they take long or need a GPU."""
 

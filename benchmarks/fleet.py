@@ -143,7 +143,10 @@ def _planned(
     bundle = Bundle.open(path)
     names = list(profiles)
     equal = {name: part.tolist() for name, part in zip(names, np.array_split(range(bundle.num_blocks), len(names)))}  # noqa: B905
-    with _fleet(path, equal, paces) as fleet, LinkProber(fleet.cluster.file, bundle, keys=fleet.keys) as prober:
+    with (
+        fleet_of_boards(path, equal, paces) as fleet,
+        LinkProber(fleet.cluster.file, bundle, keys=fleet.keys) as prober,
+    ):
         links = prober.measure(transfers=10, wait=30.0)
     inputs = PlanningInputs(
         tuple(NamedProfile(name, Path(name), one) for name, one in profiles.items()), links=links,
@@ -247,7 +250,7 @@ def _push(*, quick: bool) -> dict[str, Any]:
             cluster.set_faults(name, Faults(least_ms=8.0))
         with cluster:
             cluster.wait_settled(timeout=60.0)
-            fleet = _Fleet(cluster, before)
+            fleet = BoardFleet(cluster, before)
             fleet.push(before)
             with fleet.source(policy="fastest", max_skips=0) as source, _Load(source, 2) as load:
                 load.run(stretch)
@@ -326,24 +329,29 @@ def raised_priority() -> Iterator[bool]:
 
 
 @dataclass
-class _Fleet:
+class BoardFleet:
+    """Peers that are as slow as boards."""
+
     cluster: FaultyCluster
     path: Path
 
     @property
     def keys(self) -> Any:
+        """Keys of the source."""
         secret = self.cluster.secret_key(LAPTOP)
         assert secret is not None
         return load_secret(secret)
 
     @contextlib.contextmanager
     def source(self, **settings: Any) -> Iterator[Source]:
+        """Open a source."""
         with ready_source(
             self.cluster.path, self.path, secret_key=self.cluster.secret_key(LAPTOP), **settings
         ) as source:
             yield source
 
     def push(self, bundle: Path) -> None:
+        """Push a bundle to all peers."""
         words = [sys.executable, "-m", "ls_edge", "push", "--peers", str(self.cluster.path), "--bundle", str(bundle)]
         words += ["--secret-key", str(self.cluster.secret_key(LAPTOP))]
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
@@ -352,7 +360,7 @@ class _Fleet:
 
 
 @contextlib.contextmanager
-def _fleet(path: Path, placement: Placement, paces: Mapping[str, Faults]) -> Iterator[_Fleet]:
+def fleet_of_boards(path: Path, placement: Placement, paces: Mapping[str, Faults]) -> Iterator[BoardFleet]:
     """Start warm peers with keys on the loopback, each as slow as its board."""
     with tempfile.TemporaryDirectory() as folder:
         cluster = FaultyCluster(folder, path, placement, sources=[LAPTOP], keys=True)
@@ -360,7 +368,7 @@ def _fleet(path: Path, placement: Placement, paces: Mapping[str, Faults]) -> Ite
             cluster.set_faults(name, paces[name])
         with cluster:
             cluster.wait_warm(timeout=120.0)
-            yield _Fleet(cluster, path)
+            yield BoardFleet(cluster, path)
 
 
 class _Fleets:
@@ -368,12 +376,12 @@ class _Fleets:
 
     def __init__(self, stack: contextlib.ExitStack, path: Path, paces: Mapping[str, Faults]) -> None:
         self._stack, self._path, self._paces = stack, path, paces
-        self._made: dict[str, _Fleet] = {}
+        self._made: dict[str, BoardFleet] = {}
 
     def source(self, placement: Placement, policy: str) -> Source:
         used = {name: list(blocks) for name, blocks in sorted(placement.items()) if blocks}
         if str(used) not in self._made:
-            self._made[str(used)] = self._stack.enter_context(_fleet(self._path, used, self._paces))
+            self._made[str(used)] = self._stack.enter_context(fleet_of_boards(self._path, used, self._paces))
         return self._stack.enter_context(self._made[str(used)].source(policy=policy, max_skips=0))
 
 
