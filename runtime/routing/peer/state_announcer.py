@@ -70,6 +70,10 @@ class StateAnnouncer:
         self._announced_at = -INFINITY
         self._urgent = False
         self._reach_version = 0
+        self._far: dict[str, tuple[tuple[int, ...], ...]] = {}
+        """Results of :meth:`_far_blocks` by name, which seldom change."""
+        self._far_of: tuple[object, ...] = ()
+        """Reports from which they follow."""
         self._credits_before = 0
         self._least_credits = 0
         """Fewest credits since the end of the last turn, as far as a message reported them."""
@@ -226,7 +230,7 @@ class StateAnnouncer:
     def _shared(self, near: Iterable[Neighbor]) -> State:
         """Return the STATE for all neighbors, but for what differs between them; ``near`` may be handed tokens."""
         rules, engine = self._rules, self._rules.engine
-        return State(
+        shared = State(
             warm=rules.warm,
             draining=rules.draining,
             stuck=engine.stuck,
@@ -238,9 +242,17 @@ class StateAnnouncer:
             reaches=tuple(sorted(self._turn.neighbors.by_name)),
             reach_blocks=tuple(sorted({block for n in near for block in n.blocks})),
         )
+        far_of = (shared.reach_blocks, engine.usable_blocks, [(n.name, *_reach(n.state)) for n in near])
+        if far_of != self._far_of:
+            self._far_of, self._far = far_of, {}
+        return shared
 
     def _state_for(self, name: str, shared: State, near: Iterable[Neighbor]) -> State:
-        credit, far = self._rules.credits_for(name), self._far_blocks(name, shared, near)
+        is_source = self._turn.neighbors.is_source(name)
+        credit = self._rules.credits_for(name) if is_source else shared.credits
+        far = self._far.get(name)
+        if far is None:
+            far = self._far[name] = self._far_blocks(name, shared, near)
         if credit == shared.credits and not far:
             return shared
         return msgspec.structs.replace(shared, credits=credit, far_blocks=far)
