@@ -14,6 +14,7 @@ from ls_edge.core.errors import LinkError
 from ls_edge.core.parts import ShownPart, shown_parts
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerReport, PeerState
+from ls_edge.core.text import name_blocks
 from ls_edge.runtime.clients.session import Client, Session, source_name
 from ls_edge.runtime.protocol.messages import FindingRow, Findings, Inspect, Message
 from ls_edge.runtime.transport.keys import KeyPair
@@ -126,9 +127,7 @@ class Observer(Client):
     def _status(self, session: Session) -> PeerStatus:
         welcome, state = session.welcome, session.state
         judged, reason = session.judge()
-        files = welcome.files if welcome is not None else ()
-        if files and files[0].version and all(file.digest != self._digest for file in files):
-            runs = f"it runs version {files[0].version} of peers.yaml, not this file; see 'ls-edge apply --dry-run'"
+        if runs := self.other_file(session):
             reason = f"{reason}; {runs}" if reason else runs
         key = "accepted" if session.up else "refused" if session.refused else "unknown"
         return PeerStatus(
@@ -150,6 +149,25 @@ class Observer(Client):
             reached_through=() if session.up else self._reached_through(session.peer.name),
             reason=reason,
         )
+
+    def other_file(self, session: Session) -> str:
+        """Return how the file that a peer runs differs from that of this process; empty if it does not.
+
+        A file that was never applied may differ in comments, so only other blocks count.
+        """
+        welcome, here = session.welcome, session.peer.blocks
+        if welcome is None or not welcome.files or any(file.digest == self._digest for file in welcome.files):
+            return ""
+        version = welcome.files[0].version
+        are_other = bool(here.numbered and welcome.blocks) and set(here) != set(welcome.blocks)
+        if not version and (not are_other or welcome.note):
+            return ""
+        running = [one.welcome.files[0] for one in self.sessions.values() if one.welcome and one.welcome.files]
+        ours = [file.version for file in running if file.digest == self._digest]
+        which = "an older" if version < max(ours, default=0) else "another"
+        number = f", version {version}" if version else ""
+        blocks = f" ({name_blocks(welcome.blocks)}; here {name_blocks(here)})" if are_other else ""
+        return f"it runs {which} peers.yaml{number}{blocks}; see 'ls-edge apply {self.peers.path} --dry-run'"
 
     def _unreached(self, name: str, why: str) -> str:
         through = self._reached_through(name)

@@ -150,8 +150,26 @@ class Installer:
     @property
     def note(self) -> str | UnsetType:
         """Note for HELLO: the reason why the peer does not serve what it should."""
-        reason = self._store.record.reason or self.lacking
+        reason = self._store.record.reason or self.lacking or self._newer_file()
         return one_line(reason, MAX_TEXT) if reason else UNSET
+
+    def _newer_file(self) -> str:
+        """Return which neighbors run a newer file that this peer has not got, because it was away."""
+        known = self.files
+        hellos = [one.hello for one in self._machine.neighbors] if self._machine is not None else []
+        newer = {
+            hello.name: hello.files[0].version
+            for hello in hellos
+            if hello.role == "peer" and hello.files and hello.files[0].version > known[0].version
+            if hello.files[0] not in known
+        }
+        names = ", ".join(sorted(newer))
+        return (
+            f"{names} have version {max(newer.values())} of peers.yaml, this peer {known[0].version}; run 'ls-edge "
+            "apply' again"
+            if newer
+            else ""
+        )
 
     @property
     def files(self) -> tuple[FileVersion, ...]:

@@ -105,6 +105,7 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
     ):
         found = observer.inspect(wait)
         lacking = unreached(observer.view())
+        files = {name: runs for name, one in observer.sessions.items() if (runs := observer.other_file(one))}
     table = PlainTable.of("peer", "", "what", "found", "fix", box=None)
     entries: dict[str, dict[str, Any]] = {}
     for name, rows in found.items():
@@ -119,8 +120,10 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
         for row in rows:
             if row.status != "ok":
                 table.add_row(printable(name), _mark(row.status), row.what, row.detail, row.fix)
+    more = [(name, FindingRow("warn", "peers.yaml", runs, "ls-edge apply")) for name, runs in files.items()]
     for name, others in lacking.items():
-        row = FindingRow("warn", "links", f"no link to {', '.join(others)}", _LINK_FIX)
+        more.append((name, FindingRow("warn", "links", f"no link to {', '.join(others)}", _LINK_FIX)))
+    for name, row in more:
         entries[name]["findings"].append(_json(row))
         entries[name]["status"] = max(entries[name]["status"], row.status, key=_rank)
         table.add_row(name, _mark(row.status), row.what, row.detail, row.fix)

@@ -69,6 +69,11 @@ def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle,
             "a": [0, 1, 2, 3], "b": [0, 1], "c": [2, 3],
         }  # fmt: skip
 
+        done = ls_edge.run("doctor", "--peers", peers.path, *bundle[2:], "--json", timeout=90)
+        rows = json.loads(done.stdout)["peers"]["c"]["findings"]
+        (detail,) = [row["detail"] for row in rows if row["what"] == "peers.yaml"]
+        assert detail.startswith("it runs another peers.yaml, version 1 (blocks 2-3; here blocks 0-2)")
+
         # The peers tell that c belongs to the fleet, although the new file does not.
         smaller = write(peers, "smaller.yaml", lambda named: None)
         document = yaml.safe_load(smaller.read_text())

@@ -92,8 +92,9 @@ def test_blocks_move_and_a_reboot_keeps_them(fleet, tiny_bundle):
     assert {name: record(peers, name)["file"]["version"] for name in "abc"} == dict.fromkeys("abc", 1)
     assert [record(peers, name)["accepts"] for name in "abc"] == [[], [], []]
     assert {one.reason for one in looked_at(peers, new).values()} == {None}
-    assert "it runs version 1 of peers.yaml, not this file" in looked_at(peers, peers.file)["c"].reason
-    assert "; it runs version 1 of peers.yaml" in looked_at(peers, peers.file)["a"].reason  # and is refused
+    before = looked_at(peers, peers.file)
+    assert "it runs another peers.yaml, version 1; see 'ls-edge apply" in before["c"].reason
+    assert "; it runs another peers.yaml, version 1 (blocks 0-4; here blocks 0-3)" in before["a"].reason  # refused, too
     peers.kill("a")  # it starts with the old file again, and with the applied one in its store
     peers.start("a")
     peers.wait_warm("a")
@@ -225,6 +226,28 @@ def test_sources_follow_and_no_answer_is_lost_or_degraded(fleet, tiny_bundle, im
     holders = {(block, holder) for one in late for block, holder in one.record.steps}
     assert not {holder for _, holder in holders} & {"d"}
     assert {block for block, holder in holders if holder == "a"} <= {3, 4, 5}
+
+
+def test_a_board_that_was_away_for_two_changes_is_told_and_is_changed_by_the_same_command(fleet, wait_until):
+    peers = fleet({"a": "0-5", "b": "0-5", "c": "0-2"})
+    with Observer(
+        edited(peers, lambda named, _: named["c"].update(blocks="0-1")), keys=load_secret(peers.secret_key("laptop"))
+    ) as one:
+        reasons = {name: status.reason for name, status in one.look(10.0).items()}
+    assert "it runs another peers.yaml (blocks 0-2; here blocks 0-1)" in reasons["c"]  # edited, not applied
+    peers.kill("c")
+    for turn in range(2):
+        new = edited(peers, lambda named, _, turn=turn: named["b"].update(blocks=f"0-{4 - turn}"), f"{turn}.yaml")
+        change, states = apply(peers, new)
+        assert (set(change.missing), states) == ({"c"}, {"a": "active", "b": "active", "c": "missing"})
+    peers.start("c")
+    peers.wait_warm("c")
+    told = "a, b have version 2 of peers.yaml, this peer 0; run 'ls-edge apply' again"
+    wait_until(lambda: told in str(looked_at(peers, new)["c"].reason), timeout=30)
+    apply(peers, new)
+    assert {record(peers, name)["file"]["version"] for name in "abc"} == {2}
+    assert [record(peers, name)["accepts"] for name in "abc"] == [[], [], []]
+    assert {status.reason for status in looked_at(peers, new).values()} == {None}
 
 
 def test_a_new_model_reaches_sources_without_a_bundle_and_loses_no_answer(fleet, tiny_bundle, other_bundle, wait_until):
