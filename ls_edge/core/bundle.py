@@ -15,7 +15,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -59,6 +59,9 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interpolation: Annotated[str, _one_of(INTERPOLATIONS)] = "bicubic"
     crop_pct: Annotated[float, Meta(gt=0, le=8)] = 0.9
     """Side of the center crop, relative to the side that the image is first scaled to."""
+    crop_mode: Literal["squash", "border"] | msgspec.UnsetType = msgspec.UNSET
+    """How images that are not square fit in, in the words of timm: ``squash`` scales both sides, ``border`` the longer
+    one and fills the rest with the mean color. Unset: the shorter side is scaled, and the center is cut out."""
     exif_orientation: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether photos are first turned upright by their EXIF orientation, which timm and torchvision do not do. False is
     left out, so that it does not change ids."""

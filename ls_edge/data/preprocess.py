@@ -1,11 +1,10 @@
 """Preprocessing of images for the stem, with Pillow and numpy alone.
 
-The steps are those of timm's transform for evaluation with a center crop (``timm.data.create_transform``), which the
-model was trained and measured with: RGB, the shorter side scaled to ``size / crop_pct``, a center crop, scaled to
-0..1, normalized. As in timm, transparency is dropped and an animation is represented by its first frame. The EXIF
-orientation is applied only if :attr:`ls_edge.core.bundle.ImageSpec.exif_orientation` is set. timm's crop modes
-``squash`` and ``border`` are not supported. Unlike timm, 16-bit and float images keep their range
-(:func:`ls_edge.data.decoding.to_rgb`), in training as well.
+The steps are those of timm's transform for evaluation (``timm.data.create_transform``), which the model was trained and
+measured with: RGB, the shorter side (or what the crop mode says) scaled to ``size / crop_pct``, a center crop, scaled
+to 0..1, normalized. As in timm, transparency is dropped and an animation is represented by its first frame. The EXIF
+orientation is applied only if :attr:`ls_edge.core.bundle.ImageSpec.exif_orientation` is set. Unlike timm, 16-bit and
+float images keep their range (:func:`ls_edge.data.decoding.to_rgb`), in training as well.
 
 An image that cannot be decoded or exceeds a limit raises :class:`DataError` with its name; :func:`iterate` leaves it
 out.
@@ -82,8 +81,10 @@ class Preprocessor:
             )
         if image.size != (scaled_width, scaled_height):
             image = image.resize((scaled_width, scaled_height), Image.Resampling[self.spec.interpolation.upper()])
-        if width > scaled_width or height > scaled_height:  # crop_pct above 1: a black border
-            padded = Image.new(image.mode, (max(width, scaled_width), max(height, scaled_height)))
+        if width > scaled_width or height > scaled_height:  # by the crop mode, or black for a crop_pct above 1
+            mean = tuple(round(255 * value) for value in self.spec.mean)
+            color = mean if self.spec.crop_mode == "border" else (0, 0, 0)
+            padded = Image.new("RGB", (max(width, scaled_width), max(height, scaled_height)), color)
             padded.paste(image, (max(0, (width - scaled_width) // 2), max(0, (height - scaled_height) // 2)))
             image = padded
         left, top = round((image.width - width) / 2), round((image.height - height) / 2)
@@ -91,12 +92,16 @@ class Preprocessor:
 
     def _scaled_size(self, width: int, height: int) -> tuple[int, int]:
         target_height, target_width = (math.floor(side / self.spec.crop_pct) for side in self.spec.size)
+        if self.spec.crop_mode == "squash":
+            return target_width, target_height
+        ratios = height / target_height, width / target_width
+        if self.spec.crop_mode == "border":
+            return round(width / max(ratios)), round(height / max(ratios))
         if target_height == target_width:
             if width <= height:
                 return target_width, int(target_width * height / width)
             return int(target_height * width / height), target_height
-        ratio = min(height / target_height, width / target_width)
-        return round(width / ratio), round(height / ratio)
+        return round(width / min(ratios)), round(height / min(ratios))
 
 
 def iterate(

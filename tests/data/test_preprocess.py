@@ -17,8 +17,8 @@ from ls_edge.data.preprocess import INTERPOLATIONS, Preprocessor, iterate
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def spec(size=(48, 48), interpolation="bicubic", crop_pct=0.9):
-    return ImageSpec(size=size, mean=MEAN, std=STD, interpolation=interpolation, crop_pct=crop_pct)
+def spec(size=(48, 48), interpolation="bicubic", crop_pct=0.9, crop_mode=msgspec.UNSET):
+    return ImageSpec(size, MEAN, STD, interpolation, crop_pct, crop_mode)
 
 
 def picture(width, height, mode="RGB"):
@@ -40,7 +40,7 @@ def timm_result(encoded, wanted):
     """Return the result of timm's evaluation transform for a file, in gray levels."""
     transforms = pytest.importorskip("timm.data").create_transform(
         input_size=(3, *wanted.size), is_training=False, mean=MEAN, std=STD,
-        interpolation=wanted.interpolation, crop_pct=wanted.crop_pct,
+        interpolation=wanted.interpolation, crop_pct=wanted.crop_pct, crop_mode=wanted.crop_mode or "center",
     )  # fmt: skip
     with Image.open(io.BytesIO(encoded)) as image:
         return levels(transforms(image.convert("RGB")).numpy())
@@ -75,6 +75,15 @@ def test_equal_to_timm_in_every_crop(crop_pct, size):
         pytest.skip("timm 1.0.17 scales for crops that are not square with bilinear interpolation, whatever is asked")
     for width, height in ((90, 67), (33, 80)):
         assert_like_timm(encode(picture(width, height), "PNG"), spec(size=size, crop_pct=crop_pct))
+
+
+@pytest.mark.parametrize("crop_mode", ["squash", "border"])
+@pytest.mark.parametrize(("size", "crop_pct"), [((48, 48), 0.9), ((48, 48), 1.0), ((32, 56), 0.95), ((48, 48), 1.2)])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_equal_to_timm_in_every_crop_mode(crop_mode, size, crop_pct, mode):
+    wanted = spec(size, crop_pct=crop_pct, crop_mode=crop_mode)
+    for width, height in ((90, 67), (33, 80), (48, 48)):
+        assert_like_timm(encode(picture(width, height, mode), "PNG"), wanted)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import timm
 import torch
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
@@ -211,4 +212,5 @@ def image_spec_of(view: BlockView) -> ImageSpec:
         std=(float(sr), float(sg), float(sb)),
         interpolation=interpolation if interpolation in {"nearest", "bilinear", "bicubic", "lanczos"} else "bicubic",
         crop_pct=float(cfg["crop_pct"]),
+        crop_mode=cfg["crop_mode"] if cfg.get("crop_mode") in ("squash", "border") else msgspec.UNSET,
     )

@@ -81,6 +81,7 @@ def _timm_config(run: LoadedRun) -> dict[str, Any]:
             "fixed_input_size": True,
             "interpolation": record.image.interpolation,
             "crop_pct": record.image.crop_pct,
+            "crop_mode": record.image.crop_mode or "center",
             "mean": list(record.image.mean),
             "std": list(record.image.std),
             "num_classes": view.num_classes,

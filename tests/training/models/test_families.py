@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import timm
 import torch
@@ -176,3 +177,11 @@ def test_a_learned_rotary_table_is_computed_for_its_block_alone(monkeypatch):
     for index in range(view.num_blocks):
         torch.testing.assert_close(family.block_inputs(view.model, index)["rope"], tables[index], rtol=0, atol=0)
     assert sizes == [rope.freqs[:, 0].shape] * view.num_blocks
+
+
+def test_the_crop_mode_of_a_model_is_part_of_its_preprocessing():
+    view = BlockView(create("eva02_base_patch14_448.mim_in22k_ft_in22k_in1k", num_classes=3, **NARROW))
+    assert image_spec_of(view).crop_mode == "squash"
+    for mode, found in (("border", "border"), ("center", msgspec.UNSET)):
+        view.model.pretrained_cfg = {**view.model.pretrained_cfg, "crop_mode": mode}
+        assert image_spec_of(view).crop_mode == found
