@@ -32,6 +32,8 @@ from ls_edge.report.theme import Chart, color
 
 _HEIGHT = 260
 MOST_LABELS = 8
+FAR = 4.0
+"""Times the 95th percentile: with a later answer, a histogram would show all others in a few bars."""
 
 
 def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
@@ -63,15 +65,23 @@ def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
 
 
 def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
-    """Draw a histogram of latencies in ms, their cumulative fraction, and the median, 95th and 99th percentile."""
+    """Draw a histogram of latencies in ms, their cumulative fraction, and the median, 95th and 99th percentile.
+
+    A few answers far above the others are named, not drawn: the others would share one bar.
+    """
     if not values.size:
         return None
-    scale = _latency_scale(values, from_zero=False)
+    p95, most = float(np.quantile(values, 0.95)), float(values.max())
+    limit = max(1.05 * p95, p95 + 1.5 * (p95 - float(values.min()))) if most > FAR * p95 else most
+    drawn = values[values <= limit]
+    scale = _latency_scale(drawn, from_zero=False)
     low, high = scale.domain
-    bins = int(min(64, max(8, 2 * values.size**0.5)))
+    bins = int(min(64, max(8, 2 * drawn.size**0.5)))
     edges = np.geomspace(low, high, bins + 1) if scale.type == "log" else np.linspace(low, high, bins + 1)
-    counts, _ = np.histogram(np.clip(values, low, high), edges)
-    x = alt.X("at:Q", scale=scale, title="latency, ms")
+    counts, _ = np.histogram(np.clip(drawn, low, high), edges)
+    above = len(values) - len(drawn)
+    beyond = f"; not drawn: {counted(above, 'answer')} up to {show_ms(most)}" if above else ""
+    x = alt.X("at:Q", scale=scale, title=f"latency, ms{beyond}")
     bars = (
         chart_of([row_of(at=a, to=b, answers=int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)])
         .mark_rect(color=color("accent"), stroke=color("bg"), strokeWidth=1)
@@ -83,7 +93,7 @@ def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
             tooltip=[tooltip_of("at", "from, ms"), tooltip_of("to", "to, ms"), alt.Tooltip("answers:Q")],
         )
     )
-    layers = [bars, _cumulative(values, scale, x), *_quantile_marks(quantiles, x)]
+    layers = [bars, _cumulative(drawn, len(drawn) / len(values), scale, x), *_quantile_marks(quantiles, x, high)]
     return (
         alt.layer(*layers)
         .resolve_scale(y="independent")
@@ -92,28 +102,31 @@ def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
             height=_HEIGHT,
             description=f"Histogram of {counted(len(values), 'answer')}. Median {show_ms(quantiles.p50)}, "
             f"95th percentile {show_ms(quantiles.p95)}, 99th percentile {show_ms(quantiles.p99)}, "
-            f"largest {show_ms(quantiles.max)}.",
+            f"largest {show_ms(quantiles.max)}{beyond}.",
         )
     )
 
 
-def _cumulative(values: Floats, scale: alt.Scale, x: alt.X) -> Chart:
-    """Draw the cumulative fraction of the answers."""
+def _cumulative(values: Floats, most: float, scale: alt.Scale, x: alt.X) -> Chart:
+    """Draw the cumulative fraction of the answers, of which ``values`` are the fraction ``most``."""
     low, high = scale.domain
     order = np.sort(values)[np.linspace(0, len(values) - 1, min(len(values), 160)).astype(int)]
     steps = [row_of(at=low, share=0.0)]
-    steps += [row_of(at=value, share=i / max(len(order) - 1, 1)) for i, value in enumerate(order)]
-    steps += [row_of(at=high, share=1.0)]
+    steps += [row_of(at=value, share=most * i / max(len(order) - 1, 1)) for i, value in enumerate(order)]
+    steps += [row_of(at=high, share=most)]
     axis = percent_axis(orient="right", values=[0.5, 1], grid=False, labelColor=color("bad"))
     y = alt.Y("share:Q", title=None, scale=alt.Scale(domain=[0, 1.3]), axis=axis)
     return chart_of(steps).mark_line(color=color("bad"), strokeWidth=1.6).encode(x=x, y=y)
 
 
-def _quantile_marks(quantiles: Quantiles, x: alt.X) -> list[Chart]:
-    """Draw the median, 95th and 99th percentile, with each label in its own row, so that labels do not touch."""
+def _quantile_marks(quantiles: Quantiles, x: alt.X, high: float) -> list[Chart]:
+    """Draw the median, 95th and 99th percentile, with each label in its own row, so that labels do not touch.
+
+    One that is above ``high`` is at the right end, with an arrow.
+    """
     found = {"p50": quantiles.p50 or 0.0, "p95": quantiles.p95 or 0.0, "p99": quantiles.p99 or 0.0}
     rows = [
-        row_of(at=value, level=level, text=f"{name} {show_ms(value)}")
+        row_of(at=min(value, high), level=level, text=f"{name} {show_ms(value)}{' →' * (value > high)}")
         for level, (name, value) in enumerate(found.items())
     ]
     marks = chart_of(rows).encode(x=x)
