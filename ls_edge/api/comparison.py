@@ -201,37 +201,28 @@ def _run(document: RunSummary, name: str) -> list[ComparedDocument]:
     about, at_once = f"policy {document.policy}", document.settings.get("concurrency")
     if at_once is not None:
         about += f", {at_once} at a time"
-    return [
-        ComparedDocument(
-            name,
-            "run",
-            about + _imperfect(document.degraded, document.failed),
-            bundle_id=document.bundle_id,
-            accuracy=document.top1,
-            latency_ms=document.latency_ms.p50,
-            throughput=document.throughput,
-            at_once=at_once,
-            placement={peer: one.blocks for peer, one in document.peers.items() if one.blocks},
-        )
-    ]
+    placement = {peer: one.blocks for peer, one in document.peers.items() if one.blocks}
+    row = _answered(document, name, "run", about)
+    return [msgspec.structs.replace(row, accuracy=document.top1, at_once=at_once, placement=placement)]
 
 
 def _simulation(document: SimulationSummary, name: str) -> list[ComparedDocument]:
     about = f"simulated, {document.devices} devices, policy {document.policy}"
-    return [
-        ComparedDocument(
-            name,
-            "simulate",
-            about + _imperfect(document.degraded, document.failed),
-            bundle_id=document.bundle_id,
-            latency_ms=document.latency_ms.p50,
-            throughput=document.throughput,
-        )
-    ]
+    return [_answered(document, name, "simulate", about)]
 
 
-def _imperfect(degraded: int, failed: int) -> str:
-    return f", {degraded} degraded, {failed} failed" if degraded or failed else ""
+def _answered(document: RunSummary | SimulationSummary, name: str, kind: str, about: str) -> ComparedDocument:
+    """Return the row of a document of requests that were answered, or were not."""
+    if document.degraded or document.failed:
+        about += f", {document.degraded} degraded, {document.failed} failed"
+    return ComparedDocument(
+        name,
+        kind,
+        about,
+        bundle_id=document.bundle_id,
+        latency_ms=document.latency_ms.p50,
+        throughput=document.throughput,
+    )
 
 
 def _plan(document: PlanDocument, name: str) -> list[ComparedDocument]:

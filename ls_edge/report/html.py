@@ -14,8 +14,9 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -101,13 +102,18 @@ def write_side_by_side(
     pairs: Sequence[Sequence[str]],
     apart: Sequence[Sequence[str]] = (),
     alone: Sequence[Sequence[str]] = (),
+    *,
+    answer: str = "",
+    values: Mapping[str, Sequence[tuple[str, float, str]]] = MappingProxyType({}),
 ) -> None:
     """Write a page with a row for each document, and tables of pairs.
 
-    ``pairs`` are planned and measured values, ``apart`` plans and runs that differ, ``alone`` a fleet and one device.
+    ``pairs`` are planned and measured values, ``apart`` plans and runs that differ, ``alone`` a fleet and one device;
+    ``answer`` says what they show, and ``values`` are name, value and text of the documents by quantity.
     """
-    tables = {"rows": rows, "pairs": pairs, "apart": apart, "alone": alone}
-    write_output(path, render("side_by_side.html.j2", scripts=[], title="Side by side", **tables))
+    tables: dict[str, Any] = {"rows": rows, "pairs": pairs, "apart": apart, "alone": alone}
+    tables |= {"answer": answer, "values": values}
+    write_output(path, render("side_by_side.html.j2", title="Side by side", **tables))
 
 
 class Figure(NamedTuple):

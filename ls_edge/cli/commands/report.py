@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from ls_edge.api.comparison import SideBySide, evaluations_with_freedom, side_by_side
+from ls_edge.api.comparison import ComparedDocument, SideBySide, evaluations_with_freedom, side_by_side
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
 from ls_edge.core.text import show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, print_table
 
+_QUANTITIES: dict[str, tuple[str, str, int, Callable[[float], str]]] = {
+    "accuracy": ("accuracy", "Highest", -1, show_percent),
+    "latency_ms": ("latency", "Lowest", 1, show_ms),
+    "throughput": ("images per second", "Most", -1, show),
+    "energy_mj": ("energy per image", "Least", 1, lambda value: show(value, " mJ")),
+}
+"""Name, word for the best, direction of a sort by it, and text of each quantity."""
+_NAMES = {"latency_ms": "latency", "throughput": "throughput"}
 _COLUMNS = ("", "what", ">accuracy", ">latency", ">images / s", ">energy", "of")
 _PAIR_COLUMNS = ("plan", "run", "value", ">planned", ">measured", ">ratio")
 _ALONE_COLUMNS = ("run", "alone", "value", ">fleet", ">alone", ">ratio")
@@ -51,10 +60,12 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
         from ls_edge.report.html import write_side_by_side
 
         reasons = [(one.document, one.run, one.reason) for one in found.not_compared]
-        write_side_by_side(out, rows_text(found), pairs_text(found), reasons, alone_text(found))
+        tables = rows_text(found), pairs_text(found), reasons, alone_text(found)
+        write_side_by_side(out, *tables, answer=answer_text(found), values=_values(found))
     if as_json:
         print_json(found)
         return
+    click.echo(answer_text(found))
     pairs, alone = pairs_text(found), alone_text(found)
     for headings, rows in ((_COLUMNS, rows_text(found)), (_PAIR_COLUMNS, pairs), (_ALONE_COLUMNS, alone)):
         if rows:
@@ -64,6 +75,43 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     for path in (out, freedom):
         if path is not None:
             click.echo(f"written to {path}")
+
+
+def answer_text(found: SideBySide) -> str:
+    """Return what the documents show, in a sentence for each pair, or for each quantity that can be compared."""
+    sentences = [
+        f"{pair.run} has {pair.ratio:.2f} times the {_NAMES[pair.figure]} of {pair.alone}, one device."
+        for pair in found.fleet_against_alone
+    ]
+    sentences += [
+        f"{pair.run} has {pair.ratio:.2f} times the {_NAMES[pair.figure]} that {pair.plan} expects."
+        for pair in found.planned_against_measured
+    ]
+    if sentences:
+        return " ".join(sentences)
+    for figure, (name, best, order, _) in _QUANTITIES.items():
+        alike: dict[tuple[object, ...], list[ComparedDocument]] = {}
+        for row in found.rows:
+            if getattr(row, figure) is not None:
+                load = () if figure == "accuracy" else (row.kind, row.at_once)
+                alike.setdefault(load, []).append(row)
+        for rows in alike.values():
+            first, *others = sorted(rows, key=lambda row: order * getattr(row, figure))
+            if others:
+                values = [f"{row.name} {_QUANTITIES[figure][3](getattr(row, figure))}" for row in (first, *others)]
+                sentences.append(f"{best} {name}: {', '.join(values)}.")
+    return " ".join(sentences) or "No two of these documents have a value that can be compared."
+
+
+def _values(found: SideBySide) -> dict[str, list[tuple[str, float, str]]]:
+    """Return name, value and text of the documents, by each quantity that several have."""
+    shown = {}
+    for figure, (name, _, _, text) in _QUANTITIES.items():
+        known = [(row.name, getattr(row, figure)) for row in found.rows]
+        rows = [(document, value, text(value)) for document, value in known if value is not None]
+        if len(rows) > 1:
+            shown[name] = rows
+    return shown
 
 
 def rows_text(found: SideBySide) -> list[tuple[str, ...]]:

@@ -17,6 +17,7 @@ from ls_edge.report.charts.accuracy_charts import (
     slot_heatmap,
 )
 from ls_edge.report.charts.latency_charts import (
+    compared_values,
     latency_comparison,
     latency_histogram,
     latency_over_time,
@@ -46,6 +47,7 @@ __all__ = [
     "accuracy_comparison",
     "accuracy_figure",
     "check_figure",
+    "compared_values",
     "freedom_figure",
     "latency_comparison",
     "latency_histogram",

@@ -64,6 +64,20 @@ def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
     return alt.layer(*layers).properties(width="container", height=44 * len(rows), description=f"{described}.")
 
 
+def compared_values(quantity: str, rows: Sequence[tuple[str, float, str]]) -> Chart:
+    """Draw a bar for each document's value of a quantity; ``rows`` are name, value and text."""
+    names = distinct_labels([name for name, _, _ in rows], 42)
+    drawn = [row_of(document=name, value=value, text=text) for name, (_, value, text) in zip(names, rows, strict=True)]
+    most = max(value for _, value, _ in rows) or 1.0
+    scale = alt.Scale(domain=[0, most], nice=False, rangeMax=expression("width - 70"))
+    base = chart_of(drawn).encode(x=alt.X("value:Q", title=quantity, scale=scale), y=names_axis("document:N", names))
+    texts = base.mark_text(align="left", dx=6, color=color("ink")).encode(text=alt.Text("text:N"))
+    described = "; ".join(f"{row['document']} {row['text']}" for row in drawn)
+    return alt.layer(base.mark_bar(color=color("accent"), size=14), texts).properties(
+        width="container", height=26 * len(names), description=f"{quantity}: {described}."
+    )
+
+
 def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
     """Draw a histogram of latencies in ms, their cumulative fraction, and the median, 95th and 99th percentile.
 

@@ -1,15 +1,18 @@
 """``ls-edge report``: documents as the commands print them, side by side."""
 
 import json
+import re
 
 import msgspec
 import pytest
 
 from ls_edge.api.comparison import side_by_side
+from ls_edge.core.text import show_ms
 from ls_edge.device.profile import Times
 from ls_edge.engines.benchmark import Bench
 from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, SequentialAccuracy
 from ls_edge.runtime.peer.peer import Peer
+from tests.report.drawing import rows_of
 
 
 @pytest.fixture
@@ -32,6 +35,7 @@ def documents(command, bundle, measured, write_peers, serve, tmp_path):
     return [tmp_path / f"{name}.json" for name in ("profile", "plan", "alone", "several")]
 
 
+@pytest.mark.leaks_ok  # the library that packs the charts' scripts keeps its threads
 def test_documents_of_commands_are_compared(command, documents, tmp_path):
     out = tmp_path / "compared.html"
     code, printed, errors = command("report", *documents, "--out", out, "--json")
@@ -60,12 +64,36 @@ def test_documents_of_commands_are_compared(command, documents, tmp_path):
     assert pair["ratio"] == pytest.approx(rows["alone.json"]["latency_ms"] / pair["one"], abs=1e-3)
     page = out.read_text(encoding="utf-8")
     assert "The fleet and one device alone" in page
-    assert "<script" not in page
     assert "several.json" in page
+    answer = re.search(r'<p class="lede">(.*?)</p>', page)[1].replace("\N{NO-BREAK SPACE}", " ")
+    for pair in (*found["planned_against_measured"], *found["fleet_against_alone"]):
+        assert f"{pair['run']} has {pair['ratio']:.2f} times" in answer
+    specs = re.findall(r'<script type="application/json" id="[^"]*">(.*?)</script>', page)
+    drawn = [
+        {row["document"]: row["value"] for row in rows_of(json.loads(spec)) if "document" in row} for spec in specs
+    ]
+    for figure in ("latency_ms", "throughput"):
+        values = {name: row[figure] for name, row in rows.items() if row[figure] is not None}
+        assert values in [{name: pytest.approx(value) for name, value in one.items()} for one in drawn]
     assert "Planned and measured" in page
     code, printed, _ = command("report", *documents)
     assert code == 0
     assert "images / s" in printed
+    assert printed.split("\n")[0].startswith(answer[:40])
+
+
+def test_the_answer_compares_only_runs_under_the_same_load(command, documents, tmp_path):
+    run = json.loads(documents[2].read_text(encoding="utf-8"))
+    faster = run | {"latency_ms": {name: 0.5 * value for name, value in run["latency_ms"].items()}}
+    (tmp_path / "faster.json").write_text(json.dumps(faster), encoding="utf-8")
+    code, printed, errors = command("report", *documents[2:], tmp_path / "faster.json")
+    assert code == 0, errors
+    answer = printed.partition("\n")[0]
+    p50 = run["latency_ms"]["p50"]
+    assert f"faster.json {show_ms(0.5 * p50)}, alone.json {show_ms(p50)}." in answer
+    assert answer.count("several.json") == 1  # its accuracy
+    code, printed, _ = command("report", documents[0])
+    assert printed.startswith("No two of these documents")
 
 
 @pytest.mark.parametrize(
