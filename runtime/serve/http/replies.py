@@ -10,6 +10,8 @@ from aiohttp import web
 from ls_edge.core.errors import printable
 
 RETRY_AFTER = {"Retry-After": "1"}
+HEADERS = {"Server": "ls-edge", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+"""Headers of every response."""
 
 
 class Refusal(Exception):

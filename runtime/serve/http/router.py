@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from ls_edge.runtime.serve.http.access import PREFLIGHT, Access
 from ls_edge.runtime.serve.http.connection import Connection
-from ls_edge.runtime.serve.http.replies import Refusal, json_response
+from ls_edge.runtime.serve.http.replies import HEADERS, Refusal, json_response
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -73,9 +73,7 @@ class Router:
         given, parent = request.headers.get("X-Request-ID", ""), request.headers.get("traceparent", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         headers = {
-            "Server": "ls-edge",
-            "X-Content-Type-Options": "nosniff",
-            "Cache-Control": "no-store",
+            **HEADERS,
             "X-Request-ID": request_id,
             **self._access.headers_for(request.headers.get("Origin")),
         }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -17,11 +19,13 @@ from ls_edge.device.worker import introduce_thread
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.serve.http.connection import Connection, Connections
 from ls_edge.runtime.serve.http.listener import url_of
+from ls_edge.runtime.serve.http.replies import HEADERS, Refusal
 
 MAX_LINE, MAX_HEADERS = 16 << 10, 64
 """Limits of a line of a header, in bytes, and of their number."""
 MAX_IDLE_CONNECTIONS = 512
 """Connections in addition to those whose images are being answered or wait."""
+_QUOTED = re.compile(r""":?\s*(b['"]|\n).*""", re.DOTALL)
 _END_S = 1.0
 """Time for the thread to end, in seconds."""
 
@@ -94,9 +98,10 @@ class HttpServer:
     async def _serve(self) -> None:
         # Any client can make aiohttp log; what matters is answered or counted.
         silent = logging.Logger("silent", logging.CRITICAL + 1)
-        http = web.Server(
-            self._handler, handler_cancellation=True, access_log=None, logger=silent,
-            max_line_size=MAX_LINE, max_field_size=MAX_LINE, max_headers=MAX_HEADERS, auto_decompress=False,
+        http = functools.partial(
+            _Http, web.Server(self._handler, handler_cancellation=True), loop=self._loop, logger=silent,
+            access_log=silent, max_line_size=MAX_LINE, max_field_size=MAX_LINE, max_headers=MAX_HEADERS,
+            auto_decompress=False,
         )  # fmt: skip
         server = await self._loop.create_server(
             lambda: Connection(http(), self._connections), sock=self._listener, ssl=self._tls
@@ -108,6 +113,20 @@ class HttpServer:
         while self._connections.open:
             self._connections.changed.clear()
             await self._connections.changed.wait()
+
+
+class _Http(web.RequestHandler):
+    """aiohttp's protocol, which refuses malformed HTTP as other requests are refused."""
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Return the response; the end of the message of aiohttp quotes the bytes."""
+        super().handle_error(request, status, exc, message)  # raises ConnectionError if a response has begun
+        why = _QUOTED.sub("", message or "")[:200].strip(". ")
+        response = Refusal(status, f"the request is not valid HTTP: {why}", HEADERS).response()
+        response.force_close()
+        return response
 
 
 class Certificate:
