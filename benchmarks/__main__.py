@@ -29,6 +29,7 @@ BY_NAME = (
     "goodput",
     "links",
     "simulation",
+    "copies",
 )
 """Benchmarks that run by name only: they take long or need a GPU."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,6 +41,18 @@ class ProfileOutcome(msgspec.Struct, frozen=True):
     devices: int
     busy: float | None
     """Fraction of the whole time, including losses, that the engine computed."""
+    watts: float | None = None
+    """Mean power of a device, which draws nothing while it is lost; None if its profile does not say."""
+    battery_h: float | None = None
+    """Hours that its battery lasts at that power."""
+
+
+class Power(NamedTuple):
+    """Power of a device in watts while it computes and while it is idle, and its battery; None if unknown."""
+
+    watts: float | None
+    idle_watts: float | None
+    battery_wh: float | None
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +120,10 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     errors: dict[str, int]
     losses: DeviceLosses
     profiles: dict[str, ProfileOutcome]
+    energy_mj: float | None
+    """Energy of all devices per answer, idle time included; null if a profile does not say."""
+    link_bytes: dict[str, int]
+    """Payloads on each link of the first site, as ``sender > receiver``."""
     warnings: list[str]
 
 
@@ -151,6 +169,9 @@ class SiteOutcome:
     losses: Counter[str] = field(default_factory=Counter)
     busy_s: dict[str, float] = field(default_factory=dict)
     """Engine time by profile, summed over its devices."""
+    power: dict[str, Power] = field(default_factory=dict)
+    """Power by profile."""
+    link_bytes: dict[str, int] = field(default_factory=dict)
     up: list[tuple[float, int]] = field(default_factory=list)
     """Times of changes, and the number of devices with blocks that are up from then on."""
 
@@ -191,11 +212,19 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
     reasons = _total(outcome.reasons for outcome in outcomes)
     whole = _share(batches, states == WHOLE, context)
     rounds = max(1, len(outcomes) // context.sites)
-    profiles = {}
+    up_share = sum(outcome.up_seconds for outcome in outcomes) / device_s if device_s else None
+    profiles, joules = {}, 0.0
     for name, count in _total(outcome.devices for outcome in outcomes).items():
         busy = sum(outcome.busy_s.get(name, 0.0) for outcome in outcomes)
         seconds = sum(outcome.devices[name] * outcome.seconds for outcome in outcomes)
-        profiles[name] = ProfileOutcome(count // rounds, _rounded(min(1.0, busy / seconds)) if seconds else None)
+        share = min(1.0, busy / seconds) if seconds else None
+        power = outcomes[0].power.get(name, Power(None, None, None))
+        watts = hours = None
+        if share is not None and up_share is not None and power.watts is not None and power.idle_watts is not None:
+            watts = power.idle_watts * up_share + max(0.0, power.watts - power.idle_watts) * share
+            hours = power.battery_wh / watts if power.battery_wh is not None and watts else None
+        joules += math.nan if watts is None else watts * seconds
+        profiles[name] = ProfileOutcome(count // rounds, _rounded(share), _rounded(watts), _rounded(hours))
     skips = (
         Skips(
             _rounded(sum(outcome.skipped for outcome in outcomes) / answered),
@@ -226,9 +255,11 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
         losses=DeviceLosses(
             sum(losses.values()),
             dict(losses.most_common()),
-            _rounded(sum(outcome.up_seconds for outcome in outcomes) / device_s) if device_s else None,
+            _rounded(up_share),
         ),
         profiles=profiles,
+        energy_mj=_rounded(1e3 * joules / answered) if answered and not math.isnan(joules) else None,
+        link_bytes=outcomes[0].link_bytes,
         warnings=_warnings(whole, sum(losses.values()), context),
         **{**msgspec.structs.asdict(context), "requests": len(states)},
     )

@@ -67,6 +67,15 @@ def print_simulation(summary: SimulationSummary, console: Console) -> None:
     }
     for name, one in summary.profiles.items():
         rows[f"busy: {name}"] = f"{show_percent(one.busy)} of {counted(one.devices, 'device')}"
+        if one.watts is not None:
+            lasts = "" if one.battery_h is None else f", {show_hours(one.battery_h)} of battery"
+            rows[f"power: {name}"] = f"{show(one.watts, ' W')}{lasts}"
+    if summary.energy_mj is not None:
+        rows["energy"] = show(summary.energy_mj, " mJ per answer")
+    if summary.link_bytes:
+        link, carried = max(summary.link_bytes.items(), key=lambda item: item[1])
+        total = sum(summary.link_bytes.values())
+        rows["busiest link"] = f"{link}: {show(carried / 1e6, ' MB')} of {show(total / 1e6, ' MB')} at a site"
     print_table(PlainTable.of_facts(rows.items()), console)
     console.print(f"{show_hours(summary.seconds / 3600)} of simulated time")
     for line in summary.assumptions:

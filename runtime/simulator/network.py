@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ class Network:
     _receives_until: dict[str, float] = field(default_factory=dict)
     _arrives_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """Arrival of the latest message by sender and receiver; later messages do not overtake it."""
+    carried: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    """Payloads so far, relative to tokens, by sender and receiver."""
 
     def arrival(self, now: float, sender: str, to: str, size: float) -> float:
         """Return the arrival of a message that is sent now.
@@ -33,6 +36,7 @@ class Network:
         if self.transfers is None:
             return at
         if size:
+            self.carried[sender, to] += size
             start = max(now, self._sends_until.get(sender, 0.0))
             wires = self.wire.get(sender, 0.0), self.wire.get(to, 0.0)
             self._sends_until[sender] = start + size * wires[0]

@@ -155,6 +155,7 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
         source=source,
         image_share=image_bytes / token_bytes,
         logits_share=4 * len(bundle.manifest.classes) / token_bytes,
+        token_bytes=token_bytes,
         zone_losses={zone: inputs.losses[zone] for zone in set(inputs.zones.values()) if zone in inputs.losses},
         links_ms={} if inputs.links is None else network.transfers,
     )

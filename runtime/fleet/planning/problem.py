@@ -141,6 +141,8 @@ class PlanningProblem:
     """Size of an image as JPEG, relative to its tokens."""
     logits_share: float = 0.0
     """Size of its logits, relative to its tokens."""
+    token_bytes: int = 0
+    """Size of tokens on a link."""
     zone_losses: Mapping[str, float] = field(default_factory=dict)
     """Probability that a whole zone is lost."""
     links_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ls_edge.core.records import hops_of
-from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
+from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, Power, SiteOutcome
 from ls_edge.runtime.fleet.planning.scoring import simulation_of
 from ls_edge.runtime.fleet.simulation.sites import Site, battery_of
 from ls_edge.runtime.routing.state.events import Complete, Fail
@@ -59,6 +59,9 @@ class _SiteRun:
             states=np.full(site.requests, FAILED, dtype=np.uint8),
             devices=Counter(site.kinds.values()),
             used=sum(bool(blocks) for blocks in site.placement.values()),
+            power={
+                site.kinds[one.name]: Power(one.watts, one.idle_watts, one.battery_wh) for one in site.problem.devices
+            },
         )
 
     def run(self, on_step: Callable[[int], None]) -> SiteOutcome:
@@ -67,6 +70,7 @@ class _SiteRun:
         outcome.up = [(0.0, outcome.used - (len(churn.down) if churn is not None else 0))]
         for name in sim.busy:
             sim.busy[name] = 0.0
+        sim.network.carried.clear()
         self._start = sim.now
         on_step(reported := 0)
         if site.rate is None:
@@ -85,6 +89,8 @@ class _SiteRun:
             for at, change in churn.changes:
                 if at - self._start <= outcome.seconds:
                     outcome.up.append((at - self._start, outcome.up[-1][1] + change))
+        for ends, size in sim.network.carried.items():
+            outcome.link_bytes[" > ".join(ends)] = round(size * site.problem.token_bytes)
         for name, seconds in sim.busy.items():
             outcome.busy_s[site.kinds[name]] = outcome.busy_s.get(site.kinds[name], 0.0) + seconds
         return outcome

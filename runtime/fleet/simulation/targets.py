@@ -146,7 +146,7 @@ def search_fleets(
             if not all(placement.values()) or _is_ruled_out(own, placement, targets, settings):
                 continue
             on_step(f"{counted(size, 'device')}, {counted(replicas, 'copy', 'copies')} of each block")
-            found.append(_simulate(own, placement, kinds, targets, settings, churn, executor))
+            found.append(judge_fleet(own, placement, kinds, targets, settings, churn, executor))
             if found[-1].verdict == "met":
                 break
         if sum(one.verdict == "met" for one in found) == SHOWN:
@@ -208,7 +208,7 @@ def _is_ruled_out(
     return any(target.kind == "whole" and missed > _RULED_OUT * (1 - target.value) for target in targets)
 
 
-def _simulate(
+def judge_fleet(
     problem: PlanningProblem,
     placement: Placement,
     kinds: dict[str, str],
@@ -217,6 +217,7 @@ def _simulate(
     churn: Losses,
     executor: Executor | None,
 ) -> FleetChoice:
+    """Simulate a fleet until the interval of what is asked for lies on one side of the targets."""
     used = [device for device in problem.devices if placement.get(device.name)]
     own = msgspec.structs.replace(settings, devices=len(problem.devices), replicas=problem.replicas, until=None)
     rate = settings.rate or _WAITS / settings.outage_s

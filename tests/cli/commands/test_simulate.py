@@ -39,7 +39,10 @@ def test_a_fleet_has_json_and_a_table(command, bundle, profile):
     assert found["bundle_id"] == Bundle.open(bundle).manifest.bundle_id
     assert found["latency_ms"]["p50"] >= 4 * 2 + 1
     assert found["throughput"] == pytest.approx(8 * 1e3 / 8, rel=0.25)
-    assert found["profiles"] == {"board": {"devices": 8, "busy": found["profiles"]["board"]["busy"]}}
+    assert (found["profiles"]["board"]["devices"], found["profiles"]["board"]["watts"]) == (8, None)
+    tokens = Bundle.open(bundle).manifest.tokens
+    payload = wire_bytes("raw", tokens.count, tokens.dim)
+    assert sum(found["link_bytes"].values()) == round(found["hops"] * 100) * payload, "one of two sites"
     assert "simulate:" in errors
     code, printed, _ = command("simulate", *flags, "--jobs", 1)
     assert code == 0

@@ -65,6 +65,23 @@ def test_requests_wait_no_longer_than_their_budget(make_problem, simulate):
     assert sum(outcome.errors.values()) == (outcome.states == FAILED).sum()
 
 
+def test_power_and_battery_follow_from_the_share_of_computing(make_problem, summarize):
+    """Two boards of 10 W, 2 W idle, that compute 8 ms for each of 50 images a second: a fifth of their time."""
+    (board,) = make_problem(2.0).devices
+    boards = [dataclasses.replace(board, name=name, watts=10.0, idle_watts=2.0, battery_wh=36.0) for name in "ab"]
+    problem = dataclasses.replace(make_problem(2.0, 2.0), devices=tuple(boards))
+    summary = summarize(problem, devices=2, requests=2000, rate=50.0)
+    for one in summary.profiles.values():
+        assert one.watts == pytest.approx(2.0 + 8.0 * one.busy)
+        assert one.battery_h == pytest.approx(36.0 / one.watts)
+    busy = sum(one.busy for one in summary.profiles.values())
+    assert busy == pytest.approx(50 * 4 * 0.002, rel=0.1)
+    assert summary.energy_mj == pytest.approx(1e3 * (4.0 + 8.0 * busy) * summary.seconds / 2000, rel=0.01)
+    boards[1] = dataclasses.replace(boards[1], watts=None)
+    summary = summarize(dataclasses.replace(problem, devices=tuple(boards)), devices=2, requests=20, rate=50.0)
+    assert (summary.profiles["b"].watts, summary.energy_mj) == (None, None)
+
+
 def test_a_source_that_is_slower_than_the_devices_limits_throughput(make_problem, summarize):
     summary = summarize(make_problem(1.0, 1.0, source_ms=5.0), devices=2, requests=200)
     assert summary.throughput == pytest.approx(200.0, rel=0.03)

@@ -1,0 +1,146 @@
+"""Copies of each block that a fleet needs, by the availability of its boards.
+
+Eight boards, each lost for a minute at a time, and models of eight blocks. For each availability and model: the fewest
+copies of each block with which 99.9 % of the requests get a whole answer, and those with which 99.9 % get an answer of
+at least 95 % of the model's accuracy. How many blocks may be missing for the latter is measured (``eval --keep``).
+
+The models: *any order* may run its blocks in every order (``examples/cifar10``), *in bands* all but the first and the
+last (``examples/cifar10-plain``), *shared* has one block for all steps, so a copy of it is a copy of all
+(``examples/cifar10-shared``), *fixed order* runs in trained order with copies of tokens on the way, and never skips.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import altair as alt
+from rich.console import Console
+
+from benchmarks.common import new_table, report_progress
+from ls_edge.evaluation.simulation_summary import FleetSettings
+from ls_edge.report.charts import svg_of
+from ls_edge.report.charts.specification import category_color, chart_of, row_of, wide_legend
+from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
+from ls_edge.runtime.fleet.simulation.site_pool import process_pool
+from ls_edge.runtime.fleet.simulation.sites import plan_site
+from ls_edge.runtime.fleet.simulation.targets import FleetChoice, Target, judge_fleet
+from ls_edge.runtime.simulator.churn import Churn
+
+BOARDS = BLOCKS = 8
+DOWN_S, BUDGET_MS = 60.0, 2000.0
+AVAILABILITIES = (0.8, 0.9, 0.95, 0.98, 0.99)
+GOAL = 0.999
+FIGURE = Path(__file__).parents[1] / "docs" / "images" / "copies.svg"
+
+
+class Model(NamedTuple):
+    """A model, and the blocks that may be missing at 95 % of its accuracy."""
+
+    name: str
+    policy: str
+    skips: int
+    bands: tuple[tuple[int, ...], ...] = ()
+
+
+MODELS = (
+    Model("any order", "nearest", 6),
+    Model("in bands", "nearest", 1, ((0,), (1, 2, 3, 4, 5, 6), (7,))),
+    Model("shared", "nearest", 2),
+    Model("fixed order", "sequential", 0),
+)
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Find the copies of each case, and draw them."""
+    rows = []
+    with process_pool(1 if quick else 2) as pool:
+        for availability in AVAILABILITIES[-1:] if quick else AVAILABILITIES:
+            churn = Churn(DOWN_S * availability / (1 - availability), DOWN_S)
+            for model in MODELS[:1] if quick else MODELS:
+                for answers in ("whole", "95 % of the accuracy")[: 1 if quick or not model.skips else 2]:
+                    found = _fewest(model, answers == "whole", churn, pool)
+                    rows.append(
+                        {
+                            "availability": availability, "model": model.name, "answers": answers,
+                            "copies": None if found is None else found.replicas,
+                            "share": None if found is None else (found.whole if answers == "whole" else found.answered),
+                        }
+                    )  # fmt: skip
+                    report_progress(f"  {availability:.1%} {model.name}, {answers}: {rows[-1]['copies']} copies")
+    rows = [
+        {**row, "share": row["share"] and [row["share"].share, row["share"].low, row["share"].high]} for row in rows
+    ]
+    if not quick:
+        FIGURE.write_text(svg_of(_chart(rows)), encoding="utf-8")
+    return {"rows": rows, "goal": GOAL, "boards": BOARDS, "blocks": BLOCKS}
+
+
+def _fewest(model: Model, is_whole: bool, churn: Churn, pool: Any) -> FleetChoice | None:
+    board = PlannedDevice("board", 4.0, BLOCKS, visit_ms=1.6, wire_ms=0.6, runtime_ms=0.6, runtime_mean_ms=0.6)
+    source = PlannedDevice("source", 1.0, 0, stem_ms=1.0, visit_ms=1.0, wire_ms=0.6)
+    problem = PlanningProblem((board,), BLOCKS, bands=model.bands, source=source)
+    settings = FleetSettings(
+        devices=BOARDS, requests=1, policy=model.policy, max_skips=0 if is_whole else model.skips,
+        budget_ms=BUDGET_MS, outage_s=DOWN_S,
+    )  # fmt: skip
+    target = Target("whole" if is_whole else "answered", GOAL)
+    for copies in range(1, BOARDS + 1):
+        if model.name == "shared":  # a board with the block has all steps
+            own, placement, kinds = plan_site(problem, copies, (0,) * copies, churn=[churn], exactly=True)
+        else:
+            # As few blocks on a board as possible, so that all boards are used.
+            room = dataclasses.replace(board, capacity=copies * BLOCKS / BOARDS)
+            spread = dataclasses.replace(problem, devices=(room,))
+            own, placement, kinds = plan_site(spread, copies, (0,) * BOARDS, churn=[churn], exactly=True)
+        found = judge_fleet(own, placement, kinds, [target], settings, [churn], pool)
+        if found.verdict == "met":
+            return found
+    return None
+
+
+def _chart(rows: list[dict[str, Any]]) -> Any:
+    names = list(dict.fromkeys(_name(row) for row in rows))
+    data = [
+        row_of(digits=4, x=f"{row['availability']:.1%}", copies=row["copies"], what=_name(row))
+        for row in rows
+        if row["copies"]
+    ]
+    order = [f"{availability:.1%}" for availability in AVAILABILITIES]
+    return (
+        chart_of(data)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("x:N", sort=order, title="availability of a board", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y(
+                "copies:Q",
+                title="copies of each block",
+                scale=alt.Scale(domain=[0, BOARDS]),
+                axis=alt.Axis(tickCount=8),
+            ),
+            color=category_color("what:N", names, legend=wide_legend()),
+        )
+        .properties(width=560, height=300)
+    )
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['model']}, {row['answers']}"
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """Print the table."""
+    columns = list(dict.fromkeys(f"{row['availability']:.1%}" for row in document["rows"]))
+    table = new_table(
+        f"copies of each block for {document['goal']:.1%} of the answers, by availability of the boards",
+        ("model", "answers", *columns), left=("model", "answers"),
+    )  # fmt: skip
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in document["rows"]:
+        cells.setdefault((row["model"], row["answers"]), []).append(
+            "more than 8" if row["copies"] is None else str(row["copies"])
+        )
+    for (model, answers), found in cells.items():
+        table.add_row(model, answers, *found)
+    console.print(table)
