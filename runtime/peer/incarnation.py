@@ -204,7 +204,7 @@ class Incarnation:
             blocks=tuple(block for block in self._greeting.blocks if block not in failed),
             engine="" if self.setup.bundle is None else self.executor.text,
             note=self._note,
-            files=() if self._installer is None else self._installer.files,
+            files=() if self._installer is None else self._installer.files.own,
         )
 
     def _loop(self) -> Iterator[None]:

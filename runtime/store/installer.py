@@ -8,7 +8,6 @@ switch, in which all links end. ``PROTOCOL.md`` describes the messages.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +21,8 @@ from ls_edge.core.records import MAX_TEXT
 from ls_edge.core.validation import MAX_BYTES
 from ls_edge.runtime.protocol.messages import (
     DIGEST_BYTES,
-    MAX_BEHIND,
     MAX_CHUNK,
     Chunk,
-    FileVersion,
     Install,
     Offer,
     PushMessage,
@@ -34,6 +31,7 @@ from ls_edge.runtime.protocol.messages import (
     Want,
 )
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
+from ls_edge.runtime.store.announced import AnnouncedFiles
 from ls_edge.runtime.store.jobs import NO_PROGRESS, EngineBuild, Fleet, Offered, StoreThread, T, Trial
 from ls_edge.runtime.store.store import AppliedFile, Store, Wanted
 from ls_edge.runtime.transport.node import Node
@@ -138,6 +136,7 @@ class Installer:
         """Whether the peer has to leave and serve the bundle that is now active in the store."""
         self.lacking = ""
         """Parts that the peer should serve and the store lacks, with advice; empty if it lacks none."""
+        self.files = AnnouncedFiles(store, fleet)
         self._store, self._fleet = store, fleet
         self._thread = StoreThread(name)
         self._engines = EngineBuild(fleet, self._thread.wake)
@@ -150,40 +149,8 @@ class Installer:
     @property
     def note(self) -> str | UnsetType:
         """Note for HELLO: the reason why the peer does not serve what it should."""
-        reason = self._store.record.reason or self.lacking or self._newer_file()
+        reason = self._store.record.reason or self.lacking or self.files.newer_elsewhere()
         return one_line(reason, MAX_TEXT) if reason else UNSET
-
-    def _newer_file(self) -> str:
-        """Return which neighbors run a newer file that this peer has not got, because it was away."""
-        known = self.files
-        hellos = [one.hello for one in self._machine.neighbors] if self._machine is not None else []
-        newer = {
-            hello.name: hello.files[0].version
-            for hello in hellos
-            if hello.role == "peer" and hello.files and hello.files[0].version > known[0].version
-            if hello.files[0] not in known
-        }
-        names = ", ".join(sorted(newer))
-        return (
-            f"{names} have version {max(newer.values())} of peers.yaml, this peer {known[0].version}; run 'ls-edge "
-            "apply' again"
-            if newer
-            else ""
-        )
-
-    @property
-    def files(self) -> tuple[FileVersion, ...]:
-        """Applied file, and those whose processes are accepted in addition, for HELLO."""
-        record = self._store.record
-        if record.file is None:
-            return (FileVersion(0, hashlib.sha256(self._fleet.given).digest()),)
-        return tuple(FileVersion(file.version, bytes.fromhex(file.digest)) for file in (record.file, *record.accepts))
-
-    def applied_file(self, digest: bytes) -> bytes:
-        """Return the content of a file of :attr:`files`; empty for any other digest."""
-        if all(file.digest != digest for file in self.files):
-            return b""
-        return self._fleet.given if self._store.record.file is None else self._store.read_raw(digest.hex())
 
     @property
     def is_timed(self) -> bool:
@@ -192,7 +159,7 @@ class Installer:
 
     def attach(self, node: Node, machine: PeerMachine, *, serves: bool) -> None:
         """Use the links of a peer that begins to serve the active bundle or waits for one."""
-        self._thread.node, self._machine = node, machine
+        self._thread.node, self._machine, self.files.machine = node, machine, machine
         self._trial.begin(self._store.record.active if serves else None)
         self._pushers.clear()
         self._push, self.is_switching = None, False
@@ -233,7 +200,7 @@ class Installer:
         if self._push is not None and self._push.state is StoreState.RECEIVING and self._push.file is not None:
             self._ask(self._push)
         has_news, push = self._engines.has_news(), self._push
-        if push is not None and push.applied is not None and push.behind != (behind := self._behind(push.applied)):
+        if push is not None and push.applied is not None and push.behind != (behind := self.files.behind(push.applied)):
             push.behind = behind
             self._report(push.pusher)
         if has_news and push is not None and push.state in (StoreState.BUILDING, StoreState.SWITCHING):
@@ -391,13 +358,6 @@ class Installer:
         def is_wanted() -> bool:
             return self._push is None or self._push.offered == offered
 
-        def job() -> Callable[[], bool]:
-            self._engines.run(self._store.open(manifest), file, is_wanted)
-            if file is None or not is_wanted():
-                return lambda: False
-            self._fleet.accept(file)
-            return self._fleet.follow()
-
         def ended(why: str = "") -> None:
             self._engines.offered = None
             push = self._push
@@ -407,15 +367,14 @@ class Installer:
                 self._fail(push, why)
                 return
             push.state = StoreState.READY
-            shown = self._store.shown_id(manifest)
-            log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": shown})
+            log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": self._store.shown_id(manifest)})
             self._report(push.pusher)
 
         def built(follow: Callable[[], bool]) -> None:
             follow()
             ended()
 
-        self._thread.do(job, built, ended)
+        self._thread.do(lambda: self._engines.run(self._store.open(manifest), file, is_wanted), built, ended)
 
     def _go_on(self, push: _Push) -> None:
         """Begin with the next file, or check all files after the last one."""
@@ -428,14 +387,6 @@ class Installer:
         self._report(push.pusher)
 
     # Messages to pushers.
-
-    def _behind(self, file: AppliedFile) -> tuple[str, ...]:
-        """Return the linked sources that have not announced a file."""
-        digest = bytes.fromhex(file.digest)
-        hellos = [neighbor.hello for neighbor in self._machine.neighbors] if self._machine is not None else []
-        sources = [hello for hello in hellos if hello.role == "source"]
-        late = [hello.name for hello in sources if all(one.digest != digest for one in hello.files)]
-        return tuple(sorted(late)[:MAX_BEHIND])
 
     def _ask(self, push: _Push) -> None:
         now = time.monotonic()
@@ -455,11 +406,8 @@ class Installer:
 
     def _other_holder(self, pusher: str) -> str:
         """Return the name of another pusher whose turn it is, or an empty string."""
-        holder, until = self._turn
-        if self._push is not None:
-            holder = self._push.pusher
-        elif time.monotonic() >= until:
-            return ""
+        kept, until = self._turn
+        holder = self._push.pusher if self._push is not None else kept if time.monotonic() < until else ""
         return "" if holder == pusher else holder
 
     def _report(self, pusher: str) -> None:

@@ -104,11 +104,18 @@ class EngineBuild:
         """Begin with a bundle."""
         self.offered, self.progress = offered, NO_PROGRESS
 
-    def run(self, bundle: Bundle, file: AppliedFile | None, is_wanted: Callable[[], bool]) -> None:
-        """Build one engine after the other; raise :class:`BundleError` if the bundle is no longer wanted."""
+    def run(self, bundle: Bundle, file: AppliedFile | None, is_wanted: Callable[[], bool]) -> Callable[[], bool]:
+        """Build one engine after the other, then accept the file; return a function that uses it.
+
+        Raise :class:`BundleError` if the bundle is no longer wanted.
+        """
         for _ in self._fleet.build(bundle, file, self.report):
             if not is_wanted():
                 raise BundleError("another bundle was offered")
+        if file is None or not is_wanted():
+            return lambda: False
+        self._fleet.accept(file)
+        return self._fleet.follow()
 
     def report(self, done: int, total: int, text: str) -> None:
         """Record the number of engines that are built or open, their total, and the next step; for any thread."""

@@ -26,6 +26,13 @@ GUEST_STATE_EVERY = 0.1
 """Seconds between two STATE messages to a guest."""
 
 
+class HoldsFiles(Protocol):
+    """Holder of announced files."""
+
+    def content(self, digest: bytes) -> bytes:
+        """Return the content of an announced ``peers.yaml``; empty for any other digest."""
+
+
 class TakesBundles(Protocol):
     """Receiver of pushed bundles."""
 
@@ -38,8 +45,9 @@ class TakesBundles(Protocol):
     def receive(self, pusher: str, message: PushMessage) -> None:
         """Handle a message of a pusher."""
 
-    def applied_file(self, digest: bytes) -> bytes:
-        """Return the content of an announced ``peers.yaml``; empty for any other digest."""
+    @property
+    def files(self) -> HoldsFiles:
+        """Files that this process announces."""
 
 
 class Guests:
@@ -95,7 +103,7 @@ class Guests:
 
     def _send_manifest(self, name: str, want: Want) -> None:
         """Send a piece of the manifest, whose last piece is shorter than requested, or of an applied file."""
-        raw = b"" if self.installer is None else self.installer.applied_file(want.digest)
+        raw = b"" if self.installer is None else self.installer.files.content(want.digest)
         if not raw and want.digest.hex() == self._manifest.bundle_id:
             raw = msgspec.json.encode(self._manifest)
             raw += b" " * (len(raw) % MAX_CHUNK == 0)

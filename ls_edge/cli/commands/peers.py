@@ -20,7 +20,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
 from ls_edge.core.peers_file import is_loopback, is_name, load_peers, place_of_key
 from ls_edge.core.text import format_ranges
-from ls_edge.runtime.transport.keys import new_keys
+from ls_edge.runtime.transport.keys import KeyPair, new_keys
 
 _PORT = 5555
 _BLOCKS = 12
@@ -62,7 +62,7 @@ def new(hosts: tuple[str, ...], bundle: Path | None, source: str | None, out: Pa
     existing = [file for name in (source, *dict(fleet)) for file in out.glob(f"{name}.key*")]
     if existing:
         raise UsageError(f"{existing[0]} exists and is not overwritten; give another --out, or remove it first")
-    keys = {name: new_keys(name, out)[0].public.decode() for name in (source, *dict(fleet))}
+    keys = {name: _new_keys(name, out)[0].public.decode() for name in (source, *dict(fleet))}
     lines = ["sources:", f'  - {{name: {source}, public_key: "{keys[source]}", may_push: true}}', "peers:"]
     ports = Counter[str]()
     for name, host in fleet:
@@ -97,7 +97,7 @@ def add(host: str, into: Path, blocks: str | None, out: Path) -> None:
     named = sorted({block for peer in file.peers for block in peer.blocks.numbered})
     used = {peer.address for peer in file.peers}
     port = next(port for port in itertools.count(_PORT) if f"tcp://{address}:{port}" not in used)
-    pair, _, secret = new_keys(name, out)
+    pair, _, secret = _new_keys(name, out)
     try:
         entry = _entry(name, address, port, blocks or (format_ranges(named) if named else "all"), pair.public.decode())
         write_checked(into, with_entry(into, entry))
@@ -134,11 +134,19 @@ def replace(name: str, into: Path, out: Path) -> None:
     """
     host = load_peers(into).peer(name).address.removeprefix("tcp://").rpartition(":")[0]
     before, after = place_of_key(into, name)
-    pair, _, secret = new_keys(name, out)
+    pair, _, secret = _new_keys(name, out)
     write_checked(into, f'{before}"{pair.public.decode()}"{after}')
     click.echo(f"wrote the new key of {name} into {into}, and the secret one to {secret}", err=True)
     _print_start(into, secret, name, host)
     _print_apply(into)
+
+
+def _new_keys(name: str, out: Path) -> tuple[KeyPair, Path, Path]:
+    """Make a key pair; git ignores secret keys in its folder unless that has its own rules."""
+    made = new_keys(name, out)
+    if not (ignored := out / ".gitignore").exists():
+        ignored.write_text("*.key_secret\n")
+    return made
 
 
 def _entry(name: str, host: str, port: int, blocks: str, key: str) -> str:

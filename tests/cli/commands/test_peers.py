@@ -30,6 +30,7 @@ def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
     for entry in file.peers:
         assert load_secret(out / f"{entry.name}.key_secret").public.decode() == entry.public_key
         assert (out / f"{entry.name}.key_secret").stat().st_mode & 0o777 == 0o600
+    assert (out / ".gitignore").read_text() == "*.key_secret\n"
     starts = [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("ls-edge peer ")]
     assert [words[words.index("--name") + 1] for words in starts] == ["peer-0", "b", "orin-2"]
     copies = [line for line in printed.splitlines() if line.startswith("scp ")]

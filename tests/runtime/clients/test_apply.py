@@ -1,6 +1,8 @@
 """A running fleet of real peers becomes what a new ``peers.yaml`` says."""
 
 import json
+import os
+import shutil
 import threading
 
 import pytest
@@ -248,6 +250,70 @@ def test_a_board_that_was_away_for_two_changes_is_told_and_is_changed_by_the_sam
     assert {record(peers, name)["file"]["version"] for name in "abc"} == {2}
     assert [record(peers, name)["accepts"] for name in "abc"] == [[], [], []]
     assert {status.reason for status in looked_at(peers, new).values()} == {None}
+
+
+def test_of_two_that_apply_at_the_same_time_one_succeeds(fleet):
+    peers = fleet({"a": "0-5", "b": "0-5", "c": "0-5"})
+    files = {name: edited(peers, lambda named, _, i=i: named["b"].update(blocks=f"{i}-5"), f"{name}.yaml")
+             for i, name in enumerate(("laptop", "desk"), 1)}  # fmt: skip
+    ended, begin = {}, threading.Barrier(2)
+
+    def run(name):
+        with Applier(
+            files[name], peers.file, None, keys=load_secret(peers.secret_key(name)), wait=60.0, connect=60.0
+        ) as one:
+            change = one.look()
+            begin.wait(60)
+            try:
+                one.apply(change)
+                ended[name] = ""
+            except PushError as error:
+                ended[name] = str(error)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    (winner,) = [name for name, why in ended.items() if not why]
+    (loser,) = [name for name in ended if name != winner]
+    assert f"{winner}." in ended[loser]
+    assert "is pushing a bundle; try again" in ended[loser]
+    assert {status.reason for status in looked_at(peers, files[winner]).values()} == {None}
+    apply(peers, files[loser], name=loser)  # tried again when the other one has finished
+    assert {record(peers, name)["file"]["version"] for name in "abc"} == {2}
+    assert {status.reason for status in looked_at(peers, files[loser]).values()} == {None}
+
+
+def test_a_source_removes_itself(fleet):
+    peers = fleet({"a": "0-5", "b": "0-5"})
+    new = edited(peers, lambda named, document: document["sources"].remove(named["laptop"]))
+    _, states = apply(peers, new)
+    assert states == {"a": "active", "b": "active"}
+    with Observer(new, keys=load_secret(peers.secret_key("desk"))) as observer:
+        assert {status.state for status in observer.look(10.0).values()} == {"alive"}
+    with Observer(peers.file, keys=load_secret(peers.secret_key("laptop"))) as observer:
+        assert {status.key for status in observer.look(10.0).values()} == {"refused"}
+
+
+def test_a_full_disk_ends_a_change_and_the_fleet_serves(fleet, tiny_bundle, small_disk):
+    peers = fleet({"a": "0-5", "b": "0-2", "c": "0-5"})
+    disk = small_disk(megabytes=8)
+    peers.kill("b")
+    shutil.copytree(peers.store("b"), disk / "store")
+    shutil.rmtree(peers.store("b"))
+    peers.store("b").symlink_to(disk / "store")
+    peers.start("b")
+    peers.wait_warm("b")
+    free = os.statvfs(disk)
+    (disk / "fill").write_bytes(bytes(free.f_bavail * free.f_bsize))
+    new = edited(peers, lambda named, _: named["b"].update(blocks="3-5"))
+    with pytest.raises(PushError, match=r"b: .*disk full.*no peer was switched"):
+        apply(peers, new, tiny_bundle)
+    assert served(peers, peers.file) == {"a": tuple(range(6)), "b": (0, 1, 2), "c": tuple(range(6))}
+    (disk / "fill").unlink()
+    assert set(apply(peers, new, tiny_bundle)[1].values()) == {"active"}
+    assert served(peers, new)["b"] == (3, 4, 5)
 
 
 def test_a_new_model_reaches_sources_without_a_bundle_and_loses_no_answer(fleet, tiny_bundle, other_bundle, wait_until):

@@ -1,0 +1,57 @@
+"""The files that the processes of a fleet announce in HELLO, as a peer with a store sees them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from ls_edge.runtime.protocol.messages import MAX_BEHIND, FileVersion, Hello
+from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
+from ls_edge.runtime.store.jobs import Fleet
+from ls_edge.runtime.store.store import AppliedFile, Store
+
+
+class AnnouncedFiles:
+    """Files of this peer and of its neighbors."""
+
+    def __init__(self, store: Store, fleet: Fleet) -> None:
+        self.machine: PeerMachine | None = None
+        """Machine whose neighbors are compared."""
+        self._store, self._fleet = store, fleet
+
+    @property
+    def own(self) -> tuple[FileVersion, ...]:
+        """Applied file, and those whose processes are accepted in addition."""
+        record = self._store.record
+        if record.file is None:
+            return (FileVersion(0, hashlib.sha256(self._fleet.given).digest()),)
+        return tuple(FileVersion(file.version, bytes.fromhex(file.digest)) for file in (record.file, *record.accepts))
+
+    def content(self, digest: bytes) -> bytes:
+        """Return the content of a file of :attr:`own`; empty for any other digest."""
+        if all(file.digest != digest for file in self.own):
+            return b""
+        return self._fleet.given if self._store.record.file is None else self._store.read_raw(digest.hex())
+
+    def behind(self, file: AppliedFile) -> tuple[str, ...]:
+        """Return the linked sources that have not announced a file."""
+        digest = bytes.fromhex(file.digest)
+        late = [one.name for one in self._hellos("source") if all(other.digest != digest for other in one.files)]
+        return tuple(sorted(late)[:MAX_BEHIND])
+
+    def newer_elsewhere(self) -> str:
+        """Return which neighbors run a newer file that this peer has not got, because it was away; or nothing."""
+        known = self.own
+        newer = {
+            hello.name: hello.files[0].version
+            for hello in self._hellos("peer")
+            if hello.files and hello.files[0].version > known[0].version and hello.files[0] not in known
+        }
+        if not newer:
+            return ""
+        runs = f"version {max(newer.values())} of peers.yaml, this peer {known[0].version}"
+        return f"{', '.join(sorted(newer))} have {runs}; run 'ls-edge apply' again"
+
+    def _hellos(self, role: str) -> Iterator[Hello]:
+        if self.machine is not None:
+            yield from (one.hello for one in self.machine.neighbors if one.hello.role == role)
