@@ -110,7 +110,7 @@ def _values(found: SideBySide) -> dict[str, list[tuple[str, float, str]]]:
         known = [(row.name, getattr(row, figure)) for row in found.rows]
         rows = [(document, value, text(value)) for document, value in known if value is not None]
         if len(rows) > 1:
-            shown[name] = rows
+            shown[{"latency_ms": "latency, ms", "energy_mj": "energy per image, mJ"}.get(figure, name)] = rows
     return shown
 
 

@@ -70,7 +70,9 @@ def compared_values(quantity: str, rows: Sequence[tuple[str, float, str]]) -> Ch
     drawn = [row_of(document=name, value=value, text=text) for name, (_, value, text) in zip(names, rows, strict=True)]
     most = max(value for _, value, _ in rows) or 1.0
     scale = alt.Scale(domain=[0, most], nice=False, rangeMax=expression("width - 70"))
-    base = chart_of(drawn).encode(x=alt.X("value:Q", title=quantity, scale=scale), y=names_axis("document:N", names))
+    axis = percent_axis() if quantity == "accuracy" else alt.Axis()
+    x = alt.X("value:Q", title=quantity, scale=scale, axis=axis)
+    base = chart_of(drawn).encode(x=x, y=names_axis("document:N", names))
     texts = base.mark_text(align="left", dx=6, color=color("ink")).encode(text=alt.Text("text:N"))
     described = "; ".join(f"{row['document']} {row['text']}" for row in drawn)
     return alt.layer(base.mark_bar(color=color("accent"), size=14), texts).properties(
