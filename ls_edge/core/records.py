@@ -64,7 +64,7 @@ class PeerState(str, Enum):
     REFUSED = "refused"
     """It refuses the link, or serves another model or bundle."""
     SILENT = "silent"
-    """It accepts the link and does not answer the greeting."""
+    """It accepts the link and does not answer the greeting, or only a small one."""
     UNKNOWN = "unknown"
 
     __str__ = str.__str__

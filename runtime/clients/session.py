@@ -164,7 +164,11 @@ class Client:
 
     def send(self, name: str, message: wire.Message, *frames: bytes | memoryview) -> bool:
         """Send a message; return False if the link does not take it."""
-        return self._links.send(Link(dialed=name), [framing.encode(message), *frames])
+        return self.send_frames(name, framing.encode(message), *frames)
+
+    def send_frames(self, name: str, *frames: bytes | memoryview) -> bool:
+        """Send an encoded message; return False if the link does not take it."""
+        return self._links.send(Link(dialed=name), list(frames))
 
     def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
         """Handle events for at most ``seconds``, repeat greetings, and return the messages with their senders."""

@@ -16,7 +16,8 @@ from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerReport, PeerState
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.clients.session import Client, Session, source_name
-from ls_edge.runtime.protocol.messages import FindingRow, Findings, Inspect, Message
+from ls_edge.runtime.protocol import framing
+from ls_edge.runtime.protocol.messages import Chunk, FindingRow, Findings, Inspect, Message, Want, Welcome
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 
@@ -25,7 +26,11 @@ GREET_EVERY_S = 0.1
 LINKS_S = 1.0
 """Seconds after which a missing link between two peers is reported."""
 SAMPLES = 3
-"""Greetings per peer; its latency is that of the fastest one."""
+"""Greetings per peer; its latency is that of the fastest one. The last one is large."""
+LARGE = 16384
+"""Bytes added to a large greeting, and asked of the manifest: more than any packet carries."""
+MTU = "large packets do not pass (MTU): small messages are answered, tokens will not be"
+MTU_FIX = "lower the MTU of the interface or VPN on the way, such as 'ip link set dev wg0 mtu 1280', on both ends"
 
 
 class PeerStatus(PeerReport, frozen=True, kw_only=True):
@@ -58,6 +63,11 @@ class Observer(Client):
         """Dial the peers; raise :class:`UsageError` and :class:`LinkError` for keys that do not match the file."""
         super().__init__(peers, keys, source_name(peers, keys, "observer"), "observer")
         self._digest = hashlib.sha256(peers.raw).digest()
+        self._patience = peers.heartbeat.silence_ms(LARGE) / 1e3
+        self._large: dict[str, tuple[Session, float, set[str]]] = {}
+        """Session and time of the large messages to each peer, and what has not come back yet."""
+        self.small_only: set[str] = set()
+        """Peers from which the latest large message, or its answer, has not arrived."""
 
     def look(self, seconds: float) -> Mapping[str, PeerStatus]:
         """Greet all peers; return their status when all have answered, or after ``seconds``."""
@@ -71,17 +81,41 @@ class Observer(Client):
         """Handle events for at most ``seconds``, and measure the latency of peers by further greetings."""
         found = super().step(seconds)
         now = time.monotonic()
+        for name, message in found:
+            if name in self._large:
+                self._large[name][2].discard(type(message).__name__)
         for name, session in self.sessions.items():
             due = not session.waiting and now >= session.greeted_at + GREET_EVERY_S
             if session.up and not session.complaint and due and len(session.greetings) < SAMPLES:
                 self.greet(name)
+                if len(session.greetings) == SAMPLES - 1:
+                    self._send_large(name, session)
+            self._judge_large(name, session, now)
         return found
+
+    def _send_large(self, name: str, session: Session) -> None:
+        """Send a greeting that fills several packets, and ask for as much of the manifest."""
+        awaited = {Welcome.__name__}
+        self.send_frames(name, framing.encode_padded(self.hello_to(name), LARGE))
+        if session.welcome is not None and len(session.welcome.bundle_id) == 64:
+            self.send(name, Want(bytes.fromhex(session.welcome.bundle_id), 0, LARGE))
+            awaited.add(Chunk.__name__)
+        self._large[name] = session, time.monotonic(), awaited
+
+    def _judge_large(self, name: str, session: Session, now: float) -> None:
+        """Record whether the large messages to a peer have been answered; their loss ends the link."""
+        asked, at, awaited = self._large.get(name, (session, now, set()))
+        if name in self._large and (not awaited or asked is not session or now > at + self._patience):
+            del self._large[name]
+            (self.small_only.add if awaited else self.small_only.discard)(name)
 
     def _has_seen_all(self, began: float) -> bool:
         """Return whether looking longer would show nothing new; peers that just started get time for their links."""
-        seen = all(
-            one.is_hopeless(began) or (len(one.greetings) >= SAMPLES and one.state is not None)
-            for one in self.sessions.values()
+        seen = not self._large and all(
+            one.is_hopeless(began)
+            or name in self.small_only
+            or (len(one.greetings) >= SAMPLES and one.state is not None)
+            for name, one in self.sessions.items()
         )
         return seen and (time.monotonic() > began + LINKS_S or not unreached(self.view()))
 
@@ -91,7 +125,10 @@ class Observer(Client):
         Wait at most ``seconds``.
         """
         found = self._ask(list(self.sessions), Inspect(), seconds)
-        return {name: self._unreached(name, one) if isinstance(one, str) else one.rows for name, one in found.items()}
+        return {
+            name: MTU if name in self.small_only else self._unreached(name, one) if isinstance(one, str) else one.rows
+            for name, one in found.items()
+        }
 
     def profile(self, name: str, duration: float, seconds: float) -> bytes:
         """Make a peer time its engines for ``duration`` seconds at each batch size; return its JSON document.
@@ -115,7 +152,10 @@ class Observer(Client):
                 if session.up and session.welcome is not None and session not in asked:
                     asked.add(session)
                     self.send(name, message)
-            return all(one.findings is not None or one.is_hopeless(began) for one in chosen.values())
+            return all(
+                one.findings is not None or one.is_hopeless(began) or name in self.small_only
+                for name, one in chosen.items()
+            )
 
         self.wait_until(has_all, seconds)
         return {name: self.sessions[name].findings or _silence(self.sessions[name]) for name in names}
@@ -127,6 +167,8 @@ class Observer(Client):
     def _status(self, session: Session) -> PeerStatus:
         welcome, state = session.welcome, session.state
         judged, reason = session.judge()
+        if session.peer.name in self.small_only:
+            judged, reason = PeerState.SILENT, MTU
         if runs := self.other_file(session):
             reason = f"{reason}; {runs}" if reason else runs
         key = "accepted" if session.up else "refused" if session.refused else "unknown"

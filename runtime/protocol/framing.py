@@ -35,6 +35,11 @@ def encode(message: Message) -> bytes:
     return _PREFIX + _encoder.encode(message)
 
 
+def encode_padded(message: Message, size: int) -> bytes:
+    """Return the header frame of a message with ``size`` more bytes, in a field that receivers ignore."""
+    return _PREFIX + _encoder.encode({**msgspec.msgpack.decode(_encoder.encode(message)), "padding": bytes(size)})
+
+
 def encode_body(message: Message) -> bytes:
     """Return a message as bytes for :func:`join`."""
     return _encoder.encode(message)

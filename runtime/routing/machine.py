@@ -235,8 +235,11 @@ class Machine(Generic[R]):
     def on_down(self, event: NeighborDown) -> None:
         """Reroute the requests of a process that is lost."""
         name, linked = event.name, self.neighbors.by_name
-        if linked.pop(name, None) is None:
+        n = linked.pop(name, None)
+        if n is None:
             return
+        if n.offers:
+            self.neighbors.lost_with_tokens(n)
         self.neighbors.reach_version += 1
         self.turn.note(NoteKind.LOST, name, why=event.why)
         for request in [request for request in self.custody.sent.values() if request.downstream == name]:

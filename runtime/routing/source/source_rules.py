@@ -355,7 +355,7 @@ class SourceRules:
         elif may_skip(itinerary, itinerary.remaining):
             self._skip(owner, itinerary.remaining, _WHY_NOT_RUN.get(request.reason, _TOO_LATE))
         else:
-            self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self._turn.bands))
+            self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self._turn))
         return True
 
     # Requests that are AWAY.
@@ -444,12 +444,17 @@ def _not_finite(request: OpenRequest) -> NotFinite:
     )
 
 
-def _too_late(request: OpenRequest, bands: Bands) -> BudgetExceeded | Overloaded:
-    it, reason = request.copy.itinerary, request.copy.reason
+def _too_late(request: OpenRequest, turn: Turn) -> BudgetExceeded | Overloaded:
+    it, reason, bands, cut = request.copy.itinerary, request.copy.reason, turn.bands, turn.neighbors.loses_tokens
     stuck = bands.permitted(it.remaining)
     left = _name(stuck, bands)
     behind = len(it.remaining) - len(stuck)
     waits = f", so {behind} of later bands could not run" if behind else ""
+    if cut:
+        return BudgetExceeded(
+            f"request {request.number}: {left} {_TOO_LATE} within the budget{waits}: the link to {', '.join(cut)} ends "
+            "each time that tokens are sent; large packets do not pass (MTU), see 'ls-edge status'"
+        )
     if reason == ReturnReason.CREDIT:
         return Overloaded(
             f"request {request.number}: no peer had a credit for {left} within the budget{waits}; "

@@ -18,6 +18,8 @@ from ls_edge.runtime.routing.state.limits import Limits
 
 MAX_UNANSWERED = 1024
 """Limit on remembered transfers without a reply, whose time is measured."""
+CUTS = 3
+"""Links to a process in a row that end while it is sent tokens, after which it gets new ones only after a pause."""
 _ALIAS = re.compile(r"\.[0-9a-f]{8}$")
 _as_set = lru_cache(1024)(frozenset[int])
 """Cached conversion of tuples of blocks: most of them repeat."""
@@ -223,6 +225,7 @@ class Neighbor:
     def reset_back_off(self) -> None:
         """End the pause of offers, after progress."""
         self.backoffs, self.backoff_until = 0, 0.0
+        self.all.cuts.pop(self.name, None)
 
     def suspect(self) -> None:
         """Count a strike, after a missed deadline. It has to earn longer deadlines again."""
@@ -251,6 +254,8 @@ class Neighbors:
         """Receiver and time of each transfer without a reply, including those given up."""
         self.reach_version = 0
         """Counter of changes of links, of the availability of neighbors, and of the blocks that they reach."""
+        self.cuts: dict[str, tuple[int, int]] = {}
+        """Incarnation of a process, and the number of its links in a row that ended while it was sent tokens."""
 
     def __iter__(self) -> Iterator[Neighbor]:
         return iter(self.by_name.values())
@@ -264,7 +269,19 @@ class Neighbors:
         n = self.by_name.setdefault(hello.name, Neighbor(hello, self))
         n.greeted(hello)
         self.reach_version += 1
+        if hello.name in self.loses_tokens and self.cuts[hello.name][0] == hello.incarnation:
+            n.backoff_until = self.now + self.limits.suspect_most
         return n
+
+    def lost_with_tokens(self, n: Neighbor) -> None:
+        """Count a link that ended while tokens were sent on it, as where packets of their size do not pass."""
+        incarnation, count = self.cuts.get(n.name, (0, 0))
+        self.cuts[n.name] = n.hello.incarnation, (count + 1 if incarnation == n.hello.incarnation else 1)
+
+    @property
+    def loses_tokens(self) -> list[str]:
+        """Processes whose links have ended :data:`CUTS` times in a row while tokens were sent on them."""
+        return [name for name, (_, count) in self.cuts.items() if count >= CUTS]
 
     def offered(self, transfer: TransferId, to: str) -> None:
         """Record a transfer, to measure the time until its reply."""
