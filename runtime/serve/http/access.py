@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import re
 from collections.abc import Sequence
@@ -112,14 +113,12 @@ class Access:
         """Return the address of a client: of the last one on the way that is not a trusted proxy."""
         client = request.remote or ""
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ()))
-        for address in reversed(forwarded.split(",")):
-            if not self._is_proxy(client) or not _is_address(address.strip()):
-                break
-            client = address.strip()
+        with contextlib.suppress(ValueError):  # not an address
+            for address in reversed(forwarded.split(",")):
+                if not any(ip_address(client) in network for network in self._proxies):
+                    break
+                client = str(ip_address(address.strip()))
         return client
-
-    def _is_proxy(self, address: str) -> bool:
-        return _is_address(address) and any(ip_address(address) in network for network in self._proxies)
 
     def _is_known(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
@@ -136,14 +135,6 @@ def _split(url: str) -> tuple[str, str]:
         return parts.netloc.lower(), parts.hostname or ""
     except ValueError:
         return "", ""
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

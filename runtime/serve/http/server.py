@@ -25,7 +25,7 @@ MAX_LINE, MAX_HEADERS = 16 << 10, 64
 """Limits of a line of a header, in bytes, and of their number."""
 MAX_IDLE_CONNECTIONS = 512
 """Connections in addition to those whose images are being answered or wait."""
-_QUOTED = re.compile(r""":?\s*(b['"]|\n).*""", re.DOTALL)
+_QUOTED = re.compile(r""":?\s*((bytearray\()?b['"]|\n).*""", re.DOTALL)
 _END_S = 1.0
 """Time for the thread to end, in seconds."""
 
