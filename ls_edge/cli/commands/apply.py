@@ -40,8 +40,8 @@ _KINDS = {"add": "added", "switch": "changed", "follow": "told of the others", "
 @options.flag("--dry-run", "Show the difference and change nothing.")
 @options.flag("--yes", "Do not ask.")
 @options.flag("--allow-outage", "Go on although some blocks have no holder for a moment.")
-@options.secret_key("NAME.key_secret of a source with 'may_push: true' in the present peers.yaml.")
-@options.wait("Time that a peer may be unreachable or make no progress.", default=120.0, least=1, most=3600)
+@options.PUSH_KEY
+@options.PUSH_WAIT
 @options.JSON
 def command(
     new: Path,

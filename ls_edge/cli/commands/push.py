@@ -36,9 +36,9 @@ _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "re
 @options.PEERS
 @options.bundle()
 @options.flag("--rollback", "Return to the previous bundle instead of sending --bundle.")
-@options.secret_key("NAME.key_secret of a source with 'may_push: true' in peers.yaml.")
+@options.PUSH_KEY
 @options.names("--only", "Peer to update; may be repeated.")
-@options.wait("Time that a peer may be unreachable or make no progress.", default=120.0, least=1, most=3600)
+@options.PUSH_WAIT
 @options.JSON
 def command(
     peers: Path,
