@@ -495,7 +495,8 @@ def _in_force(
     """Return the configuration with the defaults of model and method filled in."""
     optim = config.optim
     if optim.lr is None:
-        rate = default_rate(initial.model, from_weights=config.model.init is not None or config.model.pretrained)
+        has_weights = config.model.init is not None or config.model.pretrained
+        rate = default_rate(initial.model, method, from_weights=has_weights)
         optim = msgspec.structs.replace(optim, lr=rate)
     if optim.average == "auto":
         optim = msgspec.structs.replace(optim, average=method.average)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import timm.optim
 import timm.scheduler
@@ -14,6 +14,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from ls_edge.training.config import OptimConfig
 from ls_edge.training.models.view import BlockView
+
+if TYPE_CHECKING:
+    from ls_edge.training.methods.base import Method
 
 _optim: Any = timm.optim  # both re-export their functions without declaring them
 _scheduler: Any = timm.scheduler
@@ -27,8 +30,10 @@ EMA_WARMUP = 10
 """Steps over which the memory of an exponential average grows; longer keeps more of the initial weights."""
 
 
-def default_rate(model: str, *, from_weights: bool) -> float:
+def default_rate(model: str, method: Method, *, from_weights: bool) -> float:
     """Return the highest learning rate for a configuration without one."""
+    if from_weights and model not in SMALL_MODEL_RATES and method.timm_rate is not None:
+        return method.timm_rate
     return SMALL_MODEL_RATES.get(model, TIMM_RATES)[from_weights]
 
 

@@ -8,9 +8,10 @@ import torch
 
 from ls_edge.training.config import OptimConfig
 from ls_edge.training.loop import train
+from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build, create
 from ls_edge.training.models.view import BlockView
-from ls_edge.training.optim import averages_step, make_averaged_model, make_optimizer, make_schedule
+from ls_edge.training.optim import averages_step, default_rate, make_averaged_model, make_optimizer, make_schedule
 from tests.training import trainings
 from tests.training.trainings import SMALL, Silent, logits
 
@@ -94,3 +95,12 @@ def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
     train(config, tmp_path / "broken", reporter=Silent(), resume=True)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert files[0] == files[1]
+
+
+def test_weights_that_are_fitted_to_a_start_learn_slowly():
+    shared, anyorder = make_method("shared", {}), make_method("anyorder", {})
+    assert default_rate("vit_small_patch16_224", shared, from_weights=True) == 4e-5
+    assert default_rate("vit_small_patch16_224", anyorder, from_weights=True) == 1e-4
+    assert default_rate("vit_digits", shared, from_weights=True) == default_rate(
+        "vit_digits", anyorder, from_weights=True
+    )

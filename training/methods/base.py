@@ -31,6 +31,8 @@ class Method:
     settings_type: ClassVar[type[msgspec.Struct]] = NoSettings
     average: ClassVar[str] = "none"
     """Meaning of ``optim.average: auto`` for this method."""
+    timm_rate: ClassVar[float | None] = None
+    """Highest learning rate for timm models with weights, where that of ``default_rate`` does not suit the method."""
     teacher: BlockView | None = None
     """Frozen copy of the initial model that also runs in each step."""
 
