@@ -7,6 +7,7 @@ while an image is being answered are dropped. A video file returns every frame.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import threading
@@ -113,12 +114,23 @@ class VideoFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._capture = _open(path, f"{path} cannot be decoded as a video; convert it, for example to MP4 with H.264")
-        self.count = max(0, int(self._capture.get(opencv().CAP_PROP_FRAME_COUNT)))
-        """Number of frames according to the header of the file."""
+        self._capture = self._opened()
         self._next = 0
         self._recent: dict[int, np.ndarray] = {}
         self._lock = threading.Lock()
+
+    def _opened(self) -> Any:
+        advice = "cannot be decoded as a video; convert it, for example to MP4 with H.264"
+        return _open(self._path, f"{self._path} {advice}")
+
+    @functools.cached_property
+    def count(self) -> int:
+        """Number of frames in the file; its header may give another one."""
+        capture, count = self._opened(), 0
+        while capture.grab():
+            count += 1
+        capture.release()
+        return count
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield the pixels of each frame until the file ends."""
@@ -131,7 +143,7 @@ class VideoFile:
         """Return the pixels of a frame; raise :class:`DataError` if the file ends before it."""
         frame = self._at(index)
         if frame is None:
-            raise DataError(f"{self._path} ends before frame {index}; it is truncated or its header is wrong")
+            raise DataError(f"{self._path} ends before frame {index}; it has changed")
         return frame
 
     def _at(self, index: int) -> np.ndarray | None:

@@ -352,7 +352,7 @@ def _of_frames(source: str) -> ImageSet:
         return ImageSet(source, "all", (), (), live=LiveFrames(source))
     video = VideoFile(source)
     if not video.count:
-        raise DataError(f"{source} does not say how many frames it has; convert it, for example to MP4 with H.264")
+        raise DataError(f"{source} has no frames; convert it, for example to MP4 with H.264")
     refs = (ImageRef(f"{source}#{i}", None, functools.partial(video.read, i)) for i in range(video.count))
     return ImageSet(source, "all", (), tuple(refs), in_order=True)
 

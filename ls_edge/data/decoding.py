@@ -7,6 +7,7 @@ from the header and checked before a pixel is decoded. Every image for answers, 
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 from collections.abc import Callable
@@ -40,6 +41,8 @@ MAX_HEADER_READS, MAX_READS = 1 << 13, 1 << 16
 _MANY_TILES = 1 << 10
 # Area above which a JPEG is decoded at half its width and height.
 _DRAFT_PIXELS = 1 << 24
+_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
+"""Marker of a JPEG; zero and restart markers are part of the pixels."""
 _MAX_SCANS = 100
 """Scans of a JPEG; encoders write about ten, and a scan of 100 bytes can pass over the whole image."""
 # Pixels in all scans of a progressive JPEG.
@@ -191,7 +194,7 @@ def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bo
         )
     needed = scanned = 0
     if opened.format in ("JPEG", "MPO"):
-        scans = encoded.count(b"\xff\xda")
+        scans = _scans(encoded)
         scanned = scans * pixels
         if scans > _MAX_SCANS or (scanned > _MAX_SCANNED and "progressive" in opened.info):
             raise DataError(
@@ -216,6 +219,20 @@ def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bo
             f"{opened.mode}, the limit is {MAX_DECODED_BYTES >> 20} MiB; scale it down"
         )
     return SMALL_BYTES + 1 if _is_slow(opened) or len(opened.tile) > _MANY_TILES else needed + scanned
+
+
+def _scans(jpeg: bytes) -> int:
+    """Return the scans of a JPEG up to its end, which a video may follow (motion photos)."""
+    scans, at = 0, 0
+    for _ in range(MAX_READS):
+        found = _MARKER.search(jpeg, at)
+        if found is None or found[1] == b"\xd9":
+            return scans
+        at = found.end()
+        scans += found[1] == b"\xda"
+        if found[1] not in (b"\x01", b"\xd8"):
+            at += int.from_bytes(jpeg[at : at + 2], "big")
+    return _MAX_SCANS + 1
 
 
 def _is_slow(opened: ImageFile.ImageFile) -> bool:

@@ -3,6 +3,7 @@
 import io
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,21 @@ def test_a_video_is_a_data_set_without_labels_in_its_order(clip):
     assert len(images.take(14)) == 14
     with pytest.raises(DataError, match="training needs"):
         open_data(clip, "train")
+
+
+@pytest.mark.parametrize("written", [3, 40])
+def test_every_frame_is_used_whatever_the_header_says(clip, written):
+    content = bytearray(Path(clip).read_bytes())
+    for name, offset in ((b"avih", 24), (b"strh", 40)):
+        at = content.index(name) + offset
+        assert content[at : at + 4] == (12).to_bytes(4, "little")
+        content[at : at + 4] = written.to_bytes(4, "little")
+    Path(clip).write_bytes(content)
+    assert int(cv2.VideoCapture(clip).get(cv2.CAP_PROP_FRAME_COUNT)) == written
+    assert [shade(frame) for frame in frames(clip)] == pytest.approx(SHADES, abs=4)
+    images = open_data(clip, "eval")
+    arrays = [array for _, _, array in iterate(images.take(None), Preprocessor(SPEC))]
+    assert [127.5 * (array[2].mean() + 1) for array in arrays] == pytest.approx(SHADES, abs=4)
 
 
 class Stream:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -64,6 +65,15 @@ def test_a_refusal_is_one_line_with_the_name_and_the_reason(name):
         decode(make(), "a/b.img")
     assert str(caught.value).startswith("a/b.img ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": b"Exif\0\0" + b"\xff\xd9\xff\xda" * 200}])
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_a_video_behind_a_motion_photo_is_not_part_of_its_scans(options):
+    photo = save(Image.effect_noise((200, 100), 90).convert("RGB"), "JPEG", **options)
+    video = np.random.default_rng(0).bytes(8 << 20)
+    assert video.count(b"\xff\xda") > 100
+    assert np.array_equal(np.asarray(decode(photo + video)), np.asarray(decode(photo)))
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
