@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from ls_edge.core.errors import DataError, RequestError
+from ls_edge.core.errors import DataError, ImageRejected, RequestError
 from ls_edge.core.records import AuditSummary, PeerContext, PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.data.datasets import ImageRef, ImageSet, match_classes
 from ls_edge.data.preprocess import iterate
@@ -56,7 +56,7 @@ def run_dataset(
     *,
     concurrency: int = 4,
     on_record: Callable[[RequestRecord], None] | None = None,
-    on_skip: Callable[[ImageRef, DataError], None] | None = None,
+    on_skip: Callable[[str, DataError], None] | None = None,
     on_tick: Callable[[], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     rate: float | None = None,
@@ -71,20 +71,25 @@ def run_dataset(
     further image is submitted, and the requests in flight are given up. Raise :class:`DataError` if no image at all
     could be used.
     """
-    run = _Submissions(source, on_record, on_tick, stop)
     images = match_classes(images, source.bundle.manifest.classes)
     skipped: list[tuple[str, str]] = []
     preprocess_ms: list[float] = []
 
-    def skip(image: ImageRef, error: DataError) -> None:
-        skipped.append((image.name, str(error)))
+    def skip(name: str, error: DataError) -> None:
+        skipped.append((name, str(error)))
         if on_skip is not None:
-            on_skip(image, error)
+            on_skip(name, error)
+
+    def skip_here(image: ImageRef, error: DataError) -> None:
+        skip(image.name, error)
         if stop():
             raise _Stopped
 
-    decoded = iterate(images, source.preprocess, skip, on_time=preprocess_ms.append)
+    run = _Submissions(source, on_record, skip, on_tick, stop)
+    decoded = iterate(images, source.preprocess, skip_here, on_time=preprocess_ms.append)
     run.submit_all(decoded, concurrency, rate)
+    if len(skipped) == len(images) and not run.records:  # peers rejected them
+        raise DataError(f"{images.source}: none of {len(images)} images can be used; the first: {skipped[0][1]}")
     given_up = run.give_up()
     settings = {"concurrency": concurrency, "rate": rate, "images": len(images), "images_skipped": len(skipped)}
     context = msgspec.structs.replace(
@@ -140,6 +145,7 @@ class _Submissions:
         self,
         source: Source,
         on_record: Callable[[RequestRecord], None] | None,
+        on_reject: Callable[[str, DataError], None],
         on_tick: Callable[[], None] | None,
         stop: Callable[[], bool],
     ) -> None:
@@ -148,7 +154,7 @@ class _Submissions:
         self.error: Exception | None = None
         self.in_flight: set[Future[Answer]] = set()
         self._source = source
-        self._on_record = on_record
+        self._on_record, self._on_reject = on_record, on_reject
         self._on_tick = on_tick
         self._stop = stop
         self._since = round((self.started - source.opened) * 1e6)
@@ -240,6 +246,9 @@ class _Submissions:
         record = future.result().record if error is None else error.record if isinstance(error, RequestError) else None
         if record is None:
             self.error = self.error or (error if isinstance(error, Exception) else None)
+            return
+        if isinstance(error, ImageRejected):  # a source with the bundle would have skipped it
+            self._on_reject(record.image, error)
             return
         record = msgspec.structs.replace(record, submitted_us=record.submitted_us - self._since)
         self.records.append(record)

@@ -181,7 +181,7 @@ def command(
                     images,
                     concurrency=concurrency,
                     on_record=on_record,
-                    on_skip=lambda image, error: progress.note(f"skipped {image.name}: {error}"),
+                    on_skip=lambda name, error: progress.note(f"skipped {name}: {error}"),
                     on_tick=_watch_peers(source, progress, reload.take),
                     stop=lambda: bool(stop),
                     rate=rate,

@@ -1,14 +1,25 @@
 """A data set is submitted to a real peer at random times."""
 
+import io
 import random
 from itertools import islice
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from ls_edge.core.errors import DataError
 from ls_edge.data.datasets import open_data
 from ls_edge.runtime.source.arrivals import poisson_arrivals
 from ls_edge.runtime.source.run_dataset import run_dataset
+from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults, write
+
+
+def png():
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
 
 
 @pytest.fixture
@@ -32,3 +43,25 @@ def test_images_arrive_even_if_earlier_ones_have_no_answer(source, tmp_path):
     write(tmp_path / "a.faults", Faults())
     assert run.records == []
     assert run.given_up >= 6
+
+
+def test_damaged_images_are_skipped_alike_with_and_without_the_bundle(serve_peers, tiny_bundle, tmp_path):
+    path = serve_peers({"a": "all"})
+    damaged = {"cut.png": png()[:-40], "text.png": b"no image", "good.png": png()}
+    for name, content in damaged.items():
+        folder = tmp_path / "photos" / "1"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    images = open_data(str(tmp_path / "photos"), "eval")
+    told = {"full": [], "thin": []}
+    for kind, bundle in (("full", tiny_bundle), ("thin", None)):
+        with Source.open(path, bundle) as source:
+            assert source.wait_ready() == ()
+            run = run_dataset(source, images, on_skip=lambda name, _: told[kind].append(name))  # noqa: B023
+            assert [(record.image, record.error) for record in run.records] == [("1/good.png", None)]
+            assert run.context.account["unreadable"] == 2
+            assert sorted(name for name, _ in run.skipped_images) == sorted(told[kind]) == ["1/cut.png", "1/text.png"]
+            (tmp_path / "photos" / "1" / "good.png").write_bytes(b"no longer one")
+            with pytest.raises(DataError, match="none of 3 images can be used; the first: "):
+                run_dataset(source, images)
+            (tmp_path / "photos" / "1" / "good.png").write_bytes(png())
