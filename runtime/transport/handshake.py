@@ -33,6 +33,8 @@ MAX_SOURCES_OF_ONE_KEY = 64
 """Limit on such processes with the same key, so that one source cannot crowd out others."""
 REST_AFTER = 1.0
 """Seconds for which a second connection between two peers is kept, so that messages in flight arrive."""
+TWO_AFTER = 10.0
+"""Seconds after which two processes of one name are alive; the end of an earlier one is noticed sooner."""
 _MAX_REASON = 200
 """Longest reason of a BYE, in characters."""
 
@@ -56,6 +58,8 @@ class LinkedProcesses:
         self._incarnation_of: dict[Link, int] = {}
         self._rest_at: dict[str, float] = {}
         """Time at which to close the connection to a peer that this process dialed, if there is another."""
+        self._two_at: dict[str, float] = {}
+        """Time at which a peer with links to two processes is known to be two."""
 
     def change(self, peers: PeersFile) -> None:
         """Use the peers of this file from now on."""
@@ -98,7 +102,19 @@ class LinkedProcesses:
         links.sort(key=lambda one: (self._incarnation_of[one] != greeting.incarnation, bool(one.dialed) != keeps_own))
         if is_new and self._has_spare_link(name):
             self._rest_at[name] = now + REST_AFTER
+        if name in self.listed and self._is_two(name):
+            self._two_at.setdefault(name, now + TWO_AFTER)
         return is_new
+
+    def _is_two(self, name: str) -> bool:
+        return len({self._incarnation_of[link] for link in self.links_of.get(name, ())}) > 1
+
+    def due_twos(self, now: float) -> list[str]:
+        """Return the names that two living processes use."""
+        due = [name for name, at in self._two_at.items() if at <= now]
+        for name in due:
+            del self._two_at[name]
+        return [name for name in due if self._is_two(name)]
 
     def _has_spare_link(self, name: str) -> bool:
         """Return whether a peer has dialed as well, and that connection is to be kept."""
@@ -141,7 +157,7 @@ class LinkedProcesses:
     def next_due(self) -> float:
         """Time of the next of :meth:`due_greetings` or :meth:`due_rests`, or infinity."""
         greetings = (at for at, _ in self.greeting_due.values())
-        return min(itertools.chain(greetings, self._rest_at.values()), default=float("inf"))
+        return min(itertools.chain(greetings, self._rest_at.values(), self._two_at.values()), default=float("inf"))
 
     def due_greetings(self, now: float) -> list[Link]:
         """Return the links on which HELLO is due, and schedule the next one."""
@@ -214,6 +230,12 @@ class Handshake:
             self._links.dialer.rest(name)
         for link in self._linked.due_greetings(now):
             self._send(link, self.hello())
+        for name in self._linked.due_twos(now):
+            why = (
+                f"two processes on different ports or machines are {name!r}; stop one, or give it its own name and key"
+            )
+            self.problems.note(name, "greeting", why)
+            self._refused.count("two of one name", name, why)
 
     def on_greeting(self, event: Incoming, greeting: Hello | Welcome) -> None:
         """Admit or refuse the process that HELLO or WELCOME describes."""

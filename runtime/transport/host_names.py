@@ -16,12 +16,13 @@ LOOK_UP_EVERY = 0.5
 
 
 def numeric(address: str) -> bool:
-    """Return whether the host of ``tcp://host:port`` is numeric."""
+    """Return whether the host of ``tcp://host:port`` is numeric, and the same on all machines."""
+    host = _host_and_port(address)[0]
     try:
-        ipaddress.ip_address(_host_and_port(address)[0])
+        ipaddress.ip_address(host)
     except ValueError:
         return False
-    return True
+    return not _is_link_local(host)
 
 
 class HostNameResolver:
@@ -99,6 +100,13 @@ class HostNameResolver:
 
 def _look_up(address: str) -> tuple[tuple[str, ...], str]:
     host, port = _host_and_port(address)
+    if _is_link_local(host):
+        interface, known = host.partition("%")[2], socket.if_nameindex()
+        if any(interface in (str(number), name) for number, name in known):
+            return (address,), ""
+        names = ", ".join(name for _, name in known)
+        fault = f"and this machine has no interface {interface}, only {names}" if interface else "without an interface"
+        return (), f"{address} is a link-local address {fault}; use an address that is the same on all machines"
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

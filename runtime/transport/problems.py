@@ -36,6 +36,7 @@ _DROPPED = {
     "before hello": "dropped a message",
     "complaints": "a neighbor complains",
     "hello refused": "refused a process",
+    "two of one name": "two processes have one name",
 }
 
 

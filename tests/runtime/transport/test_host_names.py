@@ -1,6 +1,7 @@
 """Host names with several, slow and changing addresses, asked of a real name server in a network of the test's own."""
 
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -105,6 +106,40 @@ def test_a_name_with_only_link_local_addresses_is_named():
             "host name 'orin.lan' has only link-local addresses, which need an interface; use another address"
         )
         source.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "fault"),
+    [
+        ("fe80::1%wlan9", "and this machine has no interface wlan9, only lo, "),
+        ("FE80::1", "without an interface; use an address that is the same on all machines"),
+    ],
+)
+@in_own_network
+def test_a_link_local_address_of_another_machine_is_named(host, fault):
+    """libzmq tried it again and again without an event."""
+    source = Links({"orin": f"tcp://[{host}]:{PORT}"}, bind=None, heartbeat=HEARTBEAT, max_frame=1000)
+    (event,) = wait_for(source, lambda event: isinstance(event, NoLink))
+    assert event.why.startswith(f"tcp://[{host}]:{PORT} is a link-local address {fault}")
+    source.close()
+
+
+@in_own_network
+def test_a_link_local_address_with_an_interface_of_this_machine_is_dialed_once_it_is_there():
+    address = f"tcp://[fe80::1%wlan9]:{PORT}"
+    source = Links({"orin": address}, bind=None, heartbeat=HEARTBEAT, max_frame=1000)
+    wait_for(source, lambda event: isinstance(event, NoLink))
+    for words in (
+        "link add wlan9 type veth peer name wlan8",
+        "link set wlan8 up",
+        "link set wlan9 up",
+        "addr add fe80::1/64 dev wlan9 nodad",
+    ):
+        subprocess.run(["ip", *words.split()], check=True, capture_output=True, timeout=20)
+    peer = listening("[fe80::1%wlan9]")
+    assert wait_for(source, is_up, peer)[-1].link.dialed == "orin"
+    source.close()
+    peer.close()
 
 
 @in_own_network
