@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import subprocess
+import threading
 
 import pytest
 import yaml
@@ -11,6 +12,9 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.source import Source
+from ls_edge.runtime.transport.keys import load_secret
+from tests.data import bombs
 from tests.runtime.clients.load import Load
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
@@ -122,3 +126,44 @@ def test_changes_that_are_killed_at_random_moments_lose_no_request(tmp_path, tin
             "a": [0, 1, 2, 3, 4, 5], "b": [3, 4, 5], "c": [0, 1, 2], "d": [0, 1, 2, 3, 4, 5],
         }  # fmt: skip
         assert {one["reason"] for one in found.values()} == {None}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_changes_of_the_model_that_are_killed_lose_no_request(tmp_path, tiny_bundle, other_bundle, ls_edge):
+    """A source without a bundle is on one model or the other, whichever peers hold all of it."""
+    draw = random.Random(0)
+    placement = {"a": "all", "b": "stem, 0-5", "c": "2-5, head", "d": "stem, 0-3, head"}
+    cluster = LocalCluster(
+        tmp_path / "fleet", tiny_bundle, placement, sources=["laptop", "desk"], keys=True, stores=True
+    )
+    with cluster as peers:
+        words = ["--secret-key", peers.secret_key("laptop"), "--bundle"]
+        assert ls_edge.run("push", "--peers", peers.path, *words, tiny_bundle, timeout=90).returncode == 0
+        answers, halt = [], threading.Event()
+
+        def ask():
+            while not halt.wait(0.05):
+                future = thin.submit(bombs.flat(40, "JPEG"), budget_ms=60_000)
+                answers.append(future.exception(90) or future.result().degraded)
+
+        with Source(peers.file, keys=load_secret(peers.secret_key("desk"))) as thin:
+            assert thin.wait_ready(30.0) == ()
+            load = threading.Thread(target=ask)
+            load.start()
+            for turn in range(6):
+                bundle = (other_bundle, tiny_bundle)[turn % 2]
+                process = ls_edge.start("apply", peers.path, *words, bundle, "--yes")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(draw.uniform(1.0, 8.0))
+                if turn % 3 == 2:
+                    victim = draw.choice("abcd")
+                    peers.kill(victim)
+                    peers.start(victim)
+                process.kill()
+                process.wait()
+            done = ls_edge.run("apply", peers.path, *words, other_bundle, "--yes", timeout=120)
+            halt.set()
+            load.join(90)
+            assert (done.returncode, set(answers)) == (0, {False}), done.stderr
+            assert thin.bundle.manifest.model_id == Bundle.open(other_bundle).manifest.model_id
