@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import bisect
 import itertools
+import math
 import time
 
-from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
+from ls_edge.runtime.serve.http.replies import Refusal
 
-_MARGIN = 1.5
-"""Time that has to be left for a request that gets a place, as a multiple of the usual time in a place."""
+_DEVIATIONS = 4
+"""Mean deviations beyond the mean time in a place that have to be left for a request, as in RFC 6298."""
 _RECENT = 8
-"""Number of requests over which the usual time is averaged."""
+"""Number of requests over which times are averaged."""
 
 
 class Places:
@@ -28,7 +29,7 @@ class Places:
         self.queue = queue
         self._waiting: list[tuple[float, int, asyncio.Future[bool]]] = []
         self._numbers = itertools.count()
-        self._usual_s = 0.0
+        self._mean_s = self._deviation_s = 0.0
 
     @property
     def waiting(self) -> int:
@@ -41,9 +42,9 @@ class Places:
             self._free -= 1
             return
         if len(self._waiting) >= self.queue:
-            raise Refusal(
-                503, f"{self.count} images are being answered and {self.queue} wait, the limit; try again", RETRY_AFTER
-            )
+            drained_s = max(1, math.ceil(self.queue * self._mean_s / self.count))
+            message = f"{self.count} images are being answered and {self.queue} wait, the limit; try again"
+            raise Refusal(503, message, {"Retry-After": f"{drained_s}"})
         place = asyncio.get_running_loop().create_future()
         entry = deadline, next(self._numbers), place
         bisect.insort(self._waiting, entry)
@@ -58,15 +59,17 @@ class Places:
                 self.give_back()
             raise
 
-    def give_back(self, used_s: float | None = None) -> None:
-        """Give a place back, after ``used_s`` seconds of work on an answer."""
-        if used_s is not None:
-            self._usual_s += (used_s - self._usual_s) / _RECENT
+    def give_back(self, used_s: float = 0.0, *, is_answered: bool = False) -> None:
+        """Give a place back after ``used_s`` seconds; without an answer, it would have been used for longer."""
+        error = used_s - self._mean_s
+        if is_answered or error > 0:
+            error = error if is_answered else min(error, self._mean_s)  # which may have another cause
+            self._mean_s += error / _RECENT
+            self._deviation_s += (abs(error) - self._deviation_s) / _RECENT
         while self._waiting:
             deadline, _, place = self._waiting.pop(0)
-            is_worth_it = deadline - time.monotonic() >= _MARGIN * self._usual_s
+            is_worth_it = deadline - time.monotonic() >= self._mean_s + _DEVIATIONS * self._deviation_s
             place.set_result(is_worth_it)
             if is_worth_it:
                 return
-            self._usual_s *= 1 - 1 / _RECENT  # it may be shorter by now, which only requests with a place can show
         self._free += 1

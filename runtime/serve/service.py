@@ -180,7 +180,7 @@ class Service:
         if self.is_stopping:
             raise Refusal(503, "the server is stopping", RETRY_AFTER)
         began = time.monotonic()
-        used_s = None
+        is_answered = False
         try:
             await self.places.take(end)
             placed = time.monotonic()
@@ -191,13 +191,13 @@ class Service:
                     backend = self._backend
                     backend.requests += 1
                 yield backend.source
-                used_s = time.monotonic() - placed
+                is_answered = True
             finally:
                 with self._lock:
                     backend.requests -= 1
-                self.places.give_back(used_s)
+                self.places.give_back(time.monotonic() - placed, is_answered=is_answered)
         finally:
-            self.statistics.add("fail" if used_s is None else "success", time.monotonic() - began)
+            self.statistics.add("success" if is_answered else "fail", time.monotonic() - began)
 
     async def answer(self, source: Source, decode: Decode, end: float) -> list[Answer]:
         """Return the answers to the images of ``decode``, which runs on a decoder's thread, until ``end``.

@@ -39,6 +39,23 @@ def test_request_beyond_places_and_queue_is_refused():
     run(scenario())
 
 
+def test_refusal_says_when_the_queue_may_have_room():
+    async def scenario():
+        places = Places(2, 3)
+        for used_s in (10.0,) * 50:
+            await places.take(later(1))
+            places.give_back(used_s, is_answered=True)
+        tasks = [asyncio.ensure_future(places.take(later(100))) for _ in range(5)]
+        await waiting(places, 3)
+        with pytest.raises(Refusal) as caught:
+            await places.take(later(100))
+        assert caught.value.headers == {"Retry-After": "15"}
+        for task in tasks:
+            task.cancel()
+
+    run(scenario())
+
+
 def test_earliest_deadline_is_next():
     async def scenario():
         places, order = Places(1, 10), []
@@ -80,7 +97,7 @@ def test_request_that_could_not_be_answered_in_time_gets_no_place():
         places = Places(1, 10)
         for _ in range(30):
             await places.take(later(30))
-            places.give_back(20.0)  # the usual time
+            places.give_back(20.0, is_answered=True)  # the usual time
         await places.take(later(100))
         hopeless = asyncio.ensure_future(places.take(later(10)))
         fine = asyncio.ensure_future(places.take(later(100)))
@@ -93,17 +110,39 @@ def test_request_that_could_not_be_answered_in_time_gets_no_place():
     run(scenario())
 
 
+def test_requests_without_an_answer_and_refused_ones_do_not_shorten_the_usual_time():
+    async def scenario():
+        places = Places(1, 10)
+        for _ in range(30):
+            await places.take(later(30))
+            places.give_back(5.0, is_answered=True)
+        for _ in range(10):  # too little time was left for them
+            await places.take(later(30))
+            places.give_back(8.0)
+        await places.take(later(30))
+        hopeless = [asyncio.ensure_future(places.take(later(7.5))) for _ in range(9)]
+        fine = asyncio.ensure_future(places.take(later(100)))
+        await waiting(places, 10)
+        places.give_back()
+        await fine
+        for one in hopeless:
+            with pytest.raises(Refusal):
+                await one
+
+    run(scenario())
+
+
 def test_usual_time_that_is_out_of_date_is_forgotten():
     async def scenario():
         places = Places(1, 10)
         for _ in range(30):
             await places.take(later(30))
-            places.give_back(20.0)
+            places.give_back(20.0, is_answered=True)
         for _ in range(200):
             await places.take(later(100))
             task = asyncio.ensure_future(places.take(later(5)))
             await waiting(places, 1)
-            places.give_back()
+            places.give_back(0.1, is_answered=True)
             try:
                 await task
             except Refusal:
