@@ -1,9 +1,10 @@
 """Goodput of ``ls-edge serve`` under more and more connections, next to a FastAPI service with the same engines.
 
 Both have two processes with an engine thread each: two peers that hold all blocks, and two workers of uvicorn. Each
-connection sends the same JPEG again as soon as it has an answer; after 503 it waits as long as ``Retry-After`` says. An
-answer is good if it has status 200 and comes within the budget. Rounds alternate. Without FastAPI (``pip install
-fastapi uvicorn``), ``ls-edge serve`` is measured alone.
+connection sends the same JPEG again as soon as it has an answer; after 503 it waits as long as ``Retry-After`` says.
+An answer is good if it has status 200 and comes within the budget. Rounds alternate. ``slow boards`` are two peers
+whose engines wait for 160 ms an image: their rows depend on the queue, and little on the load of the machine. Without
+FastAPI (``pip install fastapi uvicorn``), ``ls-edge serve`` is measured alone.
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ from benchmarks.common import (
 )
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from tests.data import bombs
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
 
 MODEL = "vit_tiny_patch16_224"
 CONNECTIONS = (4, 16, 64, 256)
 BUDGET_S = 2.0
+SLOW_MS = 20
+"""Time of each of eight blocks on a slow board."""
 BAR = 0.95
 """Least goodput at any number of connections, as a share of the best."""
 
@@ -48,16 +53,19 @@ BAR = 0.95
 def run(quick: bool) -> dict[str, Any]:
     """Measure each server with each number of connections."""
     bundle = bundle_of("vit_digits") if quick else bundle_of(MODEL)
-    rounds, seconds, levels = (1, 0.5, CONNECTIONS[:2]) if quick else (5, 3.5, CONNECTIONS)
+    rounds, seconds, levels = (1, 1.0, CONNECTIONS[:2]) if quick else (5, 3.5, CONNECTIONS)
     image = bombs.save(bombs.Image.effect_noise((640, 480), 64).convert("RGB"), "JPEG")
     found: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
     with contextlib.ExitStack() as stack:
         peers = stack.enter_context(local_cluster(bundle, {"a": "all", "b": "all"}))
         servers = {"ls-edge serve": stack.enter_context(http_server(peers.path, bundle))[1]}
+        tiny = bundle_of("vit_digits")
+        boards = stack.enter_context(local_cluster(tiny, {"a": "all", "b": "all"}, kind=_SlowBoards))
+        servers["slow boards"] = stack.enter_context(http_server(boards.path, tiny))[1]
         if importlib.util.find_spec("fastapi") is not None:
             servers["FastAPI"] = stack.enter_context(_fastapi(bundle))
         for _, name in in_turn(list(servers), rounds):
-            path = f"/predict?budget_ms={BUDGET_S * 1e3:g}" if name == "ls-edge serve" else "/predict"
+            path = "/predict" if name == "FastAPI" else f"/predict?budget_ms={BUDGET_S * 1e3:g}"
             for count in levels:
                 report_progress(f"{name}: {count} connections")
                 answers = asyncio.run(_load(servers[name], path, image, count, seconds))
@@ -78,6 +86,15 @@ def run(quick: bool) -> dict[str, Any]:
         for rates in [[sum(_is_good(*one) for one in answers) / seconds for answers in runs]]
     ]
     return {"model": bundle.name, "budget_ms": BUDGET_S * 1e3, "bar": BAR, "image_bytes": len(image), "rows": rows}
+
+
+class _SlowBoards(FaultyCluster):
+    """Peers whose engines wait instead of computing, so that the processor is free."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for name in ("a", "b"):
+            self.set_faults(name, Faults(least_ms=SLOW_MS))
 
 
 def _is_good(status: int, taken: float) -> bool:
