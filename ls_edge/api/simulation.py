@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -13,11 +14,18 @@ import msgspec
 from msgspec import Meta
 from rich.console import Console
 
+from ls_edge.api.models import images_for
+from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.core.logs import OnProgress, ignore_progress
+from ls_edge.core.logs import OnProgress, ignore_progress, warn_in_python
 from ls_edge.core.order_costs import OrderCosts, read_order_costs
 from ls_edge.core.validation import Settings, flag
+from ls_edge.data.datasets import ImageSet, open_data
+from ls_edge.data.preprocess import Preprocessor, iterate_batches
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.evaluation.availability import Interval
+from ls_edge.evaluation.run_summary import wilson
 from ls_edge.evaluation.simulation_summary import (
     FleetSettings,
     SimulationSummary,
@@ -64,6 +72,11 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
     seed: int = 0
     churn: tuple[str, ...] = ()
     until: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    execute: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        flag("Answers whose orders run through the engines here, each on an image of --data."),
+    ] = None
+    data: str | None = None
     source: str | None = None
     links: str | None = None
     codec: Literal["raw", "fp16", "int8"] = "raw"
@@ -138,6 +151,7 @@ class Fleet:
         churn = read_losses(asked.churn)
         outage_s = max((loss.outage_s for loss in churn), default=0.0)
         shared = {name: value for name, value in msgspec.structs.asdict(asked).items() if name in _SHARED}
+        shared["execute"] = asked.execute or 0
         settings = FleetSettings(**{**shared, "max_skips": skips}, outage_s=outage_s)
         sites, assumed = sites_of(self.problem, settings, site_size=asked.site_size, churn=churn, costs=self.costs)
         context = simulation_context(
@@ -151,10 +165,35 @@ class Fleet:
     def simulate(
         self, executor: Executor | None, on_progress: OnProgress
     ) -> tuple[SimulationResult, list[SiteOutcome]]:
-        """Simulate all sites."""
+        """Simulate all sites, and run some of the orders."""
+        if (self.asked.execute is None) != (self.asked.data is None):
+            raise UsageError("orders run on labeled images: give both --execute N and --data DATA")
+        images = None if self.asked.data is None else open_data(self.asked.data, "eval")
         sites, context = self.prepare(self.asked)
         outcomes = simulate_fleet(sites, executor, lambda done, total: on_progress(done, total, "requests"))
-        return SimulationResult(**msgspec.structs.asdict(summarize_simulation(outcomes, context))), outcomes
+        found = msgspec.structs.asdict(summarize_simulation(outcomes, context))
+        if images is not None:
+            found |= self._run_orders([order for one in outcomes for order in one.orders], images)
+        return SimulationResult(**found), outcomes
+
+    def _run_orders(self, orders: list[Arrangement], images: ImageSet) -> dict[str, Any]:
+        """Run orders through the engines of this machine, each on another image, and return the accuracy."""
+        random.Random(self.asked.seed).shuffle(orders)
+        wanted = orders[: self.asked.execute]
+        if not wanted:
+            return {}
+        hits: list[bool] = []
+        about = self.bundle.manifest
+        some = images_for(images, about.trained_on, about.classes, len(wanted), warn_in_python)
+        with Pipeline.open(self.bundle, threads=1) as pipeline:
+            batches = iterate_batches(some, Preprocessor(about.image), 1)
+            for (pixels, labels), order in zip(batches, wanted, strict=False):
+                hits.append(bool(pipeline.forward(pixels, order).argmax() == labels[0]))
+        return {
+            "top1": sum(hits) / len(hits),
+            "top1_interval": Interval(*(wilson(sum(hits), len(hits)) or (0.0, 1.0))),
+            "executed": len(hits),
+        }
 
     def sweep(
         self,
@@ -165,8 +204,8 @@ class Fleet:
         on_progress: OnProgress,
     ) -> SweepResult:
         """Simulate all combinations of a grid that the file ``out`` lacks."""
-        if self.asked.until is not None:
-            raise UsageError("--sweep has --seeds instead of --until; leave --until out")
+        if self.asked.until is not None or self.asked.execute is not None:
+            raise UsageError("--sweep has --seeds instead of --until, and no --execute; leave them out")
         digest = hashlib.sha256(f"{self.problem} {self.costs}".encode()).hexdigest()[:16]
         document = SweepDocument(sweep, seeds, f"{msgspec.structs.asdict(self.asked)} {digest}", [])
         if out is not None:

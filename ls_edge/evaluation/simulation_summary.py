@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.parts import ShownPart
 from ls_edge.core.text import counted, show_hours, show_nines, show_nines_range
 from ls_edge.evaluation.availability import Batches, Interval, ShareEstimate
@@ -72,6 +73,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     outage_s: float = 0.0
     """Mean time for which a device is lost; 0 if none is."""
+    execute: int = 0
+    """Number of answers whose orders run through the engines of this machine."""
     until: float | None = None
     """Half of the interval of whole answers, as a fraction of the other answers, at which the simulation may end."""
 
@@ -101,7 +104,10 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     degraded: int
     failed: int
     top1: float | None
-    """Always null: no engine runs, so nothing is classified."""
+    """Accuracy of :attr:`executed` orders, each on another image; null without any."""
+    top1_interval: Interval | None
+    executed: int
+    """Number of answers, drawn from all of them, whose orders ran through the engines."""
     throughput: float | None
     """Answers per second of the fleet: the sum over sites, each from its first submission to its last answer."""
     throughput_interval: Interval | None
@@ -172,6 +178,8 @@ class SiteOutcome:
     power: dict[str, Power] = field(default_factory=dict)
     """Power by profile."""
     link_bytes: dict[str, int] = field(default_factory=dict)
+    orders: list[Arrangement] = field(default_factory=list)
+    """Arrangements of some answers, drawn from all of them."""
     up: list[tuple[float, int]] = field(default_factory=list)
     """Times of changes, and the number of devices with blocks that are up from then on."""
 
@@ -243,6 +251,8 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
         degraded=int((states == DEGRADED).sum()),
         failed=len(states) - answered,
         top1=None,
+        top1_interval=None,
+        executed=0,
         throughput=_rounded(sum(rates) / rounds) if rates else None,
         throughput_interval=_rounded_interval(*batches.rate(is_answered), times=context.sites) if rates else None,
         latency_ms=Quantiles(**{name: _rounded(v) for name, v in msgspec.structs.asdict(quantiles(latency)).items()}),

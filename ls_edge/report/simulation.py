@@ -65,6 +65,9 @@ def print_simulation(summary: SimulationSummary, console: Console) -> None:
         "devices lost": f"{losses.count:,}{_kinds(losses.by_kind)}",
         "devices up": show_percent(losses.up_share),
     }
+    if summary.top1 is not None:
+        accuracy = show_percent(summary.top1) + _range(summary.top1_interval, show_percent)
+        rows["accuracy"] = f"{accuracy} of {counted(summary.executed, 'order')} that ran, each on another image"
     for name, one in summary.profiles.items():
         rows[f"busy: {name}"] = f"{show_percent(one.busy)} of {counted(one.devices, 'device')}"
         if one.watts is not None:

@@ -9,6 +9,7 @@ import pytest
 import ls_edge
 from ls_edge.core.bundle import Bundle
 from ls_edge.device.sensors import Sensors
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 
 CHURN = {"churn": "up=2s,down=500ms", "rate": 20.0, "budget_ms": 100.0, "max_skips": 0}
@@ -60,6 +61,28 @@ def test_a_grid_gives_the_same_on_any_executor(tiny_bundle, profile):
     assert "replicas" in str(found)
 
 
+def test_a_sample_of_the_orders_runs_on_images(tiny_bundle, profile, monkeypatch):
+    """The orders that run are those of answers, skipped blocks included, and the accuracy is that of the engines."""
+    ran = []
+    forward = Pipeline.forward
+
+    def watched(self, images, order):
+        ran.append(order)
+        return forward(self, images, order)
+
+    monkeypatch.setattr(Pipeline, "forward", watched)
+    settings = {"devices": 4, "requests": 60, "site_size": 2, "policy": "random", **CHURN, "max_skips": 2, "seed": 3}
+    usual = ls_edge.simulate(tiny_bundle, [profile], **settings)
+    assert (usual.top1, usual.executed, ran) == (None, 0, [])
+    found = ls_edge.simulate(tiny_bundle, [profile], **settings, execute=12, data="digits")
+    assert found.executed == len(ran) == 12
+    assert 0 <= found.top1_interval.low <= found.top1 <= found.top1_interval.high <= 1
+    assert found.top1 * 12 == pytest.approx(round(found.top1 * 12))
+    assert len(set(ran)) > 6, "random orders"
+    assert (found.answered, found.latency_ms) == (usual.answered, usual.latency_ms), "sampling changes no course"
+    assert "of 12 orders that ran" in str(found)
+
+
 @pytest.mark.slow
 @pytest.mark.leaks_ok("Dask keeps threads and sockets for a while")
 def test_a_grid_runs_on_a_local_dask_cluster(tiny_bundle, profile):
@@ -78,6 +101,7 @@ def test_a_grid_runs_on_a_local_dask_cluster(tiny_bundle, profile):
         ({"mbit": 0}, "mbit is 0; it has to be a number above 0"),
         ({"policy": "best"}, "unknown policy 'best'"),
         ({"until": 2.0}, "until is 2.0; it has to be a number above 0 below 1"),
+        ({"execute": 5}, "give both --execute N and --data DATA"),
         ({"sweep": {"seed": [1, 2]}}, "--sweep 'seed=1,2' cannot be read"),
     ],
 )

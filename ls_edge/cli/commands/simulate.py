@@ -47,6 +47,7 @@ from ls_edge.runtime.fleet.simulation.sweep import parse_sweep
     "Mean up and down times, such as up=10m,down=30s, or a CSV of device,time,up|down; may be repeated.",
     "SPEC|FILE",
 )
+@options.text("--data", "Labeled images for --execute: a folder, a tar, 'digits', or a timm data set.", "DATA")
 @options.POLICY
 @options.MAX_SKIPS
 @options.BUDGET_MS
@@ -74,8 +75,8 @@ def command(
 
     Runs the routing of peers and sources in simulated time, with devices and links as fast as they were measured.
     Devices form sites of --site-size, planned for throughput. The source of a site submits the next image when one is
-    answered, or at random times with --rate. No engine runs, so the result has no accuracy. The same flags give the
-    same result, with any --jobs.
+    answered, or at random times with --rate. No engine runs, except for --execute. The same flags give the same
+    result, with any --jobs.
 
     Exit code 3 if an answer skipped blocks or a request failed, 1 if none was answered.
     """

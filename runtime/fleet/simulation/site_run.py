@@ -7,12 +7,14 @@ they arrive at random times (a Poisson process) and wait if too many are in flig
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.records import hops_of
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, Power, SiteOutcome
 from ls_edge.runtime.fleet.planning.scoring import simulation_of
@@ -45,7 +47,7 @@ class _SiteRun:
         self._sim.on_end = self._end
         self._source_s, self._source_free = site.problem.source_ms(site.placement) / 1e3, 0.0
         self._budget_s = site.settings.budget_ms / 1e3
-        self._submitted = self._under_way = self._over = 0
+        self._submitted = self._under_way = self._over = self._answers = 0
         self._waiting: deque[int] = deque()
         """Requests that wait because too many are in flight."""
         self._sent: list[int] = []
@@ -53,6 +55,9 @@ class _SiteRun:
         self._open: dict[int, None] = {}
         """Requests that have not ended."""
         self._has_source = True
+        self._drawn = random.Random(f"{seed} orders")
+        self._kept = math.ceil(site.settings.execute * site.requests / site.settings.requests)
+        """Number of answers whose orders are kept."""
         self._outcome = SiteOutcome(
             submitted_s=np.zeros(site.requests),
             latency_s=np.zeros(site.requests),
@@ -195,7 +200,16 @@ class _SiteRun:
         if end.why_skipped:
             outcome.reasons[end.why_skipped] += 1
         outcome.hops += hops_of(end.itinerary.visits)
+        self._keep_order(end.itinerary.arrangement)
         self._close(number, DEGRADED if skipped else WHOLE)
+
+    def _keep_order(self, order: Arrangement) -> None:
+        """Keep the order of an answer, or let it replace a kept one, so that all are as likely to stay."""
+        self._answers += 1
+        if len(self._outcome.orders) < self._kept:
+            self._outcome.orders.append(order)
+        elif self._kept and (place := self._drawn.randrange(self._answers)) < self._kept:
+            self._outcome.orders[place] = order
 
     def _close(self, number: int, state: int, error: str = "") -> None:
         outcome = self._outcome
