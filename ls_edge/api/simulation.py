@@ -169,6 +169,11 @@ class Fleet:
         if (self.asked.execute is None) != (self.asked.data is None):
             raise UsageError("orders run on labeled images: give both --execute N and --data DATA")
         images = None if self.asked.data is None else open_data(self.asked.data, "eval")
+        if images is not None and len(images) < (self.asked.execute or 0):
+            raise UsageError(
+                f"--execute {self.asked.execute} needs as many images, {self.asked.data} has {len(images)}; give more "
+                "images, or a smaller number"
+            )
         sites, context = self.prepare(self.asked)
         outcomes = simulate_fleet(sites, executor, lambda done, total: on_progress(done, total, "requests"))
         found = msgspec.structs.asdict(summarize_simulation(outcomes, context))

@@ -101,6 +101,7 @@ def test_a_grid_runs_on_a_local_dask_cluster(tiny_bundle, profile):
         ({"mbit": 0}, "mbit is 0; it has to be a number above 0"),
         ({"policy": "best"}, "unknown policy 'best'"),
         ({"until": 2.0}, "until is 2.0; it has to be a number above 0 below 1"),
+        ({"execute": 99_999, "data": "digits"}, "--execute 99999 needs as many images, digits has "),
         ({"execute": 5}, "give both --execute N and --data DATA"),
         ({"sweep": {"seed": [1, 2]}}, "--sweep 'seed=1,2' cannot be read"),
     ],
