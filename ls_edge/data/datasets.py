@@ -175,10 +175,11 @@ def describe(account: Mapping[str, Any]) -> str:
     names = account["classes"]
     listed = ", ".join(names if len(names) <= 4 else [*names[:2], "…", names[-1]])
     classes = f"{counted(len(names), 'class', 'classes')} ({listed})" if names else "no classes"
-    return f"{account['data']}: {counted(account['images'], 'image')}, {classes}{_ignored(account['ignored'])}"
+    return f"{account['data']}: {counted(account['images'], 'image')}, {classes}{describe_ignored(account['ignored'])}"
 
 
-def _ignored(reasons: Mapping[str, int]) -> str:
+def describe_ignored(reasons: Mapping[str, int]) -> str:
+    """Return how many files are ignored, by reason, to append to a line; empty if there are none."""
     if not reasons:
         return ""
     listed = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
@@ -326,7 +327,7 @@ def _image_set(
     reasons = Counter(reason for _, reason in listing.reasons())
     if not images:
         raise DataError(
-            f"{where} holds no images{_ignored(reasons)}; expected class folders with files ending in "
+            f"{where} holds no images{describe_ignored(reasons)}; expected class folders with files ending in "
             f"{', '.join(sorted(EXTENSIONS))}"
         )
     class_of = {path: unicodedata.normalize("NFC", path.split("/", 1)[0]) for path in images if "/" in path}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from ls_edge.core.errors import DataError
+from ls_edge.core.text import counted
 from ls_edge.data.any_image import read_any, read_whole
 from ls_edge.data.camera import frames, is_live, is_video, opencv
+from ls_edge.data.datasets import describe_ignored
 from ls_edge.data.image_files import EXTENSIONS, read_folder
 
 
@@ -24,6 +27,8 @@ class ImageInput:
     name: str
     read: Callable[[], Any] | None = None
     error: DataError | None = None
+    note: str = ""
+    """Account of the folder of which this is the first image."""
 
 
 def expand_argument(given: str) -> Iterator[ImageInput]:
@@ -43,15 +48,19 @@ def expand_argument(given: str) -> Iterator[ImageInput]:
 
 def _folder(given: str) -> Iterator[ImageInput]:
     try:
-        tree = read_folder(Path(given)).images
+        listing = read_folder(Path(given))
     except DataError as error:
         yield ImageInput(given, error=error)
         return
+    tree, left_out = listing.images, describe_ignored(Counter(reason for _, reason in listing.reasons()))
+    note = left_out and f"{given}: {counted(len(tree), 'image')}{left_out}"
     if not tree:
         endings = ", ".join(sorted(EXTENSIONS))
-        yield ImageInput(given, error=DataError(f"the folder has no images; their names must end in {endings}"))
+        why = f"the folder has no images{left_out}; their names must end in {endings}"
+        yield ImageInput(given, error=DataError(why))
     for name in sorted(tree):
-        yield ImageInput(str(Path(given) / name), tree[name])
+        yield ImageInput(str(Path(given) / name), tree[name], note=note)
+        note = ""
 
 
 def read_images(inputs: Iterable[ImageInput]) -> Generator[tuple[str, bytes | np.ndarray | DataError], None, None]:

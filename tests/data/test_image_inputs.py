@@ -43,6 +43,14 @@ def test_an_input_that_cannot_be_read_is_an_error_in_its_place(tmp_path, name, c
     assert found[str(tmp_path / "more" / "a.png")] == b"a"
 
 
+def test_the_first_image_of_a_folder_says_what_is_left_out(tmp_path):
+    write_folder(tmp_path / "photos", {"a.png": b"a", "b.heic": b"b", "c.heic": b"c", "d.png": b""})
+    (first,) = expand_argument(str(tmp_path / "photos"))
+    assert first.note == f"{tmp_path / 'photos'}: 1 image; 3 files ignored: .heic 2, empty 1"
+    (tmp_path / "photos" / "z.png").write_bytes(b"z")
+    assert [item.note for item in expand_argument(str(tmp_path / "photos"))][1:] == [""]
+
+
 def test_a_folder_without_images_is_an_error(tmp_path):
     (error,) = read(tmp_path).values()
     assert "the folder has no images; their names must end in" in str(error)

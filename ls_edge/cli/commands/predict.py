@@ -88,6 +88,9 @@ def command(
     file = None if peers is None else open_peers(peers)
     opened = None if bundle is None else Bundle.open(bundle)
     inputs = [item for given in images for item in expand_argument(given)]
+    for item in inputs:
+        if item.note:
+            click.echo(f"ls-edge: {printable(item.note)}", err=True)
     if all(item.error is not None for item in inputs):  # no need for peers
         for item in inputs:
             Prediction(item.name, error=str(item.error)).show(as_json=as_json)
