@@ -17,10 +17,11 @@ from ls_edge.core.parts import HEAD
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.export.calibration import Samples
 from ls_edge.export.file_checks import check_files
 from ls_edge.export.settings import ExportSettings
 from ls_edge.export.targets import PartsView
-from ls_edge.export.verify import generated_images, verify_numbers, verify_run
+from ls_edge.export.verify import Verified, generated_images, verify_accuracy, verify_numbers, verify_run
 from ls_edge.export.writer import _draft as draft_manifest
 from ls_edge.export.writer import export_run, parts_of
 from ls_edge.training.config import RunRecord, TrainConfig
@@ -188,6 +189,34 @@ def test_a_part_that_is_wrong_at_one_batch_size_is_named(exported, loaded, batch
             verify_numbers(
                 PartsView(loaded.view), Pipeline(exported, engines, chain.choice), images, source="", precision="fp32"
             )
+
+
+class Unordered(Pipeline):
+    """A chain that is right in trained order only."""
+
+    def forward(self, images, arrangement=None):
+        return super().forward(images)
+
+
+def test_a_chain_that_is_wrong_in_other_orders_only_is_named(exported, loaded):
+    images = generated_images(loaded.record.image)
+    with Pipeline.open(exported, threads=1, provider="cpu") as chain:
+        wrong = Unordered(exported, chain.executor.engines, chain.choice)
+        with pytest.raises(VerificationError, match=r"^the chain in order \[(?!0, 1, 2\]).*\] differs from PyTorch"):
+            verify_numbers(PartsView(loaded.view), wrong, images, source="", precision="fp32")
+
+
+def test_a_loss_of_accuracy_is_named(exported, loaded):
+    view, images = PartsView(loaded.view), generated_images(loaded.record.image, 20)
+    with torch.no_grad():
+        labels = view.forward(torch.from_numpy(images), range(view.num_blocks)).numpy().argmax(1)
+    result = Verified("int8", "", "", (1, 2))
+    with Pipeline.open(exported, threads=1, provider="cpu") as chain:
+        verify_accuracy(view, chain, Samples(images, labels), result)
+        assert result.top1 == {"pytorch": 1.0, "bundle": 1.0, "images": 20}
+        engines = {**chain.executor.engines, HEAD: Spoilt(chain.executor.engines[HEAD], lambda logits: -logits)}
+        with pytest.raises(VerificationError, match=r"int8 answers 0.0000 of 20 held-out images .*PyTorch 1\.0"):
+            verify_accuracy(view, Pipeline(exported, engines, chain.choice), Samples(images, labels), result)
 
 
 def test_a_large_mean_of_the_logits_does_not_hide_wrong_ones_in_int8(make_run, tmp_path):
