@@ -1,6 +1,7 @@
 """Recorded losses: read from files, and replayed in simulated time."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,9 @@ def test_unusable_traces_are_one_line(write, text, message):
 def test_a_missing_trace_is_one_line():
     with pytest.raises(UsageError, match=r"--churn none\.csv: cannot be read"):
         read_losses(["none.csv"])
+
+
+def test_the_shipped_example_is_a_week_of_four_boards():
+    trace = Trace.read(Path(__file__).parents[3] / "examples" / "traces" / "home.csv")
+    assert (len(trace.devices), trace.seconds) == (4, 7 * 86400.0)
+    assert {state for device in trace.devices for _, state in device} == {"up", "kill", "stop"}
