@@ -17,7 +17,7 @@ from ls_edge.core.records import PeerReport, PeerState
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.clients.session import Client, Session, source_name
 from ls_edge.runtime.protocol import framing
-from ls_edge.runtime.protocol.messages import Chunk, FindingRow, Findings, Inspect, Message, Want, Welcome
+from ls_edge.runtime.protocol.messages import Chunk, Complaint, FindingRow, Findings, Inspect, Message, Want, Welcome
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 
@@ -83,7 +83,11 @@ class Observer(Client):
         now = time.monotonic()
         for name, message in found:
             if name in self._large:
-                self._large[name][2].discard(type(message).__name__)
+                awaited = self._large[name][2]
+                if isinstance(message, Complaint) and Chunk.__name__ in awaited:  # it does not know the request
+                    awaited.discard(Chunk.__name__)
+                    self.sessions[name].complaint = ""
+                awaited.discard(type(message).__name__)
         for name, session in self.sessions.items():
             due = not session.waiting and now >= session.greeted_at + GREET_EVERY_S
             if session.up and not session.complaint and due and len(session.greetings) < SAMPLES:
@@ -103,8 +107,15 @@ class Observer(Client):
         self._large[name] = session, time.monotonic(), awaited
 
     def _judge_large(self, name: str, session: Session, now: float) -> None:
-        """Record whether the large messages to a peer have been answered; their loss ends the link."""
+        """Record whether the large messages to a peer have been answered; their loss ends the link.
+
+        A peer need not send its manifest. Nothing passes a stuck piece of it, so the answer to a later greeting tells.
+        """
         asked, at, awaited = self._large.get(name, (session, now, set()))
+        if awaited == {Chunk.__name__} and asked is session and now > at + self._patience / 2:
+            at, awaited = now, {Welcome.__name__}
+            self.greet(name)
+            self._large[name] = session, at, awaited
         if name in self._large and (not awaited or asked is not session or now > at + self._patience):
             del self._large[name]
             (self.small_only.add if awaited else self.small_only.discard)(name)

@@ -269,5 +269,12 @@ def test_counts_are_those_of_the_code():
     section = TEXT.split("## What is malformed")[1].split("\n## ")[0]
     source = "".join(Path(module.__file__).read_text() for module in (node, inbox, handshake))
     counted = set(re.findall(r'(?:counts\[|count\(|drop\(event, )"([a-z ]+)"', source)) - {"unsendable"}
-    assert counted == {"connections refused", "malformed", "hello refused", "before hello", "complaints"}
+    assert counted == {
+        "connections refused",
+        "malformed",
+        "hello refused",
+        "before hello",
+        "complaints",
+        "two of one name",
+    }
     assert all(f"`{what}`" in section for what in counted)
