@@ -162,7 +162,7 @@ def test_names_and_blocks_are_drawn_beside_each_other(server, browser, width):
 def test_the_minute_is_counted_by_second_and_failures_are_those_of_the_server(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("ls_edge.runtime.serve.live_page.time.monotonic", lambda: now[0])
-    page = LivePage(None)
+    page = LivePage(None, None)
 
     def end(error=None, *latencies, degraded=False):
         async def handle(_request):
