@@ -121,6 +121,7 @@ def test_a_line_answers_again_after_a_flood_of_work_without_a_source(at):
     assert not any(sim.processes[name].machine.held for name in "abc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [("a",), ("b", "c"), ("c",)])
 def test_a_line_answers_during_a_flood_of_work_without_a_source(at):
     """Peers share their credits among sources and the peers that send work of unknown ones."""
