@@ -28,6 +28,7 @@ def write(cluster, name, change):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle, ls_edge, complaints):
     make_bundle(tmp_path / "bundle", blocks=4)

@@ -100,6 +100,7 @@ def test_a_peer_that_only_other_peers_reach_is_a_holder(ls_edge, serve_peers, tm
     assert json.loads(done.stdout)["peers"]["b"]["reason"].endswith("; it is reached through a")
 
 
+@pytest.mark.slow
 def test_missing_links_between_peers_are_named(ls_edge, tiny_bundle, tmp_path):
     placement = {"a": range(4), "b": range(2, 6), "c": range(6)}
     local = LocalCluster(tmp_path / "local", tiny_bundle, placement, keys=True, sources=["laptop"])

@@ -144,6 +144,7 @@ def test_invalid_arguments_are_named(tiny_bundle):
         assert text in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_json_document(tiny_bundle):
     arguments = [
         "--requests",
