@@ -98,7 +98,7 @@ class Importance(msgspec.Struct, frozen=True):
         changed = max(1, *(one.lost + one.won for one in changes.values())) / worst.images
         return (
             f"cannot tell with {counted(worst.images, 'image')} whether {next(iter(changes)).split()[0]} a block costs "
-            f"accuracy: the largest change, {-100 * worst.cost:+.1f} points, may be chance; about "
+            f"accuracy: the largest change, {_points(-worst.cost)}, may be chance; about "
             f"{images_needed(changed, SHOWN, tests):,} images would do to see a cost of one point"
         )
 
@@ -195,7 +195,7 @@ def _columns(found: Importance) -> dict[str, list[str]]:
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:+.1f} points"
+    return f"{round(100 * share, 1) + 0.0:+.1f} points"  # + 0.0 because nobody reads "-0.0 points" as none
 
 
 def _empty_cells(found: Importance, _: Sequence[Sequence[int]]) -> str:

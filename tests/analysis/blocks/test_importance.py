@@ -37,6 +37,11 @@ def test_a_block_that_adds_nothing_costs_nothing():
     assert all(one.importance for one in found.blocks if one.block != 2)
 
 
+def test_no_change_is_written_without_a_minus_sign():
+    found = analyzed(Residual(zeroed=range(5)), "importance").importance
+    assert "the largest change, +0.0 points," in found.costs
+
+
 def test_a_block_moves_to_the_far_end_of_its_band_or_not_at_all():
     blocks = analyzed(Residual(), "importance", bands=Bands.from_json("0/1-3/4")).importance.blocks
     assert [one.moved_to for one in blocks] == [None, 3, 3, 1, None]
