@@ -22,7 +22,7 @@ from ls_edge.device.requirements import require_import
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm")
 STREAMS = ("rtsp://", "rtsps://", "http://", "https://")
-_KEPT = 4
+_KEPT = 8
 """Number of decoded frames of a file that are kept for threads that read slightly out of order."""
 _JOIN_S = 2.0
 """Limit on the wait for the last frame of a live source, in seconds."""
@@ -148,10 +148,13 @@ class VideoFile:
 
     def _at(self, index: int) -> np.ndarray | None:
         with self._lock:
-            if index not in self._recent and not self._next <= index < self._next + _KEPT:
-                self._capture.set(opencv().CAP_PROP_POS_FRAMES, index)
-                self._next = index
+            if index < self._next and index not in self._recent:
+                # OpenCV seeks by the header's count and by key frames, and may arrive at another frame.
+                self._capture.release()
+                self._capture, self._next = self._opened(), 0
                 self._recent.clear()
+            while self._next < index - _KEPT and self._capture.grab():
+                self._next += 1
             while self._next <= index:
                 there, frame = self._capture.read()
                 if not there:

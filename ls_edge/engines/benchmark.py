@@ -86,7 +86,8 @@ def bench(
     threads = usable_threads(threads)
     images, resident = noise_images(bundle, batch), resident_bytes()
     with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind, max_batch=batch) as pipeline:
-        choice, memory = pipeline.choice, taken_bytes(resident, pipeline.executor.workspace)
+        choice, files = pipeline.choice, {part for name, part in bundle.manifest.part_names() if name != "whole"}
+        memory = taken_bytes(sum(part.bytes for part in files), resident, pipeline.executor.workspace)
         raw, origin = monolith
         if choice.kind == "tensorrt" and bundle.manifest.parts.whole is None:
             raw, origin = None, "TensorRT needs a whole.onnx in the bundle; export it with --whole"

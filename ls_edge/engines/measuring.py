@@ -157,12 +157,16 @@ def library_of(kind: str) -> str:
     return f"onnxruntime {onnxruntime_module().__version__}" if kind == "onnx" else "tensorrt"
 
 
-def taken_bytes(resident: int | None, workspace: CudaWorkspace | None) -> int:
-    """Return the growth of this process since ``resident`` plus that of the GPU's memory, if it is separate memory."""
-    host = 0 if resident is None else max(0, (resident_bytes() or 0) - resident)
+def taken_bytes(files: int, resident: int | None, workspace: CudaWorkspace | None) -> int:
+    """Return the growth of this process since ``resident`` plus that of the GPU's memory, if it is separate memory.
+
+    It is at least ``files``, the bytes of the open parts: a process that reuses freed memory does not grow.
+    """
+    host = 0 if resident is None else (resident_bytes() or 0) - resident
     if workspace is None:
-        return host
-    return max(host, workspace.taken_bytes()) if workspace.is_integrated else host + workspace.taken_bytes()
+        return max(files, host)
+    taken = workspace.taken_bytes()
+    return max(files, host, taken) if workspace.is_integrated else max(files, max(0, host) + taken)
 
 
 def resident_bytes() -> int | None:

@@ -104,13 +104,14 @@ def profile_bundle(
     with Pipeline.open(
         bundle, threads=threads, provider=provider, kind=kind, max_batch=sizes[-1], on_step=note
     ) as pipeline:
-        taken, workspace = taken_bytes(resident, pipeline.executor.workspace), pipeline.executor.workspace
+        parts, workspace = _loads(bundle, marks), pipeline.executor.workspace
+        taken = taken_bytes(sum(part.file_bytes for part in parts), resident, workspace)
         multiprocessors = _multiprocessors(workspace)
         for done, size in enumerate(sizes, opened):
             on_step(done, steps, f"batch {size}")
             measured[size] = time_batch(pipeline, size, duration, device.sensors, visits_s=duration / 4)
     on_step(steps, steps, "done")
-    parts, (alone, power) = _loads(bundle, marks), measured[sizes[0]]
+    alone, power = measured[sizes[0]]
     return _document(
         bundle,
         device,
@@ -122,7 +123,7 @@ def profile_bundle(
         threads=threads,
         batch={str(size): times for size, (times, _) in measured.items()},
         parts=parts,
-        memory_bytes=max(sum(part.file_bytes for part in parts), taken),
+        memory_bytes=taken,
         idle_watts=None if idle is None else idle.watts,
         energy_mj_per_image=alone.energy_mj_per_image,
     )
@@ -162,7 +163,7 @@ def profile_blocks(
         threads=getattr(engine, "threads", 1),
         batch=timed,
         parts=[PartLoad(name, 0.0, False, size, None) for name, size in sizes.items()],
-        memory_bytes=max(sum(sizes.values()), taken_bytes(None, executor.workspace)),
+        memory_bytes=taken_bytes(sum(sizes.values()), None, executor.workspace),
         idle_watts=None,
         energy_mj_per_image=None,
     )

@@ -73,6 +73,9 @@ def test_every_frame_is_used_whatever_the_header_says(clip, written):
     Path(clip).write_bytes(content)
     assert int(cv2.VideoCapture(clip).get(cv2.CAP_PROP_FRAME_COUNT)) == written
     assert [shade(frame) for frame in frames(clip)] == pytest.approx(SHADES, abs=4)
+    video = VideoFile(clip)
+    for index in (11, 2, 10, 0, 9):
+        assert shade(video.read(index)) == pytest.approx(SHADES[index], abs=4), index
     images = open_data(clip, "eval")
     arrays = [array for _, _, array in iterate(images.take(None), Preprocessor(SPEC))]
     assert [127.5 * (array[2].mean() + 1) for array in arrays] == pytest.approx(SHADES, abs=4)

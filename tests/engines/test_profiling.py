@@ -116,14 +116,14 @@ def test_memory_of_the_gpu_counts_once(bundle, tmp_path, gpu, integrated, monkey
         workspace, opened = pipeline.executor.workspace, pipeline.executor.workspace.taken_bytes()
         assert opened > 0  # the memory of the kernels
         address = gpu.allocate("device", 10 * files).address
-        assert taken_bytes(0, workspace) == opened + 10 * files
+        assert taken_bytes(0, 0, workspace) == opened + 10 * files
         measured = profile_blocks(
             bundle, pipeline.executor, device, max_batch=1, duration=0.02, call=lambda function: function()
         )
         assert measured.device.multiprocessors == 8
         assert measured.memory_bytes == workspace.taken_bytes() > 10 * files
         monkeypatch.setattr("ls_edge.engines.measuring.resident_bytes", lambda: 10 * files)
-        assert taken_bytes(0, workspace) == workspace.taken_bytes() + (0 if integrated else 10 * files)
+        assert taken_bytes(0, 0, workspace) == workspace.taken_bytes() + (0 if integrated else 10 * files)
         gpu.free("device", address)
 
 
