@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ONE_THREAD
+from ls_edge.core.errors import LsEdgeError
+from ls_edge.core.files import check_writable, write_output
 
 USUAL = ("hop", "throughput", "recovery", "tracks")
 BY_NAME = (
@@ -68,11 +70,15 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join((*USUAL, *BY_NAME))}")
     os.environ.update(ONE_THREAD)  # read when numpy is loaded
+    if asked.json is not None:
+        try:
+            check_writable(asked.json)
+        except LsEdgeError as error:
+            parser.error(str(error))
 
     from rich.console import Console
 
     from benchmarks.common import load, machine, report_progress
-    from ls_edge.core.errors import LsEdgeError
 
     options: dict[str, dict[str, Any]] = {
         "recovery": {"compare": asked.compare},
@@ -103,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
             console.print_json(data=results)
         console.print(f"{name}: load {before[0]} before, {load()[0]} after", highlight=False)
     if asked.json is not None:
-        asked.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_output(asked.json, json.dumps(document, indent=1) + "\n")
     return code
 
 

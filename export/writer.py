@@ -287,6 +287,8 @@ def check_target(out: Path) -> None:
         raise UsageError(f"{out} is not a folder; give --out a new one")
     if not out.exists():
         return
+    if out.is_mount():
+        raise UsageError(f"{out} is a mount point, which a bundle cannot replace; give --out a folder in it")
     names = sorted(
         path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir() or path.is_symlink()
     )

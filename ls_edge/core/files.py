@@ -106,10 +106,14 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 def check_writable(path: str | Path) -> None:
     """Raise the error with which :func:`open_output` would fail to write ``path``; call it before the work begins."""
     path = Path(path)
-    if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder; name a file")
     with _explained(path):
-        if path.exists() and not path.is_file():  # a pipe or a device
+        if path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder; name a file")
+        if path.is_char_device():
+            with path.open("wb", buffering=0) as device:
+                device.write(b"")  # fails for /dev/full
+            return
+        if path.is_fifo():  # opening it would wait for a reader
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
@@ -141,8 +145,9 @@ def check_standard_output() -> None:
 
 def _try_to_write(path: Path, folder: Path) -> None:
     """Write a nameless file into a folder: permissions alone do not show full disks and special file systems."""
-    if not folder.is_dir():
-        raise UsageError(f"cannot write {path}: {folder} is not a folder; give another path")
+    with _explained(path):
+        if not folder.is_dir():
+            raise UsageError(f"cannot write {path}: {folder} is not a folder; give another path")
     with _explained(path), tempfile.TemporaryFile(dir=folder) as trial:
         trial.write(bytes(4096))
         trial.flush()

@@ -134,18 +134,20 @@ def comparison_table(found: Sequence[Comparison]) -> tuple[list[str], list[list[
     return ["quantity", "row", "minus", "difference", "95 % interval", "p", "p (Holm)"], lines
 
 
-def write_tables(
-    path: Path, about: Sequence[str], rows: Sequence[Trained], found: Sequence[Comparison]
-) -> list[tuple[list[str], list[list[str]]]]:
-    """Write the tables as ``.md``, ``.tex`` and ``.csv`` with the lines ``about`` them, and return them."""
-    main, pairs = table(rows), comparison_table(found)
+def tables(rows: Sequence[Trained], found: Sequence[Comparison]) -> list[tuple[list[str], list[list[str]]]]:
+    """Return the table of the rows, and that of their comparisons if there are any."""
+    return [table(rows), comparison_table(found)] if found else [table(rows)]
+
+
+def write_tables(path: Path, about: Sequence[str], rows: Sequence[Trained], found: Sequence[Comparison]) -> None:
+    """Write the tables as ``.md``, ``.tex`` and ``.csv`` with the lines ``about`` them."""
+    main, *pairs = tables(rows, found)
     text = "\n\n".join([*about, markdown(*main)])
-    if found:
-        text += f"\nPaired t-tests over the seeds:\n\n{markdown(*pairs)}"
+    for one in pairs:
+        text += f"\nPaired t-tests over the seeds:\n\n{markdown(*one)}"
     write_output(path.with_suffix(".md"), text)
     write_output(path.with_suffix(".tex"), "".join(f"% {line}\n" for line in about) + latex(*main))
     write_output(path.with_suffix(".csv"), comma_separated(rows))
-    return [main, pairs] if found else [main]
 
 
 def _text(value: Measured | None) -> str:

@@ -92,6 +92,9 @@ def test_outputs_that_cannot_be_written_are_refused_with_advice(tmp_path):
     ):
         with pytest.raises(UsageError, match=rf"cannot write {path}: {why}"):
             check_writable(path)
+    with pytest.raises(LsEdgeError, match="cannot write /dev/full: No space left on device"):
+        check_writable("/dev/full")
+    check_writable("/dev/null")
     check_writable(tmp_path / "new" / "x")
     with pytest.raises(UsageError, match=r"Not a directory; give another path"):
         write_output(tmp_path / "file" / "x" / "y", "")

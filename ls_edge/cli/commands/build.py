@@ -14,11 +14,13 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
+from ls_edge.core.files import check_folder
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import EngineKind, load_peers
 from ls_edge.core.text import counted, name_blocks, parse_ranges
 from ls_edge.engines.opening import build_engines
 from ls_edge.engines.tensorrt.build import EngineOptions, this_device
+from ls_edge.engines.tensorrt.cache import default_folder
 from ls_edge.runtime.store.store import Store
 
 
@@ -66,6 +68,7 @@ def command(
         raise UsageError("--store holds the blocks of one peer; give --peers FILE and --name NAME too")
     if peers is not None and blocks is not None:
         raise UsageError("--blocks and --peers both say which blocks; leave one out")
+    check_folder(default_folder())
     opened = Bundle.open(bundle)
     ends: Sequence[str] = ("stem", "head")
     chosen: Sequence[int] = range(opened.num_blocks)

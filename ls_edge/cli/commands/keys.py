@@ -32,7 +32,7 @@ def command() -> None:
 )
 @click.argument("name")
 @options.output_folder("Folder for NAME.key and NAME.key_secret.", default=Path(), show_default="here")
-@options.path("--into", "peers.yaml to write the public key into, at its entry NAME.")
+@options.output("--into", "peers.yaml to write the public key into, at its entry NAME.")
 def new(name: str, out: Path, into: Path | None) -> None:
     """Create a key pair for the peer or source NAME.
 

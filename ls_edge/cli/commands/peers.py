@@ -80,7 +80,7 @@ def new(hosts: tuple[str, ...], bundle: Path | None, source: str | None, out: Pa
     examples=("ls-edge peers add orin-2 --into peers.yaml", "ls-edge peers add pi-3=10.0.0.13 --into peers.yaml"),
 )
 @click.argument("host", metavar="[NAME=]HOST")
-@options.path("--into", "peers.yaml to write the entry into.", required=True)
+@options.output("--into", "peers.yaml to write the entry into.", required=True)
 @options.text("--blocks", "Blocks of the board.  [default: all that the file names]", "BLOCKS")
 @options.output_folder("Folder for the key.", default=Path(), show_default="here")
 def add(host: str, into: Path, blocks: str | None, out: Path) -> None:
@@ -112,7 +112,7 @@ def add(host: str, into: Path, blocks: str | None, out: Path) -> None:
 
 @command.command("remove", cls=Command, examples=("ls-edge peers remove orin-1 --into peers.yaml",))
 @click.argument("name")
-@options.path("--into", "peers.yaml to remove the entry from.", required=True)
+@options.output("--into", "peers.yaml to remove the entry from.", required=True)
 def remove(name: str, into: Path) -> None:
     """Remove the entry of a board.
 
@@ -125,7 +125,7 @@ def remove(name: str, into: Path) -> None:
 
 @command.command("replace", cls=Command, examples=("ls-edge peers replace orin-1 --into peers.yaml --out new-keys",))
 @click.argument("name")
-@options.path("--into", "peers.yaml to write the new key into.", required=True)
+@options.output("--into", "peers.yaml to write the new key into.", required=True)
 @options.output_folder("Folder for the new key.", default=Path(), show_default="here")
 def replace(name: str, into: Path, out: Path) -> None:
     """Give the entry of a board a new key, for another board that takes its place.

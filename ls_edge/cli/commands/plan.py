@@ -72,7 +72,7 @@ _VERDICTS = {
     "ZONE=NAME,...",
 )
 @options.count("--batch", "Largest engine call.  [default: from --peers, or the best one in the profiles]", most=1024)
-@options.output("--out", "peers.yaml to write.", ours="")
+@options.output("--out", "peers.yaml to write.")
 @options.flag("--overwrite", "Replace the file of --out.")
 @options.path("--peers", "peers.yaml whose addresses and keys --out keeps.")
 @options.flag("--no-simulation", "Use analytical estimates only.")
@@ -157,13 +157,13 @@ def command(
             simulate=not no_simulation,
             on_step=lambda done, total, text: progress(done, total, f"simulating {text}" if done < total else text),
         )
-    if out is not None:
-        _write_peers(out, document, found.codec, known)
     if as_json:
         print_json(document)
     else:
         _print(document)
-        if out is not None:
+    if out is not None:
+        _write_peers(out, document, found.codec, known)
+        if not as_json:
             next_step = "" if known is not None else "; next: addresses and keys, then copy it to every machine"
             click.echo(f"written to {out}{next_step}")
 

@@ -130,13 +130,13 @@ def _ask_peer(peers: Path, name: str, secret_key: Path | None, duration: float) 
 
 
 def _write(found: _Document, out: Path, show_on: Callable[[_Document, Console], None], *, as_json: bool) -> None:
-    write_json(out, found)
     if as_json:
         print_json(found)
-        return
-    console = open_console()
-    show_on(found, console)
-    console.print(f"written to {out}")
+    else:
+        show_on(found, open_console())
+    write_json(out, found)
+    if not as_json:
+        click.echo(f"written to {out}")
 
 
 def _print_links(found: LinksDocument, console: Console) -> None:

@@ -280,23 +280,24 @@ def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Eva
         "overridden": options.overridden,
         "made_with": _made_with(),
     }
-    write_json(out / RESULTS, document)
     about = [
         f"{plan.title}; mean ± sample deviation between {counted(options.seeds, 'seed')}",
         "; ".join(f"{name} {value}" for name, value in document["made_with"].items()),
         "options: " + "; ".join(f"{name} {value}" for name, value in options.overridden.items()),
     ]
-    tables = reproduction.write_tables(out / TABLE, about, trained, document["comparisons"])
+    if as_json:
+        print_json(document)
+    else:
+        for headings, lines in reproduction.tables(trained, document["comparisons"]):
+            print_table(PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]), rows=lines))
+    write_json(out / RESULTS, document)
+    reproduction.write_tables(out / TABLE, about, trained, document["comparisons"])
     for data in plan.data:
         if drawn := [rows[name] for name, row in plan.rows.items() if row.data == data and row.figure]:
             path = out / ("figure.svg" if len(plan.data) == 1 else f"figure-{data}.svg")
             write_svg(path, accuracy_figure(drawn))
-    if as_json:
-        print_json(document)
-        return
-    for headings, lines in tables:
-        print_table(PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]), rows=lines))
-    click.echo(f"{printable(out)}: {RESULTS}, {TABLE}.md, {TABLE}.tex, {TABLE}.csv, and the figure")
+    if not as_json:
+        click.echo(f"{printable(out)}: {RESULTS}, {TABLE}.md, {TABLE}.tex, {TABLE}.csv, and the figure")
 
 
 def _hours(row: Path, options: Options) -> float:

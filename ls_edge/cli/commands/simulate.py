@@ -41,7 +41,7 @@ from ls_edge.runtime.fleet.simulation.sweep import parse_sweep
     "KEY=A,B",
 )
 @options.count("--seeds", "Runs of each combination of --sweep, with different seeds.", most=1000, default=1)
-@options.output("--out", "JSON of --sweep to write, or to continue.", ours="")
+@options.output("--out", "JSON of --sweep to write, or to continue.")
 @options.names(
     "--churn",
     "Mean up and down times, such as up=10m,down=30s, or a CSV of device,time,up|down; may be repeated.",
@@ -90,6 +90,11 @@ def command(
         else:
             progress(0, fleet.asked.requests, "planning the sites")
             summary, outcomes = fleet.simulate(pool, progress)
+    found = document if grid else summary
+    if as_json:
+        print_json(found)
+    else:
+        found.show(open_console())
     if report is not None:
         from ls_edge.report.html import write_simulation, write_sweep
 
@@ -97,12 +102,7 @@ def command(
             write_sweep(report, document)
         else:
             write_simulation(report, summary, outcomes)
-    found = document if grid else summary
-    if as_json:
-        print_json(found)
-    else:
-        found.show(open_console())
-        if report is not None:
+        if not as_json:
             click.echo(f"written to {report}")
     summaries = [cell.summary for cell in document.cells] if grid else [summary]
     answered, imperfect = (sum(one.answered for one in summaries), sum(one.degraded + one.failed for one in summaries))
