@@ -163,8 +163,8 @@ def tiny_bundle(made_once):
 
 @pytest.fixture(scope="session")
 def other_bundle(made_once):
-    """A bundle of the same shape as ``tiny_bundle`` with other weights, so with another model id."""
-    return made_once("other", functools.partial(_export, seed=1)) / "bundle"
+    """A bundle of the same shape as ``tiny_bundle`` with other weights and classes, so with another model id."""
+    return made_once("other", functools.partial(_export, seed=1, classes=8)) / "bundle"
 
 
 @pytest.fixture(scope="session")
@@ -211,7 +211,7 @@ def wide_bundle(made_once):
     return made_once("wide", functools.partial(_export, seed=2, depth=2, width=768)) / "bundle"
 
 
-def _export(folder, seed, depth=BLOCKS, width=32):
+def _export(folder, seed, depth=BLOCKS, width=32, classes=10):
     import torch
 
     from ls_edge.export.writer import export_run
@@ -220,7 +220,7 @@ def _export(folder, seed, depth=BLOCKS, width=32):
     from ls_edge.training.runs.checkpoint import load_run, save_run
 
     torch.set_num_threads(1)
-    args = {"depth": depth, "embed_dim": width}
+    args, names = {"depth": depth, "embed_dim": width, "num_classes": classes}, tuple("0123456789"[:classes])
     view = build("vit_digits", args)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -228,7 +228,7 @@ def _export(folder, seed, depth=BLOCKS, width=32):
             if parameter.ndim > 1:
                 parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
     record = RunRecord(
-        version="0", model="vit_digits", model_args=args, kept=tuple(range(depth)), classes=tuple("0123456789"),
+        version="0", model="vit_digits", model_args=args, kept=tuple(range(depth)), classes=names,
         image=image_spec_of(view), trained_on="", method="shuffle",
     )  # fmt: skip
     save_run(folder / "run", view, TrainConfig(), record)

@@ -154,6 +154,8 @@ class Application:
                     )
 
                 answers = await self._service.answer(source, decode, end)
+                if len({answer.classes for answer in answers}) > 1:  # the model changed between two of the images
+                    answers = await self._service.answer(source, decode, end)
         self._page.note(*answers)
         reply, json_length = v2.response_of(asked, source.bundle, answers, notes)
         if json_length is None:

@@ -327,7 +327,7 @@ def response_of(
     outputs: list[dict[str, Any]] = []
     binary: list[bytes] = []
     for output in wanted:
-        datatype, shape, values = _values(output, bundle, answers)
+        datatype, shape, values = _values(output, answers)
         one: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
         as_binary = output.parameters and output.parameters.binary_data
         if (request.parameters and request.parameters.binary_data_output) if as_binary is None else as_binary:
@@ -350,14 +350,11 @@ def response_of(
     return b"".join([head, *binary]), len(head) if binary else None
 
 
-def _values(
-    output: _Output, bundle: Bundle, answers: Sequence[Answer]
-) -> tuple[str, list[int], np.ndarray | list[str]]:
+def _values(output: _Output, answers: Sequence[Answer]) -> tuple[str, list[int], np.ndarray | list[str]]:
     """Return the datatype, shape and values of an output."""
-    classes = bundle.manifest.classes
-    top = min((output.parameters and output.parameters.classification) or 0, len(classes))
+    top = min((output.parameters and output.parameters.classification) or 0, len(answers[0].classes))
     if top:
-        texts = [text for answer in answers for text in _classification(output.name, answer, classes, top)]
+        texts = [text for answer in answers for text in _classification(output.name, answer, top)]
         return "BYTES", [len(answers), top], texts
     if output.name == "label":
         return "BYTES", [len(answers)], [answer.class_name for answer in answers]
@@ -366,11 +363,11 @@ def _values(
     return "FP32", list(values.shape), values
 
 
-def _classification(name: str, answer: Answer, classes: Sequence[str], top: int) -> Iterable[str]:
+def _classification(name: str, answer: Answer, top: int) -> Iterable[str]:
     """Yield ``VALUE:INDEX:CLASS`` of the likeliest classes."""
     values = answer.logits if name == "logits" else answer.probabilities
     for index in np.argsort(-answer.logits, kind="stable")[:top]:
-        yield f"{values[index]:f}:{index}:{classes[index]}"
+        yield f"{values[index]:f}:{index}:{answer.classes[index]}"
 
 
 def _parameters_of(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from ls_edge.core.errors import DataError, ImageRejected, RequestError
+from ls_edge.core.errors import DataError, ImageRejected, RequestError, UsageError
 from ls_edge.core.records import AuditSummary, PeerContext, PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.data.datasets import ImageRef, ImageSet, match_classes
 from ls_edge.data.preprocess import iterate
@@ -159,6 +159,7 @@ class _Submissions:
         self._stop = stop
         self._since = round((self.started - source.opened) * 1e6)
         """Microseconds from the opening of the source to the start of the run."""
+        self._classes = source.bundle.manifest.classes
         self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         self._tick_at = time.monotonic() + TICK_S
 
@@ -171,7 +172,7 @@ class _Submissions:
             while True:
                 if rate is None:
                     self._wait_for(concurrency - 1)  # before taking the next image: a camera's frame must be recent
-                if self._stop() or (item := next(upcoming, None)) is None:
+                if self.error or self._stop() or (item := next(upcoming, None)) is None:
                     break
                 _, image, array = item
                 if rate is not None:
@@ -243,6 +244,12 @@ class _Submissions:
         if future.cancelled():
             return
         error = future.exception()
+        if error is None and (classes := future.result().classes) != self._classes:
+            # Labels are positions in the classes of the previous model.
+            error = UsageError(
+                f"the peers changed to a model of other classes, {len(classes)} instead of {len(self._classes)}; run "
+                "again to use it"
+            )
         record = future.result().record if error is None else error.record if isinstance(error, RequestError) else None
         if record is None:
             self.error = self.error or (error if isinstance(error, Exception) else None)

@@ -123,12 +123,9 @@ class Source:
         )
 
     def _fetch(self, names: Collection[str]) -> Model:
-        """Return the model on which these peers agree; raise :class:`UsageError` if it needs a new source."""
+        """Return the model on which these peers agree."""
         asked = replace(self._file, peers=tuple(peer for peer in self._file.peers if peer.name in names))
-        bundle, witnesses = fetch_model(asked, self._keys, self.name, one_bundle=self.settings.strict_bundle)
-        if bundle.manifest.classes != self.bundle.manifest.classes:
-            raise UsageError(f"the peers serve a model of other classes; restart {self.name} to use it")
-        return bundle, witnesses
+        return fetch_model(asked, self._keys, self.name, one_bundle=self.settings.strict_bundle)
 
     def _use_model(self, loop: SourceLoop, model: Model) -> str:
         """Send new requests to the loop of another model; return the id of the previous model."""

@@ -28,17 +28,22 @@ def write(cluster, name, change):
     return path
 
 
+@contextlib.contextmanager
+def pushed_cluster(tmp_path, bundle, placement, ls_edge):
+    """Start peers with stores and push a bundle; yield the cluster, and the words for bundle and key."""
+    sources = ["laptop", "desk"]
+    with LocalCluster(tmp_path / "fleet", bundle, placement, sources=sources, keys=True, stores=True) as peers:
+        words = ["--bundle", bundle, "--secret-key", peers.secret_key("laptop")]
+        assert ls_edge.run("push", "--peers", peers.path, *words, timeout=90).returncode == 0
+        yield peers, words
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle, ls_edge, complaints):
     make_bundle(tmp_path / "bundle", blocks=4)
     placement = {"a": "0-3", "b": "0-1", "c": "0-2"}
-    cluster = LocalCluster(
-        tmp_path / "fleet", tmp_path / "bundle", placement, sources=["laptop"], keys=True, stores=True
-    )
-    with cluster as peers:
-        bundle = ["--bundle", tmp_path / "bundle", "--secret-key", peers.secret_key("laptop")]
-        assert ls_edge.run("push", "--peers", peers.path, *bundle, timeout=90).returncode == 0
+    with pushed_cluster(tmp_path, tmp_path / "bundle", placement, ls_edge) as (peers, bundle):
 
         def apply(path, *more):
             return ls_edge.run("apply", path, "--peers", peers.path, *bundle, *more, timeout=90)
@@ -96,12 +101,7 @@ def test_changes_that_are_killed_at_random_moments_lose_no_request(tmp_path, tin
     """The pusher, or a peer, is killed; the last command completes the change."""
     draw = random.Random(0)
     placement = {"a": "0-5", "b": "0-2", "c": "3-5", "d": "0-5"}
-    cluster = LocalCluster(
-        tmp_path / "fleet", tiny_bundle, placement, sources=["laptop", "desk"], keys=True, stores=True
-    )
-    with cluster as peers:
-        bundle = ["--bundle", tiny_bundle, "--secret-key", peers.secret_key("laptop")]
-        assert ls_edge.run("push", "--peers", peers.path, *bundle, timeout=90).returncode == 0
+    with pushed_cluster(tmp_path, tiny_bundle, placement, ls_edge) as (peers, bundle):
         files = [
             write(peers, "even.yaml", lambda named: None),
             write(peers, "odd.yaml", lambda named: (named["b"].update(blocks="3-5"), named["c"].update(blocks="0-2"))),
@@ -135,12 +135,8 @@ def test_changes_of_the_model_that_are_killed_lose_no_request(tmp_path, tiny_bun
     """A source without a bundle is on one model or the other, whichever peers hold all of it."""
     draw = random.Random(0)
     placement = {"a": "all", "b": "stem, 0-5", "c": "2-5, head", "d": "stem, 0-3, head"}
-    cluster = LocalCluster(
-        tmp_path / "fleet", tiny_bundle, placement, sources=["laptop", "desk"], keys=True, stores=True
-    )
-    with cluster as peers:
-        words = ["--secret-key", peers.secret_key("laptop"), "--bundle"]
-        assert ls_edge.run("push", "--peers", peers.path, *words, tiny_bundle, timeout=90).returncode == 0
+    with pushed_cluster(tmp_path, tiny_bundle, placement, ls_edge) as (peers, bundle):
+        words = [*bundle[2:], "--bundle"]
         answers, halt = [], threading.Event()
 
         def ask():

@@ -56,12 +56,26 @@ def edited(peers, change, name="new.yaml"):
     return load_peers(path)
 
 
-def apply(peers, new, bundle=None, name="laptop", **named):
+def new_entry(peers, name, blocks):
+    """Return the entry of another board, with keys in the folder of the fleet."""
+    key = new_keys(name, peers.folder)[0].public.decode()
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    return {"name": name, "address": address, "blocks": blocks, "public_key": key, "threads": 1}
+
+
+def start_new(peers, new, name, bundle):
+    """Start a board that only a new file lists."""
+    before, peers.path = peers.path, new.path
+    peers.bundles[name] = bundle
+    peers.start(name)
+    peers.path = before
+
+
+def apply(peers, new, bundle=None, name="laptop", connect=60.0, **named):
     """Apply a file, and return the change and the state of each peer."""
     keys = load_secret(peers.secret_key(name))
-    with Applier(
-        new, peers.file, None if bundle is None else Bundle.open(bundle), keys=keys, wait=60.0, connect=60.0, **named
-    ) as one:
+    opened = None if bundle is None else Bundle.open(bundle)
+    with Applier(new, peers.file, opened, keys=keys, wait=60.0, connect=connect, **named) as one:
         change = one.look()
         one.apply(change)
         return change, {peer: result.state for peer, result in results_of(one, change).items()}
@@ -108,19 +122,13 @@ def test_blocks_move_and_a_reboot_keeps_them(fleet, tiny_bundle):
 
 def test_a_board_is_added_and_another_one_removed(fleet, tiny_bundle):
     peers = fleet({"a": "0-5", "b": "0-5"})
-    key = new_keys("d", peers.folder)[0].public.decode()
 
     def change(named, document):
         document["peers"].remove(named["b"])
-        port = free_ports(1)[0]
-        address = f"tcp://127.0.0.1:{port}"
-        document["peers"].append({"name": "d", "address": address, "blocks": "1-5", "public_key": key, "threads": 1})
+        document["peers"].append(new_entry(peers, "d", "1-5"))
 
     new = edited(peers, change)
-    before, peers.path = peers.path, new.path
-    peers.bundles["d"] = tiny_bundle
-    peers.start("d")
-    peers.path = before
+    start_new(peers, new, "d", tiny_bundle)
     _, states = apply(peers, new, tiny_bundle)
     assert states == {"a": "active", "b": "removed", "d": "active"}
     assert served(peers, new) == {"a": (0, 1, 2, 3, 4, 5), "d": (1, 2, 3, 4, 5)}
@@ -194,22 +202,15 @@ def test_settings_that_do_not_work_are_undone_with_the_file(fleet, wait_until):
 
 def test_sources_follow_and_no_answer_is_lost_or_degraded(fleet, tiny_bundle, images, wait_until):
     peers = fleet({"a": "0-2", "b": "0-2", "c": "3-5", "d": "stem, 3-5, head", "e": "stem, 0-5, head"})
-    key = new_keys("f", peers.folder)[0].public.decode()
 
     def change(named, document):
         for name, blocks in {"a": "3-5", "b": "0-3", "c": "0-2"}.items():
             named[name]["blocks"] = blocks
         document["peers"].remove(named["d"])
-        address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
-        document["peers"].append(
-            {"name": "f", "address": address, "blocks": "stem, 3-5, head", "public_key": key, "threads": 1}
-        )
+        document["peers"].append(new_entry(peers, "f", "stem, 3-5, head"))
 
     new = edited(peers, change)
-    before, peers.path = peers.path, new.path
-    peers.bundles["f"] = tiny_bundle
-    peers.start("f")
-    peers.path = before
+    start_new(peers, new, "f", tiny_bundle)
     warned = []
     thin = Source.open(peers.path, secret_key=peers.secret_key("laptop"))
     with Load(peers, tiny_bundle, images) as load, thin:
@@ -240,7 +241,7 @@ def test_a_board_that_was_away_for_two_changes_is_told_and_is_changed_by_the_sam
     peers.kill("c")
     for turn in range(2):
         new = edited(peers, lambda named, _, turn=turn: named["b"].update(blocks=f"0-{4 - turn}"), f"{turn}.yaml")
-        change, states = apply(peers, new)
+        change, states = apply(peers, new, connect=5.0)
         assert (set(change.missing), states) == ({"c"}, {"a": "active", "b": "active", "c": "missing"})
     peers.start("c")
     peers.wait_warm("c")

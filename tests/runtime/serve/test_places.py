@@ -78,6 +78,15 @@ def test_earliest_deadline_is_next():
     run(scenario())
 
 
+async def with_usual_time(seconds):
+    """Return a place that 30 requests had for this time each."""
+    places = Places(1, 10)
+    for _ in range(30):
+        await places.take(later(30))
+        places.give_back(seconds, is_answered=True)
+    return places
+
+
 def test_request_whose_deadline_comes_first_gets_no_place():
     async def scenario():
         places = Places(1, 10)
@@ -94,10 +103,7 @@ def test_request_whose_deadline_comes_first_gets_no_place():
 
 def test_request_that_could_not_be_answered_in_time_gets_no_place():
     async def scenario():
-        places = Places(1, 10)
-        for _ in range(30):
-            await places.take(later(30))
-            places.give_back(20.0, is_answered=True)  # the usual time
+        places = await with_usual_time(20.0)
         await places.take(later(100))
         hopeless = asyncio.ensure_future(places.take(later(10)))
         fine = asyncio.ensure_future(places.take(later(100)))
@@ -112,10 +118,7 @@ def test_request_that_could_not_be_answered_in_time_gets_no_place():
 
 def test_requests_without_an_answer_and_refused_ones_do_not_shorten_the_usual_time():
     async def scenario():
-        places = Places(1, 10)
-        for _ in range(30):
-            await places.take(later(30))
-            places.give_back(5.0, is_answered=True)
+        places = await with_usual_time(5.0)
         for _ in range(10):  # too little time was left for them
             await places.take(later(30))
             places.give_back(8.0)
@@ -134,10 +137,7 @@ def test_requests_without_an_answer_and_refused_ones_do_not_shorten_the_usual_ti
 
 def test_usual_time_that_is_out_of_date_is_forgotten():
     async def scenario():
-        places = Places(1, 10)
-        for _ in range(30):
-            await places.take(later(30))
-            places.give_back(20.0, is_answered=True)
+        places = await with_usual_time(20.0)
         for _ in range(200):
             await places.take(later(100))
             task = asyncio.ensure_future(places.take(later(5)))

@@ -16,10 +16,12 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded, DataError, ImageRejected, LinkError, UsageError
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import load_peers
+from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
+from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
 from tests.data import bombs
 from tests.faults.engines import Faults
@@ -322,10 +324,37 @@ def test_a_request_waits_for_the_next_model_when_all_peers_change(write_peers, s
         answer = future.result(30)
         assert not answer.degraded
         assert answer.record.id == before.record.id + 1
-        assert relative_error(answer.logits, before.logits) > 1e-3
         assert source.bundle.manifest.model_id == new.manifest.model_id
+        assert (len(before.classes), answer.classes) == (10, new.manifest.classes)
         assert source.snapshot.missing_blocks == ()
     assert [event.state for event in events if event.peer == "a"][:3] == ["alive", "lost", "alive"]
+
+
+def test_a_run_ends_with_its_answers_when_the_peers_change_to_other_classes(
+    write_peers, serve, tiny_bundle, other_bundle
+):
+    file = load_peers(write_peers({"a": "all", "b": "all"}))
+    first = [Peer(file, name, Bundle.open(tiny_bundle)) for name in "ab"]
+    threads = [threading.Thread(target=peer.serve) for peer in first]
+    for thread in threads:
+        thread.start()
+
+    def change(_record):
+        for peer in first:
+            peer.stop()
+        for name, thread in zip("ab", threads, strict=True):
+            thread.join(10)
+            if name not in changed:
+                serve(Peer(file, name, Bundle.open(other_bundle)))
+                changed.append(name)
+
+    changed = []
+    with Source.open(file, budget_ms=30_000) as source:
+        assert source.wait_ready() == ()
+        run = run_dataset(source, open_data("digits", "eval").take(40), concurrency=1, on_record=change)
+    assert [record.error for record in run.records] == [None]
+    with pytest.raises(UsageError, match="a model of other classes, 8 instead of 10; run again"):
+        raise run.error
 
 
 def test_one_peer_with_another_model_is_not_followed(write_peers, serve, tiny_bundle, other_bundle, wait_until):
