@@ -14,6 +14,8 @@ _DEVIATIONS = 4
 """Mean deviations beyond the mean time in a place that have to be left for a request, as in RFC 6298."""
 _RECENT = 8
 """Number of requests over which times are averaged."""
+_MOST_RETRY_S = 30.0
+"""Limit of ``Retry-After``: clients that ignore it cannot keep others away for longer."""
 
 
 class Places:
@@ -21,6 +23,8 @@ class Places:
 
     The request with the earliest deadline gets the next place. One that could not be answered by its deadline gets
     none: under a load beyond the capacity, the places would otherwise be taken by requests whose answers come too late.
+    Clients that are refused are told to return one after the other, as places become free: all of them at the same
+    time would take the processor from those in the queue, again and again.
     """
 
     def __init__(self, count: int, queue: int) -> None:
@@ -29,7 +33,7 @@ class Places:
         self.queue = queue
         self._waiting: list[tuple[float, int, asyncio.Future[bool]]] = []
         self._numbers = itertools.count()
-        self._mean_s = self._deviation_s = 0.0
+        self._mean_s = self._deviation_s = self._next_return = 0.0
 
     @property
     def waiting(self) -> int:
@@ -40,11 +44,14 @@ class Places:
         """Take a place, before ``deadline`` by the monotonic clock; raise :class:`Refusal`."""
         if self._free:
             self._free -= 1
+            self._next_return = 0.0
             return
         if len(self._waiting) >= self.queue:
-            drained_s = max(1, math.ceil(self.queue * self._mean_s / self.count))
+            now, interval_s = time.monotonic(), self._mean_s / self.count
+            self._next_return = max(self._next_return + interval_s, now + self.queue * interval_s)
+            retry_s = max(1, math.ceil(min(self._next_return - now, _MOST_RETRY_S)))
             message = f"{self.count} images are being answered and {self.queue} wait, the limit; try again"
-            raise Refusal(503, message, {"Retry-After": f"{drained_s}"})
+            raise Refusal(503, message, {"Retry-After": f"{retry_s}"})
         place = asyncio.get_running_loop().create_future()
         entry = deadline, next(self._numbers), place
         bisect.insort(self._waiting, entry)

@@ -39,19 +39,30 @@ def test_request_beyond_places_and_queue_is_refused():
     run(scenario())
 
 
-def test_refusal_says_when_the_queue_may_have_room():
+def test_refused_clients_return_one_after_the_other():
     async def scenario():
         places = Places(2, 3)
         for used_s in (10.0,) * 50:
             await places.take(later(1))
             places.give_back(used_s, is_answered=True)
-        tasks = [asyncio.ensure_future(places.take(later(100))) for _ in range(5)]
-        await waiting(places, 3)
-        with pytest.raises(Refusal) as caught:
-            await places.take(later(100))
-        assert caught.value.headers == {"Retry-After": "15"}
-        for task in tasks:
-            task.cancel()
+
+        async def told():
+            tasks = [asyncio.ensure_future(places.take(later(100))) for _ in range(5)]
+            await waiting(places, 3)
+            found = []
+            for _ in range(6):
+                with pytest.raises(Refusal) as caught:
+                    await places.take(later(100))
+                found.append(int(caught.value.headers["Retry-After"]))
+            for task in tasks[2:]:
+                task.cancel()
+            await asyncio.wait(tasks)
+            return found
+
+        assert await told() == [15, 20, 25, 30, 30, 30]  # a place is free every 5 s
+        for _ in range(2):
+            places.give_back()
+        assert await told() == [15, 20, 25, 30, 30, 30]  # nobody is expected any more
 
     run(scenario())
 
