@@ -6,16 +6,23 @@ results. Float32 is for the tokens at both ends, residual sums, LayerNorm, softm
 residuals of a vision transformer reach thousands, and their squares inside a norm overflow half precision.
 
 On a CPU without half-precision arithmetic ONNX Runtime computes such a part in float32 between the casts, which is
-correct, but slower than the float32 file, and hides values beyond the range of half precision, which verification
-therefore looks for (:func:`with_halves_as_outputs`). This precision is meant for GPUs and for halving the files.
+correct, but slower than the float32 file, and hides values beyond the range of half precision. So :func:`beyond_half`
+looks for them; an export keeps the nodes that compute or read such values in float32. This precision is meant for GPUs
+and for halving the files.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ls_edge.core.bundle import Bundle
+from ls_edge.engines.onnxruntime import open_session
+from ls_edge.engines.providers import CPU
 from ls_edge.export.canonical import rewritten, to_bytes
 from ls_edge.export.int8 import PRODUCTS, linear_layers, tables_of_weights
 
@@ -28,27 +35,79 @@ _INTEGERS = ("Shape", "Size", "QuantizeLinear")
 """Operators whose results are integers."""
 
 
-def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph with products in float16, those of Q/DQ pairs too; inputs and outputs keep their type."""
-    return HalfPrecisionRewriter(model).convert()
+LARGEST = 65_504.0
+"""Largest number in float16."""
+HALF_IMAGES = 32
+"""Largest number of images on which values are looked at, in one batch."""
 
 
-def with_halves_as_outputs(raw: bytes, part: str) -> tuple[bytes, list[str]]:
-    """Return a part with every float16 value as an additional output, and the names of these values.
+def to_half(model: onnx.ModelProto, wide: Collection[str] = ()) -> onnx.ModelProto:
+    """Return the graph with products in float16, those of Q/DQ pairs too; inputs and outputs keep their type.
 
-    A CPU computes in float32 between the casts; only as an output is a value rounded, and infinite beyond 65,504.
+    Nodes that compute or read a value in ``wide``, found by :func:`beyond_half`, stay in float32.
+    """
+    return HalfPrecisionRewriter(model, wide).convert()
+
+
+def nodes_in_float(model: onnx.ModelProto, wide: Collection[str]) -> list[str]:
+    """Return the nodes that run in float32 because of ``wide``; each product with the name of its weights."""
+    usual, kept = HalfPrecisionRewriter(model), HalfPrecisionRewriter(model, wide)
+    usual.convert(), kept.convert()
+    weights = {linear.node.name: f" ({linear.weight})" for linear in usual.linears.values()}
+    return [name + weights.get(name, "") for name in usual.in_half if name not in kept.in_half]
+
+
+def beyond_half(
+    bundle: Bundle, images: np.ndarray, orders: Sequence[Sequence[int]], largest: float = LARGEST
+) -> dict[str, list[str]]:
+    """Return the float16 values that are not within ``largest``, by part; blocks that share a file are the first.
+
+    Up to :data:`HALF_IMAGES` of ``images`` run through the parts in each order.
+    """
+    images = images[:HALF_IMAGES]
+    names = ["stem", *(f"block {owner}" for owner in dict.fromkeys(bundle.owners)), "head"]
+    sessions = {part: _with_halves_as_outputs(bundle.read(part), part) for part in names}
+    found: dict[str, dict[str, None]] = {}
+
+    def run(part: str, slot: int | None, **inputs: np.ndarray) -> np.ndarray:
+        session, names = sessions[part]
+        if slot is not None and bundle.manifest.needs_slot:
+            inputs["slot"] = np.full(len(images), slot, np.int64)
+        result, *halves = session.run(None, inputs)
+        for name, values in zip(names, halves, strict=True):
+            if not float(np.abs(values).max()) <= largest:
+                found.setdefault(part, {})[name] = None
+        return np.asarray(result)
+
+    if any(names for _, names in sessions.values()):
+        start = run("stem", None, images=images)
+        for order in orders:
+            tokens = start
+            for slot, index in enumerate(order):
+                tokens = run(f"block {bundle.owners[index]}", slot, tokens=tokens)
+            run("head", None, tokens=tokens)
+    return {part: list(names) for part, names in found.items()}
+
+
+def _with_halves_as_outputs(raw: bytes, part: str) -> tuple[Any, list[str]]:
+    """Return a session with every float16 value as an additional output, and the names of these values.
+
+    A CPU computes in float32 between the casts; only as an output is a value rounded, and infinite beyond the range.
     """
     model = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(raw))
     found = [value for value in model.graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT16]
     model.graph.output.extend(found)
-    return to_bytes(model, part), [value.name for value in found]
+    return open_session(to_bytes(model, part), part, provider=CPU, threads=1), [value.name for value in found]
 
 
 class HalfPrecisionRewriter:
     """A rewrite of a graph in one pass that tracks the precision of every value."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, wide: Collection[str] = ()) -> None:
         self.source = model
+        self.wide = {name.removesuffix("_as_half").removesuffix("_half") for name in wide}
+        self.in_half: dict[str, None] = {}
+        """Names of the nodes in float16, in order."""
         self.linears = {linear.node.output[0]: linear for linear in linear_layers(model)}
         self.constants = {t.name: t for t in model.graph.initializer}
         self.tables = set(tables_of_weights(model))
@@ -68,6 +127,7 @@ class HalfPrecisionRewriter:
             in_half = self._runs_in_half(node)
             self._retype(fresh, in_half)
             if in_half:
+                self.in_half[node.name] = None
                 self._append_half(fresh)
             else:
                 self.nodes.append(fresh)
@@ -99,6 +159,8 @@ class HalfPrecisionRewriter:
 
     def _runs_in_half(self, node: onnx.NodeProto) -> bool:
         """Return True for products, and for operators after one that neither add activations nor need range."""
+        if not self.wide.isdisjoint((*node.input, *node.output)):
+            return False
         if node.op_type == "DequantizeLinear":
             return True
         if node.op_type in PRODUCTS:

@@ -38,6 +38,11 @@ class ExportSettings(Settings, frozen=True, kw_only=True):
     )
     whole: Annotated[bool, flag("Also write the model as one file, whole.onnx.")] = False
 
+    @property
+    def halves_blocks(self) -> bool:
+        """Whether blocks are rewritten to float16, except for what runs in float32 or int8."""
+        return self.precision == "fp16" or (self.precision == "int8" and self.engine == "tensorrt")
+
     def check(self, *, is_calibrated: bool) -> None:
         """Raise :class:`UsageError` if the settings need calibration images and there are none."""
         if self.precision == "int8" and self.engine == "tensorrt" and not is_calibrated:

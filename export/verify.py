@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +28,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle, ImageSpec, model_id_of
 from ls_edge.core.errors import VerificationError
 from ls_edge.core.text import short_id
 from ls_edge.engines.engine import signature_of
-from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
-from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.measuring import reference_outputs
+from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
+from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.engines.providers import CPU
 from ls_edge.export.calibration import Samples
-from ls_edge.export.fp16 import with_halves_as_outputs
+from ls_edge.export.fp16 import LARGEST, beyond_half
 from ls_edge.export.settings import MAX_BATCH
 from ls_edge.export.targets import PartsView, prepare_for_export
 from ls_edge.training.runs.checkpoint import LoadedRun
@@ -66,9 +68,12 @@ MOST = 1e-3
 """Largest difference that rounding may excuse; beyond it float32 is not precise enough for the model."""
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
+AGREEMENT_SLACK = 0.05
+"""Largest excess of a recorded agreement over a measured one, on other CPUs: two of the 42 answers to compare."""
+COSINE_SLACK = 5e-4
+INT8_SLACK = 0.05
+"""Largest difference of two CPUs in int8 values, relative to the largest value."""
 SHUFFLED = 2
-HALF_IMAGES = 32
-"""Largest number of images on which the range of float16 is checked, in one batch."""
 _NOISE = 1e-9
 """Allowance for the rounding of a drop by exactly one point, which is allowed."""
 
@@ -101,7 +106,7 @@ class Verified:
     top1: dict[str, Any] | None = None
     """Accuracy of PyTorch and of the parts on held-out images, if they have labels."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Settings of the export: blocks per part, form of int8."""
+    """Further entries of ``verified``: blocks per part, form of int8, nodes in float32, outputs."""
 
     @property
     def tolerance(self) -> Tolerance:
@@ -176,38 +181,21 @@ def verify_numbers(
                 comparison.whole(whole.run({"images": taken}), taken, trained)
             for order in view.bands.random_orders(SHUFFLED, seed=0):
                 comparison.chain_in("shuffled", order, taken, view.forward(torch.from_numpy(taken), order))
-        if precision != "fp32":
-            orders = [range(chain.num_blocks), *view.bands.random_orders(SHUFFLED, seed=0)]
-            _check_half_range(chain.bundle, images[:HALF_IMAGES], orders)
     return comparison.result
 
 
-def _check_half_range(bundle: Bundle, images: np.ndarray, orders: Sequence[Sequence[int]]) -> None:
+def check_half_range(bundle: Bundle, images: np.ndarray) -> None:
     """Raise :class:`VerificationError` with the part and the value that half precision cannot hold."""
-    sessions: dict[str, tuple[Any, list[str]]] = {}
+    for part, names in beyond_half(bundle, images, range_orders(bundle.bands)).items():
+        raise VerificationError(
+            f"{part}: the value {names[0]!r} exceeds {LARGEST:,.0f}, the range of float16, so a GPU would answer NaN; "
+            "export again, or in fp32"
+        )
 
-    def run(part: str, slot: int | None, **inputs: np.ndarray) -> np.ndarray:
-        if part not in sessions:
-            raw, names = with_halves_as_outputs(bundle.read(part), part)
-            sessions[part] = open_session(raw, part, provider=CPU, threads=1), names
-        session, names = sessions[part]
-        if slot is not None and bundle.manifest.needs_slot:
-            inputs["slot"] = np.full(len(images), slot, np.int64)
-        result, *halves = session.run(None, inputs)
-        for name, values in zip(names, halves, strict=True):
-            if not np.isfinite(values).all():
-                raise VerificationError(
-                    f"{part}: the value {name!r} exceeds 65,504, the range of float16, so a GPU would answer NaN; "
-                    "export in fp32"
-                )
-        return np.asarray(result)
 
-    start = run("stem", None, images=images)
-    for order in orders:
-        tokens = start
-        for slot, index in enumerate(order):
-            tokens = run(f"block {index}", slot, tokens=tokens)
-        run("head", None, tokens=tokens)
+def range_orders(bands: Bands) -> list[Sequence[int]]:
+    """Return the orders in which values are compared with the range of float16."""
+    return [range(bands.num_blocks), *bands.random_orders(SHUFFLED, seed=0)]
 
 
 def verify_accuracy(view: PartsView, chain: Pipeline, samples: Samples, result: Verified) -> None:
@@ -256,7 +244,65 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
         result = verify_numbers(view, chain, images, source=source, precision=m.precision, batches=batches)
         if samples is not None and samples.labels is not None:
             verify_accuracy(view, chain, samples, result)
+        outputs = reference_outputs(bundle, chain.executor.run)
+    check_half_range(bundle, images)
+    result.notes.update(blocks_per_part=view.per_part, **int8_form(bundle))
+    _check_outputs(m.verified.get("outputs", {}), outputs, max(result.tolerance.relative or INT8_SLACK, MOST))
+    _check_claims(m.verified, result)
     return result
+
+
+def int8_form(bundle: Bundle) -> dict[str, str]:
+    """Return the entry ``int8`` of ``verified``; nothing in other precisions."""
+    if bundle.manifest.precision != "int8":
+        return {}
+    return {"int8": "explicit" if b"DequantizeLinear" in bundle.read("block 0") else "dynamic"}
+
+
+def _check_outputs(recorded: Mapping[str, Any], found: Mapping[str, np.ndarray], limit: float) -> None:
+    for name, values in recorded.items():
+        wanted = found.get(name)
+        if wanted is None or len(values) != len(wanted) or not relative_error(np.asarray(values), wanted) <= limit:
+            raise VerificationError(
+                f"the manifest has other outputs of {name} than its file computes, and boards compare with them; "
+                "export again"
+            )
+
+
+def _check_claims(recorded: Mapping[str, Any], result: Verified) -> None:
+    """Raise :class:`VerificationError` with the first entry of ``verified`` that is better than what was measured.
+
+    Numbers are compared if they were measured on the same images.
+    """
+    found, limit = result.to_json(), result.tolerance.relative or INT8_SLACK
+    for name in ("measure", "tolerance", "blocks_per_part", "int8"):
+        if name in recorded and recorded[name] != found.get(name):
+            raise _false_claim(name, recorded[name], found.get(name))
+    if _images_of(recorded) != _images_of(found):
+        return
+    claimed, measured = _numbers_of(recorded), _numbers_of(found)
+    slack = {"agreement": AGREEMENT_SLACK, "min_cosine": COSINE_SLACK, "top1 bundle": TOP1_DROP + _NOISE}
+    for name in claimed.keys() & measured.keys():
+        better = (claimed[name] - measured[name]) * (1 if name in slack else -1)
+        if not better <= slack.get(name, limit / 2 + result.notes.get("rounding", 0.0) * OWN_ROUNDING):
+            raise _false_claim(name, claimed[name], measured[name])
+
+
+def _false_claim(name: str, claimed: object, measured: object) -> VerificationError:
+    return VerificationError(f"the manifest says verified.{name} is {claimed}, but it is {measured}; export again")
+
+
+def _images_of(verified: Mapping[str, Any]) -> tuple[Any, ...]:
+    return verified.get("images"), (verified.get("top1") or {}).get("images"), tuple(verified.get("batches", ()))
+
+
+def _numbers_of(verified: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that were measured, by name: errors, agreement, cosine, and the bundle's accuracy."""
+    numbers = {name: verified.get(name) for name in ("max_rel_error", "residual_1500", "agreement", "min_cosine")}
+    for group in ("parts", "chain"):
+        numbers.update({f"{group} {name}": value for name, value in verified.get(group, {}).items()})
+    numbers["top1 bundle"] = (verified.get("top1") or {}).get("bundle")
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _first_difference(ours: Sequence[str] | ImageSpec, theirs: Sequence[str] | ImageSpec) -> str:
@@ -358,7 +404,8 @@ class _Comparison:
         if limit is not None and not relative <= limit:
             raise VerificationError(
                 f"{what} differs from PyTorch by {difference:.3g} ({relative:.2g} of the largest value {largest:.3g}) "
-                f"at batch {batch}, the tolerance is {limit:g}; it cannot be served, report this with the model's name"
+                f"at batch {batch}, the tolerance is {limit:g}; "
+                + ("report this with the model's name" if result.precision == "fp32" else "export in fp32")
             )
         if cosine_limit is not None and not angle >= cosine_limit:
             raise VerificationError(

@@ -14,7 +14,7 @@ import itertools
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import IMAGES, RANGE_IMAGES, Calibration, activation_ranges, read_calibration
 from ls_edge.export.canonical import OPSET, check, identified, to_bytes
-from ls_edge.export.fp16 import to_half
+from ls_edge.export.fp16 import HALF_IMAGES, LARGEST, beyond_half, nodes_in_float, to_half
 from ls_edge.export.int8 import quantize_dynamic, quantize_explicit
 from ls_edge.export.merge import group, merge
 from ls_edge.export.order_costs import measure_order_costs, ranking_warnings
@@ -59,8 +59,11 @@ from ls_edge.export.trace_onnx import trace, trace_blocks
 from ls_edge.export.verify import (
     Verified,
     batches_of,
+    check_half_range,
     cosine,
     generated_images,
+    int8_form,
+    range_orders,
     verify_accuracy,
     verify_numbers,
 )
@@ -73,6 +76,15 @@ ENGINE_COSINE = 0.999
 
 Step = Callable[[str], None]
 """Callback that receives the name of the next step: a part, verification, or a use of calibration images."""
+HEADROOM = 4.0
+"""Factor below float16's largest number from which values count as beyond it, since other images give larger ones.
+
+Largest value of 256 photos divided by that of generated images, over the half-precision values of a ViT-S/14: 3.5.
+"""
+
+
+def _ignore(_step: str) -> None:
+    """Ignore the name of a step."""
 
 
 _DEFAULT = ExportSettings()
@@ -182,7 +194,7 @@ def export_run(
     settings: ExportSettings = _DEFAULT,
     *,
     calibration: Calibration | None = None,
-    on_step: Step = lambda _: None,
+    on_step: Step = _ignore,
 ) -> ExportResult:
     """Export ``run`` to the folder ``out``, verified on the images of ``calibration`` or on generated ones.
 
@@ -203,8 +215,14 @@ def export_run(
         )
     try:
         with _temporary_folder(out) as folder:
-            manifest = _write_parts(run, parts, folder, settings, calibration, on_step)
+            manifest, in_float = _write_in_range(run, parts, folder, settings, calibration, on_step)
+            warnings += [
+                f"{part}: {', '.join(nodes)} run in float32, because values come close to {LARGEST:,.0f}, the largest "
+                "number of float16, or exceed it"
+                for part, nodes in in_float.items()
+            ]
             verified = _verify(Bundle(folder, manifest), parts, settings, calibration, on_step)
+            verified.notes.update({"float32": in_float} if in_float else {})
             manifest = msgspec.structs.replace(manifest, verified=verified.to_json())
             if calibration is not None:
                 on_step("order costs")
@@ -240,8 +258,7 @@ def _verify(
         # for boards, which may have no other engine to compare theirs with
         result.notes["outputs"] = {name: [float(f"{value:.7g}") for value in found] for name, found in outputs.items()}
     result.notes["blocks_per_part"] = settings.blocks_per_part
-    if settings.precision == "int8":
-        result.notes["int8"] = "explicit" if settings.engine == "tensorrt" else "dynamic"
+    result.notes.update(int8_form(bundle))
     return result
 
 
@@ -324,6 +341,35 @@ def _draft(run: LoadedRun, parts: PartsView, settings: ExportSettings) -> Manife
     )
 
 
+def _write_in_range(
+    run: LoadedRun,
+    parts: PartsView,
+    folder: Path,
+    settings: ExportSettings,
+    calibration: Calibration | None,
+    on_step: Step,
+) -> tuple[Manifest, dict[str, list[str]]]:
+    """Write the parts; return the nodes, by part, that stay in float32 because their values may exceed float16.
+
+    Such values are looked for in the files, which are then written again.
+    """
+    image = run.record.image
+    images = generated_images(image, HALF_IMAGES) if calibration is None else calibration.fit.images
+    wide: dict[str, set[str]] = {}
+    while True:
+        manifest, in_float = _write_parts(run, parts, folder, settings, calibration, on_step, wide)
+        bundle = Bundle(folder, manifest)
+        found = beyond_half(bundle, images, range_orders(parts.bands), LARGEST / HEADROOM)
+        if all(wide.get(part, set()).issuperset(names) for part, names in found.items()):
+            check_half_range(bundle, images)
+            return manifest, in_float
+        for part, names in found.items():
+            wide.setdefault(part, set()).update(names)
+        for index, owner in enumerate(bundle.owners):
+            wide[f"block {index}"] = wide.get(f"block {owner}", set())
+        on_step = _ignore  # the steps are the same again
+
+
 def _write_parts(
     run: LoadedRun,
     parts: PartsView,
@@ -331,45 +377,47 @@ def _write_parts(
     settings: ExportSettings,
     calibration: Calibration | None,
     on_step: Step,
-) -> Manifest:
+    wide: Mapping[str, Collection[str]],
+) -> tuple[Manifest, dict[str, list[str]]]:
     draft = _draft(run, parts, settings)
     exported = parts.of(prepare_for_export(run.view))
     written: dict[str, PartFile] = {}
+    in_float: dict[str, list[str]] = {}
     raws: list[bytes] = []
 
-    def write(name: str, file: str, model: onnx.ModelProto) -> PartFile:
-        content = to_bytes(model, name)
+    def write(name: str, file: str, model: onnx.ModelProto, *, half: bool = settings.precision == "fp16") -> PartFile:
+        written_as = to_half(model, wide.get(name, ())) if half else model
+        content = to_bytes(written_as, name)
         if settings.whole:
             raws.append(content)
         digest = hashlib.sha256(content).hexdigest()
         if digest not in written:  # blocks that share their weights share a file, named after the first
-            raw = to_bytes(identified(model, name, draft), name)
+            raw = to_bytes(identified(written_as, name, draft), name)
             check(raw, name, signature_of(draft, name))
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(raw)
             written[digest] = PartFile(file, hashlib.sha256(raw).hexdigest(), len(raw))
+            if half and wide.get(name):
+                in_float[name] = nodes_in_float(model, wide[name])
         return written[digest]
 
-    def write_end(name: str, model: onnx.ModelProto) -> PartFile:
-        return write(name, f"{name}.onnx", to_half(model) if settings.precision == "fp16" else model)
-
     on_step("stem")
-    stem = write_end("stem", trace(stem_target(exported)))
+    stem = write("stem", "stem.onnx", trace(stem_target(exported)))
     on_step("block 0")
     blocks: list[PartFile] = []
     models = _blocks(exported, settings, calibration, on_step)
     while taken := list(itertools.islice(models, parts.per_part)):
         index, model = len(blocks), taken[0] if parts.per_part == 1 else group(taken)
-        blocks.append(write(f"block {index}", f"blocks/{index:02d}.onnx", model))
+        blocks.append(write(f"block {index}", f"blocks/{index:02d}.onnx", model, half=settings.halves_blocks))
         on_step(f"block {index + 1}" if index + 1 < parts.num_blocks else "head")
-    head = write_end("head", trace(head_target(exported)))
+    head = write("head", "head.onnx", trace(head_target(exported)))
     whole = None
     if settings.whole:
         merged = onnx.load_model_from_string(merge(raws[0], raws[1:-1], raws[-1]))
-        whole = write("whole", "whole.onnx", merged)
+        whole = write("whole", "whole.onnx", merged, half=False)
     manifest = msgspec.structs.replace(draft, parts=PartFiles(stem, head, tuple(blocks), whole))
     bundle_id = bundle_id_of(Bundle(folder, manifest).interface, manifest.precision, manifest.parts)
-    return msgspec.structs.replace(manifest, bundle_id=bundle_id)
+    return msgspec.structs.replace(manifest, bundle_id=bundle_id), in_float
 
 
 def _blocks(
@@ -379,8 +427,7 @@ def _blocks(
         on_step("ranges")
     traced = trace_blocks(parts.view, parts.folded)
     if settings.precision != "int8" or settings.engine != "tensorrt":
-        convert = {"fp16": to_half, "int8": quantize_dynamic}.get(settings.precision)
-        yield from traced if convert is None else map(convert, traced)
+        yield from traced if settings.precision != "int8" else map(quantize_dynamic, traced)
         return
     assert calibration is not None
     blocks = list(traced)
@@ -390,7 +437,7 @@ def _blocks(
     of_blocks = Bands(len(blocks), tuple(cut * parts.per_part for cut in parts.bands.cuts))
     ranges = activation_ranges(blocks, torch.cat(starts).numpy(), of_blocks)
     owners = parts.view.owners[parts.folded.stem : parts.folded.stem + len(blocks)]
-    yield from map(to_half, map(quantize_explicit, blocks, _shared_ranges(ranges, owners)))
+    yield from map(quantize_explicit, blocks, _shared_ranges(ranges, owners))
 
 
 def _shared_ranges(ranges: list[dict[str, float]], owners: Sequence[int]) -> list[dict[str, float]]:

@@ -32,3 +32,10 @@ def types_of(model):
     return {v.name: v.type.tensor_type.elem_type for v in values} | {
         t.name: t.data_type for t in inferred.graph.initializer
     }
+
+
+def beyond_half(view):
+    """Change a model so that values inside block 1 exceed the range of float16, but not its result."""
+    mlp = view.blocks[1].mlp
+    mlp.fc1.weight.mul_(2e4)
+    mlp.fc2.weight.mul_(5e-3)

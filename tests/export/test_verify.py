@@ -19,14 +19,17 @@ from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import Samples
 from ls_edge.export.file_checks import check_files
+from ls_edge.export.fp16 import to_half
 from ls_edge.export.settings import ExportSettings
-from ls_edge.export.targets import PartsView
+from ls_edge.export.targets import PartsView, prepare_for_export
+from ls_edge.export.trace_onnx import trace_blocks
 from ls_edge.export.verify import Verified, generated_images, verify_accuracy, verify_numbers, verify_run
 from ls_edge.export.writer import _draft as draft_manifest
 from ls_edge.export.writer import export_run, parts_of
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.models.small_models import build, image_spec_of
 from ls_edge.training.runs.checkpoint import load_run, save_run
+from tests.export.onnx_models import beyond_half
 
 
 def canceling(folder):
@@ -164,14 +167,11 @@ def test_a_part_of_another_model_is_named_without_the_run(copied, make_run, tmp_
 
 
 def test_a_wrong_whole_model_is_named(copied, loaded):
-    model = onnx.load_model_from_string(copied.read("whole"))
-    weight = next(tensor for tensor in model.graph.initializer if 10 in tensor.dims)
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.01), weight.name))
-    raw = model.SerializeToString()
-    (copied.folder / "whole.onnx").write_bytes(raw)
-    parts = copied.manifest.parts
-    changed = forged(copied, parts=msgspec.structs.replace(
-        parts, whole=PartFile("whole.onnx", hashlib.sha256(raw).hexdigest(), len(raw))))  # fmt: skip
+    def louder(model):
+        weight = next(tensor for tensor in model.graph.initializer if 10 in tensor.dims)
+        set_in_file(weight.name, lambda values: values * np.float32(1.01))(model)
+
+    changed = changed_in_file(copied, "whole", louder)
     assert changed.manifest.bundle_id != copied.manifest.bundle_id
     with pytest.raises(VerificationError, match=r"^whole differs from PyTorch by 0\."):
         verify_run(changed, loaded)
@@ -228,6 +228,99 @@ def test_a_large_mean_of_the_logits_does_not_hide_wrong_ones_in_int8(make_run, t
         wrong = Pipeline(bundle, engines, chain.choice)
         with pytest.raises(VerificationError, match=r"^head in int8 has a cosine of -?0"):
             verify_numbers(PartsView(run.view), wrong, images, source="", precision="int8")
+
+
+def changed_in_file(bundle, part, change):
+    """Return the bundle with ``change(model)`` made to a file, whose digests are right again."""
+    model = onnx.load_model_from_string(bundle.read(part))
+    change(model)
+    raw, file = model.SerializeToString(), bundle.part(part).file
+    (bundle.folder / file).write_bytes(raw)
+    entry, parts = PartFile(file, hashlib.sha256(raw).hexdigest(), len(raw)), bundle.manifest.parts
+    kind, _, index = part.partition(" ")
+    changed = {kind: entry} if not index else {
+        "blocks": (*parts.blocks[: int(index)], entry, *parts.blocks[int(index) + 1 :])
+    }  # fmt: skip
+    return forged(bundle, parts=msgspec.structs.replace(parts, **changed))
+
+
+def set_in_file(name, change):
+    def of(model):
+        tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+        tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
+
+    return of
+
+
+def test_a_block_that_is_wrong_on_large_tokens_only_is_named(make_run, tmp_path):
+    run = load_run(make_run(tmp_path / "run", change=lambda view: [p.mul_(0.6) for p in view.blocks.parameters()]))
+    bundle = export_run(run, tmp_path / "bundle", ExportSettings(precision="fp16")).bundle
+    verify_run(bundle, run)
+
+    def limit(model):
+        last = model.graph.node[-1]
+        last.output[0] = "unlimited"
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(1000), "limit"))
+        model.graph.node.append(onnx.helper.make_node("Min", ["unlimited", "limit"], ["tokens_out"]))
+
+    with pytest.raises(VerificationError, match=r"^block 1 with tokens up to 1500 differs .* export in fp32"):
+        verify_run(changed_in_file(bundle, "block 1", limit), run)
+
+
+def test_an_agreement_that_does_not_hold_is_named(make_run, tmp_path):
+    """The first two classes have almost the same logits, so a change within the tolerance changes the answer."""
+
+    def alike(view):
+        view.model.head.weight[1] = view.model.head.weight[0]
+        view.model.head.bias[:2] = torch.tensor([100, 100 - 2e-4])
+
+    run = load_run(make_run(tmp_path / "run", change=alike))
+    bundle = export_run(run, tmp_path / "bundle").bundle
+    assert bundle.manifest.verified["agreement"] == 1.0
+
+    def other(bias):
+        bias[1] += 4e-4
+        return bias
+
+    with pytest.raises(VerificationError, match=r"verified.agreement is 1.0, but it is 0.0; export again"):
+        verify_run(changed_in_file(bundle, "head", set_in_file("head.bias", other)), run)
+
+
+def test_an_error_within_the_tolerance_that_the_manifest_does_not_say_is_named(copied, loaded):
+    changed = changed_in_file(copied, "block 1", set_in_file("mlp.fc2.bias", lambda bias: bias + np.float32(4e-5)))
+    with pytest.raises(VerificationError, match=r"verified\.(parts block 1|max_rel_error) is .*e-0[78], but it is"):
+        verify_run(changed, loaded)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "reason"),
+    [
+        ("outputs", {"block 1": [0.5] * 32}, "the manifest has other outputs of block 1 than its file computes"),
+        ("outputs", {"block 9": [0.5]}, "other outputs of block 9"),
+        ("measure", "cosine", "verified.measure is cosine, but it is relative error"),
+        ("tolerance", 1e-9, "verified.tolerance is 1e-09, but it is 1e-05"),
+        ("blocks_per_part", 3, "verified.blocks_per_part is 3, but it is 1"),
+        ("int8", "dynamic", "verified.int8 is dynamic, but it is None"),
+        ("min_cosine", 1.5, "verified.min_cosine is 1.5, but it is"),
+    ],
+)
+def test_a_false_entry_of_the_manifest_is_named(copied, loaded, entry, value, reason):
+    verified = {**copied.manifest.verified, entry: value}
+    with pytest.raises(VerificationError, match=reason):
+        verify_run(forged(copied, verified=verified), loaded)
+
+
+def test_a_value_that_float16_cannot_hold_is_named_although_a_cpu_computes_past_it(make_run, tmp_path):
+    run = load_run(make_run(tmp_path / "run", change=beyond_half))
+    bundle = export_run(run, tmp_path / "bundle", ExportSettings(precision="fp16")).bundle
+    verify_run(bundle, run)
+    model = to_half(list(trace_blocks(prepare_for_export(run.view)))[1])
+
+    def all_in_half(written):
+        written.graph.CopyFrom(model.graph)
+
+    with pytest.raises(VerificationError, match=r"^block 1: the value '\w+' exceeds 65,504.* NaN; export again"):
+        verify_run(changed_in_file(bundle, "block 1", all_in_half), run)
 
 
 def problems_of(bundle):
