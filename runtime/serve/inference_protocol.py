@@ -42,6 +42,8 @@ _WORDS = {
 }  # fmt: skip
 """Names of types in JSON, by those of msgspec."""
 _STAGES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+_NOT_FINITE = re.compile(rb"(?<=[\[,\s])-?(NaN|Infinity)(?=[\],\s])")
+"""Values that JSON has no words for, as Python and JavaScript libraries write them."""
 _SHOWN = 64
 """Limit of a client's value in an error, in characters."""
 
@@ -113,7 +115,7 @@ def parse_request(body: bytes, json_length: int | None) -> tuple[InferRequest, b
     return request, body[length:]
 
 
-def _decoded(content: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
+def _decoded(content: bytes, kind: type[T], name: str) -> T:
     """Decode JSON; raise :class:`DataError` in the words of JSON."""
     try:
         return msgspec.json.decode(content, type=kind)
@@ -121,11 +123,14 @@ def _decoded(content: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else "it is not UTF-8"
         raise DataError(f"{name} is not valid: {why}") from None
     except msgspec.DecodeError as error:
+        infinite = _NOT_FINITE.sub(b"1e39", content)
+        if infinite != content:  # an infinite float32, which is refused with the name of its image
+            return _decoded(infinite, kind, name)
         why = re.sub(
             r"`([a-z |]+)`", lambda match: " or ".join(_WORDS.get(w, w) for w in match[1].split(" | ")), str(error)
         )
         if at := re.search(r"\(byte (\d+)\)", why):
-            why += f": {bytes(content)[int(at[1]) :][:16].decode(errors='replace')!r}"
+            why += f": {content[int(at[1]) :][:16].decode(errors='replace')!r}"
         raise DataError(f"{name} is not valid: {printable(why[:240])}") from None
 
 
