@@ -36,6 +36,14 @@ LIAR_LIES = (
 """Lies in well-formed messages; the others are for the checks of messages, which the simulation leaves out."""
 _LATE_S = 1e-3
 _SETTLE_S = 0.5
+_SPARSE = 0.4
+"""Fraction of the courses in which some processes have no link to one another."""
+_MEET_S = 3.0
+"""Time in which all processes of a sparse network hear of the blocks of the others."""
+_PATIENCE = 100
+"""Transfers that a request may need in a mended sparse fleet."""
+_SLACK = 6
+"""Transfers of the slowest link after which no copy remains, counted from the end of the budgets."""
 
 FINDINGS = (
     ArithmeticError,
@@ -69,6 +77,9 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     liar: str = ""
     """Lie of the last peer; empty if it is honest."""
+    links: tuple[tuple[str, str], ...] = ()
+    """The only links; empty if each process has a link to every other."""
+    latency: float = 0.001
 
 
 class Course(NamedTuple):
@@ -84,6 +95,33 @@ class Played(NamedTuple):
     requests: int
     answered: int
     events: int
+
+
+def line(names: Sequence[str], _rng: random.Random) -> list[tuple[str, str]]:
+    """Return the links of a source and peers in a line."""
+    return [(SOURCE, names[0]), *itertools.pairwise(names)]
+
+
+def star(names: Sequence[str], _rng: random.Random) -> list[tuple[str, str]]:
+    """Return links that all lead to the first peer."""
+    return [(SOURCE, names[0]), *((names[0], name) for name in names[1:])]
+
+
+def two_cliques_with_a_bridge(names: Sequence[str], _rng: random.Random) -> list[tuple[str, str]]:
+    """Return the links of two full meshes, one with the source, and of the only link between them."""
+    near, far = names[: (len(names) + 1) // 2], names[(len(names) + 1) // 2 :]
+    bridge = [(near[-1], far[0])] if far else []
+    return [*itertools.combinations((SOURCE, *near), 2), *itertools.combinations(far, 2), *bridge]
+
+
+def tree_with_more_links(names: Sequence[str], rng: random.Random) -> list[tuple[str, str]]:
+    """Return the links of a random tree, and up to three more."""
+    tree = [(SOURCE, names[0]), *((names[i], names[rng.randrange(i)]) for i in range(1, len(names)))]
+    more = [(SOURCE, rng.choice(names)), *(tuple(rng.sample(names, 2)) for _ in range(rng.randrange(3)))]
+    return list(dict.fromkeys((*tree, *more)))
+
+
+SHAPES = (line, star, two_cliques_with_a_bridge, tree_with_more_links)
 
 
 def draw(seed: int) -> Course:
@@ -104,7 +142,11 @@ def draw(seed: int) -> Course:
         seed=rng.getrandbits(32),
         liar=rng.choice(LIAR_LIES) if rng.random() < 0.2 else "",
     )
-    return Course(world, tuple(_steps(rng, names, rng.randint(3, 40))))
+    steps = tuple(_steps(rng, names, rng.randint(3, 40)))
+    if rng.random() < _SPARSE:
+        links = tuple(rng.choice(SHAPES)(names, rng))
+        world = msgspec.structs.replace(world, links=links, latency=rng.choice((0.001, 0.001, 0.02, 0.2)))
+    return Course(world, steps)
 
 
 def _steps(rng: random.Random, names: str, count: int) -> Iterator[Step]:
@@ -132,7 +174,7 @@ class _Play:
         limits = Limits(credits=world.credits, custody=2 * world.credits)
         self.sim: Any = make(
             world.held, blocks=world.blocks, bands=self.bands, limits=limits, max_batch=world.batch, seed=world.seed,
-            block_seconds=world.block_s or 0.005, turn=world.turn, validate=True,
+            block_seconds=world.block_s or 0.005, turn=world.turn, validate=True, latency=world.latency,
         )  # fmt: skip
         self.honest = list(world.held)
         if world.liar:
@@ -141,7 +183,12 @@ class _Play:
                 name, world.held[name], world.blocks, LIES[world.liar], lambda *_: None, (), bands=self.bands
             )
         self.asked: dict[int, tuple[str, int, float]] = {}
-        self.sim.run(0.05)
+        pairs = list(itertools.combinations((SOURCE, *world.held), 2))
+        self.links = [pair for pair in pairs if not world.links or {pair, pair[::-1]} & set(world.links)]
+        for one, other in pairs:
+            if (one, other) not in self.links:
+                self.sim.cut(one, other)
+        self.sim.run(_MEET_S if world.links else 0.05)
         self.sim.send_failures = world.send_failures
 
     def do(self, step: Step) -> None:
@@ -156,7 +203,8 @@ class _Play:
         elif kind == "wait":
             self.sim.run(*rest)
         elif kind == "cut":
-            (self.sim.restore if self.sim.is_cut(*rest) else self.sim.cut)(*rest)
+            if {tuple(rest), tuple(rest[::-1])} & set(self.links):
+                (self.sim.restore if self.sim.is_cut(*rest) else self.sim.cut)(*rest)
         else:
             self._fault(kind, *rest)
         for name in self.honest:
@@ -182,7 +230,7 @@ class _Play:
         self.sim.run(max(0.0, last - self.sim.now) + _SETTLE_S)
         assert not self.sim.source.held, "the source still holds requests"
         answered = sum(self._check(request) for request in self.asked)
-        self.sim.run(3.0)
+        self.sim.run(3.0 + _SLACK * self.world.latency)
         for name in self.honest:
             process = self.sim.processes[name]
             if process.alive and not process.stopped and not process.engine_hangs:
@@ -213,18 +261,18 @@ class _Play:
     def _recover(self) -> None:
         """Mend everything: then all requests are answered with all blocks."""
         self.sim.send_failures = 0.0
-        for a, b in itertools.combinations((SOURCE, *self.world.held), 2):
+        for a, b in self.links:
             if self.sim.is_cut(a, b):
                 self.sim.restore(a, b)
         for name in self.world.held:
             if self.sim.processes[name].alive:
                 self.sim.kill(name)
             self.sim.restart(name)
-        self.sim.run(0.3)
+        self.sim.run(_MEET_S if self.world.links else 0.3)
         if {block for blocks in self.world.held.values() for block in blocks} != set(range(self.world.blocks)):
             return
         for _ in range(3):
-            self.do(("submit", "sequential", 1, 0, 1, 5.0))
+            self.do(("submit", "sequential", 1, 0, 1, 5.0 + _PATIENCE * self.world.latency))
         self.sim.settle()
         for request in itertools.islice(reversed(self.asked), 3):
             assert self._check(request), f"request {request} failed in a mended fleet"
@@ -271,12 +319,22 @@ def shrink(course: Course, make: Callable[..., Simulation] = FaultySimulation) -
 
 def _plainer(course: Course) -> Iterator[Course]:
     world = course.world
-    plain = {"liar": "", "send_failures": 0.0, "turn": 0.0, "cuts": (), "batch": 1, "credits": 4, "block_s": {}}
+    plain = {
+        "latency": 0.001,
+        "links": (),
+        "liar": "",
+        "send_failures": 0.0,
+        "turn": 0.0,
+        "cuts": (),
+        "batch": 1,
+        "credits": 4,
+        "block_s": {},
+    }
     for field, value in plain.items():
         if getattr(world, field) != value:
             yield Course(msgspec.structs.replace(world, **{field: value}), course.steps)
     for name in world.held:
-        if len(world.held) > 1 and not any(name in step for step in course.steps):
+        if len(world.held) > 1 and not any(name in one for one in (*course.steps, *world.links)):
             fewer = {other: blocks for other, blocks in world.held.items() if other != name}
             yield Course(msgspec.structs.replace(world, held=fewer), course.steps)
     for number, step in enumerate(course.steps):

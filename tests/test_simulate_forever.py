@@ -1,10 +1,12 @@
 """The search for broken guarantees: it finds a planted fault, shrinks it, and finds none in the routing."""
 
+import random
+
 import pytest
 
 from ls_edge.runtime.routing.state.events import Complete
 from tests.faults.simulation import FaultySimulation
-from tests.simulate_forever import draw, fails, main, play, shrink
+from tests.simulate_forever import Course, World, draw, fails, main, play, shrink, star
 
 
 class Forgetful(FaultySimulation):
@@ -41,6 +43,12 @@ def test_a_planted_fault_is_found_and_shrunk_to_its_cause():
 def test_random_courses_break_no_guarantee(seed):
     played = [play(draw(seed + more)) for more in range(10)]
     assert sum(one.answered for one in played) > 20
+
+
+def test_copies_do_not_block_the_only_way_home_of_their_requests():
+    """The hub kept a copy of each request, and had no room for the tokens that came back."""
+    held = {"a": (1, 4, 5, 6, 7), "b": (0, 1, 2, 4, 5, 6), "c": (0, 2, 4, 5, 6, 7), "d": (0, 2, 3, 4, 5, 6, 7)}
+    play(Course(World(held=held, blocks=8, credits=1, links=tuple(star("abcd", random.Random()))), ()))
 
 
 def test_the_search_says_what_it_did(capsys):

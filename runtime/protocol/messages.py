@@ -88,6 +88,8 @@ class RefuseReason(_Text):
     CANCELED = "canceled"
     NOT_FINITE = "not finite"
     OTHER_BUNDLE = "other bundle"
+    LOSES_TOKENS = "loses tokens"
+    """The link to the sender ends each time that tokens are sent to it, as where large packets do not pass."""
 
 
 class ReturnReason(_Text):

@@ -278,7 +278,7 @@ class Decisions:
         n, since = self._neighbors.get(source), request.waiting_since
         if n is not None and n.window_left > 0:
             self.offer(request, source, request.itinerary)
-        elif n is not None:  # a slow link: the copy that waits for it must not count as lost
+        elif n is not None and not n.loses_tokens:  # a slow link: the copy that waits for it must not count as lost
             self.send_progress([request])
             self._custody.wait_for(request, (source,), now + limits.look_again)
         elif way := self._way_home(request):

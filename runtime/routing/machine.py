@@ -72,6 +72,8 @@ from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, St
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.turn import Turn
 
+MTU = "large packets do not pass (MTU)"
+
 R = TypeVar("R", bound=Rules)
 
 
@@ -155,6 +157,7 @@ class Machine(Generic[R]):
         if request.trail is not None:
             request.trail.accepted(sender)
         if request.returning and sender == request.itinerary.source:
+            self.neighbors.cuts.pop(sender, None)
             self.custody.end(request, "home")
 
     def on_refuse(self, sender: str, message: Refuse) -> None:
@@ -169,6 +172,9 @@ class Machine(Generic[R]):
             n.refused_until = self.turn.now + self.limits.pause
         if n is not None and is_unwilling(message):
             n.back_off()
+            if message.reason == RefuseReason.LOSES_TOKENS:
+                self.neighbors.pause(n)
+                self.turn.note(NoteKind.SUSPECT, sender, why=f"it cannot send tokens here: {MTU}")
             request.avoid[sender] = n.backoff_until
             if not busy:
                 self.avoid(request, sender, n.backoff_until)
@@ -238,10 +244,10 @@ class Machine(Generic[R]):
         n = linked.pop(name, None)
         if n is None:
             return
-        if n.offers:
-            self.neighbors.lost_with_tokens(n)
+        self.neighbors.forget_transfers(n)
         self.neighbors.reach_version += 1
-        self.turn.note(NoteKind.LOST, name, why=event.why)
+        why = f"{event.why}, as each time that tokens are sent: {MTU}"
+        self.turn.note(NoteKind.LOST, name, why=why if name in self.neighbors.losing_tokens else event.why)
         for request in [request for request in self.custody.sent.values() if request.downstream == name]:
             self.reroute(request, f"{name} was lost: {event.why}")
         self.custody.waiting.decide_for_credit_of(name)

@@ -44,6 +44,7 @@ from ls_edge.runtime.routing.state.events import (
     Note,
     NoteKind,
     Received,
+    Removed,
     Send,
     Submit,
     Tick,
@@ -361,6 +362,8 @@ class Node:
         for link, name in list(self._linked.name_of.items()):
             if not link.dialed and not changed.isdisjoint((name, self._linked.user_of[link])):
                 self._links.hang_up(link)
+        if changed:
+            self.feed(Removed(frozenset(changed)))
 
     def repeat_greeting(self) -> None:
         """Send HELLO to all linked processes again, since its content has changed."""

@@ -16,6 +16,7 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import new_keys
+from tests.faults.engines import Faults, inject, write
 
 ALL = tuple(range(6))
 needs_curve = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
@@ -75,17 +76,26 @@ def test_a_file_that_cannot_be_used_leaves_the_peer_as_it_is(tmp_path, tiny_bund
 
 
 @needs_curve
-def test_a_removed_key_ends_its_links(write_peers, tmp_path, tiny_bundle, serve, wait_until):
+def test_a_removed_key_ends_its_links_and_its_work(write_peers, tmp_path, tiny_bundle, serve, wait_until, caplog):
     pairs = {name: new_keys(name, tmp_path)[0] for name in ("a", "laptop", "guest")}
     path = write_peers({"a": ALL}, keys=pairs, sources=["laptop", "guest"])
-    peer = serve(Peer.open(path, "a", tiny_bundle, secret_key=tmp_path / "a.key_secret"))
+    opened = Peer.open(path, "a", tiny_bundle, secret_key=tmp_path / "a.key_secret")
+    peer = serve(inject(opened, tmp_path / "a.faults"))
     with (
         Source.open(path, tiny_bundle, secret_key=tmp_path / "laptop.key_secret") as source,
         Source.open(path, tiny_bundle, secret_key=tmp_path / "guest.key_secret") as guest,
     ):
         assert source.wait_ready(10) == guest.wait_ready(10) == ()
+        write(tmp_path / "a.faults", Faults(least_ms=500))
+        for one in (source, guest):
+            one.submit(np.zeros((3, 16, 16), np.float32))
+        wait_until(lambda: peer.snapshot.held == 2)
         edit(path, lambda named, document: document["sources"].remove(named["guest"]))
         peer.reload()
+        wait_until(lambda: "removed from peers.yaml" in [getattr(record, "why", "") for record in caplog.records])
+        assert [record.message for record in caplog.records if record.message == "dropped"] == ["dropped"]
+        write(tmp_path / "a.faults", Faults())
+        wait_until(lambda: not peer.snapshot.held and not peer.snapshot.stuck)
         wait_until(lambda: "it refused our key" in guest.snapshot.problems.get("a", ""))
         assert source.snapshot.problems == {}
         assert source.submit(np.zeros((3, 16, 16), np.float32)).result(10).record.error is None

@@ -134,9 +134,13 @@ class FarSide:
 
     ADDRESS = "10.98.0.2"
 
-    def __init__(self, *, delay_s: float = 0.0, largest: int = 1500) -> None:
-        """Return packets after ``delay_s``; those above ``largest`` bytes vanish, as in a path with a smaller MTU."""
+    def __init__(self, *, delay_s: float = 0.0, largest: int = 1500, largest_back: int | None = None) -> None:
+        """Return packets after ``delay_s``; those above ``largest`` bytes vanish, as in a path with a smaller MTU.
+
+        ``largest_back`` is the limit of packets from listeners, by default the same.
+        """
         self.largest = largest
+        self._largest_back = largest if largest_back is None else largest_back
         self._delay_s = delay_s
         self._device = os.open("/dev/net/tun", os.O_RDWR)
         fcntl.ioctl(self._device, _TUNSETIFF, struct.pack("16sH22x", b"far0", _IFF_TUN | _IFF_NO_PI))
@@ -159,8 +163,12 @@ class FarSide:
         while not self._closed.is_set():
             if select.select([self._device], [], [], 0.005)[0]:
                 packet = os.read(self._device, 65536)
-                if packet[0] >> 4 == 4 and len(packet) <= self.largest:
+                if packet[0] >> 4 == 4 and len(packet) <= self._most(packet):
                     turned = packet[:12] + packet[16:20] + packet[12:16] + packet[20:]
                     self._waiting.append((time.monotonic() + self._delay_s, turned))
             while self._waiting and self._waiting[0][0] <= time.monotonic():
                 os.write(self._device, self._waiting.popleft()[1])
+
+    def _most(self, packet: bytes) -> int:
+        ours, theirs = struct.unpack_from(">HH", packet, 4 * (packet[0] & 15))
+        return self._largest_back if ours < theirs else self.largest  # ports of listeners are below the others

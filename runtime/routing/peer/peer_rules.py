@@ -47,12 +47,14 @@ from ls_edge.runtime.routing.state.events import (
     NeighborState,
     NeighborUp,
     Received,
+    Removed,
     Tick,
     Unsendable,
     Warm,
 )
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, require
 from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.neighbors import owner_of
 
 
 def peer_machine(
@@ -84,6 +86,7 @@ class PeerRules:
     def __init__(
         self, machine: Machine[PeerRules], blocks: frozenset[int], max_batch: int = 1, batch_wait: float = 0.0
     ) -> None:
+        self._machine = machine
         self._turn = turn = machine.turn
         self._custody = custody = machine.custody
         self._decisions = decisions = machine.decisions
@@ -109,6 +112,7 @@ class PeerRules:
             Decoded: (work.decoded,),
             Warm: (self._on_warm,),
             Drain: (self._on_drain,),
+            Removed: (self._on_removed,),
             Tick: (),
             # Messages, with their sender.
             Accept: (machine.on_accept,),
@@ -172,6 +176,8 @@ class PeerRules:
             turn.send(sender, Refuse(run.transfer, reason, credit))
             return
         if run.transfer not in self._custody.held:
+            if (copy := self._copy_of_returned(event)) is not None:
+                self._machine.passed_on(copy, turn.name)
             self._hold(event)
         credit = self.announcer.credits_in_answer(sender, accepted=True)
         turn.send(sender, Accept(run.transfer, credit))
@@ -198,6 +204,21 @@ class PeerRules:
         if source != sender and source in turn.neighbors.by_name:
             turn.send(source, Moved(run.transfer, sender))
 
+    def _copy_of_returned(self, event: Arrived) -> HeldRequest | None:
+        """Return the copy that returned tokens replace: that of their last transfer, if it was from here.
+
+        Otherwise copies could fill a relay that is the only way home of these very requests.
+        """
+        run, sender = event.run, event.sender
+        return next(
+            (
+                request
+                for request in self._custody.sent.values()
+                if run.returning and request.request == run.transfer.request and request.downstream == sender
+            ),
+            None,
+        )
+
     def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
         run, sender, turn, custody = event.run, event.sender, self._turn, self._custody
         owner = run.itinerary.owner
@@ -208,7 +229,7 @@ class PeerRules:
         if not event.finite:
             return RefuseReason.NOT_FINITE
         if run.returning:
-            room = turn.limits.credits + turn.limits.custody
+            room = turn.limits.credits + turn.limits.custody + (self._copy_of_returned(event) is not None)
             theirs = sum(bool(request.returning) and request.upstream == sender for request in custody.held.values())
             return RefuseReason.BUSY if len(custody.held) >= room or theirs >= room // 2 else None
         if run.bundle_id and run.bundle_id != turn.model.bundle_id:
@@ -217,12 +238,14 @@ class PeerRules:
             return RefuseReason.DRAINING
         if not self.warm:
             return RefuseReason.COLD
+        n = turn.neighbors.get(sender)
+        if n is not None and n.loses_tokens and run.itinerary.source == sender:  # the tokens would not come back
+            return RefuseReason.LOSES_TOKENS
         if self._serves and turn.neighbors.is_source(sender) and custody.credits.guaranteed(sender, turn.now):
             return None
-        if self.credits_for(sender) <= 0:
-            return RefuseReason.BUSY
         account = custody.account_of(owner, sender)
-        return RefuseReason.BUSY if account != sender and custody.credits.room(account) <= 0 else None
+        is_full = self.credits_for(sender) <= 0 or (account != sender and custody.credits.room(account) <= 0)
+        return RefuseReason.BUSY if is_full else None
 
     # Next step of a request.
 
@@ -299,6 +322,13 @@ class PeerRules:
     def _on_down(self, event: NeighborDown) -> None:
         self._custody.credits.forget(event.name)
         self.announcer.lost(event.name)
+
+    def _on_removed(self, event: Removed) -> None:
+        """Drop the requests of removed sources, and those that removed peers sent for sources without a link here."""
+        for request in list(self._custody.held.values()):
+            is_theirs = owner_of(request.owner) in event.names or request.account in event.names
+            if is_theirs and request.stage is not Stage.ENDED:  # the end of a wave ends its tracks
+                self._decisions.drop(request, self._turn.name, "removed from peers.yaml")
 
     def _on_unsendable(self, event: Unsendable) -> None:
         self.announcer.forget(event.failed.to)

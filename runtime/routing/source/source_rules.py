@@ -36,7 +36,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.routing.claims import as_asked, blocks_run, implausible_return, is_former_holder
 from ls_edge.runtime.routing.decisions import Handlers, may_skip
-from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.machine import MTU, Machine
 from ls_edge.runtime.routing.source.ended_requests import EndedRequests
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
 from ls_edge.runtime.routing.state.custody import StageActions, Stages
@@ -51,6 +51,7 @@ from ls_edge.runtime.routing.state.events import (
     NeighborUp,
     NoteKind,
     Received,
+    Removed,
     Returned,
     Submit,
     Tick,
@@ -126,6 +127,7 @@ class SourceRules:
             Unsendable: (machine.on_unsendable,),
             Submit: (self._on_submit,),
             Abandon: (self._on_abandon,),
+            Removed: (),
             Tick: (),
             # Messages, with their sender.
             Accept: (machine.on_accept,),
@@ -445,7 +447,7 @@ def _not_finite(request: OpenRequest) -> NotFinite:
 
 
 def _too_late(request: OpenRequest, turn: Turn) -> BudgetExceeded | Overloaded:
-    it, reason, bands, cut = request.copy.itinerary, request.copy.reason, turn.bands, turn.neighbors.loses_tokens
+    it, reason, bands, cut = request.copy.itinerary, request.copy.reason, turn.bands, turn.neighbors.losing_tokens
     stuck = bands.permitted(it.remaining)
     left = _name(stuck, bands)
     behind = len(it.remaining) - len(stuck)
@@ -453,7 +455,7 @@ def _too_late(request: OpenRequest, turn: Turn) -> BudgetExceeded | Overloaded:
     if cut:
         return BudgetExceeded(
             f"request {request.number}: {left} {_TOO_LATE} within the budget{waits}: the link to {', '.join(cut)} ends "
-            "each time that tokens are sent; large packets do not pass (MTU), see 'ls-edge status'"
+            f"each time that tokens are sent; {MTU}, see 'ls-edge status'"
         )
     if reason == ReturnReason.CREDIT:
         return Overloaded(

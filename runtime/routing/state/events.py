@@ -38,6 +38,12 @@ class NeighborDown(msgspec.Struct, frozen=True):
     why: str
 
 
+class Removed(msgspec.Struct, frozen=True):
+    """These processes may no longer take part: their keys were removed from ``peers.yaml`` or exchanged."""
+
+    names: frozenset[str]
+
+
 class NeighborState(msgspec.Struct, frozen=True):
     """A process sent STATE."""
 
@@ -135,7 +141,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 Event = (
     NeighborUp | NeighborDown | NeighborState | Arrived | Received | Unsendable | Computed | ComputeFailed | Decoded
-    | Warm | Drain | Submit | Abandon | Tick
+    | Warm | Drain | Submit | Abandon | Removed | Tick
 )  # fmt: skip
 
 

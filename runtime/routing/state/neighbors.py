@@ -134,8 +134,13 @@ class Neighbor:
 
     @property
     def window_left(self) -> int:
-        """Number of further transfers that may be in flight; a slow link allows only a few."""
-        return self._window - self.offers
+        """Number of further transfers that may be in flight; a slow link allows few, one that loses them none."""
+        return 0 if self.loses_tokens else self._window - self.offers
+
+    @property
+    def loses_tokens(self) -> bool:
+        """Whether its links have ended each time that tokens were sent on them, and get none for a while."""
+        return self.all.now < self.backoff_until and self.name in self.all.losing_tokens
 
     @property
     def _window(self) -> int:
@@ -269,17 +274,32 @@ class Neighbors:
         n = self.by_name.setdefault(hello.name, Neighbor(hello, self))
         n.greeted(hello)
         self.reach_version += 1
-        if hello.name in self.loses_tokens and self.cuts[hello.name][0] == hello.incarnation:
-            n.backoff_until = self.now + self.limits.suspect_most
+        if hello.name in self.losing_tokens and self.cuts[hello.name][0] == hello.incarnation:
+            self.pause(n)
         return n
 
-    def lost_with_tokens(self, n: Neighbor) -> None:
-        """Count a link that ended while tokens were sent on it, as where packets of their size do not pass."""
-        incarnation, count = self.cuts.get(n.name, (0, 0))
+    def forget_transfers(self, n: Neighbor) -> None:
+        """Forget the transfers to a process whose link has ended, and count a link on which some got no reply.
+
+        That happens where packets of their size do not pass.
+        """
+        lost = [transfer for transfer, (to, _) in self._unanswered.items() if to == n.name]
+        if not lost:
+            return
+        for transfer in lost:
+            del self._unanswered[transfer]
+        incarnation, count = self.cuts.pop(n.name, (0, 0))
         self.cuts[n.name] = n.hello.incarnation, (count + 1 if incarnation == n.hello.incarnation else 1)
+        if len(self.cuts) > MAX_UNANSWERED:
+            del self.cuts[next(iter(self.cuts))]
+
+    def pause(self, n: Neighbor) -> None:
+        """Send no tokens to a process for a while, since its links end each time that tokens are sent on them."""
+        self.cuts[n.name] = n.hello.incarnation, CUTS
+        n.backoff_until = self.now + self.limits.suspect_most
 
     @property
-    def loses_tokens(self) -> list[str]:
+    def losing_tokens(self) -> list[str]:
         """Processes whose links have ended :data:`CUTS` times in a row while tokens were sent on them."""
         return [name for name, (_, count) in self.cuts.items() if count >= CUTS]
 

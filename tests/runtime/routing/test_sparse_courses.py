@@ -1,6 +1,5 @@
 """Random courses in sparse networks: trees with a few more links, slow links, a peer that is killed, a liar."""
 
-import itertools
 import random
 from collections import Counter
 
@@ -10,6 +9,7 @@ from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.lies import LIES
 from tests.runtime.routing.test_sparse_liars import ALL, BLOCKS, answers, sparse
+from tests.simulate_forever import line, star, two_cliques_with_a_bridge
 
 SLACK = 6
 """Transfers of the slowest link after which no copy remains, whatever happened, counted from the end of the budgets."""
@@ -75,19 +75,6 @@ def test_one_liar_cannot_prevent_an_outcome_or_leave_copies(seed, lie):
     assert not any(process.machine.held for process in sim.processes.values() if process.alive)
 
 
-def line(names):
-    return [(SOURCE, names[0]), *itertools.pairwise(names)]
-
-
-def star(names):
-    return [(SOURCE, names[0]), *((names[0], name) for name in names[1:])]
-
-
-def two_cliques_with_a_bridge(names):
-    near, far = names[: len(names) // 2], names[len(names) // 2 :]
-    return [*itertools.combinations((SOURCE, *near), 2), *itertools.combinations(far, 2), (near[-1], far[0])]
-
-
 @pytest.mark.parametrize("links", [line, star, two_cliques_with_a_bridge])
 @pytest.mark.parametrize("seed", range(2))
 def test_honest_members_answer_everything_through_relays(links, seed):
@@ -95,7 +82,7 @@ def test_honest_members_answer_everything_through_relays(links, seed):
     names = "abcdef"
     placement = {name: tuple(sorted(rng.sample(ALL, rng.choice((1, 2, BLOCKS))))) for name in names}
     placement[rng.choice(names)] = ALL
-    sim = sparse(placement, links(names), seed=seed, latency=rng.choice((0.001, 0.02)))
+    sim = sparse(placement, links(names, rng), seed=seed, latency=rng.choice((0.001, 0.02)))
     sim.run(3.0)
     requests = []
     for policy in ("fastest", "nearest", "random", "sequential", "parallel"):

@@ -10,6 +10,7 @@ from ls_edge.runtime.protocol.messages import (
     Moved,
     Progress,
     Refuse,
+    RefuseReason,
     Release,
     State,
 )
@@ -26,6 +27,7 @@ from ls_edge.runtime.routing.state.events import (
 )
 from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.neighbors import CUTS
 from tests.runtime.routing.driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 
 
@@ -459,6 +461,27 @@ def test_what_cannot_be_sent_is_tried_again_soon(peer):
     assert not peer.sent(Forward)
     peer.passes(0.1)
     assert len(peer.sent(Forward, "b")) == 1
+
+
+def test_a_source_whose_links_end_each_time_is_sent_its_tokens_through_others_and_told_so(peer):
+    peer.meets("b", (2, 3), reaches=("laptop",))
+    for number in range(CUTS):
+        peer.meets("laptop", role="source")
+        peer.gets("laptop", run_of(transfer(number), remaining=(0,)))
+        peer.computes_next()
+        assert peer.sent(Forward, "laptop")
+        peer(NeighborDown("laptop", "silent"))
+        assert peer.sent(Forward, "b")
+    assert any("MTU" in note.why for note in peer.said if isinstance(note, Note))
+    peer.gets("b", run_of(transfer(8), remaining=(0,)))
+    peer.meets("laptop", role="source")
+    peer.computes_next()
+    assert [home.to for home in peer.sent(Forward)] == ["b"]
+    peer.gets("laptop", run_of(transfer(9)))
+    assert [refused.reason for refused in peer.sent(Refuse)] == [RefuseReason.LOSES_TOKENS]
+    peer.passes(Limits().suspect_most)
+    peer.gets("laptop", run_of(transfer(10)))
+    assert peer.sent(Accept, "laptop")
 
 
 def test_a_neighbor_that_came_back_as_a_new_process_has_lost_what_it_held(peer):

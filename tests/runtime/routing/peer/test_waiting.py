@@ -16,7 +16,9 @@ from ls_edge.runtime.routing.state.events import (
     Forward,
     NeighborDown,
     Received,
+    Removed,
 )
+from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.routing.state.limits import Limits
 from tests.runtime.routing.driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 
@@ -222,6 +224,23 @@ def test_what_belongs_to_a_source_that_is_gone_is_dropped_after_a_while(peer):
     peer.passes(0.2)
     assert not peer.machine.held
     assert "dropped" in peer.notes()
+
+
+def test_the_work_of_processes_removed_from_the_file_ends_immediately_whatever_its_stage(peer):
+    alias = "guest.01234567"
+    peer.meets("b", (2, 3), reaches=("laptop", "far"))
+    peer.meets("m")
+    peer.meets(alias, role="source")
+    peer.gets(alias, run_of(transfer(0), source=alias))
+    peer.gets("m", run_of(transfer(1), source=alias, remaining=(2, 3), waves=BY_X))
+    peer.gets("m", run_of(transfer(2), source="nobody"))
+    peer.gets("b", run_of(transfer(3), source="far"))
+    peer.gets("laptop", run_of(transfer(4)))
+    stages = {request.stage for request in peer.machine.held.values()}
+    assert {Stage.QUEUED, Stage.RUNNING, Stage.OFFERED} <= stages
+    peer(Removed(frozenset({"guest", "m"})))
+    assert peer.machine.held.keys() == {transfer(3), transfer(4)}
+    assert [one.transfer for one in peer.sent(Release, "m")] == [transfer(1), transfer(2)]
 
 
 def test_but_not_while_a_neighbor_reaches_it(peer):
