@@ -49,6 +49,7 @@ def test_export_on_a_full_disk_keeps_the_old_bundle(command, tiny_bundle, disk, 
         pass
 
 
+@pytest.mark.slow
 def test_training_on_a_full_disk_leaves_no_half_run(ls_edge, disk, tmp_path):
     (tmp_path / "train.yaml").write_text(CONFIG)
     fill(disk, 100_000)

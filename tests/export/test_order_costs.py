@@ -65,6 +65,7 @@ def test_estimates_rank_orders_of_other_images(trained, calibration, costs):
     assert measured[best].mean() < measured.mean() - 0.1
 
 
+@pytest.mark.slow
 def test_costs_that_rank_no_better_than_chance_give_a_warning(make_run, calibration, costs, tmp_path):
     assert ranking_warnings(costs) == []
 

@@ -75,6 +75,7 @@ def test_the_file_of_each_job_alone_repeats_its_training_bit_for_bit(whole, name
     assert again.read_bytes() == first.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.leaks_ok("vl-convert keeps its runtime")
 def test_a_killed_reproduction_continues_to_the_same_results(marks, whole, tmp_path, capsys):
     killed = tmp_path / "killed"

@@ -172,6 +172,7 @@ def test_energy_and_survival_are_objectives(command, bundle, profile):
     assert found["baselines"]["single"]["whole_share"] == 0.9
 
 
+@pytest.mark.slow
 def test_the_batch_is_that_of_the_peers(command, bundle, profile, measured, tmp_path):
     """Eight at once take three times as long as one: taken for throughput, not for a request alone."""
     path = profile("a", 2.0)

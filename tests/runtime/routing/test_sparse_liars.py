@@ -106,6 +106,7 @@ def test_copies_that_a_liar_makes_a_peer_keep_have_a_bound(policy):
     assert most <= limits.credits + limits.custody
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [("a",), ("b", "c")])
 def test_a_line_answers_again_after_a_flood_of_work_without_a_source(at):
     """A peer that does not see all processes cannot know that a source does not exist; its work had 600 s."""

@@ -425,6 +425,7 @@ def test_page_shows_that_a_rotation_was_not_applied(server, browser):
     browser.wait_for("document.getElementById('note').textContent === ''")
 
 
+@pytest.mark.slow
 def test_answers_continue_when_the_server_has_started_again(server, browser, ls_edge, swarm, bundle):
     opened(browser, server.address)
     for count in (1, 2, 3):

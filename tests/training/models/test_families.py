@@ -134,10 +134,14 @@ def test_other_models_are_refused_with_the_supported_ones(name):
         family_of(model)
 
 
+SLOW = pytest.mark.slow
 ONE_OF_EACH = (
-    "deit_tiny_distilled_patch16_224", "cait_xxs24_224", "mixer_s32_224", "vit_small_patch16_dinov3",
-    "beit_base_patch16_224-shared",
-)  # fmt: skip
+    pytest.param("deit_tiny_distilled_patch16_224", marks=SLOW),
+    pytest.param("cait_xxs24_224", marks=SLOW),
+    pytest.param("mixer_s32_224", marks=SLOW),
+    "vit_small_patch16_dinov3",
+    pytest.param("beit_base_patch16_224-shared", marks=SLOW),
+)
 
 
 @pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
