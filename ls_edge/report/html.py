@@ -37,6 +37,7 @@ from ls_edge.core.text import (
     show_hours,
     show_ms,
     show_nines,
+    show_nines_range,
     show_percent,
 )
 from ls_edge.evaluation.run_summary import RunSummary, error_type
@@ -45,6 +46,7 @@ from ls_edge.report import charts
 from ls_edge.report.runs.mistakes import confusions, wrong_images
 from ls_edge.report.runs.statistics import RunData
 from ls_edge.report.runs.tracks import track_table
+from ls_edge.report.simulation import sweep_answer
 from ls_edge.report.theme import STAGES, STYLE, Chart
 from ls_edge.version import __version__
 
@@ -191,12 +193,14 @@ def environment() -> Environment:
         "error_type": error_type,
         "tight": _tight,
         "plain": _plain,
+        "sweep_answer": sweep_answer,
     }
     made.globals |= {
         "NOTHING": NOTHING,
         "STAGES": STAGES,
         "MOST_ROWS": MOST_TABLE_ROWS,
         "charts": charts,
+        "nines_range": show_nines_range,
         "confusions": confusions,
         "settings_of": _settings,
         "track_table": track_table,
@@ -213,6 +217,8 @@ def _plain(value: Any) -> Any:
     """Show a setting as a user would write it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
     if not isinstance(value, (list, tuple)):
         return value
     return format_bands(value) if any(isinstance(one, list) for one in value) else ", ".join(map(str, value)) or NOTHING

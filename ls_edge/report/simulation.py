@@ -8,12 +8,32 @@ from rich.console import Console
 
 from ls_edge.core.text import counted, show, show_hours, show_ms, show_nines, show_nines_range, show_percent
 from ls_edge.evaluation.availability import Interval
-from ls_edge.evaluation.simulation_summary import SimulationSummary, SweepDocument
+from ls_edge.evaluation.simulation_summary import Cell, SimulationSummary, SweepDocument
 from ls_edge.report.terminal import PlainTable, print_table
 
 
+def sweep_answer(document: SweepDocument) -> str:
+    """Return which combinations give the most and the fewest whole answers, and whether this may be chance."""
+
+    def said(cell: Cell) -> str:
+        whole, values = cell.summary.whole_share, ", ".join(f"{key}={value}" for key, value in cell.values.items())
+        return f"{values}: {show_nines(whole.share)} ({show_nines_range(whole.low, whole.high)})"
+
+    worst, *_, best = sorted([*document.cells, document.cells[0]], key=lambda cell: cell.summary.whole_share.share)
+    lowest, highest = worst.summary.whole_share, best.summary.whole_share
+    if lowest.share == highest.share:
+        low = min(cell.summary.whole_share.low for cell in document.cells)
+        return (
+            f"{show_nines(lowest.share)} of the requests get a whole answer with each combination; the widest 95 % "
+            f"interval begins at {show_nines(low)}."
+        )
+    chance = " The intervals overlap: this may be chance." if lowest.high >= highest.low else ""
+    return f"Most requests get a whole answer with {said(best)}; fewest with {said(worst)}.{chance}"
+
+
 def print_sweep(document: SweepDocument, console: Console) -> None:
-    """Print a row for each combination."""
+    """Print the answer, and a row for each combination."""
+    console.print(sweep_answer(document))
     table = PlainTable.of(
         *(f">{key}" for key in document.sweep),
         ">whole answers", "interval", ">outages", ">answered", ">p50", ">p99", ">images / s",

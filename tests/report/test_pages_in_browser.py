@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -14,8 +15,14 @@ from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.simulation_summary import SimulationContext, SiteOutcome, summarize_simulation
-from ls_edge.report.html import write_comparison, write_report, write_simulation
+from ls_edge.evaluation.simulation_summary import (
+    Cell,
+    SimulationContext,
+    SiteOutcome,
+    SweepDocument,
+    summarize_simulation,
+)
+from ls_edge.report.html import write_comparison, write_report, write_simulation, write_sweep
 from tests.browser import Browser, needs_browser
 
 pytestmark = needs_browser
@@ -48,6 +55,9 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
         placement={"<b>": (0, 1)}, churn=["up=1m,down=1s"], max_skips=2, assumptions=[],
     )  # fmt: skip
     write_simulation(folder / "fleet.html", summarize_simulation([site], context), [site])
+    whole = summarize_simulation([replace(site, states=np.zeros(30, np.uint8), errors=Counter())], context)
+    cells = [Cell({"replicas": n, "up": up}, whole) for n in ("1", "2") for up in ("1m", "1h")]
+    write_sweep(folder / "sweep.html", SweepDocument({"replicas": ["1", "2"], "up": ["1m", "1h"]}, 1, "", cells))
     return folder
 
 
@@ -80,6 +90,7 @@ CUT_TEXTS = """[...document.querySelectorAll("[data-chart]")].flatMap((place) =>
         ("waves", 390, "dark", 8),
         ("analysis", 390, "light", 5),
         ("fleet", 390, "light", 2),
+        ("sweep", 390, "dark", 1),
         ("compared", 390, "dark", 20),
     ],
 )

@@ -157,15 +157,14 @@ def command(
             simulate=not no_simulation,
             on_step=lambda done, total, text: progress(done, total, f"simulating {text}" if done < total else text),
         )
-    if as_json:
-        print_json(document)
-    else:
-        _print(document)
-    if out is not None:
-        _write_peers(out, document, found.codec, known)
-        if not as_json:
-            next_step = "" if known is not None else "; next: addresses and keys, then copy it to every machine"
-            click.echo(f"written to {out}{next_step}")
+    try:
+        if out is not None:
+            _write_peers(out, document, found.codec, known)
+    finally:
+        print_json(document) if as_json else _print(document)
+    if out is not None and not as_json:
+        next_step = "" if known is not None else "; next: addresses and keys, then copy it to every machine"
+        click.echo(f"written to {out}{next_step}")
 
 
 def _search(

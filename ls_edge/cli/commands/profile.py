@@ -130,11 +130,13 @@ def _ask_peer(peers: Path, name: str, secret_key: Path | None, duration: float) 
 
 
 def _write(found: _Document, out: Path, show_on: Callable[[_Document, Console], None], *, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-    else:
-        show_on(found, open_console())
-    write_json(out, found)
+    try:
+        write_json(out, found)
+    finally:
+        if as_json:
+            print_json(found)
+        else:
+            show_on(found, open_console())
     if not as_json:
         click.echo(f"written to {out}")
 

@@ -54,25 +54,27 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     found = side_by_side(files)
     free = [] if freedom is None else evaluations_with_freedom(files)
     pairs, alone = pairs_text(found), alone_text(found)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(answer_text(found))
-        for headings, rows in ((_COLUMNS, rows_text(found)), (_PAIR_COLUMNS, pairs), (_ALONE_COLUMNS, alone)):
-            if rows:
-                print_table(PlainTable.of(*headings, rows=rows))
-        for one in found.not_compared:
-            click.echo(f"{one.document} and {one.run} are not compared: {one.reason}")
-    if freedom is not None:
-        from ls_edge.report.charts import freedom_figure, write_svg
+    try:
+        if freedom is not None:
+            from ls_edge.report.charts import freedom_figure, write_svg
 
-        write_svg(freedom, freedom_figure(free))
-    if out is not None:
-        from ls_edge.report.html import write_side_by_side
+            write_svg(freedom, freedom_figure(free))
+        if out is not None:
+            from ls_edge.report.html import write_side_by_side
 
-        reasons = [(one.document, one.run, one.reason) for one in found.not_compared]
-        tables = rows_text(found), pairs, reasons, alone
-        write_side_by_side(out, *tables, answer=answer_text(found), values=_values(found))
+            reasons = [(one.document, one.run, one.reason) for one in found.not_compared]
+            tables = rows_text(found), pairs, reasons, alone
+            write_side_by_side(out, *tables, answer=answer_text(found), values=_values(found))
+    finally:
+        if as_json:
+            print_json(found)
+        else:
+            click.echo(answer_text(found))
+            for headings, rows in ((_COLUMNS, rows_text(found)), (_PAIR_COLUMNS, pairs), (_ALONE_COLUMNS, alone)):
+                if rows:
+                    print_table(PlainTable.of(*headings, rows=rows))
+            for one in found.not_compared:
+                click.echo(f"{one.document} and {one.run} are not compared: {one.reason}")
     for path in (out, freedom):
         if path is not None and not as_json:
             click.echo(f"written to {path}")

@@ -285,17 +285,19 @@ def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Eva
         "; ".join(f"{name} {value}" for name, value in document["made_with"].items()),
         "options: " + "; ".join(f"{name} {value}" for name, value in options.overridden.items()),
     ]
-    if as_json:
-        print_json(document)
-    else:
-        for headings, lines in reproduction.tables(trained, document["comparisons"]):
-            print_table(PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]), rows=lines))
-    write_json(out / RESULTS, document)
-    reproduction.write_tables(out / TABLE, about, trained, document["comparisons"])
-    for data in plan.data:
-        if drawn := [rows[name] for name, row in plan.rows.items() if row.data == data and row.figure]:
-            path = out / ("figure.svg" if len(plan.data) == 1 else f"figure-{data}.svg")
-            write_svg(path, accuracy_figure(drawn))
+    try:
+        write_json(out / RESULTS, document)
+        reproduction.write_tables(out / TABLE, about, trained, document["comparisons"])
+        for data in plan.data:
+            if drawn := [rows[name] for name, row in plan.rows.items() if row.data == data and row.figure]:
+                path = out / ("figure.svg" if len(plan.data) == 1 else f"figure-{data}.svg")
+                write_svg(path, accuracy_figure(drawn))
+    finally:
+        if as_json:
+            print_json(document)
+        else:
+            for headings, lines in reproduction.tables(trained, document["comparisons"]):
+                print_table(PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]), rows=lines))
     if not as_json:
         click.echo(f"{printable(out)}: {RESULTS}, {TABLE}.md, {TABLE}.tex, {TABLE}.csv, and the figure")
 

@@ -91,19 +91,21 @@ def command(
             progress(0, fleet.asked.requests, "planning the sites")
             summary, outcomes = fleet.simulate(pool, progress)
     found = document if grid else summary
-    if as_json:
-        print_json(found)
-    else:
-        found.show(open_console())
-    if report is not None:
-        from ls_edge.report.html import write_simulation, write_sweep
+    try:
+        if report is not None:
+            from ls_edge.report.html import write_simulation, write_sweep
 
-        if grid:
-            write_sweep(report, document)
+            if grid:
+                write_sweep(report, document)
+            else:
+                write_simulation(report, summary, outcomes)
+    finally:
+        if as_json:
+            print_json(found)
         else:
-            write_simulation(report, summary, outcomes)
-        if not as_json:
-            click.echo(f"written to {report}")
+            found.show(open_console())
+    if report is not None and not as_json:
+        click.echo(f"written to {report}")
     summaries = [cell.summary for cell in document.cells] if grid else [summary]
     answered, imperfect = (sum(one.answered for one in summaries), sum(one.degraded + one.failed for one in summaries))
     return exit_code(answered, imperfect)

@@ -150,6 +150,8 @@ def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, 
     code, printed, errors = command("simulate", *flags, "--sweep", "replicas=1,2", "--out", out)
     assert code == 3, errors
     assert "1h         1" in printed
+    assert printed.startswith("Most requests get a whole answer with up=1h, replicas=")
+    assert "fewest with up=1s, replicas=" in printed
     assert "uncertain" in printed
     code, printed, errors = command("simulate", *flags, "--sweep", "replicas=1,2", "--out", out, "--json")
     found = json.loads(printed)
