@@ -40,6 +40,7 @@ from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.simulator.simulation import SOURCE
 from ls_edge.runtime.source.source import Source
 from tests.faults.simulation import FaultySimulation
+from tests.order_costs import cost
 
 IMAGES = 2000
 COURSES = 150
@@ -120,7 +121,7 @@ def _reachable(
             )
             found[name] = {
                 "top1": accuracy(orders),
-                "expected_loss": round(statistics.fmean(costs.cost(order) for order in orders), 4),
+                "expected_loss": round(statistics.fmean(cost(costs, order) for order in orders), 4),
                 "ms": round(statistics.median(seconds) * 1e3, 3),
             }
     gap = found["trained order"]["top1"] - found["random"]["top1"]

@@ -49,7 +49,7 @@ class Kind:
     layout: Literal["large", "pairs", "triples"] = "large"
     """Arrangement of the pictures of the result."""
     needs_run: bool = False
-    """Whether bundles have no result."""
+    """Whether the kind has no result for a bundle."""
     in_terminal: bool = True
     """Whether terminals show the sentence, in addition to the columns."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageRef
 
 
-def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str = "Blocks of a model") -> None:
+def write_analysis(path: str | Path, analyses: Sequence[Analysis]) -> None:
     """Write a page with the analysis of a model, or of several side by side."""
     names = distinct_names([found.settings["of"] for found in analyses]) if len(analyses) > 1 else [""]
     shown = {name: KINDS[name] for found in analyses for name, _, _ in found.measured}
@@ -35,7 +35,7 @@ def write_analysis(path: str | Path, analyses: Sequence[Analysis], *, title: str
     text = render(
         "analysis.html.j2",
         drawings=drawings,
-        title=title,
+        title="Blocks of a model",
         models=list(zip(names, analyses, strict=True)),
         kinds=[(name, kind) for name, kind in KINDS.items() if name in shown],
         absent=absent,
@@ -52,7 +52,7 @@ def _counterparts(drawings: Sequence[Sequence[Chart]], model: int, chart: int) -
 
 
 def write_trace_analysis(
-    path: str | Path, found: TraceAnalysis, images: Iterable[ImageRef] = (), classes: Mapping[int, str] | None = None
+    path: str | Path, found: TraceAnalysis, images: Iterable[ImageRef], classes: Mapping[int, str]
 ) -> None:
     """Write a page with an analysis of a trace, with pictures of ``images``; ``classes`` are names by label."""
     names = dict.fromkeys([*(one.image for one in found.mistakes), *(one.image for one in found.images)])
@@ -63,7 +63,7 @@ def write_trace_analysis(
         findings=trace_findings(found),
         orders=order_chart(found),
         skips=[skips_chart(found), blocks_chart(found)],
-        classes=classes or {},
+        classes=classes,
         pictures=pictures_of(names, images),
     )
     write_output(path, text)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ls_edge.core.errors import UsageError
 
@@ -26,12 +26,7 @@ Track = tuple[int, ...]
 Wave = tuple[Track, ...]
 
 
-class _Additive(Protocol):
-    def __add__(self, other: Any, /) -> Any: ...
-    def __sub__(self, other: Any, /) -> Any: ...
-
-
-T = TypeVar("T", bound=_Additive)
+T = TypeVar("T", bound=Any)
 
 
 @dataclass(frozen=True)

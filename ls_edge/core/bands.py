@@ -155,20 +155,16 @@ class Bands:
 
     def fault(self, arrangement: Arrangement, remaining: Sequence[int] = ()) -> str:
         """Return why an arrangement, followed by ``remaining``, violates the bands, or an empty string."""
-        latest = -1
         for wave in arrangement.waves:
             of = {self.band_of(block) for track in wave for block in track}
             if len(wave) > 1 and len(of) > 1:
                 return f"{self._label(min(of))} and {self._label(max(of))} run in parallel"
-            for block in (block for track in wave for block in track):
-                band = self.band_of(block)
-                if band < latest:
-                    return f"{part_name(block)} of {self._label(band)} runs after {self._label(latest)}"
-                latest = band
-        for block in remaining:
+        ran, latest = arrangement.order, -1
+        for place, block in enumerate((*ran, *remaining)):
             band = self.band_of(block)
             if band < latest:
-                return f"{part_name(block)} of {self._label(band)} remains behind {self._label(latest)}"
+                how = "runs after" if place < len(ran) else "remains behind"
+                return f"{part_name(block)} of {self._label(band)} {how} {self._label(latest)}"
             latest = band
         return ""
 

@@ -60,8 +60,8 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crop_pct: Annotated[float, Meta(gt=0, le=8)] = 0.9
     """Side of the center crop, relative to the side that the image is first scaled to."""
     crop_mode: Literal["squash", "border"] | msgspec.UnsetType = msgspec.UNSET
-    """How images that are not square fit in, in the words of timm: ``squash`` scales both sides, ``border`` the longer
-    one and fills the rest with the mean color. Unset: the shorter side is scaled, and the center is cut out."""
+    """Treatment of images that are not square, as timm names it: ``squash`` scales both sides, ``border`` scales the
+    longer one and fills the rest with the mean color. Unset: the shorter side is scaled and the center is cropped."""
     exif_orientation: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether photos are first turned upright by their EXIF orientation, which timm and torchvision do not do. False is
     left out, so that it does not change ids."""

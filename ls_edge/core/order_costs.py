@@ -15,13 +15,12 @@ not predict the accuracy. ``blocks`` are the bundle's parts. ``docs/order-costs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import BundleError, SchemaMismatch
 
 VERSION = 2
@@ -69,40 +68,6 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[earlier block][later block]``, 0 on and below the diagonal; None if no tracks were measured."""
     fit_tracks: Fit | None = None
     arrangements: int = 0
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks."""
-        return len(self.skip)
-
-    def cost(self, order: Arrangement | Sequence[int], skipped: Collection[int] | None = None) -> float:
-        """Return the estimated loss of ``order`` in nats per image; by default all blocks that it lacks are skipped.
-
-        Raises :class:`BundleError` for parallel tracks if none were measured (``beside`` is None).
-        """
-        arrangement = order if isinstance(order, Arrangement) else Arrangement.plain(order)
-        missing = set(range(self.num_blocks)).difference(arrangement.order) if skipped is None else skipped
-        total = sum(self.skip[block] for block in missing)
-        total += sum(self.slot[block][slot] for block, slot in arrangement.steps())
-        done: list[int] = []
-        for wave in arrangement.waves:
-            for track in wave:
-                for place, block in enumerate(track):
-                    total += sum(self.inverted[block][before] for before in (*done, *track[:place]) if before > block)
-            if len(wave) > 1:
-                total += self._side_by_side(wave)
-            done += (block for track in wave for block in track)
-        return total
-
-    def _side_by_side(self, wave: Sequence[Sequence[int]]) -> float:
-        if self.beside is None:
-            raise BundleError(
-                "order_costs has no costs of blocks in parallel tracks; export the run again with --calibrate DATA"
-            )
-        pairs = (
-            (one, two) for at, track in enumerate(wave) for other in wave[at + 1 :] for one in track for two in other
-        )
-        return sum(self.beside[min(pair)][max(pair)] for pair in pairs)
 
 
 def read_order_costs(value: Mapping[str, Any], blocks: int) -> OrderCosts | None:

@@ -187,7 +187,7 @@ class _Slots(Measure):
 
     def look(self, path: Sequence[int], tokens: Any) -> None:
         """Compare the slot that the last block of ``path`` predicts with its own."""
-        times = self._times.get(tuple(path), 0)
+        times = self._times[tuple(path)]
         named = self._guess(path[-1], tokens) if times else None
         if named is not None:
             self._right += times * int((named == len(path) - 1).sum())

@@ -7,6 +7,7 @@ computed once. Memory holds the tokens after each block of the current path.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -177,17 +178,12 @@ def blocks_to_run(orders: Sequence[Order]) -> int:
     return len(starts_of(orders))
 
 
-def starts_of(orders: Iterable[Order]) -> dict[Order, int]:
-    """Return how many of the orders begin with each sequence of blocks."""
-    found: dict[Order, int] = {}
-    for order in orders:
-        for end in range(1, len(order) + 1):
-            found[order[:end]] = found.get(order[:end], 0) + 1
-    return found
+def starts_of(orders: Iterable[Order]) -> Counter[Order]:
+    """Count the orders that begin with each sequence of blocks."""
+    return Counter(order[:end] for order in orders for end in range(1, len(order) + 1))
 
 
 def log_softmax(logits: np.ndarray) -> Floats:
     """Return the logarithms of the probabilities ``[B, C]``."""
     shifted: Floats = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    found: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return found
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

@@ -7,6 +7,7 @@ from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import BundleError, SchemaMismatch
 from ls_edge.core.order_costs import Fit, Measured, OrderCosts, read_order_costs
 from tests.arrangements import arrangement_of
+from tests.order_costs import cost
 
 COSTS = OrderCosts(
     version=2, source="here", images=4, orders=6, trained=Measured(0.1, 0.9), random=Measured(2.0, 0.2),
@@ -18,23 +19,22 @@ COSTS = OrderCosts(
 
 
 def test_an_order_costs_the_sum_of_its_differences_from_the_trained_order():
-    assert COSTS.num_blocks == 3
-    assert COSTS.cost([0, 1, 2]) == 0
-    assert COSTS.cost([1, 0, 2]) == 3 + 1 + 10
-    assert COSTS.cost([2, 1, 0]) == 5 + 2 + 10 + 20 + 40
-    assert COSTS.cost([2, 0]) == 5 + 1 + 20 + 200
-    assert COSTS.cost([2, 0], skipped=()) == 5 + 1 + 20
-    assert COSTS.cost([]) == 700
+    assert cost(COSTS, [0, 1, 2]) == 0
+    assert cost(COSTS, [1, 0, 2]) == 3 + 1 + 10
+    assert cost(COSTS, [2, 1, 0]) == 5 + 2 + 10 + 20 + 40
+    assert cost(COSTS, [2, 0]) == 5 + 1 + 20 + 200
+    assert cost(COSTS, [2, 0], skipped=()) == 5 + 1 + 20
+    assert cost(COSTS, []) == 700
 
 
 def test_tracks_cost_the_blocks_beside_and_before_them():
-    assert COSTS.cost(arrangement_of([1, 0, 2])) == COSTS.cost([1, 0, 2])
-    assert COSTS.cost(Arrangement((((0, 2), (1,)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
-    assert COSTS.cost(Arrangement((((1,), (0, 2)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
-    assert COSTS.cost(Arrangement((((2, 0), (1,)),))) == pytest.approx(5 + 1 + 3 + 20 + 0.1 + 0.4)
-    assert COSTS.cost(Arrangement((((2,),), ((0,), (1,))))) == pytest.approx(5 + 1 + 0 + 20 + 40 + 0.1)
-    assert COSTS.cost(Arrangement((((0,), (2,)),))) == pytest.approx(5 + 0.2 + 200)
-    assert COSTS.cost(Arrangement((((0,), (2,)),)), skipped=()) == pytest.approx(5 + 0.2)
+    assert cost(COSTS, arrangement_of([1, 0, 2])) == cost(COSTS, [1, 0, 2])
+    assert cost(COSTS, Arrangement((((0, 2), (1,)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
+    assert cost(COSTS, Arrangement((((1,), (0, 2)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
+    assert cost(COSTS, Arrangement((((2, 0), (1,)),))) == pytest.approx(5 + 1 + 3 + 20 + 0.1 + 0.4)
+    assert cost(COSTS, Arrangement((((2,),), ((0,), (1,))))) == pytest.approx(5 + 1 + 0 + 20 + 40 + 0.1)
+    assert cost(COSTS, Arrangement((((0,), (2,)),))) == pytest.approx(5 + 0.2 + 200)
+    assert cost(COSTS, Arrangement((((0,), (2,)),)), skipped=()) == pytest.approx(5 + 0.2)
 
 
 def test_order_costs_survive_a_manifest():

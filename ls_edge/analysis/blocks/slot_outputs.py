@@ -70,8 +70,7 @@ class SlotOutputs(Measure):
             drawn.append((block, slot, after.ravel()))
 
     def _pooled(self, tokens: np.ndarray) -> np.ndarray:
-        found: np.ndarray = tokens.mean(axis=0) if self.plan.settings.pool == "mean" else tokens[0]
-        return found
+        return np.asarray(tokens.mean(axis=0) if self.plan.settings.pool == "mean" else tokens[0])
 
     @property
     def kept(self) -> int:

@@ -41,7 +41,7 @@ class TokenAdditions(Measure):
         """Measure the last block of ``path``."""
         here = tuple(path)
         in_place = here == self._trained[: len(here)]
-        times = self._times.get(here, 0)
+        times = self._times[here]
         if not in_place and not times:
             return
         block, slot = here[-1], len(here) - 1
@@ -76,5 +76,4 @@ class TokenAdditions(Measure):
 
 
 def _norms(values: np.ndarray) -> Floats:
-    found: Floats = np.sqrt(np.einsum("bnd,bnd->bn", values, values, dtype=np.float64))
-    return found
+    return np.asarray(np.sqrt(np.einsum("bnd,bnd->bn", values, values, dtype=np.float64)))

@@ -54,8 +54,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> ClassAtte
         with visible_weights(modules, captured):
             model.head(inspected.run(model.stem(images[number : number + 1]), order))
         patches = torch.cat([weights[0, :, 0, 1:].double() for weights in captured])
-        maps: np.ndarray = patches.reshape(-1, *grid).cpu().numpy()
-        return maps
+        return np.asarray(patches.reshape(-1, *grid).cpu())
 
     found = compare(inspected, images, maps_of, "class attention", columns=heads)
     shares = torch.from_numpy(found.trained).reshape(len(images), len(modules), heads, -1)

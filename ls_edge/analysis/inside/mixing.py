@@ -68,8 +68,7 @@ def _spread(weights: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
     center = shares @ places
     squares = shares @ np.square(places).sum(axis=1) - np.square(center).sum(axis=1)
-    found: np.ndarray = np.sqrt(np.maximum(squares, 0.0))
-    return found
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
 
 def _finding(found: TokenMixing) -> str:

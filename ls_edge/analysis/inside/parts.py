@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +15,7 @@ from ls_edge.evaluation.measure import LabeledImages, Mean, NotMeasurable, log_s
 from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from ls_edge.training.inspection.inspected import Inspected
 
@@ -99,7 +99,9 @@ def _changes(inspected: Inspected) -> dict[str, Callable[[int, Tensor], Tensor]]
     def without(names: Sequence[str], replace: Callable[..., Tensor]) -> Callable[[int, Tensor], Tensor]:
         def run(index: int, tokens: Tensor) -> Tensor:
             block = model.view.blocks[index]
-            with _replaced([block.get_submodule(name) for name in names], replace):
+            with contextlib.ExitStack() as stack:
+                for name in names:
+                    stack.enter_context(block.get_submodule(name).register_forward_hook(replace))
                 return model.block(index, tokens, index)
 
         return run
@@ -112,15 +114,6 @@ def _changes(inspected: Inspected) -> dict[str, Callable[[int, Tensor], Tensor]]
         },
         "residual": lambda index, tokens: model.block(index, tokens, index) - tokens,
     }
-
-
-@contextlib.contextmanager
-def _replaced(modules: Sequence[nn.Module], replace: Callable[..., Tensor]) -> Iterator[None]:
-    """Replace the outputs of modules by those of ``replace``, which takes the arguments of a forward hook."""
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_hook(replace).remove)
-        yield
 
 
 def _finding(found: PartsWorth) -> str:

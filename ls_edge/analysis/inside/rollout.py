@@ -59,8 +59,7 @@ def rollout_of(inspected: Inspected, tokens: Tensor, order: Sequence[int]) -> np
         mixed = weights.double().mean(dim=1) + identity
         joined = mixed / mixed.sum(dim=-1, keepdim=True) @ joined
     row = joined[:, 0] if prefix else joined.mean(dim=1)
-    found: np.ndarray = row[:, prefix:].reshape(-1, *grid).cpu().numpy()
-    return found
+    return np.asarray(row[:, prefix:].reshape(-1, *grid).cpu())
 
 
 def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Rollout:

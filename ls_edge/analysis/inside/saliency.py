@@ -60,8 +60,7 @@ def saliency_map(inspected: Inspected, colors: Tensor, order: Order, answer: int
     colors = colors.detach().requires_grad_()
     logits = inspected.model.view.head(run_blocks(inspected, colors, order))[0]
     (slope,) = torch.autograd.grad(logits[answer], colors)
-    found: np.ndarray = slope[0].abs().amax(dim=0).double().cpu().numpy()
-    return found
+    return np.asarray(slope[0].abs().amax(dim=0).double().cpu())
 
 
 def _finding(found: Saliency) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.routing.policies.wave_planner import assign_blocks
+from tests.order_costs import cost
 
 ALL = frozenset(range(24))
 FREE = st.floats(-1, 1, allow_nan=False)
@@ -34,7 +35,7 @@ def costs_of(blocks, number):
 def cost_of(costs, tracks, before, ahead):
     """The estimate for a wave after ``before`` blocks, by the definition of it."""
     waves = [(tuple(ahead[:before]),)] if before else []
-    return costs.cost(Arrangement((*waves, tuple(filter(None, tracks)))), skipped=())
+    return cost(costs, Arrangement((*waves, tuple(filter(None, tracks)))), skipped=())
 
 
 def possible(blocks, lengths, may):

@@ -11,6 +11,7 @@ from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo, Wait
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
 from ls_edge.runtime.source.source import Source
+from tests.order_costs import cost
 from tests.runtime.routing.driver import Candidate
 
 BLOCKS = 6
@@ -92,7 +93,7 @@ def test_on_random_reachable_subsets_it_costs_less_than_nearest_and_random():
             block = choice.block if policy != "any" else reach.choice(sorted(there))
             remaining.remove(block)
             done.append(block)
-        return costs.cost(done)
+        return cost(costs, done)
 
     seeds = range(300)
     quality = sum(walk("quality", s) for s in seeds)
