@@ -108,38 +108,38 @@ def output(flag: str, help_text: str, *, draws: bool = False, ours: str = "", **
     as files of this command do.
     """
 
-    def check(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
-        if value is not None:
-            check_writable(value)
-            if value.is_file() and _is_foreign(value, ours):
-                raise UsageError(f"{value} exists and is not a file of this command; name another file, or remove it")
-            if draws:
-                require(flag, "report")
-        return value
+    def check(file: Path) -> None:
+        check_writable(file)
+        if file.is_file() and _is_foreign(file, ours):
+            raise UsageError(f"{file} exists and is not a file of this command; name another file, or remove it")
+        if draws:
+            require(flag, "report")
 
-    return path(flag, help_text, callback=check, **settings)
+    return path(flag, help_text, callback=_checked_by(check), **settings)
 
 
-def output_folder(help_text: str, *, flag: str = "--out", **settings: Any) -> Option:
+def output_folder(help_text: str, **settings: Any) -> Option:
     """Return an option that takes a folder to write into, checked before any work."""
-
-    def check(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
-        if value is not None:
-            check_folder(value)
-        return value
-
-    return path(flag, help_text, callback=check, **{"type": FOLDER, "metavar": "DIR", **settings})
+    return path(
+        "--out", help_text, callback=_checked_by(check_folder), **{"type": FOLDER, "metavar": "DIR", **settings}
+    )
 
 
 def as_json(help_text: str = "Output as JSON.") -> Option:
     """Return the option ``--json``, which checks before any work that standard output has room."""
+    check = _checked_by(lambda _: check_standard_output())
+    return click.option("--json", "as_json", is_flag=True, help=help_text, callback=check)
 
-    def check(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+
+def _checked_by(check: Callable[[Any], None]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return the callback of an option whose value, if there is one, is checked before any work."""
+
+    def callback(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
         if value:
-            check_standard_output()
+            check(value)
         return value
 
-    return click.option("--json", "as_json", is_flag=True, help=help_text, callback=check)
+    return callback
 
 
 def _is_foreign(path: Path, ours: str) -> bool:

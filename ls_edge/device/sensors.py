@@ -32,17 +32,14 @@ import msgspec
 
 from ls_edge.device.hardware import text_of
 
-BOARD_CHANNELS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
-    (frozenset({"VDD_IN"}), frozenset({"VDD_IN"})),  # Orin Nano, Orin NX, Xavier NX, TX2: the whole module
-    (frozenset({"POM_5V_IN"}), frozenset({"POM_5V_IN"})),  # Nano
-    (frozenset({"VIN"}), frozenset({"VIN"})),  # Thor
+BOARD_CHANNELS = (
+    {"VDD_IN"},  # Orin Nano, Orin NX, Xavier NX, TX2: the whole module
+    {"POM_5V_IN"},  # Nano
+    {"VIN"},  # Thor
     # AGX Orin has no such channel; VDDQ_VDD2_1V8AO is fed by VIN_SYS_5V0, so it must not be added again
-    (
-        frozenset({"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"}),
-        frozenset({"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"}),
-    ),
+    {"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"},
 )
-"""Labels that identify a board, and the channels whose sum is its total power."""
+"""Channels that identify a board, and whose sum is its total power."""
 
 SAMPLE_EVERY_S = 0.05
 """Interval between readings of power; a shorter one follows peaks and costs processor time."""
@@ -252,8 +249,8 @@ def total_power(
     ``channels`` are those of INA3221 and INA238; ``rapl`` and ``gpus`` are mean watts by domain and card.
     """
     everything = {name: round(watts, 4) for name, watts in {**channels, **rapl, **gpus}.items()}
-    for known_by, summed in BOARD_CHANNELS:
-        if known_by <= channels.keys():
+    for summed in BOARD_CHANNELS:
+        if summed <= channels.keys():
             return PowerReading(
                 round(sum(channels[name] for name in summed), 4),
                 "board",

@@ -210,8 +210,7 @@ def itinerary_holders(itinerary: Itinerary) -> list[str]:
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Return the probabilities of logits, float64 ``[C]``."""
     exps = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities: np.ndarray = exps / exps.sum()
-    return probabilities
+    return np.asarray(exps / exps.sum())
 
 
 def likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:

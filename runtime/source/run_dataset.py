@@ -12,7 +12,7 @@ import dataclasses
 import queue
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,38 +91,34 @@ def run_dataset(
     if len(skipped) == len(images) and not run.records:  # peers rejected them
         raise DataError(f"{images.source}: none of {len(images)} images can be used; the first: {skipped[0][1]}")
     given_up = run.give_up()
-    settings = {"concurrency": concurrency, "rate": rate, "images": len(images), "images_skipped": len(skipped)}
-    context = msgspec.structs.replace(
-        _context_of(source, settings),
-        account=images.account(len(skipped)),
-        preprocess_ms=tuple(preprocess_ms),
-        wall_s=time.monotonic() - run.started,
-        audit=_finish_audits(source, stop),
-    )
-    return DatasetRun(run.sorted_records(), run.events(), context, skipped, given_up, run.error)
-
-
-def _context_of(source: Source, more_settings: Mapping[str, Any]) -> RunContext:
-    manifest, settings, engines = source.bundle.manifest, source.settings, source.engines
-    return RunContext(
+    manifest, asked, engines = source.bundle.manifest, source.settings, source.engines
+    context = RunContext(
         bundle_id=manifest.bundle_id,
         model=manifest.model,
         method=manifest.method,
-        policy=settings.policy,
-        seed=settings.seed,
+        policy=asked.policy,
+        seed=asked.seed,
         classes=len(manifest.classes),
         peers={v.name: PeerContext(v.blocks, v.state, v.engine) for v in source.snapshot.peers.values()},
         settings={
-            **more_settings,
-            **dataclasses.asdict(settings),
+            "concurrency": concurrency,
+            "rate": rate,
+            "images": len(images),
+            "images_skipped": len(skipped),
+            **dataclasses.asdict(asked),
             "max_skips": source.max_skips,
             "threads": 0 if engines is None else engines.threads,
             "engine": "" if engines is None else engines.engine,
-            "waves": settings.waves if find_policy(settings.policy).runs_in_waves else 0,
+            "waves": asked.waves if find_policy(asked.policy).runs_in_waves else 0,
             "bands": source.bundle.bands.to_json(),
         },
+        account=images.account(len(skipped)),
+        preprocess_ms=tuple(preprocess_ms),
+        wall_s=time.monotonic() - run.started,
         rejected=source.snapshot.rejected,
+        audit=_finish_audits(source, stop),
     )
+    return DatasetRun(run.sorted_records(), run.events(), context, skipped, given_up, run.error)
 
 
 def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | None:

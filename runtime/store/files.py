@@ -90,9 +90,9 @@ class FileStore:
             self._lock.enter_context(folder_lock(self.folder))
             self._locked = folder
 
-    def _write_file(self, digest: str, content: bytes) -> None:
+    def _write_file(self, path: Path, content: bytes) -> None:
         try:
-            write_file(self._files / digest, content)
+            write_file(path, content)
         except OSError as error:
             raise self._disk_error(error) from None
 

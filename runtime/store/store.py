@@ -31,7 +31,6 @@ import msgspec
 
 from ls_edge.core.bundle import MANIFEST, Bundle, Digest
 from ls_edge.core.errors import BundleError, LsEdgeError
-from ls_edge.core.files import write_file
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import HeldParts, PeersFile, load_peers
 from ls_edge.core.text import short_id
@@ -89,12 +88,6 @@ class Wanted(msgspec.Struct, frozen=True):
     parts: int = 0
     size: int = 0
     """Size of all parts in bytes."""
-
-
-class _Identified(msgspec.Struct, frozen=True):
-    """The part of a manifest that names its bundle."""
-
-    bundle_id: str
 
 
 class Store(FileStore):
@@ -172,7 +165,7 @@ class Store(FileStore):
             record, now = self._record, self._record.file
             if now is None:  # the file with which the peer was started may be overwritten
                 now = AppliedFile(0, hashlib.sha256(present).hexdigest())
-                self._write_file(now.digest, present)
+                self._write_file(self._files / now.digest, present)
             others = tuple(one for one in record.accepts if one.digest not in (file.digest, now.digest))
             accepts = () if file.digest == now.digest else (file, *others)
             if (now, accepts) != (record.file, record.accepts):
@@ -192,8 +185,8 @@ class Store(FileStore):
     def shown_id(self, manifest: str) -> str:
         """Return the short id of a bundle as shown elsewhere, or a question mark if it is not in the store."""
         try:
-            return short_id(msgspec.json.decode((self._files / manifest).read_bytes(), type=_Identified).bundle_id)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return short_id(msgspec.json.decode((self._files / manifest).read_bytes())["bundle_id"])
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
             return "?"
 
     def switch(self, manifest: str, file: AppliedFile | None = None, *, is_listed: bool = True) -> None:
@@ -323,10 +316,7 @@ class Store(FileStore):
             return StoreRecord(reason=reason)
 
     def _write(self, record: StoreRecord) -> None:
-        try:
-            write_file(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-        except OSError as error:
-            raise self._disk_error(error) from None
+        self._write_file(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         self._record, self._saved = record, True
 
     def _fault_of(self, previous: str | None, *, partly: bool) -> str:

@@ -119,15 +119,13 @@ def compare(
 
 def color_picture(colors: Tensor) -> np.ndarray:
     """Return one image ``[3, H, W]`` as an array ``[SIDE, SIDE, 3]`` for a picture."""
-    shown: np.ndarray = _sized(colors.float()).permute(1, 2, 0).cpu().numpy()
-    return shown
+    return np.asarray(_sized(colors.float()).permute(1, 2, 0).cpu())
 
 
 def _map_picture(values: np.ndarray) -> np.ndarray:
     """Return a map ``[H, W]`` with its largest value as white, ``[SIDE, SIDE]``."""
     sized = _sized(torch.from_numpy(np.ascontiguousarray(values, np.float32))[None])[0].numpy()
-    shown: np.ndarray = sized / max(float(sized.max()), 1e-12)
-    return shown
+    return np.asarray(sized / max(float(sized.max()), 1e-12))
 
 
 def _sized(channels: Tensor) -> Tensor:

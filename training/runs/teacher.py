@@ -88,10 +88,11 @@ class TeacherCriterion(nn.Module):
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return ``(1 - weight) * labels + weight * teacher`` for logits ``[B, C]``."""
         answers = targets[:, 1:]
-        if self.config.kind == "hard":
-            taught = functional.cross_entropy(logits, answers.argmax(dim=1))
-        else:
-            taught = soft_cross_entropy(logits, answers, self.config.temperature)
+        taught = (
+            functional.cross_entropy(logits, answers.argmax(dim=1))
+            if self.config.kind == "hard"
+            else soft_cross_entropy(logits, answers, self.config.temperature)
+        )
         own: Tensor = self.labels(logits, targets[:, 0].long())
         return (1 - self.config.weight) * own + self.config.weight * taught
 
@@ -106,15 +107,13 @@ def open_teacher(
     if config.model is None:
         return None
     with preserve_rng_state():
-        if Path(config.model).exists():
-            model, settings = _load_run(Path(config.model), config, classes)
-        else:
-            model, settings = _create(config.model, config, len(classes))
+        is_run = Path(config.model).exists()
+        model, settings = (_load_run if is_run else _create)(config.model, config, classes)
     return Teacher(model, **settings, device=device, dtype=dtype)
 
 
-def _load_run(folder: Path, config: TeacherConfig, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
-    if not (folder / CONFIG).is_file():
+def _load_run(folder: str, config: TeacherConfig, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
+    if not (Path(folder) / CONFIG).is_file():
         raise RunError(f"--teacher {folder} is not a run: it has no {CONFIG}; give a run folder or a timm model's name")
     if config.weights is not None:
         raise UsageError(f"--teacher {folder} is a run, which has its own weights; leave --teacher-weights out")
@@ -131,20 +130,20 @@ def _load_run(folder: Path, config: TeacherConfig, classes: Sequence[str]) -> tu
     return run.view, {"size": image.size, "mean": image.mean, "std": image.std, "columns": columns}
 
 
-def _create(name: str, config: TeacherConfig, classes: int) -> tuple[nn.Module, dict[str, Any]]:
+def _create(name: str, config: TeacherConfig, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
     try:
         if config.weights is None:
             model = create(name, pretrained=True)
         else:
-            model = create(name, num_classes=classes)
+            model = create(name, num_classes=len(classes))
             _load_weights(model, name, config.weights)
     except ModelError as error:
         raise ModelError(f"--teacher: {error}".replace("with --init", "with --teacher-weights")) from None
     known = int(getattr(model, "num_classes", 0))
-    if known != classes:
+    if known != len(classes):
         raise UsageError(
-            f"--teacher {name} knows {known} classes and the data has {classes}; give a run that was trained on these "
-            "classes, or such weights with --teacher-weights FILE"
+            f"--teacher {name} knows {known} classes and the data has {len(classes)}; give a run that was trained on "
+            "these classes, or such weights with --teacher-weights FILE"
         )
     cfg = _timm_data.resolve_model_data_config(model)
     return model, {"size": cfg["input_size"][1:], "mean": cfg["mean"], "std": cfg["std"], "columns": range(known)}

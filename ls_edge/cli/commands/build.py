@@ -15,7 +15,7 @@ from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import check_folder
-from ls_edge.core.parts import part_name
+from ls_edge.core.parts import HEAD, STEM, part_name
 from ls_edge.core.peers_file import EngineKind, load_peers
 from ls_edge.core.text import counted, name_blocks, parse_ranges
 from ls_edge.engines.opening import build_engines
@@ -70,21 +70,19 @@ def command(
         raise UsageError("--blocks and --peers both say which blocks; leave one out")
     check_folder(default_folder())
     opened = Bundle.open(bundle)
-    ends: Sequence[str] = ("stem", "head")
-    chosen: Sequence[int] = range(opened.num_blocks)
+    chosen: Sequence[int] = (STEM, *range(opened.num_blocks), HEAD)
     kind: EngineKind = engine
     provider: str | None = None
     gpu_mem_limit: int | None = None
     if peers is not None and name is not None:
         file = load_peers(peers)
         entry = file.of_model(opened.num_blocks).peer(name)
-        ends, chosen, max_batch = (), entry.blocks, max_batch or entry.max_batch
-        gpu_mem_limit = entry.gpu_mem_limit
+        chosen, max_batch, gpu_mem_limit = entry.blocks, max_batch or entry.max_batch, entry.gpu_mem_limit
         if store is not None:
             kind, provider = entry.engine, entry.provider
     elif blocks is not None:
         try:
-            ends, chosen = (), parse_ranges(blocks)
+            chosen = parse_ranges(blocks)
         except ValueError as error:
             raise UsageError(f"--blocks {blocks!r}: cannot read {str(error)!r}; write for example 0-2,7") from None
         if max(chosen) >= opened.num_blocks:
@@ -93,10 +91,8 @@ def command(
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(contextlib.closing(Store(store, chosen))) if store is not None else None
         manifest = "" if place is None else place.fill(opened)
-        parts = [*ends[:1], *map(part_name, chosen), *ends[1:]]
-        built = list(
-            build_engines(opened, parts, kind=kind, provider=provider, max_batch=max_batch, gpu_mem_limit=gpu_mem_limit)
-        )
+        limits = {"max_batch": max_batch, "gpu_mem_limit": gpu_mem_limit}
+        built = list(build_engines(opened, [*map(part_name, chosen)], kind=kind, provider=provider, **limits))
         if place is not None:
             place.switch(manifest)
     on = f"{this_device()}" if built else None

@@ -20,5 +20,4 @@ class Raw(WireCodec):
 
     def decode(self, frame: memoryview | bytes, count: int, dim: int) -> Tokens:
         """Return a view of the frame."""
-        tokens: Tokens = np.ndarray((1, count, dim), np.float32, frame)
-        return tokens
+        return np.ndarray((1, count, dim), np.float32, frame)
