@@ -79,7 +79,7 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """AdamW with a warm-up and a falling rate."""
 
     lr: Positive | None = None
-    """Highest learning rate; None for that of ``ls_edge.training.optim.default_rate``."""
+    """Highest learning rate; None for ``ls_edge.training.optim.default_rate``."""
     weight_decay: AtLeastZero = 0.05
     """Weight decay of everything except biases, norms and position embeddings."""
     warmup: BelowOne = 0.1
@@ -124,8 +124,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method_args: dict[str, Any] = {}
     bands: list[list[int]] | str | None = None
     """Groups of blocks that may be reordered among themselves (``ls_edge.core.bands``), ``[[0], [1, 2, 3], [4]]`` or
-    ``0/1-3/4``, with block numbers after ``depth``. None: as in the run that ``init`` names, else
-    what the method chooses for the model, which is one band unless ``anyorder`` trains a model with plain patches."""
+    ``0/1-3/4``, with block numbers after ``depth``. None: as in the run that ``init`` names, else the method's choice
+    for the model: one band, unless ``anyorder`` trains a model with plain patches."""
     optim: OptimConfig = OptimConfig()
     teacher: TeacherConfig = TeacherConfig()
     epochs: Annotated[int, Meta(ge=0)] = 20

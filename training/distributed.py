@@ -23,7 +23,7 @@ TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """Place of this process among those that train a model, in the terms of ``torch.distributed``."""
+    """Rank of this process among the processes that train a model, in the terms of ``torch.distributed``."""
 
     rank: int = 0
     world_size: int = 1

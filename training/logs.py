@@ -40,7 +40,8 @@ Write = Callable[[dict[str, float], int], None]
 def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], seed: int) -> dict[str, float]:
     """Return accuracies of images and labels by order, by blocks kept, and by slot.
 
-    The accuracy of a slot is that of a model that ends after it and, with a predictor, that of the predicted slot.
+    The accuracy of a slot is the accuracy of a model that ends after it, and with a predictor also the accuracy of the
+    predicted slot.
     """
     model, (images, labels) = TorchBlocks(view), batch
     orders = EvaluationOrders(EvaluationSettings(orders=CURVE_ORDERS, seed=seed), bands)

@@ -472,7 +472,7 @@ def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, r
 
 
 def _bands_in_force(config: TrainConfig, method: Method, initial: InitialWeights) -> Bands:
-    """Return the configured bands, else those of the run that training starts from, else the method's default."""
+    """Return the configured bands, else the bands of the initial run, else the method's default."""
     if config.bands is not None:
         return config.block_bands(initial.view.num_blocks)
     return method.default_bands(initial.view) if initial.bands is None else initial.bands

@@ -60,7 +60,7 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, steps: 
     """Return timm's schedule, whose ``step_update(step)``, from 0, sets the rate of each of ``steps`` steps.
 
     Linear warm-up over ``config.warmup`` of the steps, then a cosine or a straight line from the highest rate down to
-    ``config.final`` of it. Without a warm-up the line is that of Hugging Face's Trainer, ``1 - step / steps``.
+    ``config.final`` of it. Without a warm-up the line equals Hugging Face's Trainer, ``1 - step / steps``.
     """
     assert config.lr is not None
     warmup = math.floor(config.warmup * steps)

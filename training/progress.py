@@ -53,7 +53,7 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
     skipped: int
     """Images that could not be decoded."""
     account: dict[str, Any]
-    """What the data is (:meth:`ls_edge.data.datasets.ImageSet.account`)."""
+    """Description of the data (:meth:`ls_edge.data.datasets.ImageSet.account`)."""
     epochs: int
     best_epoch: int | None
     val_loss: float | None
@@ -111,7 +111,7 @@ class Reporter:
         self._tell(images, self._title)
 
     def started(self, epoch: int, epochs: int, steps: int) -> None:
-        """Note an epoch; the steps are those of all epochs."""
+        """Note the start of an epoch."""
         self._epochs, self._title = epochs, f"epoch {epoch}/{epochs}"
         self._done, self._total = (epoch - 1) * steps, epochs * steps
         self._tell(0, self._title)

@@ -50,7 +50,7 @@ class PlanLoss(nn.Module):
 class TrainingTask:
     """A view in training: :meth:`epoch` trains it, :meth:`validate` measures it, :meth:`state` saves it.
 
-    The initial weights of all processes become those of rank 0.
+    All processes start with the weights of rank 0.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class TrainingTask:
         return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Load what :meth:`state` returned; raises :class:`ModelError` or RuntimeError if it does not fit."""
+        """Load a result of :meth:`state`; raises :class:`ModelError` or RuntimeError if it does not fit."""
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
         for name, value in tensors.items():
             part, _, rest = name.partition(".")

@@ -119,7 +119,7 @@ def analyze(
 ) -> Analysis:
     """Measure the kinds of a plan; a run is also ``inspected``.
 
-    Other arguments and errors are those of :func:`measure_orders`.
+    See :func:`measure_orders` for the other arguments and errors.
     """
     found: dict[str, Any] = dict.fromkeys(KINDS)
     reasons = {name: NOT_ASKED for name in KINDS if name not in plan.kinds}

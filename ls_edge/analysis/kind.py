@@ -1,6 +1,6 @@
 """Description of a kind of analysis: measurement, words and charts.
 
-Each kind has a file of its own with the document of its result, its measurement, its sentence and its charts. torch and
+Each kind has its own file with the document of its result, its measurement, its sentence and its charts. torch and
 Altair are imported in functions, so that results can be read and printed without either.
 """
 

@@ -52,7 +52,7 @@ def analyze(
 ) -> AnalysisResult:
     """Analyze the blocks of a run or bundle, as ``ls-edge analyze``.
 
-    ``settings`` are those of :class:`AnalysisSettings`, such as ``what`` or ``limit``.
+    ``settings`` are fields of :class:`AnalysisSettings`, such as ``what`` or ``limit``.
     """
     asked = AnalysisSettings.of(settings)
     asked = msgspec.structs.replace(asked, what=check_kinds(asked.what))

@@ -74,7 +74,7 @@ class Cluster:
         return self._running.file
 
     def source(self, **settings: Any) -> Source:
-        """Open a source for the peers; ``settings`` are those of :meth:`Source.open`."""
+        """Open a source for the peers; ``settings`` are arguments of :meth:`Source.open`."""
         return Source.open(self.peers, self.bundle, **settings)
 
     def kill(self, name: str) -> None:
@@ -118,7 +118,7 @@ def _overlapping(num_blocks: int, count: int) -> dict[str, list[int]]:
 
 
 def _clear_left_over() -> None:
-    """Remove the folders of clusters whose process was killed: nobody holds their lock."""
+    """Remove the unlocked folders of clusters whose process was killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, FolderInUse):
             if time.time() - folder.stat().st_mtime > _NOT_LOCKED_YET_S:

@@ -316,4 +316,4 @@ _KINDS: dict[type, tuple[tuple[str, ...], Callable[[Any, str], list[ComparedDocu
     Evaluation: (("sequential", "arbitrary"), _evaluation),
     Evaluations: (("evaluations",), _evaluations),
 }
-"""Keys by which each kind of document is recognized, of which the first that fits counts, and function to its rows."""
+"""Keys that identify each kind of document, and the function that makes its rows; the first match counts."""

@@ -48,9 +48,9 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate a run, a bundle, or a folder of runs (means over its models), as ``ls-edge eval``.
 
-    ``settings`` are those of :class:`EvaluationSettings`, such as ``orders`` or ``keep``. ``data`` is a folder of class
-    folders, a tar of one, ``digits``, or a name of timm's data sets. A bundle runs on the engines of this machine and
-    needs no torch.
+    ``settings`` are fields of :class:`EvaluationSettings`, such as ``orders`` or ``keep``. ``data`` is a folder of
+    class folders, a tar of one, ``digits``, or a timm data set. A bundle runs on the engines of this machine and needs
+    no torch.
     """
     asked = EvaluationSettings.of(settings)
     images = open_data(data, "eval") if isinstance(data, str) else data

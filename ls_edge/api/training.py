@@ -33,7 +33,7 @@ def train(
     """Fine-tune a vision transformer with shuffled block order, and write the run ``out``; as ``ls-edge train``.
 
     ``settings`` are the flags of the command, such as ``model``, ``method``, ``epochs`` or ``batch_size``; ``changes``
-    are those of ``--set``, such as ``"optim.clip=0.5"``. ``on_epoch`` is called with the metrics of each epoch and the
+    are values of ``--set``, such as ``"optim.clip=0.5"``. ``on_epoch`` is called with the metrics of each epoch and the
     number of epochs. Raise :class:`RunError` if ``out`` holds a run, unless ``resume`` or ``overwrite`` is set.
     """
     asked, named = read_settings(config, {"data": data, **settings}, changes, resume=resume, overwrite=overwrite)
@@ -49,7 +49,7 @@ def train(
 def read_settings(
     config: str | Path | None, flags: Mapping[str, Any], changes: Sequence[str], *, resume: bool, overwrite: bool
 ) -> tuple[TrainConfig, frozenset[str]]:
-    """Return the settings of a training, and the names of those that were given; raise :class:`UsageError`."""
+    """Return the settings of a training, and the names of the settings that were given; raise :class:`UsageError`."""
     from ls_edge.training.config import FLAGS, TrainConfig, find_recipe, read_config
 
     if resume and overwrite:

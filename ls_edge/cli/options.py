@@ -154,14 +154,14 @@ def choice(flag: str, values: Sequence[str], help_text: str, **settings: Any) ->
 
 
 class Named(click.Choice[str]):
-    """A choice that also takes what ``find`` finds in other packages."""
+    """Choice that also accepts names that ``find`` finds in other packages."""
 
     def __init__(self, names: Sequence[str], find: Callable[[str], Any]) -> None:
         super().__init__(names)
         self._find = find
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the name; fail if nobody knows it."""
+        """Return the name; fail if it is unknown."""
         if value not in self.choices:
             try:
                 self._find(value)

@@ -36,7 +36,7 @@ def warn(text: str) -> None:
 
 
 def note_account(account: Mapping[str, Any]) -> None:
-    """Print on standard error, next to the results, what the images are and which files are ignored."""
+    """Describe the images and the ignored files on standard error."""
     from ls_edge.data.datasets import describe
 
     click.echo(describe(account), err=True)

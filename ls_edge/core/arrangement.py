@@ -97,7 +97,7 @@ def apply(arrangement: Arrangement, tokens: T, run_block: Callable[[int, T, int]
 
 
 def join(start: T, outs: Sequence[T]) -> T:
-    """Return the tokens ``start`` plus what each track of a wave added to them, given the outputs of the tracks."""
+    """Return ``start`` plus the addition of each track of a wave, given the outputs of the tracks."""
     if len(outs) == 1:
         return outs[0]
     total = start

@@ -184,7 +184,7 @@ def interface_of(
 
 
 def part_metadata(manifest: Manifest, part: str) -> dict[str, str]:
-    """Return the metadata inside the file of a part, which says what it is and where it belongs.
+    """Return the metadata inside the file of a part, which identifies the part and its model.
 
     It has the model's id; the bundle's id is the digest of its files, so the files cannot contain it.
     """

@@ -132,7 +132,7 @@ def check_folder(path: str | Path) -> None:
 
 
 def check_standard_output() -> None:
-    """Raise :class:`LsEdgeError` if standard output goes onto a full disk; call it before the work begins."""
+    """Raise :class:`LsEdgeError` if standard output is on a full disk; call it before the work begins."""
     try:
         descriptor = sys.stdout.fileno()
         os.write(descriptor, b"")  # fails for /dev/full

@@ -66,7 +66,7 @@ def _short(value: object) -> str:
 
 
 class _QueuedLines(logging.Handler):
-    """Log lines in a queue, which a thread writes: a terminal or pipe that nobody reads blocks that thread alone."""
+    """Log lines in a queue, which a thread writes: a terminal or pipe that is not read blocks only that thread."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()

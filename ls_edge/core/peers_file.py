@@ -246,9 +246,9 @@ class PeersFile:
     def accepting(self, newer: Sequence[PeersFile], older: Sequence[PeersFile] = (), *, name: str = "") -> PeersFile:
         """Return the file of the process ``name`` while the processes of other files, the newest first, are accepted.
 
-        Of an entry that several files have, the newest counts, with the blocks and the right to push of all of them. An
-        entry that a newer file contradicts, by another key or by its name, address or key for another process, is left
-        out. The entry of ``name`` stays as it is.
+        If several files have an entry, the newest counts, with the blocks and push rights from all of them. An entry is
+        left out if a newer file contradicts it: by another key, or by giving its name, address or key to another
+        process. The entry of ``name`` does not change.
         """
         peers = {peer.name: peer for peer in self.peers if peer.name == name}
         sources: dict[str, SourceEntry] = {}

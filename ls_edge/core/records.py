@@ -53,25 +53,25 @@ class PeerState(str, Enum):
 
     ALIVE = "alive"
     COLD = "cold"
-    """It loads its engines."""
+    """The peer loads its engines."""
     SUSPECT = "suspect"
-    """It made no progress within a hop's deadline."""
+    """The peer made no progress within a hop's deadline."""
     STUCK = "stuck"
-    """Its engine call takes longer than it should."""
+    """An engine call takes longer than expected."""
     DRAINING = "draining"
-    """It finishes its requests and takes no new ones."""
+    """The peer finishes its requests and accepts no new ones."""
     LOST = "lost"
     REFUSED = "refused"
-    """It refuses the link, or serves another model or bundle."""
+    """The peer refuses the link, or serves another model or bundle."""
     SILENT = "silent"
-    """It accepts the link and does not answer the greeting, or only a small one."""
+    """The peer accepts the link but does not answer the greeting, or answers only a small one."""
     UNKNOWN = "unknown"
 
     __str__ = str.__str__
 
 
 class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a peer, with what it announced and last reported; empty or None before that."""
+    """State of a peer and its latest announcements and reports; empty or None before the first ones."""
 
     state: PeerState = PeerState.LOST
     bundle_id: str | None = None
@@ -96,7 +96,7 @@ class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
     """Since the tokens arrived at the joiner."""
     end_us: Microseconds
     expected_us: Microseconds
-    """Planned duration; for a holder without a track, that of a single block."""
+    """Planned duration; for a holder without a track, the duration of a single block."""
     queue_us: Microseconds = 0
     """Time in the queue of the track's holder, like the next two."""
     engine_us: Microseconds = 0

@@ -145,7 +145,7 @@ def show_percent(share: float | None) -> str:
 
 
 def show_nines(share: float) -> str:
-    """Return a fraction with two digits of what is missing: ``99.77 %``, ``99.9987 %``, ``100 %``."""
+    """Return a fraction with two significant digits of its complement: ``99.77 %``, ``99.9987 %``, ``100 %``."""
     missing = 100 * (1 - share)
     if missing < 1e-7:
         return "100 %"

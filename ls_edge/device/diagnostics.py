@@ -83,7 +83,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Check what is installed against the requirements of the package and its extras."""
+    """Check the installed packages against the requirements of ls-edge and its extras."""
     groups = requirements()
     if not groups:
         yield Finding("bad", "ls-edge", "is on the path but not installed", "pip install -e . in its clone")

@@ -57,11 +57,11 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     available_bytes: int | None
     l4t: str | None
     power_mode: str | None
-    """Name of the power mode that was asked for; :attr:`DeviceState.limits_mhz` has what is in force."""
+    """Name of the requested power mode; :attr:`DeviceState.limits_mhz` has the limits in force."""
     battery_wh: float | None
     versions: dict[str, str]
     multiprocessors: int | None = None
-    """Streaming multiprocessors of the GPU, of which a power mode may switch some off."""
+    """Active streaming multiprocessors of the GPU; a power mode may switch some off."""
     emulated: str | None = None
     """Source of the numbers of an emulated device; null for a measured one."""
 
@@ -74,7 +74,7 @@ class PartLoad(msgspec.Struct, frozen=True):
     built: bool
     file_bytes: int
     resident_bytes: int | None
-    """Growth of the process's memory, without that of a graphics card."""
+    """Growth of the process's memory, without memory of a graphics card."""
 
 
 class BatchTimes(msgspec.Struct, frozen=True):

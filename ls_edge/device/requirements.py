@@ -23,7 +23,7 @@ from ls_edge.device import hardware
 
 
 def compiler_problem() -> str:
-    """Return what is missing to compile torch models for a GPU, or an empty string.
+    """Return why torch models cannot be compiled for a GPU, or an empty string.
 
     Triton, which torch uses for that, compiles a C module when it is used first.
     """

@@ -92,7 +92,7 @@ class PowerReading(msgspec.Struct, frozen=True):
     source: str
     """``ina3221``, ``ina238``, ``rapl``, ``nvml`` or ``rapl and nvml``."""
     channels: dict[str, float]
-    """Mean watts of each channel, including those that are a part of another."""
+    """Mean watts of each channel, including channels that are a part of another."""
     cost: float = 0.0
     """Fraction of a core's time that reading the sensors took."""
 

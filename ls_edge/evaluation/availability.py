@@ -158,5 +158,5 @@ class Batches:
 
 
 def _chi_square(z: float, freedom: float) -> float:
-    """Return the quantile of a chi-square variable by that of a normal one (Wilson and Hilferty, 1931)."""
+    """Approximate the quantile of a chi-square variable from the normal quantile ``z`` (Wilson and Hilferty, 1931)."""
     return freedom * max(0.0, 1 - 2 / (9 * freedom) + z * math.sqrt(2 / (9 * freedom))) ** 3

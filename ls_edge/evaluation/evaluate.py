@@ -38,7 +38,7 @@ class Arbitrary(msgspec.Struct, frozen=True):
 class Kept(msgspec.Struct, frozen=True):
     """Mean accuracy over :data:`ls_edge.evaluation.orders.DRAWS` random subsets of the blocks; deviations over them.
 
-    With all blocks kept it is that of trained order and of the random orders.
+    With all blocks kept, it is the accuracy of the trained order and of the random orders.
     """
 
     sequential: float
@@ -122,7 +122,7 @@ def evaluate(
     *,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
-    """Measure the accuracy of every order of a plan; arguments and errors are those of :func:`measure_orders`."""
+    """Measure the accuracy of every order of a plan; see :func:`measure_orders` for the other arguments and errors."""
     uniform = plan.uniform()
     shaped = [plan.in_tracks(*shape) for shape in plan.shapes]
     scores, slots = Scores(plan.all_orders()), _Slots(model, uniform)

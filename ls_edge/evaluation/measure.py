@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class NotMeasurable(Exception):
-    """The model lacks what a measure needs; the text is the reason."""
+    """A model cannot provide the input of a measure; the text is the reason."""
 
 
 class BlockModel(Protocol):
@@ -51,7 +51,7 @@ class TokenModel(BlockModel, Protocol):
 
 
 class Measure:
-    """Statistics of some orders, updated batch by batch; subclasses override what they need."""
+    """Statistics of some orders, updated batch by batch; subclasses override the hooks that they use."""
 
     orders: Collection[Order] = ()
 

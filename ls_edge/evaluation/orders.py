@@ -35,7 +35,7 @@ class EvaluationOrders:
 
     @cached_property
     def bands(self) -> Bands:
-        """Bands of all orders except those of :attr:`freedom`."""
+        """Bands of all orders except the :attr:`freedom` orders."""
         return self.settings.bands_of(self.own)
 
     @property
@@ -125,7 +125,7 @@ def spearman(one: np.ndarray, two: np.ndarray) -> float | None:
 
 
 def graded_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
-    """Return orders whose Kendall tau ranges from 1 to -1; that of uniform permutations is close to 0.
+    """Return orders whose Kendall tau ranges from 1 to -1; uniform permutations are all close to 0.
 
     Each block moves by a fraction of a random key that grows from order to order; every other order is reversed.
     """

@@ -23,8 +23,8 @@ SCHEMA = 1
 WHOLE, DEGRADED, FAILED = 0, 1, 2
 """Outcomes of a request, in :attr:`SiteOutcome.states`."""
 SPREAD = 0.5
-"""Half of an interval, as a fraction of the share of misses, above which an answer is called uncertain: that of about
-40 outages."""
+"""Half of an interval, as a fraction of the share of misses, above which an answer is called uncertain. It takes
+about 40 outages."""
 
 
 class DeviceLosses(msgspec.Struct, frozen=True):
@@ -286,7 +286,7 @@ def answer_text(whole: ShareEstimate, sites: int) -> str:
 
 
 def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> list[str]:
-    """Return what makes the answer less certain than it looks."""
+    """Return warnings about an answer that is less certain than it looks."""
     if not context.churn:
         return []
     if not losses:

@@ -2,7 +2,7 @@
 
 The engine's thread runs on some cores and all other threads run on the rest. A Linux thread inherits the cores and the
 scheduling policy of the thread that started it. So the threads of the links start within :meth:`EngineCores.others`,
-and those of an engine library run on the cores of the engine's thread.
+and the threads of an engine library run on the cores of the engine's thread.
 
 A message wakes three threads on its way to the engine. Under the default policy of Linux, each of them may interrupt a
 thread on its core, such as an engine call, and the caches are filled twice. With ``SCHED_BATCH`` it waits for a free

@@ -1,6 +1,6 @@
-"""Slow answers to observers: checks of this machine for ``ls-edge doctor --peers``, and measurements of the engines.
+"""Checks of this machine for ``ls-edge doctor --peers``, and measurements of the engines, for observers.
 
-A low-priority thread makes them, one at a time. A result is reused for the same question for :data:`FRESH_S`.
+A low-priority thread runs them, one at a time. A result is reused for the same question for :data:`FRESH_S`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class PeerSettings:
     """Settings of a peer besides ``peers.yaml``."""
 
     engine: EngineKind | None = None
-    """Engine of the blocks; by default that of ``peers.yaml``, like ``threads``."""
+    """Engine of the blocks; by default the engine in ``peers.yaml``, and ``threads`` likewise."""
     threads: int | None = None
     strict_bundle: bool = False
     """Whether to work only with peers and sources of the same bundle."""

@@ -49,7 +49,7 @@ class LoopThreads(Generic[T]):
         names: tuple[str, str],
         cores: EngineCores,
     ) -> None:
-        """Call ``wake`` after each job of the worker; ``names`` are those of the loop's thread and of the worker.
+        """Call ``wake`` after each job of the worker; ``names`` are the names of the loop's thread and the worker.
 
         If ``cores`` reserves some for the engine, the worker runs all jobs there.
         """

@@ -30,7 +30,7 @@ class Follower:
     """Files that the peers of a source agree on; :meth:`look` is called by the source thread."""
 
     def __init__(self, name: str, given: PeersFile, keys: KeyPair | None, use: Callable[[PeersFile], None]) -> None:
-        """Call ``use`` with the file of the source, as far as it depends on the fleet; on another thread."""
+        """Call ``use``, on another thread, with each file that the fleet agrees on."""
         self.files: tuple[FileVersion, ...] = ()
         """Applied files that are used, the newest first."""
         self._name, self._use = name, use
@@ -48,7 +48,7 @@ class Follower:
 
     @property
     def announced(self) -> tuple[FileVersion, ...]:
-        """Files for HELLO: those that are used, or the one of the source until it follows another."""
+        """Files for HELLO: the files in use, or the source's own file until it follows another."""
         return self.files or (FileVersion(0, hashlib.sha256(self._given.raw).digest()),)
 
     def look(self, hellos: Iterable[Hello]) -> bool:

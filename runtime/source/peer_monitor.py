@@ -26,7 +26,7 @@ from ls_edge.runtime.transport.node import Node
 log = logging.getLogger("ls_edge.runtime")
 
 MAX_EVENTS = 100_000
-"""Maximum number of events that are kept: a peer that comes and goes must not fill the memory."""
+"""Maximum number of kept events: a peer that repeatedly joins and leaves must not fill the memory."""
 
 
 class PeerView(PeerReport, frozen=True, kw_only=True):

@@ -238,7 +238,7 @@ class WaitingLine:
         self._lock = threading.Lock()
         self._waiting: OrderedDict[int, InFlightRequest] = OrderedDict()
         self._inflight: set[int] = set()
-        """Started requests that have not ended, or whose engine call has not."""
+        """Started requests that have not ended, or that still occupy an engine."""
 
     @property
     def is_empty(self) -> bool:

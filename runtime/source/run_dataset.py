@@ -135,7 +135,7 @@ class _Stopped(Exception):
 
 
 class _Submissions:
-    """Requests of a run in flight, and the records of those that have ended."""
+    """Requests of a run that are in flight, and the records of the ended ones."""
 
     def __init__(
         self,

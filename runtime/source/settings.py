@@ -44,11 +44,11 @@ class Settings:
     via_source: bool = False
     """Whether to send every hop through this process, for peers that cannot reach one another."""
     threads: Threads | None = None
-    """Threads of stem and head; by default those of ``peers.yaml``, else one."""
+    """Threads of stem and head; by default as in ``peers.yaml``, else one."""
     engine: EngineKind | None = None
-    """Engine of stem and head; by default that of ``peers.yaml``, else ``auto``."""
+    """Engine of stem and head; by default as in ``peers.yaml``, else ``auto``."""
     provider: str | None = None
-    """Execution provider of ONNX Runtime for stem and head; by default that of ``peers.yaml``."""
+    """Execution provider of ONNX Runtime for stem and head; by default as in ``peers.yaml``."""
     latency_weight: Annotated[float, Meta(ge=0, le=MAX_LATENCY_WEIGHT)] = 1.0
     """Value of a second for policy ``quality``, in nats of log-likelihood."""
     waves: Annotated[int, Meta(ge=1, le=1024)] = 2

@@ -204,7 +204,7 @@ class Source:
     ) -> Answer:
         """Classify an image under asyncio: decode it on a thread, and wait without blocking the event loop.
 
-        Arguments and errors are those of :meth:`submit` and its future. Canceling the task stops the work.
+        See :meth:`submit` for arguments and errors. Canceling the task stops the work.
         """
         loop = asyncio.get_running_loop()
         submitting = loop.run_in_executor(None, lambda: self.submit(image, name=name, label=label, budget_ms=budget_ms))

@@ -80,7 +80,7 @@ class StemAndHead:
 
 
 def _not_finite(inflight: InFlightRequest) -> NotFinite:
-    """Return the error of a request whose tokens or logits are not finite although the input was."""
+    """Return the error of a request whose tokens or logits are not finite although its input was finite."""
     if inflight.answered is None:
         why = f"the stem returned NaN or infinity for {inflight.name or 'the image'}; check the values of the image"
     else:

@@ -21,7 +21,7 @@ class AnnouncedFiles:
 
     @property
     def own(self) -> tuple[FileVersion, ...]:
-        """Applied file, and those whose processes are accepted in addition."""
+        """Applied file, and the other files whose processes are accepted."""
         record = self._store.record
         if record.file is None:
             return (FileVersion(0, hashlib.sha256(self._fleet.given).digest()),)
@@ -40,7 +40,7 @@ class AnnouncedFiles:
         return tuple(sorted(late)[:MAX_BEHIND])
 
     def newer_elsewhere(self) -> str:
-        """Return which neighbors run a newer file that this peer has not got, because it was away; or nothing."""
+        """Name the neighbors with a newer file, which this peer missed while it was away; empty if there are none."""
         known = self.own
         newer = {
             hello.name: hello.files[0].version

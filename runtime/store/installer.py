@@ -148,7 +148,7 @@ class Installer:
 
     @property
     def note(self) -> str | UnsetType:
-        """Note for HELLO: the reason why the peer does not serve what it should."""
+        """Note for HELLO: the reason why the peer does not serve all of its parts."""
         reason = self._store.record.reason or self.lacking or self.files.newer_elsewhere()
         return one_line(reason, MAX_TEXT) if reason else UNSET
 

@@ -30,7 +30,7 @@ Offered = tuple[str, AppliedFile | None]
 
 
 class Fleet(Protocol):
-    """The peer, as far as the bundle and the file that it serves are concerned; used by the store's thread."""
+    """View of the peer's bundle and file for an installer; used by the store's thread."""
 
     @property
     def given(self) -> bytes:

@@ -322,7 +322,7 @@ class Store(FileStore):
     def _fault_of(self, previous: str | None, *, partly: bool) -> str:
         """Return why the previous bundle cannot be served, or an empty string.
 
-        With ``partly``, it was served with other blocks, so those that the store has are enough.
+        With ``partly``, it was served with other blocks, so the blocks in the store are enough.
         """
         if previous is None:
             return "there is no previous bundle to go back to"

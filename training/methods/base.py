@@ -26,13 +26,13 @@ class NoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Method:
-    """Training in trained order; subclasses override what they do differently."""
+    """Training in trained order; subclasses override the steps that differ."""
 
     settings_type: ClassVar[type[msgspec.Struct]] = NoSettings
     average: ClassVar[str] = "none"
     """Meaning of ``optim.average: auto`` for this method."""
     timm_rate: ClassVar[float | None] = None
-    """Highest learning rate for timm models with weights, where that of ``default_rate`` does not suit the method."""
+    """Highest learning rate for timm models with weights, if ``default_rate`` does not suit the method."""
     teacher: BlockView | None = None
     """Frozen copy of the initial model that also runs in each step."""
 

@@ -85,7 +85,7 @@ class SharedTrunk(Method):
         view.slots = slots.to(view.device).train(view.training)
 
     def prepare(self, view: BlockView, images: Tensor) -> None:
-        """Make the shared block compute at each slot what the teacher's block computes there, as far as it can."""
+        """Make the shared block approximate the teacher's block at each slot."""
         teacher, slots = self.teacher, view.slots
         if teacher is None:
             return

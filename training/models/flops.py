@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class WorkProfile:
-    """Operations per image of the parts of a model, in any unit; the defaults are those of a model of blocks alone."""
+    """Operations per image of the parts of a model, in any unit; the defaults describe a model that has only blocks."""
 
     num_blocks: int
     stem: float = 0.0

@@ -40,7 +40,7 @@ class SlotModule(nn.Module):
         raise NotImplementedError
 
     def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:  # noqa: ARG002
-        """Return the callable that :meth:`forward` uses to run block ``index``; this is what gets compiled."""
+        """Return the callable that :meth:`forward` uses to run block ``index``; training compiles this callable."""
         return block
 
     def elementwise_flops(self, count: int, dim: int) -> int:  # noqa: ARG002
@@ -107,7 +107,7 @@ class SlotNorms(SlotModule):
 
     @torch.no_grad()
     def imitate(self, index: int, blocks: Mapping[int, nn.Module], images: Callable[[], None]) -> None:
-        """Make block ``index`` compute at each slot of ``blocks`` about what the given block computes there.
+        """Make block ``index`` approximate, at each slot of ``blocks``, the given block.
 
         Norms, scales of branches and biases are equal afterwards; the linear layers are as close as the rank allows
         (:meth:`SlotAdapters.imitate`). ``images`` runs ``blocks`` on examples.

@@ -56,8 +56,8 @@ class LoadedRun:
 def shown_model(record: RunRecord, view: BlockView) -> str:
     """Return the display name of a run's model.
 
-    It is timm's name with what differs from that model: ``vit_small_patch14_dinov2.70px``. If arguments change the
-    size of the model, timm's name no longer describes it, and the name gives tokens and blocks.
+    It is timm's name, followed by the differences from that model: ``vit_small_patch14_dinov2.70px``. If
+    arguments change the size of the model, timm's name no longer describes it, and the name gives tokens and blocks.
     """
     usual: Any = view.model.pretrained_cfg
     if _SIZES.intersection(record.model_args):

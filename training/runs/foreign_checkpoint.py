@@ -32,7 +32,7 @@ _DECODER = ("decoder", "mask_token")
 def read_foreign(path: str | Path, note: Callable[[str], None] = lambda _: None) -> dict[str, Tensor]:
     """Return the tensors of a ``.safetensors`` or ``.pth`` file.
 
-    ``note`` is called with a line about what was chosen or left out. Raises :class:`RunError` for any other file.
+    ``note`` is called with a line about each choice and omission. Raises :class:`RunError` for any other file.
     """
     path = Path(path)
     value: Any = read_tensors(path)[0] if path.suffix == ".safetensors" else _load(path)

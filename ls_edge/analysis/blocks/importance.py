@@ -24,7 +24,7 @@ SHOWN = 0.01
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Images whose answer becomes wrong or right in another order, of those in trained order."""
+    """Images that are right in trained order and wrong in another order, or the reverse."""
 
     lost: int
     won: int
@@ -65,12 +65,12 @@ class Importance(msgspec.Struct, frozen=True):
 
     @property
     def costs(self) -> str:
-        """The block whose absence costs most accuracy, or that no cost is beyond chance."""
+        """Statement about the block whose absence costs most accuracy, or that no cost is beyond chance."""
         return self._said({f"leaving out block {one.block}": one.left_out_changes for one in self.blocks})
 
     @property
     def moves(self) -> str:
-        """The move that costs most accuracy, or that no cost is beyond chance; empty without moves."""
+        """Statement about the move that costs most accuracy, or that no cost is beyond chance; empty without moves."""
         return self._said(
             {
                 f"moving block {one.block} to slot {one.moved_to}": one.moved_changes
@@ -80,7 +80,7 @@ class Importance(msgspec.Struct, frozen=True):
         )
 
     def _said(self, changes: dict[str, Changes]) -> str:
-        """Test the changes together with those of the other kind (McNemar, Holm)."""
+        """Test the changes (McNemar), corrected for both kinds of change (Holm)."""
         if not changes:
             return ""
         tests = 2 * len(self.blocks)
@@ -128,7 +128,7 @@ class ImportanceMeasure(Scores):
         self._answers: dict[Order, np.ndarray] = {}
 
     def add(self, order: Order, logits: np.ndarray) -> None:
-        """Count correct answers, and keep which they are."""
+        """Count the correct answers, and remember them."""
         super().add(order, logits)
         self._answers[order] = logits.argmax(axis=1) == self._labels
 

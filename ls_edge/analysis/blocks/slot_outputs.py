@@ -1,6 +1,6 @@
 """Outputs of blocks in any slot (arXiv 2407.04513, Figure 4), for the kinds ``slots``, ``norms``, ``probe``, ``umap``.
 
-Every image runs in an order of its own, so a block has each slot of its band.
+Every image runs in its own order, so a block appears in each slot of its band.
 """
 
 from __future__ import annotations

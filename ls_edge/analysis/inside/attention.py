@@ -1,7 +1,7 @@
 """Distance and entropy of attention by block and head in trained order.
 
-The mean attention distance is that of arXiv 2010.11929: the distance between a patch and the patches that it attends
-to, weighted by attention.
+The mean attention distance is defined as in arXiv 2010.11929: the distance between a patch and the patches that it
+attends to, weighted by attention.
 """
 
 from __future__ import annotations

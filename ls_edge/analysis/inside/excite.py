@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STEPS = 200
 MOST_IMAGES = 64
-"""Number of images whose largest value is compared with the one reached."""
+"""Number of images whose largest value is compared with the value of the ascent."""
 
 
 class Excitation(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""``ls-edge apply``: make a running fleet be what a peers.yaml says."""
+"""``ls-edge apply``: change a running fleet to match a peers.yaml."""
 
 from __future__ import annotations
 

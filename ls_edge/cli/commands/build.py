@@ -91,8 +91,10 @@ def command(
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(contextlib.closing(Store(store, chosen))) if store is not None else None
         manifest = "" if place is None else place.fill(opened)
-        limits = {"max_batch": max_batch, "gpu_mem_limit": gpu_mem_limit}
-        built = list(build_engines(opened, [*map(part_name, chosen)], kind=kind, provider=provider, **limits))
+        parts = [*map(part_name, chosen)]
+        built = list(
+            build_engines(opened, parts, kind=kind, provider=provider, max_batch=max_batch, gpu_mem_limit=gpu_mem_limit)
+        )
         if place is not None:
             place.switch(manifest)
     on = f"{this_device()}" if built else None

@@ -81,7 +81,7 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
 
 
 def answer_text(found: SideBySide) -> str:
-    """Return what the documents show, in a sentence for each pair, or for each quantity that can be compared."""
+    """Summarize the documents in a sentence for each pair, or for each quantity that can be compared."""
     sentences = [
         f"{pair.run} has {pair.ratio:.2f} times the {_NAMES[pair.figure]} of {pair.alone}, one device."
         for pair in found.fleet_against_alone

@@ -163,7 +163,7 @@ def _named(data: tuple[str, ...], plan: Plan) -> dict[str, str]:
 
 
 def _check(plan: Plan) -> None:
-    """Raise errors now that would otherwise end the command after hours."""
+    """Find errors now that would otherwise end the command after hours."""
     from ls_edge.report.charts import check_figure
 
     require("reproduce", "report")
@@ -175,7 +175,7 @@ def _check(plan: Plan) -> None:
 
 
 def _trainings(plan: Plan, out: Path, seeds: int) -> Iterator[Training]:
-    """Yield the trainings of a plan, first those that provide the start of others."""
+    """Yield the trainings of a plan, starting with the ones that others build on."""
     from ls_edge.training.reproduction import START
 
     starts = {data: f"{START}-{data}" for data in plan.start}
@@ -198,7 +198,7 @@ def _list_jobs(plan: Plan, out: Path, options: Options) -> None:
 
 
 def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluation]]:
-    """Train and evaluate what is missing; return the evaluations of every row, one per seed."""
+    """Run the missing trainings and evaluations; return the evaluations of every row, one per seed."""
     console = open_console(stderr=True)
     images = {name: open_data(item.source, "eval") for name, item in plan.data.items()}
     results: dict[str, list[Evaluation]] = {name: [] for name in plan.rows}
@@ -211,7 +211,7 @@ def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluati
 
 
 def _train(job: Training, text: str, console: Console) -> None:
-    """Train or continue one run, unless it is finished; its settings have to be those of the plan."""
+    """Train or continue one run, unless it is finished; its settings must match the plan."""
     from ls_edge.training.config import read_config
 
     there = (job.run / "config.yaml").is_file()
@@ -367,7 +367,7 @@ def _costs(plan: Plan, options: Options) -> list[RowCost]:
 
 
 def _sizes(plan: Plan, name: str) -> tuple[int, int, int]:
-    """Return the numbers of training images, test images and classes: of the data if it is here, else of the plan."""
+    """Return the numbers of training images, test images and classes: from the data if present, else from the plan."""
     item = plan.data[name]
     known = (item.images, item.test_images, item.classes)
     if item.source and not (is_timm_name(item.source) and None not in known):

@@ -235,7 +235,7 @@ def _print(summary: RunSummary, measured: DatasetRun, classes: Sequence[str], *,
 def _write_files(
     summary: RunSummary, measured: DatasetRun, report: Path | None, trace_events: Path | None, page: dict[str, Any]
 ) -> list[str]:
-    """Write report and trace events; return the problems, none of which stops the rest.
+    """Write report and trace events; return the problems; a failure does not prevent the other file.
 
     ``page`` are arguments of the report besides the run.
     """

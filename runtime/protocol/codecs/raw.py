@@ -20,4 +20,5 @@ class Raw(WireCodec):
 
     def decode(self, frame: memoryview | bytes, count: int, dim: int) -> Tokens:
         """Return a view of the frame."""
-        return np.ndarray((1, count, dim), np.float32, frame)
+        tokens: Tokens = np.ndarray((1, count, dim), np.float32, frame)
+        return tokens

@@ -1,4 +1,4 @@
-"""EVA, EVA-02, DINOv3 and the rotary ViTs: each block takes a rotary table, its own one if tables are learned.
+"""EVA, EVA-02, DINOv3 and the rotary ViTs: each block takes a rotary table, which is its own if tables are learned.
 
 Augmentation of rotary coordinates and of patches is not supported: timm draws it once per image for all blocks, which
 is impossible when blocks run separately.
@@ -72,7 +72,7 @@ class EvaFamily(VisionTransformerFamily):
 
 
 def _learned_table(model: Any, index: int) -> Tensor:
-    """Return the table of one block; timm computes those of all blocks together."""
+    """Return the table of one block; timm computes the tables of all blocks together."""
     rope = model.rope
     if model.dynamic_img_size or rope.t_x is None:
         return _rotary_tables(model)[index]
