@@ -10,11 +10,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.common import BenchmarkError, local_cluster, median, ms, wait_for
@@ -92,7 +93,7 @@ def open_local_runs(
 
 def open_runs(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted: Settings) -> dict[str, PolicyRun]:
     """Open a source for each setting; :data:`SINGLE` and :data:`AGAIN` use only the first peer."""
-    first = replace(file, peers=file.peers[:1])
+    first = msgspec.structs.replace(file, peers=file.peers[:1])
     runs = {}
     for name, (policy, more) in wanted.items():
         here = first if name in (SINGLE, AGAIN) else file

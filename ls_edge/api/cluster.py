@@ -34,9 +34,7 @@ class Cluster:
     They end with the ``with`` block, and with this process if it is killed.
     """
 
-    def __init__(
-        self, bundle: str | Path | Bundle, peers: int | Mapping[str, Sequence[int]] = 3, *, start_s: float = START_S
-    ) -> None:
+    def __init__(self, bundle: str | Path | Bundle, peers: int | Mapping[str, Sequence[int]] = 3) -> None:
         """Plan the peers; ``peers`` is their number, or the blocks of each by name.
 
         With a number of peers, each holds two neighboring parts of the blocks, so that any one of them may fail.
@@ -47,7 +45,6 @@ class Cluster:
             if isinstance(peers, int)
             else {name: list(blocks) for name, blocks in peers.items()}
         )
-        self._start_s = start_s
         self._folder = contextlib.ExitStack()
         self._local: LocalCluster | None = None
 
@@ -57,7 +54,7 @@ class Cluster:
         self._folder.enter_context(folder_lock(Path(folder)))
         try:
             self._local = LocalCluster(folder, self.bundle.folder, self.placement).__enter__()
-            self._local.wait_warm(timeout=self._start_s)
+            self._local.wait_warm(timeout=START_S)
         except BaseException:
             self.close()
             raise
@@ -84,7 +81,7 @@ class Cluster:
     def start(self, name: str) -> None:
         """Start a peer again, and wait until it is warm."""
         self._named(LocalCluster.start, name)
-        self._running.wait_warm(name, timeout=self._start_s)
+        self._running.wait_warm(name, timeout=START_S)
 
     def close(self) -> None:
         """Stop the peers; a second call does nothing."""

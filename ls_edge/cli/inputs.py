@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,10 +58,6 @@ def require_descriptors(peers: PeersFile, connections: int = 0) -> None:
     Without this check, a run would fail at the first socket that libzmq cannot open. ``connections`` is the number of
     HTTP connections in addition to the links to peers.
     """
-    try:
-        import resource
-    except ImportError:  # not on every system
-        return
     needed = OTHER_DESCRIPTORS + DESCRIPTORS_PER_PEER * len(peers.peers) + DESCRIPTORS_PER_CONNECTION * connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

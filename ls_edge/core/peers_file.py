@@ -10,13 +10,13 @@ import ipaddress
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ls_edge.core.errors import ConfigError, UsageError
 from ls_edge.core.parts import ENDS, HEAD, STEM
@@ -186,21 +186,16 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class PeersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The document of ``peers.yaml``."""
 
-    peers: Annotated[list[PeerConfig], Meta(min_length=1, description="a list of at least one peer")]
-    sources: list[SourceEntry] = []
+    peers: Annotated[tuple[PeerConfig, ...], Meta(min_length=1, description="a list of at least one peer")]
+    sources: tuple[SourceEntry, ...] = ()
     insecure: bool = False
     heartbeat: HeartbeatSettings = HeartbeatSettings()
 
 
-@dataclass(frozen=True)
-class PeersFile:
+class PeersFile(PeersDocument, frozen=True, kw_only=True):
     """A ``peers.yaml`` after it was read and checked."""
 
     path: Path
-    peers: tuple[PeerConfig, ...]
-    sources: tuple[SourceEntry, ...]
-    insecure: bool
-    heartbeat: HeartbeatSettings
     raw: bytes
     """Content of the file."""
     _source_map: SourceMap
@@ -240,7 +235,7 @@ class PeersFile:
             if last >= blocks:
                 problem = f"peer {peer.name!r} lists block {last}, but the bundle has blocks 0 to {blocks - 1}"
                 raise self.error(peer, "blocks", problem)
-        peers = (msgspec.structs.replace(peer, blocks=peer.blocks.of_model(blocks)) for peer in self.peers)
+        peers = (replace(peer, blocks=peer.blocks.of_model(blocks)) for peer in self.peers)
         return replace(self, peers=tuple(peers))
 
     def accepting(self, newer: Sequence[PeersFile], older: Sequence[PeersFile] = (), *, name: str = "") -> PeersFile:
@@ -259,19 +254,19 @@ class PeersFile:
                     peers[peer.name] = peer
                 elif known is not None and known.public_key == peer.public_key and peer.name != name:
                     blocks = HeldParts(sorted({*known.blocks, *peer.blocks}))
-                    peers[peer.name] = msgspec.structs.replace(known, blocks=blocks)
+                    peers[peer.name] = replace(known, blocks=blocks)
             for source in file.sources:
                 before = sources.get(source.name)
                 if before is None and not _is_taken(source, peers.values(), sources.values()):
                     sources[source.name] = source
                 elif before is not None and before.public_key == source.public_key and source.may_push:
-                    sources[source.name] = msgspec.structs.replace(before, may_push=True)
+                    sources[source.name] = replace(before, may_push=True)
         return replace(self, peers=tuple(peers.values()), sources=tuple(sources.values()))
 
     def within(self, blocks: int) -> PeersFile:
         """Return the file without blocks that a model of ``blocks`` blocks lacks; another model may have them."""
         kept = ((peer, HeldParts(part for part in peer.blocks if part < blocks or part in ENDS)) for peer in self.peers)
-        return replace(self, peers=tuple(msgspec.structs.replace(peer, blocks=held) for peer, held in kept))
+        return replace(self, peers=tuple(replace(peer, blocks=held) for peer, held in kept))
 
     @property
     def takes_images(self) -> bool:
@@ -297,9 +292,13 @@ def load_peers(path: str | Path, shown: Path | None = None) -> PeersFile:
 
     Raise :class:`ConfigError` with file, line and column.
     """
-    file, source_map = load_yaml(path, PeersDocument)
-    peers, sources, raw = tuple(file.peers), tuple(file.sources), Path(path).read_bytes()
-    found = PeersFile(shown or Path(path), peers, sources, file.insecure, file.heartbeat, raw, source_map)
+    document, source_map = load_yaml(path, PeersDocument)
+    found = PeersFile(
+        **msgspec.structs.asdict(document),
+        path=shown or Path(path),
+        raw=Path(path).read_bytes(),
+        _source_map=source_map,
+    )
     for error in _contradictions(found, source_map):
         raise error
     return found

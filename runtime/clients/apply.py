@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -81,7 +81,7 @@ class Applier(Pusher):
         at = {peer.name: addresses[peer.name] for peer in dialed.peers if keys_of.get(peer.name, "") == peer.public_key}
         peers = (msgspec.structs.replace(peer, address=at.get(peer.name, peer.address)) for peer in dialed.peers)
         super().__init__(
-            replace(dialed, peers=tuple(peers)),
+            msgspec.structs.replace(dialed, peers=tuple(peers)),
             keys=keys,
             wait=wait,
             connect=connect,

@@ -225,8 +225,7 @@ class SourceLoop:
             self.node.repeat_greeting()
 
     def _execute(self, instruction: Instruction) -> None:
-        if not isinstance(instruction, (Complete, Fail, Returned)):
-            raise TypeError(f"a source does not execute {instruction!r}")
+        assert isinstance(instruction, (Complete, Fail, Returned))
         if not self._challenges.execute(instruction) and not isinstance(instruction, Returned):
             self.requests.execute(instruction)
 

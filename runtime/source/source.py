@@ -17,10 +17,11 @@ import secrets
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import SourceClosed, UsageError

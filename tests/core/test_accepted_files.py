@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.core.peers_file import HeartbeatSettings, HeldParts, PeerConfig, PeersFile, SourceEntry
+from ls_edge.core.peers_file import HeldParts, PeerConfig, PeersFile, SourceEntry
 from ls_edge.core.validation import SourceMap
 
 NAMES = "abcd"
@@ -28,9 +28,8 @@ def files(draw):
         for name, key, port in zip(names, keys, ports, strict=False)
     ]
     source = SourceEntry(name=draw(st.sampled_from("xy")), public_key=keys[-1], may_push=draw(st.booleans()))
-    settings = HeartbeatSettings()
     path = Path("peers.yaml")
-    return PeersFile(path, tuple(entries), (source,), False, settings, b"", SourceMap(path))
+    return PeersFile(peers=tuple(entries), sources=(source,), path=path, raw=b"", _source_map=SourceMap(path))
 
 
 @given(st.lists(files(), max_size=2), files(), st.lists(files(), max_size=2), st.sampled_from(NAMES))

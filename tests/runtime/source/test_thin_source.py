@@ -4,9 +4,9 @@ import io
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -362,7 +362,7 @@ def test_one_peer_with_another_model_is_not_followed(write_peers, serve, tiny_bu
     file = load_peers(write_peers({"a": "all", "b": "all", "c": "all"}))
     for name, bundle in (("a", tiny_bundle), ("b", tiny_bundle), ("c", other_bundle)):
         serve(Peer(file, name, Bundle.open(bundle)))
-    with Source.open(replace(file, peers=file.peers[:2])) as source:
+    with Source.open(msgspec.structs.replace(file, peers=file.peers[:2])) as source:
         assert source.wait_ready() == ()
         source._follow(file)
         wait_until(lambda: "c" in source.snapshot.other_models)

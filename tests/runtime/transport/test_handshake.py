@@ -1,6 +1,5 @@
 """The greeting between real peers and scripted implementations that lose messages, or answer what needs no answer."""
 
-import dataclasses
 import time
 
 import msgspec
@@ -344,7 +343,7 @@ def test_two_living_processes_of_one_name_are_named(file, bundle, peer, serve, m
     wait_until(lambda: "b" in peer.machine.neighbors.by_name)
     address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     elsewhere = msgspec.structs.replace(file.peer("b"), address=address, bind=address)
-    serve(Peer(dataclasses.replace(file, peers=(file.peer("a"), elsewhere)), "b", bundle))
+    serve(Peer(msgspec.structs.replace(file, peers=(file.peer("a"), elsewhere)), "b", bundle))
     wait_until(lambda: "two processes have one name" in caplog.text)
     (record,) = [record for record in caplog.records if record.getMessage() == "two processes have one name"]
     assert record.why.startswith("two processes on different ports or machines are 'b'; stop one")
