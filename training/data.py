@@ -184,7 +184,7 @@ class Batches:
             good = good if batch is None else batch
             yielded += 1
             yield good
-        while self._context.world_size > 1 and yielded < self.steps():  # makes up for those before the first good one
+        while self._context.world_size > 1 and yielded < self.steps():  # replaces the batches before the first good one
             yielded += 1
             yield good
 

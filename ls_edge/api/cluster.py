@@ -98,7 +98,7 @@ class Cluster:
 
     def _named(self, act: Callable[[LocalCluster, str], None], name: str) -> None:
         if name not in self.placement:
-            raise UsageError(f"no peer is called {name!r}; there are {', '.join(self.placement)}")
+            raise UsageError(f"no peer is called {name!r}; the peers are {', '.join(self.placement)}")
         act(self._running, name)
 
     def __repr__(self) -> str:

@@ -176,13 +176,13 @@ def read_document(path: Path) -> Document:
         raw = path.read_bytes()
         keys = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).keys()
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give what a command printed with --json, or a profile") from None
+        raise DataError(f"{path}: no such file; give the --json output of a command, or a profile") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; check the path") from None
     except msgspec.ValidationError:  # not an object
         keys = {}.keys()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DataError(f"{path} is not JSON; give what a command printed with --json, or a profile") from None
+        raise DataError(f"{path} is not JSON; give the --json output of a command, or a profile") from None
     for kind, (known, _) in _KINDS.items():
         if set(known) <= keys:
             try:

@@ -34,7 +34,7 @@ COMMANDS = {
     "keys": "Create CURVE keys.",
     "peers": "Write the peers.yaml and the keys of a fleet.",
     "peer": "Serve blocks of a bundle.",
-    "apply": "Change a running fleet to what a peers.yaml says.",
+    "apply": "Change a running fleet to match a peers.yaml.",
     "push": "Send a bundle to the peers and switch to it.",
     "run": "Answer images through the reachable peers, and measure accuracy, latency, and throughput.",
     "status": "Show the state of every peer, and why a peer cannot be used.",
@@ -98,7 +98,7 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line; print each expected error as one line on standard error."""
-    _escape_what_streams_lack()
+    _escape_unencodable_output()
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         code = cli.main(args=argv, prog_name="ls-edge", standalone_mode=False)
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
-def _escape_what_streams_lack() -> None:
+def _escape_unencodable_output() -> None:
     r"""Make standard output and error write escapes such as ``\xe9`` for characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

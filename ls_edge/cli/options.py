@@ -235,7 +235,7 @@ def is_typed(name: str) -> bool:
 
 PEERS = peers(required=True)
 BUNDLE = bundle(required=True)
-SOURCE_BUNDLE = bundle("Folder of the exported model.  [default: that of the peers, which then run all of it]")
+SOURCE_BUNDLE = bundle("Folder of the exported model.  [default: the peers' model, with all parts on peers]")
 SECRET_KEY = secret_key()
 PUSH_KEY = secret_key("NAME.key_secret of a source with 'may_push: true' in the peers.yaml of the peers.")
 PUSH_WAIT = wait("Time that a peer may be unreachable or make no progress.", default=120.0, least=1, most=3600)

@@ -45,6 +45,6 @@ def note_account(account: Mapping[str, Any]) -> None:
 def note_model(witnesses: Sequence[str]) -> None:
     """Name the peers whose model a source without a bundle uses; print nothing if it has a bundle."""
     if len(witnesses) > 1:
-        click.echo(f"ls-edge: the model is that of {' and '.join(witnesses)}, which agree on it", err=True)
+        click.echo(f"ls-edge: the model comes from {' and '.join(witnesses)}, which agree on it", err=True)
     elif witnesses:
-        warn(f"the model is that of {witnesses[0]} alone; no other peer has confirmed it")
+        warn(f"the model comes from {witnesses[0]} alone; no other peer has confirmed it")

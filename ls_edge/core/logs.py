@@ -108,7 +108,7 @@ class _QueuedLines(logging.Handler):
                     line = line[os.write(self._descriptor, line) :]
                 except BlockingIOError:  # another process made the pipe non-blocking
                     select.select([], [self._descriptor], [])
-                except OSError:  # nobody can read any more
+                except OSError:  # the reader is gone
                     break
             self._lines.task_done()
         self._lines.task_done()

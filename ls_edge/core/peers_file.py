@@ -152,7 +152,7 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         if self.timeout_ms < 2 * self.every_ms:
             raise ValueError(
-                f"heartbeat timeout_ms is {self.timeout_ms} and interval_ms {self.every_ms}; the timeout has to be at "
+                f"heartbeat timeout_ms is {self.timeout_ms} and interval_ms {self.every_ms}; the timeout must be at "
                 "least twice the interval"
             )
 

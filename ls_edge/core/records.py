@@ -404,7 +404,7 @@ class TraceWriter:
         changed = any(known.get(id_, record) != record for id_, record in self._lines.items())
         if not changed or self.problem or not self._plain:
             return
-        with contextlib.suppress(OSError), replacing(self.path) as stream:  # the first version lacks only those counts
+        with contextlib.suppress(OSError), replacing(self.path) as stream:  # the first version lacks only these counts
             for id_, record in self._lines.items():
                 stream.write(encode_record(known.get(id_, record)) + b"\n")
 

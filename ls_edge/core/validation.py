@@ -346,7 +346,7 @@ def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
             here = (*where, key)
             source_map.key_marks[here] = mark
             if key in result:
-                raise source_map.error(f"the key {key!r} is there twice; keep one", *here, key=True)
+                raise source_map.error(f"the key {key!r} occurs twice; keep one", *here, key=True)
             result[key] = _plain(value_node, here, source_map)
         return result
     if isinstance(node, yaml.SequenceNode):

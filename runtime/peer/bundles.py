@@ -152,7 +152,7 @@ class StoredBundle:
         peers = setup.peers if file is None else self._store.read_file(file)
         peers.check_codecs(CODECS)
         if not any(source.may_push for source in peers.sources):
-            raise UsageError(f"no source of {peers.path} may push, so nobody could change the fleet again")
+            raise UsageError(f"no source of {peers.path} may push, so the fleet could not be changed again")
         if all(peer.name != name for peer in peers.peers):
             return None
         curve_of(peers, name, setup.keys)

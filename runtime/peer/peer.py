@@ -230,7 +230,7 @@ class Peer:
                 self._incarnation = self._listen(self._bundles.next())
             except LsEdgeError as error:
                 is_missing = isinstance(error, AddressMissing)
-                waits = is_missing and self._incarnation is None  # after a switch, the previous address is there
+                waits = is_missing and self._incarnation is None  # after a switch, the previous address exists
                 patience = ADDRESS_WAIT_S if waits else 0.0 if self._incarnation is None else _LISTEN_AGAIN_S
                 if not isinstance(error, LinkError) or time.monotonic() > began + patience:
                     self._failure = error

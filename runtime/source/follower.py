@@ -42,7 +42,7 @@ class Follower:
     def reset(self, given: PeersFile, keys: KeyPair | None) -> None:
         """Begin again with the file and keys of the source."""
         self._given, self._keys, self.files = given, keys, ()
-        self._present = self._settled = given  # what is used, and what was used when no change was under way
+        self._present = self._settled = given  # the file in use, and the one before the current change
         self._is_settled = True
         self._known[hashlib.sha256(given.raw).digest()] = given
 

@@ -30,7 +30,7 @@ class ImageEncoder:
         name = name or "image"
         content = read_any(image, name)
         if not isinstance(content, (bytes, np.ndarray)):
-            from ls_edge.data.decoding import decode  # Pillow, which is there if the image is one of it
+            from ls_edge.data.decoding import decode  # Pillow is installed if the image is a Pillow image
 
             upright = self._exif_orientation
             content = np.asarray(decode(content, name, exif_orientation=upright, keep_gray=True, on_large=on_large))

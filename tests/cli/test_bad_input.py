@@ -278,7 +278,7 @@ CASES = r"""
 2 | PEER word.yaml | word.yaml:1:1: the file is 'hello'; it has to be a group of keys (peers,
 2 | PEER tabs.yaml | tabs.yaml:2:1: not YAML: a line is indented with a tab; use spaces
 2 | PEER open.yaml | open.yaml:2:1: not YAML: expected ',' or ']', but got the end of the file
-2 | PEER twice.yaml | twice.yaml:2:71: the key 'name' is there twice; keep one
+2 | PEER twice.yaml | twice.yaml:2:71: the key 'name' occurs twice; keep one
 2 | PEER bom.yaml | bom.yaml:2:57: blocks is 'x'; list at least one number, each once,
 2 | PEER crlf.yaml | crlf.yaml:2:57: blocks is 'x'; list at least one number, each once,
 2 | PEER none.yaml | none.yaml:1:8: peers is []; it has to be a list of at least one peer

@@ -23,7 +23,7 @@ def test_predict_and_run_answer_as_with_a_bundle(peers, tiny_bundle, tmp_path, c
     assert [top["label"] for top in answered["top"]] == [top["label"] for top in own["top"]]
     assert (code, torn["top"]) == (3, [])
     assert "ImageRejected" in torn["error"] or "decode" in torn["error"]
-    assert "the model is that of" in err
+    assert "the model comes from" in err
     code, out, _ = command("run", "--peers", peers.path, "--data", "digits", "--limit", "20", "--json")
     document = json.loads(out)
     assert (code, document["answered"]) == (0, 20)

@@ -29,7 +29,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
         ("method: [a]\n", "1:9", "method"),
         ("bands: [[0], [2]]\n", "1:8", "found block 2 in place of block 1"),
         ("epochs: 1\nbands: 0/1-x\n", "2:8", "are not lists of blocks"),
-        ("epochs: 1\nepochs: 2\n", "2:1", "is there twice"),
+        ("epochs: 1\nepochs: 2\n", "2:1", "occurs twice"),
     ],
 )
 def test_errors_have_a_place(tmp_path, text, place, words):

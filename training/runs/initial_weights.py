@@ -112,7 +112,7 @@ def _from_run(
     added = {name: value for name, value in everything.items() if name.startswith(METHOD)}
     if view.image_size != run.view.image_size:
         view.model.pretrained_model_args = {"img_size": run.view.image_size}  # type: ignore[assignment]
-        weights = view.fit_state(weights)  # timm takes the old grid from there
+        weights = view.fit_state(weights)  # timm reads the old grid from that attribute
     if tuple(classes) != record.classes:
         warn(f"the classes differ from those of {run.folder}, so the classifier is reinitialized")
         weights = {name: value for name, value in weights.items() if name not in view.classifier}

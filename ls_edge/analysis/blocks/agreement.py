@@ -99,7 +99,7 @@ class AgreementMeasure(Measure):
 
 def _finding(found: Agreement) -> str:
     share = found.random.same_class
-    text = f"{show_percent(share)} of the answers in random order are those of the trained order"
+    text = f"{show_percent(share)} of the answers in random order are the same as in trained order"
     if not found.left_out:
         return f"{text}."
     last = found.left_out[-1]

@@ -195,7 +195,7 @@ def _columns(found: Importance) -> dict[str, list[str]]:
 
 
 def _points(share: float) -> str:
-    return f"{round(100 * share, 1) + 0.0:+.1f} points"  # + 0.0 because nobody reads "-0.0 points" as none
+    return f"{round(100 * share, 1) + 0.0:+.1f} points"  # + 0.0 turns -0.0 into 0.0
 
 
 def _empty_cells(found: Importance, _: Sequence[Sequence[int]]) -> str:

@@ -66,11 +66,11 @@ def _finding(found: Similarity) -> str:
     cosines = [value for value in found.cosine if value is not None]
     text = ""
     if steps:
-        text = "Block {1} changes the tokens most: CKA {0:.2f} to those before it. ".format(*min(steps))
+        text = "Block {1} changes the tokens most: CKA {0:.2f} to the tokens before it. ".format(*min(steps))
     if cosines:
         text += (
-            f"What a block adds in random order has a cosine of {min(cosines):.2f} to {max(cosines):.2f} to what it "
-            f"adds in trained order: {'nearly the same' if min(cosines) > 0.6 else 'different'} directions."
+            f"A block's addition in random order has a cosine of {min(cosines):.2f} to {max(cosines):.2f} with its "
+            f"addition in trained order: {'nearly the same' if min(cosines) > 0.6 else 'different'} directions."
         )
     return text.strip()
 

@@ -108,7 +108,7 @@ def _map_chart(found: Map, by: str, depth: int) -> Chart:
 UMAP = MeasuredKind(
     summary="maps of outputs, by slot and block",
     text="UMAP of the whole output of a block, of the logits if the model ended after it, and of the outputs of all "
-    "blocks. Each point is an image in an order of its own; UMAP does not know slots and blocks.",
+    "blocks. Each point is an image in its own order; UMAP does not know slots and blocks.",
     measure=SlotOutputs,
     result=_result,
     finding=_finding,

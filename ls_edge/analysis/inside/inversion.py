@@ -100,8 +100,8 @@ def _charts(found: Inversion) -> list[Chart]:
 
 INVERSION = InspectedKind(
     summary="images made from a block's output",
-    text="Images that gradient descent makes from noise until their tokens after a block are those of an image: the "
-    "less of it returns, the more the blocks have thrown away. Distances are relative to the norm of the tokens.",
+    text="Images that gradient descent makes from noise until their tokens after a block match those of an image: "
+    "the less of it returns, the more the blocks have discarded. Distances are relative to the norm of the tokens.",
     inspect=inspect,
     finding=_finding,
     charts=_charts,

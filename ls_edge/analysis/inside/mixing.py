@@ -77,7 +77,7 @@ def _finding(found: TokenMixing) -> str:
     seen = "some blocks mix close patches" if share < 0.8 else "no block prefers close patches"
     return (
         f"The weights of block {local} are closest together, {found.spread[local]:.2f} patches from their center, "
-        f"those of block {wide} widest, {found.spread[wide]:.2f}; equal weights have {found.uniform:.2f}: {seen}."
+        f"and of block {wide} farthest apart, {found.spread[wide]:.2f}; equal weights have {found.uniform:.2f}: {seen}."
     )
 
 

@@ -84,7 +84,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Rollout:
 def _finding(found: Rollout) -> str:
     return (
         f"In random order, attention reaches {pixels_compared(found.correlation)} patches: maps correlate by "
-        f"{found.correlation:+.2f} with those of the trained order, over {counted(found.images, 'image')}. The "
+        f"{found.correlation:+.2f} with the maps in trained order, over {counted(found.images, 'image')}. The "
         f"strongest patch has {found.peak:.1f} times the mean."
     )
 

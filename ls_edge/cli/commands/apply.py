@@ -54,7 +54,7 @@ def command(
     wait: float,
     as_json: bool,
 ) -> None:
-    """Change a running fleet to what NEW.yaml says.
+    """Change a running fleet to match NEW.yaml.
 
     Shows the difference, asks, and carries it out over the encrypted links of peers with a --store: each peer gets the
     file and the parts that it lacks, and builds its engines. Then one peer after another switches, in an order in which
@@ -122,7 +122,7 @@ def _show(change: Change, new: PeersFile, current: PeersFile) -> None:
         if change.other_model:
             click.echo(
                 f"{change.other_model}: sources without a bundle use the new model once peers serve all of it; "
-                "restart those that have a bundle with the new one"
+                "restart the others with the new bundle"
             )
         if change.plan.holders:
             least = min(change.plan.holders.values())

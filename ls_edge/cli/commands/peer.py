@@ -74,9 +74,7 @@ def command(
     if store is not None and not options.is_typed("bundle"):
         bundle = None
     if (bundle is None) == (store is None):
-        raise UsageError(
-            "give the model as --bundle FOLDER, or --store FOLDER for what 'ls-edge push' sends; one of them"
-        )
+        raise UsageError("give either --bundle FOLDER, or --store FOLDER for bundles from 'ls-edge push'")
     with contextlib.ExitStack() as stack:
         reload = stack.enter_context(ReloadRequest())  # before anything that takes long: SIGHUP must not end it
         file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)

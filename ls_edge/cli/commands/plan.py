@@ -114,7 +114,7 @@ def command(
     if alone:
         chances.setdefault("", 1 - math.prod(1 - loss for loss in alone))
     if peers is not None and out is None:
-        raise UsageError("--peers says what --out keeps; give --out FILE as well")
+        raise UsageError("--peers has the addresses and keys for --out; give --out FILE as well")
     if out is not None and out.is_file() and not overwrite:
         raise UsageError(f"{out} exists; name another file with --out, or replace it with --overwrite")
     opened = Bundle.open(bundle)
@@ -275,7 +275,7 @@ def _write_peers(out: Path, plan: PlanDocument, codec: str, known: PeersFile | N
         )
     else:
         document = yaml.safe_load(Path(known.path).read_text(encoding="utf-8"))
-        text += f"# Addresses and keys are those of {known.path}.\n"
+        text += f"# Addresses and keys come from {known.path}.\n"
     kept = []
     for entry in document["peers"]:
         blocks = plan.placement.get(entry["name"], ())
@@ -308,7 +308,7 @@ def _print(document: PlanDocument) -> None:
         where = ", and without --bundle" if any("stem" in parts for parts in document.placement.values()) else ""
         console.print(f"run it with --policy {document.policy} --concurrency {document.concurrency}{where}")
     if document.chosen != "plan":
-        console.print(f"the placement is that of the baseline {document.chosen.replace('_', ' ')}")
+        console.print(f"the placement comes from the baseline {document.chosen.replace('_', ' ')}")
     proof = "no placement is better by the formulas" if document.solver == "exact" else "not proven to be the best"
     console.print(proof)
     for line in document.assumptions:

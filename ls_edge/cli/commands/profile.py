@@ -100,7 +100,7 @@ def command(
             raise UsageError(f"--{own[0]}: a peer measures the engines that it serves with; leave it out")
         found = _ask_peer(peers, asked["name"], secret_key, asked["duration"])
     elif options.is_typed("peers"):
-        raise UsageError("--peers measures what a peer serves, or --links; leave out BUNDLE or --peers")
+        raise UsageError("--peers is for measuring a peer or --links; leave out BUNDLE or --peers")
     else:
         with StepProgress("profile") as progress:
             device = MeasuredDevice(asked.pop("name"))
@@ -126,7 +126,7 @@ def _ask_peer(peers: Path, name: str, secret_key: Path | None, duration: float) 
     try:
         return read_profile(raw)
     except InvalidDocument as error:
-        raise LinkError(f"{name} sent no profile that can be read{error}; install the same ls-edge there") from None
+        raise LinkError(f"{name} sent an unreadable profile{error}; install the same ls-edge there") from None
 
 
 def _write(found: _Document, out: Path, show_on: Callable[[_Document, Console], None], *, as_json: bool) -> None:

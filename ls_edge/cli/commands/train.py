@@ -66,7 +66,7 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
     help="Training method, or package.module:Class.  [default: shared if the start was trained in one order, else "
     "anyorder]",
 )
-@options.bands("those of --init RUN, else the method's")
+@options.bands("as in --init RUN, else the method's")
 @options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")
 @options.text("--teacher", "Run or timm model to imitate.", "RUN_OR_NAME")
 @options.text("--teacher-weights", "Weights of a timm teacher.  [default: timm's pretrained]", "FILE")
