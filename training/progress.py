@@ -68,10 +68,11 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
 
     def show(self, console: Console) -> None:
         """Print the result in one line."""
-        if self.best_epoch is None:
-            what = "as it starts, not trained"
-        else:
-            what = f"epoch {self.best_epoch} of {self.epochs}, validation cross-entropy {self.val_loss:.4f}"
+        what = (
+            "as it starts, not trained"
+            if self.best_epoch is None
+            else f"epoch {self.best_epoch} of {self.epochs}, validation cross-entropy {self.val_loss:.4f}"
+        )
         text = (
             f": {self.model}, {counted(self.blocks, 'block')}, {self.parameters / 1e6:.2f} million parameters, "
             f"{self.method}: {what}; {counted(self.images, 'image')}, {self.device}, {self.precision}, "

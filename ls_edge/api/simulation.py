@@ -187,13 +187,14 @@ class Fleet:
         wanted = orders[: self.asked.execute]
         if not wanted:
             return {}
-        hits: list[bool] = []
         about = self.bundle.manifest
         some = images_for(images, about.trained_on, about.classes, len(wanted), warn_in_python)
         with Pipeline.open(self.bundle, threads=1) as pipeline:
             batches = iterate_batches(some, Preprocessor(about.image), 1)
-            for (pixels, labels), order in zip(batches, wanted, strict=False):
-                hits.append(bool(pipeline.forward(pixels, order).argmax() == labels[0]))
+            hits = [
+                bool(pipeline.forward(pixels, order).argmax() == labels[0])
+                for (pixels, labels), order in zip(batches, wanted, strict=False)
+            ]
         return {
             "top1": sum(hits) / len(hits),
             "top1_interval": Interval(*(wilson(sum(hits), len(hits)) or (0.0, 1.0))),

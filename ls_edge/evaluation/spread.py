@@ -61,11 +61,8 @@ def t_p(t: float, freedom: int) -> float:
     for k in range(2 + is_odd, freedom - 1, 2):
         term *= (k - 1) / k * cosine**2
         total += term
-    if is_odd:
-        inside = 2 / math.pi * (angle + (math.sin(angle) * total if freedom > 1 else 0.0))
-    else:
-        inside = math.sin(angle) * total
-    return max(0.0, 1 - inside)
+    inside = math.sin(angle) * total if freedom > 1 else 0.0
+    return max(0.0, 1 - (2 / math.pi * (angle + inside) if is_odd else inside))
 
 
 def t_quantile(freedom: int, p: float = 0.05) -> float:

@@ -61,10 +61,9 @@ def _neighbors(points: np.ndarray, slots: np.ndarray) -> float:
 
 def _finding(found: list[Map]) -> str:
     one = found[0]
+    look = "slots overlap" if one.neighbors >= 1.5 * one.chance else "the slots are mixed"
     if one.neighbors > 3 * one.chance:
-        look = "the output tells its slot, and slots form clouds of their own"
-    else:
-        look = "the slots lie mixed" if one.neighbors < 1.5 * one.chance else "slots overlap"
+        look = "the output tells its slot, and each slot forms its own cloud"
     return sentence(
         f"{one.of}: {look}. The nearest points name the slot of {show_percent(one.neighbors)} of the points; chance is "
         f"{show_percent(one.chance)}"

@@ -123,8 +123,10 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
             if row.status != "ok":
                 table.add_row(printable(name), _mark(row.status), row.what, row.detail, row.fix)
     more = [(name, FindingRow("warn", "peers.yaml", runs, "ls-edge apply")) for name, runs in files.items()]
-    for name, others in lacking.items():
-        more.append((name, FindingRow("warn", "links", f"no link to {', '.join(others)}", _LINK_FIX)))
+    more += [
+        (name, FindingRow("warn", "links", f"no link to {', '.join(others)}", _LINK_FIX))
+        for name, others in lacking.items()
+    ]
     for name, row in more:
         entries[name]["findings"].append(_json(row))
         entries[name]["status"] = max(entries[name]["status"], row.status, key=_rank)
