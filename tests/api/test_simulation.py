@@ -25,7 +25,7 @@ def profile(tiny_bundle, tmp_path_factory):
     return str(path)
 
 
-def test_a_fleet_is_that_of_the_command(command, tiny_bundle, profile):
+def test_a_fleet_matches_the_command(command, tiny_bundle, profile):
     steps = []
     found = ls_edge.simulate(
         tiny_bundle,

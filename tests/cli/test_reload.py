@@ -63,7 +63,7 @@ def test_a_peer_whose_own_entry_changed_serves_it_in_the_same_process(tmp_path, 
         (lambda path: edit(path, lambda named, _: named["a"].update(provider="NoneProvider")), "NoneProvider"),
     ],
 )
-def test_a_file_that_cannot_be_used_leaves_the_peer_as_it_is(tmp_path, tiny_bundle, wait_until, change, why):
+def test_an_unusable_file_does_not_change_the_peer(tmp_path, tiny_bundle, wait_until, change, why):
     with LocalCluster(tmp_path, tiny_bundle, {"a": ALL}) as cluster:
         cluster.wait_warm()
         with Source.open(cluster.file, tiny_bundle) as source:

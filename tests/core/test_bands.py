@@ -197,7 +197,7 @@ def test_a_model_that_keeps_some_blocks_keeps_their_bands(bands, data):
         (8, ["0/1/2/3/4/5/6/7", "0/1/2/3-6/7", "0/1/2-6/7", "0/1-6/7", "0/1-7", "0-7"]),
     ],
 )  # fmt: skip
-def test_the_ladder_goes_from_a_fixed_order_to_full_freedom(blocks, steps):
+def test_the_ladder_leads_from_a_fixed_order_to_full_freedom(blocks, steps):
     ladder = Bands.ladder(blocks)
     assert list(map(str, ladder)) == steps
     for one, more in itertools.pairwise(ladder):

@@ -22,7 +22,7 @@ def drawn():
     return found
 
 
-def test_the_tree_in_the_docstring_is_that_of_the_classes():
+def test_the_tree_in_the_docstring_matches_the_classes():
     classes = {
         name: value
         for name, value in inspect.getmembers(errors, inspect.isclass)

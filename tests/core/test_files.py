@@ -103,7 +103,7 @@ def test_outputs_that_cannot_be_written_are_refused_with_advice(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/proc/self/x.html", "/proc/nowhere/x.html", "x" * 250 + ".html"])
-def test_what_the_system_refuses_is_known_before_it_is_written(tmp_path, path):
+def test_unwritable_paths_are_found_before_writing(tmp_path, path):
     with pytest.raises(UsageError, match=r"cannot write .*give another path"):
         check_writable(tmp_path / path)
     if path.startswith("/"):

@@ -27,7 +27,7 @@ def test_an_order_costs_the_sum_of_its_differences_from_the_trained_order():
     assert cost(COSTS, []) == 700
 
 
-def test_tracks_cost_the_blocks_beside_and_before_them():
+def test_tracks_cost_parallel_and_earlier_blocks():
     assert cost(COSTS, arrangement_of([1, 0, 2])) == cost(COSTS, [1, 0, 2])
     assert cost(COSTS, Arrangement((((0, 2), (1,)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
     assert cost(COSTS, Arrangement((((1,), (0, 2)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)

@@ -38,7 +38,7 @@ def rows(heading):
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
-def test_keys_and_defaults_in_the_document_are_those_of_the_code(heading):
+def test_keys_and_defaults_in_the_document_match_the_code(heading):
     said = {key: default.strip("`") for key, (_, default, _) in rows(heading).items()}
     expected = {}
     for field in msgspec.structs.fields(SECTIONS[heading]):
@@ -56,7 +56,7 @@ def test_keys_and_defaults_in_the_document_are_those_of_the_code(heading):
     assert said == expected
 
 
-def test_engines_in_the_document_are_those_of_the_code():
+def test_engines_in_the_document_match_the_code():
     for heading in ("A peer", "A source"):
         assert re.findall(r"`(\w+)`", rows(heading)["engine"][0]) == list(get_args(peers_file.EngineKind))
 

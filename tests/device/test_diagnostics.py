@@ -58,7 +58,7 @@ def test_a_board_without_extras_is_well(install_only):
     assert found["onnxruntime"].detail == "1.20.1"
 
 
-def test_of_two_builds_of_onnxruntime_that_for_the_machine_is_kept(install_only, monkeypatch):
+def test_the_onnxruntime_build_for_the_machine_is_kept(install_only, monkeypatch):
     install_only({**CORE, "onnxruntime": "1.20.1", "onnxruntime-gpu": "1.20.1"})
     monkeypatch.setattr(hardware, "has_nvidia", lambda: True)
     found = pairs(diagnostics.check_packages())["ONNX Runtime"]
@@ -86,7 +86,7 @@ def test_every_requirement_of_the_core_is_checked():
     assert required <= set(pairs(diagnostics.check_packages()))
 
 
-def test_the_worst_status_is_that_of_all():
+def test_the_worst_status_counts():
     assert worst([]) == "ok"
     assert worst([Finding("ok", "", ""), Finding("bad", "", ""), Finding("warn", "", "")]) == "bad"
     assert worst([Finding("warn", "", ""), Finding("ok", "", "")]) == "warn"

@@ -36,7 +36,7 @@ def test_free_memory_is_at_most_the_total():
     assert 0 < free <= total
 
 
-def test_jetpack_is_that_of_its_package_or_of_jetson_linux(tmp_path):
+def test_jetpack_comes_from_its_package_or_from_jetson_linux(tmp_path):
     assert (hardware.jetson_linux(tmp_path), hardware.jetpack(tmp_path)) == (None, None)
     (tmp_path / "etc").mkdir()
     release = tmp_path / "etc/nv_tegra_release"

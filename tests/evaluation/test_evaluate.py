@@ -107,7 +107,7 @@ def test_accuracies_are_grouped_by_distance_from_the_trained_order():
     assert found[-1].top1 == 1.0
 
 
-def test_predicted_slots_are_compared_with_those_of_the_blocks():
+def test_predicted_slots_are_compared_with_actual_slots():
     class Tells(Digits):
         def slots_of(self, index, tokens):
             return np.full(4, len(tokens) - 1 if index else 7)

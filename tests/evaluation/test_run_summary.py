@@ -46,7 +46,7 @@ def failed(number, error="BudgetExceeded: 10 ms are over"):
     return record(number, error=error, prediction=None, waves=(), visits=(), latency_us=50_000)
 
 
-def test_the_documents_keys_are_those_of_the_contract():
+def test_the_keys_of_the_document_match_the_contract():
     document = json.loads(summarize([record(0)], [], RunContext()).to_json())
     assert {
         "bundle_id", "policy", "requests", "answered", "failed", "degraded", "top1", "throughput", "latency_ms",

@@ -34,7 +34,7 @@ def test_numbers_of_numpy_and_ranges_are_accepted():
     assert (found.limit, found.keep, found.orders) == (7, (1, 2), 5)
 
 
-def test_bands_have_to_fit_the_model():
+def test_bands_must_fit_the_model():
     assert EvaluationSettings(bands="0/1-3").bands_of(Bands(4)) == Bands.from_json("0/1-3")
     assert EvaluationSettings().bands_of(Bands.fixed(4)) == Bands.fixed(4)
     with pytest.raises(UsageError, match="bands 0/1-3"):

@@ -18,7 +18,7 @@ def test_deviations_have_n_minus_1_and_need_two_values():
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042)])
-def test_student_s_t_is_that_of_the_tables(freedom, t):
+def test_student_s_t_matches_the_tables(freedom, t):
     assert t_p(t, freedom) == pytest.approx(0.05, abs=1e-4)
     assert t_p(-t, freedom) == t_p(t, freedom)
     assert t_quantile(freedom) == pytest.approx(t, abs=1e-3)
@@ -35,7 +35,7 @@ def test_a_paired_test_removes_what_seeds_have_in_common():
     assert paired([0.5, 0.6], [0.5, 0.6]).p == 1
 
 
-def test_of_equal_methods_one_in_twenty_differs_and_after_correction_one_in_twenty_families():
+def test_one_in_twenty_equal_methods_differs_and_one_in_twenty_families_after_correction():
     rng = np.random.default_rng(0)
     each, families = 0, 0
     for _ in range(400):

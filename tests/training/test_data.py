@@ -42,7 +42,7 @@ def test_a_split_of_few_images_has_at_least_one_for_validation(tmp_path):
 
 
 @pytest.mark.parametrize("cache_mb", [512, 0])
-def test_pixels_are_those_of_the_boards_preprocessing(tmp_path, cache_mb):
+def test_pixels_match_the_preprocessing_on_boards(tmp_path, cache_mb):
     images = open_data(str(write_images(tmp_path)), "train").images
     found = batches(images, config=DataConfig(cache_mb=cache_mb), size=5)
     assert found.cached == (cache_mb > 0)

@@ -130,7 +130,7 @@ class Ranked(DistributedContext):
 ORDER = []
 
 
-def test_one_process_goes_first_and_the_others_wait():
+def test_one_process_runs_first_and_the_others_wait():
     ORDER.clear()
     for rank in (0, 1):
         with Ranked(rank, 2, rank).one_first():

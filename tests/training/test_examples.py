@@ -89,7 +89,7 @@ def test_orders_and_waves_hardly_change_the_answers(run):
     assert all(not np.array_equal(trained, other) for other in others)
 
 
-def test_the_documented_accuracies_are_those_of_the_evaluation(folder, run):
+def test_the_documented_accuracies_match_the_evaluation(folder, run):
     said = json.loads((folder / "eval.json").read_text())
     assert said["images"] == 5000
     assert said["arbitrary"]["orders"] >= 64

@@ -234,7 +234,7 @@ def test_a_learning_rate_far_too_high_leaves_a_run_with_the_reason(tmp_path):
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_run_that_is_no_better_than_guessing_is_marked(tmp_path):
+def test_a_run_at_chance_level_is_marked(tmp_path):
     reporter = Silent()
     train(settings(epochs=1, lr=0.5, seed=2), tmp_path / "run", reporter=reporter)
     run = load_run(tmp_path / "run")

@@ -51,7 +51,7 @@ def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
         ("off", "cuda", "", "off"),
     ],
 )
-def test_blocks_are_compiled_on_cuda_if_there_is_a_compiler(monkeypatch, asked, device, problem, compiles):
+def test_blocks_are_compiled_on_cuda_with_a_compiler(monkeypatch, asked, device, problem, compiles):
     monkeypatch.setattr("ls_edge.training.loop.compiler_problem", lambda: problem)
     warnings = []
     config = msgspec.structs.replace(settings(), compile=asked)

@@ -5,7 +5,7 @@ from ls_edge.core.bands import Bands
 from tests.analysis.models import Residual, analyzed, drawn, plan_of, softmax
 
 
-def test_answers_are_compared_with_those_of_orders_run_one_by_one():
+def test_answers_match_orders_run_one_by_one():
     model = Residual()
     images, _ = drawn(model, 20)
     plan = plan_of(model, ["agreement"], orders=12)

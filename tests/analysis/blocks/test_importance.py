@@ -5,7 +5,7 @@ from ls_edge.core.bands import Bands
 from tests.analysis.models import Residual, analyzed, drawn, softmax
 
 
-def test_scores_are_those_of_orders_run_one_by_one():
+def test_scores_match_orders_run_one_by_one():
     model = Residual()
     images, labels = drawn(model, 20)
 

@@ -9,7 +9,7 @@ from tests.analysis.models import Layers, analyzed, drawn
 
 
 @pytest.mark.parametrize("pool", ["mean", "first"])
-def test_norms_are_those_of_images_run_one_by_one(pool):
+def test_norms_match_images_run_one_by_one(pool):
     model = Layers(mark=0.3)
     images, _ = drawn(model, 120)
     norms = {}

@@ -6,7 +6,7 @@ from ls_edge.core.bands import Bands
 from tests.analysis.models import Layers, analyzed, drawn
 
 
-def test_differences_are_those_of_both_orders_of_a_pair():
+def test_differences_compare_both_orders_of_a_pair():
     model = Layers(zeroed=[2])
     images, _ = drawn(model, 120)
     tokens = model.block(0, images, 0)
@@ -29,7 +29,7 @@ def test_a_block_commutes_with_one_that_adds_nothing_and_not_with_others():
                 assert value > 0.05
 
 
-def test_blocks_of_different_bands_are_no_pair():
+def test_blocks_of_different_bands_are_not_paired():
     found = analyzed(Layers(), "pairs", bands=Bands.from_json("0/1-3")).pairs
     assert found.difference[0] == [None] * 4
 

@@ -6,7 +6,7 @@ from ls_edge.core.errors import UsageError
 from tests.analysis.models import Layers, analyzed, drawn
 
 
-def test_accuracies_are_those_of_images_run_one_by_one():
+def test_accuracies_match_images_run_one_by_one():
     model = Layers(mark=0.3)
     images, labels = drawn(model, 120)
     right = {}

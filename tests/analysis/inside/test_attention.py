@@ -16,7 +16,7 @@ from tests.analysis.runs import analyzed, images_for, inspected, measured
         ("vit_tiny_patch16_224", {"depth": 2, "img_size": 48, "num_classes": 3, "reg_tokens": 2}, 3),
     ],
 )
-def test_distance_and_entropy_are_those_of_the_weights(name, arguments, prefix):
+def test_distance_and_entropy_match_the_weights(name, arguments, prefix):
     run = inspected(build(name, arguments))
     model = run.model
     with torch.no_grad():

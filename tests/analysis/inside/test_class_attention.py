@@ -5,7 +5,7 @@ import torch
 from tests.analysis.runs import CAIT, images_for, measured, opened
 
 
-def test_class_attention_equals_that_of_the_layers_matrices():
+def test_class_attention_matches_the_matrices_of_the_layers():
     run = opened("cait_xxs24_224", CAIT)
     images = images_for(run, 3)
     result = measured(run, "class_attention", images)

@@ -5,7 +5,7 @@ import torch
 from tests.analysis.runs import VIT, measured, opened
 
 
-def test_components_are_those_of_the_covariance_of_the_filters():
+def test_components_match_the_covariance_of_the_filters():
     run = opened("vit_digits", VIT)
     weight = run.model.view.model.patch_embed.proj.weight.detach().double().flatten(1).numpy()
     result = measured(run, "filters")

@@ -5,7 +5,7 @@ import torch
 from tests.analysis.runs import VIT, images_for, measured, opened
 
 
-def test_scores_equal_those_of_blocks_computed_without_the_part():
+def test_scores_match_blocks_computed_without_the_part():
     run = opened("vit_digits", VIT)
     images = images_for(run, 8)
     labels = np.arange(8) % 3

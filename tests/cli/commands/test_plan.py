@@ -173,7 +173,7 @@ def test_energy_and_survival_are_objectives(command, bundle, profile):
 
 
 @pytest.mark.slow
-def test_the_batch_is_that_of_the_peers(command, bundle, profile, measured, tmp_path):
+def test_the_batch_comes_from_the_peers(command, bundle, profile, measured, tmp_path):
     """Eight at once take three times as long as one: taken for throughput, not for a request alone."""
     path = profile("a", 2.0)
     document = json.loads(path.read_text(encoding="utf-8"))

@@ -137,7 +137,7 @@ def hub():
 
 
 @pytest.mark.slow
-def test_a_run_goes_to_a_hub_and_back(run, hub, tmp_path, process, published):
+def test_a_run_survives_a_round_trip_through_a_hub(run, hub, tmp_path, process, published):
     env = hub.environment(tmp_path / "cache")
     done = process("publish", run, "--to", "hf-hub:someone/digits", "--json", timeout=150, **env)
     assert done.returncode == 0, done.stderr.decode()

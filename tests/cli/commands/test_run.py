@@ -297,7 +297,7 @@ def test_a_run_without_an_answer_has_failed(ls_edge, slow, command):
     assert (summary["requests"], summary["answered"], summary["failed"]) == (6, 0, 6)
 
 
-def test_a_block_that_loses_its_last_holder_is_shown_while_the_run_goes_on(ls_edge, tiny_bundle, tmp_path, wait_until):
+def test_a_block_that_loses_its_last_holder_is_shown_during_the_run(ls_edge, tiny_bundle, tmp_path, wait_until):
     with LocalCluster(tmp_path, tiny_bundle, {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}) as local:
         local.wait_warm()
         trace, said = tmp_path / "t.jsonl", tmp_path / "said"
@@ -436,7 +436,7 @@ def test_run_and_bench_warn_if_the_model_was_trained_on_the_images(ls_edge, comp
     assert "nowhere: no such folder or tar" in complaints(missing)[0]
 
 
-def test_a_run_starts_peers_of_its_own_and_ends_them(ls_edge, complaints, tiny_bundle, tmp_path, peers):
+def test_a_local_run_starts_and_ends_its_peers(ls_edge, complaints, tiny_bundle, tmp_path, peers):
     run = ["run", "--bundle", tiny_bundle, "--data", "digits", "--limit", "4"]
     env = {**os.environ, "LS_EDGE_PEERS": str(peers.path), "TMPDIR": str(tmp_path)}
     done = ls_edge.run(*run, "--local", "3", "--json", env=env)

@@ -136,7 +136,7 @@ def test_message_and_engine_threads_of_a_peer_use_batch_scheduling(start_peers, 
 
 
 @needs_default_policy
-def test_a_source_changes_the_policy_of_its_own_threads_only(tiny_bundle, serve_peers, images):
+def test_a_source_changes_the_policy_of_only_its_own_threads(tiny_bundle, serve_peers, images):
     file = serve_peers({"a": range(6)})
     before = set(policies_of(os.getpid()))
     with Source.open(file, tiny_bundle) as source:

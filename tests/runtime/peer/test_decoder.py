@@ -71,7 +71,7 @@ def test_an_undecodable_image_has_a_reason_and_does_not_stop_the_next(wanted, wa
     assert wanted.found[0].tokens.pixels is None
 
 
-def test_waiting_images_that_are_no_longer_held_are_dropped(wanted, wait_until, monkeypatch):
+def test_waiting_images_are_dropped_once_they_are_not_held(wanted, wait_until, monkeypatch):
     go, load = threading.Event(), ImageFile.load
     monkeypatch.setattr(ImageFile, "load", lambda picture: load(picture) if go.wait(20) else None)
     for number in range(3):

@@ -49,7 +49,7 @@ def test_a_batch_has_outputs_for_all_images_except_the_odd_one(engines, tiny_bun
     assert (alone.not_finite, alone.rest) == (True, None)
 
 
-def test_a_lost_gpu_is_no_failure_of_a_block(engines, tiny_bundle):
+def test_a_lost_gpu_does_not_count_as_a_failed_block(engines, tiny_bundle):
     """Only a new process can use it again, so the peer ends with the reason, and its supervisor starts it."""
 
     class Lost(Spoiling):

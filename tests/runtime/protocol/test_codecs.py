@@ -40,7 +40,7 @@ def test_stays_within_its_tolerance(name, shape, seed, power):
 
 @pytest.mark.parametrize("name", codecs.CODECS)
 @given(shape=shapes)
-def test_length_is_what_is_announced(name, shape):
+def test_the_length_is_as_announced(name, shape):
     count, dim = shape
     frame = codecs.encode(name, drawn(shape, 0))
     scales = 4 * count if name == "int8" else 0
@@ -65,7 +65,7 @@ def test_unknown_codec_is_refused_everywhere():
             attempt()
 
 
-def test_bytes_are_those_of_the_specification():
+def test_bytes_match_the_specification():
     tokens = np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32)
     assert bytes(codecs.encode("raw", tokens)).hex() == "0000803f000000c00000003f00000000"
     assert bytes(codecs.encode("fp16", tokens)).hex() == "003c00c000380000"

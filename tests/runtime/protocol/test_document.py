@@ -86,13 +86,13 @@ def _text_of(hint):
 ALL = {**MESSAGES, **PARTS}
 
 
-def test_every_message_stands_in_the_specification():
+def test_every_message_is_in_the_specification():
     section = TEXT.split("\n## Messages\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^### (\w+)$", section, re.M)) == set(ALL)
 
 
 @pytest.mark.parametrize("heading", ALL)
-def test_fields_types_and_defaults_are_those_of_the_code(heading):
+def test_fields_types_and_defaults_match_the_code(heading):
     said = {name: (kind, "Default" in meaning) for name, (kind, _, meaning) in fields(heading).items()}
     assert said == declared(ALL[heading])
     assert list(said) == list(declared(ALL[heading]))
@@ -185,7 +185,7 @@ def test_ranges_are_those_that_the_code_checks(heading, name):
     assert [value for value in bad if accepted(heading, name, wrap(value))] == []
 
 
-def test_deadlines_are_those_of_the_code():
+def test_deadlines_match_the_code():
     said = {name.strip("`"): value for name, value, _, _ in rows("Deadlines")}
     assert said == {field.name: str(field.default) for field in dataclasses.fields(Limits)}
 
@@ -200,7 +200,7 @@ def test_every_deadline_has_a_unit():
     }
 
 
-def test_other_numbers_are_those_of_the_code():
+def test_other_numbers_match_the_code():
     named = set()
     for what, value, unit, code in rows("Other numbers"):
         names_in_code = re.findall(r"`([\w.]+)`", code)
@@ -222,7 +222,7 @@ def test_other_numbers_are_those_of_the_code():
     assert public - {"wire.MAJOR", "wire.MINOR", "wire.COUNT", "wire.STEM"} | {"problems.COMPLAINTS_A_SECOND"} <= named
 
 
-def test_codecs_are_those_of_the_code():
+def test_codecs_match_the_code():
     table = {name.strip("`"): formula.strip("`") for name, formula, _, _ in rows("Tokens")}
     assert tuple(table) == tuple(codecs.CODECS)
     assert [float(replay) for _, _, replay, _ in rows("Tokens")] == list(codecs.REPLAY_TOLERANCE.values())
@@ -235,7 +235,7 @@ def test_codecs_are_those_of_the_code():
     assert not table
 
 
-def test_small_numbers_in_the_text_are_those_of_the_code():
+def test_small_numbers_in_the_text_match_the_code():
     assert f"Version {wire.MAJOR}.{wire.MINOR}." in PROSE
     assert f"at most {framing.MAX_HEADER} bytes" in PROSE
     assert f"MessagePack array of 1 to {framing.MAX_TOGETHER} maps" in PROSE
@@ -265,7 +265,7 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"{4 * 197 * 768 * 8 / 1e6:.1f} s more at 1 Mbit/s" in PROSE
 
 
-def test_counts_are_those_of_the_code():
+def test_counts_match_the_code():
     section = TEXT.split("## What is malformed")[1].split("\n## ")[0]
     source = "".join(Path(module.__file__).read_text() for module in (node, inbox, handshake))
     counted = set(re.findall(r'(?:counts\[|count\(|drop\(event, )"([a-z ]+)"', source)) - {"unsendable"}

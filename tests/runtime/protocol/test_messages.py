@@ -140,12 +140,12 @@ VALID = {
 }
 
 
-def test_there_is_a_valid_example_of_every_message():
+def test_every_message_has_a_valid_example():
     assert {type(m) for m in VALID.values()} == set(wire.Message.__args__)
 
 
 @given(messages)
-def test_what_is_written_is_read_again(message):
+def test_written_messages_are_read_again(message):
     assert framing.decode(framing.encode(message)) == [message]
 
 
@@ -337,7 +337,7 @@ def test_a_longer_array_is_refused_for_its_length():
         framing.decode(b"LS\x01\xdc\0\x41" + framing.encode_body(wire.Bye()) * (framing.MAX_TOGETHER + 1))
 
 
-def test_what_ran_here_joins_the_track_and_forgets_relays():
+def test_blocks_that_ran_here_join_the_track_and_clear_relays():
     it = Itinerary("s", "nearest", (0, 1, 2), 0, relays=("x",))
     it = it.ran((1,), "a").ran((0,), "b")
     assert it.waves == ((((1, "a"), (0, "b")),),)

@@ -64,7 +64,7 @@ def test_bytes_and_paths_of_every_type_are_the_file(tmp_path, read):
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if "RGB" in name and not name.startswith("GIF")])
-def test_the_input_is_that_of_the_upright_picture(name):
+def test_the_input_matches_the_upright_picture(name):
     with Image.open(io.BytesIO(FILES[name])) as opened:
         opened.load()
         wanted = ImageOps.exif_transpose(opened).convert("RGB")
@@ -78,7 +78,7 @@ class TestObjects:
         "pixels", [PIXELS, PIXELS[::2, ::-1], np.asfortranarray(PIXELS), PIXELS[..., 0], PIXELS[..., :1]],
         ids=["rgb", "strided", "fortran", "gray", "one channel"],
     )  # fmt: skip
-    def test_pixels_are_those_of_their_picture(self, read, pixels):
+    def test_pixels_match_their_picture(self, read, pixels):
         picture = Image.fromarray(np.ascontiguousarray(pixels if pixels.shape[2:] != (1,) else pixels[..., 0]))
         assert np.array_equal(read(pixels), full(LYING)(picture))
 

@@ -344,7 +344,7 @@ def in_a_fork(act):
     return text
 
 
-def test_a_forked_process_gets_an_error_and_its_parent_goes_on(served, images):
+def test_a_forked_process_gets_an_error_and_its_parent_continues(served, images):
     """The threads of a source are not forked, so that a request there would never end."""
     source = served()
     (image,) = images(1)

@@ -54,7 +54,7 @@ def test_invalid_settings_are_a_usage_error(tiny_bundle, write_peers, key, value
 @pytest.mark.parametrize(
     ("what", "value"), [("peers", None), ("peers", 5), ("peers", b"x"), ("bundle", 5), ("bundle", b"x")]
 )
-def test_objects_that_are_no_paths_are_a_usage_error(tiny_bundle, write_peers, what, value):
+def test_objects_that_are_not_paths_are_a_usage_error(tiny_bundle, write_peers, what, value):
     given = {"peers": write_peers({"a": range(6)}), "bundle": tiny_bundle, what: value}
     with pytest.raises(UsageError, match=f"{what} must be a path"):
         Source.open(given["peers"], given["bundle"])

@@ -134,7 +134,7 @@ def test_a_push_waits_until_the_store_records_that_the_bundle_was_warm(
     assert look().reason is None
 
 
-def test_a_peer_goes_back_from_a_bundle_that_does_not_load_on_a_full_disk(
+def test_a_peer_returns_from_a_bundle_that_does_not_load_on_a_full_disk(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look
 ):
     """The store cannot record it, and the peer goes back nevertheless."""

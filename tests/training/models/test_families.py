@@ -91,7 +91,7 @@ def test_kept_blocks_compute_the_same(name, args):
         assert torch.equal(view(images), view.model(images))
 
 
-def test_a_learned_rotary_table_goes_with_its_block():
+def test_a_learned_rotary_table_moves_with_its_block():
     view = made("vit_small_patch16_rope_mixed_224", NARROW)
     tokens = view.stem(torch.randn(1, 3, *view.image_size))
     tables = view.model.rope.get_embed()

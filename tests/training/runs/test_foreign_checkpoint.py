@@ -93,7 +93,7 @@ def test_another_pooling_is_not_called_another_model(tmp_path):
         start(init=str(path), args={**TINY, "class_token": True, "global_pool": "avg", "fc_norm": True})
 
 
-def test_the_image_size_of_a_run_is_that_of_its_model(tmp_path):
+def test_the_image_size_of_a_run_matches_its_model(tmp_path):
     run = save(tmp_path / "run", start())
     for changes in ({"img_size": 32}, {"args": {"img_size": 32}}):
         made = start(init=str(run), model_named=False, **changes)
