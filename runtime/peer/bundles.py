@@ -95,7 +95,7 @@ class StoredBundle:
             return setup.using(self._given, setup.keys)
 
     def read_again(self, setup: PeerSetup) -> PeerSetup:
-        """Read the file with which the peer was started again unless one was applied, and the secret key."""
+        """Read the secret key again and, unless a file was applied, the file with which the peer was started."""
         if self._store.record.file is None:
             return setup.using(*read_again(setup.peers, setup.keys, setup.entry.name))
         keys = setup.keys
