@@ -68,9 +68,10 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exif_orientation: bool | None = None
     """Turn photos upright by their EXIF orientation, in training and use; None: as in the run that ``init`` names,
     else no, as in timm and torchvision."""
-    class_order: Literal["plain", "natural"] | None = None
-    """Order of the class folders, which numbers the classes: ``plain`` is Python's (1, 10, 2); ``natural`` that of
-    timm and torchvision's tools (1, 2, 10). None: plain, unless weights from elsewhere make the order matter."""
+    class_order: str | None = None
+    """Order of the class folders, which numbers the classes: ``plain`` is Python's (1, 10, 2), ``natural`` that of
+    timm (1, 2, 10), anything else a text file with a class per line. None: that of the run that ``init`` names, if it
+    has the same classes, else plain, unless weights from elsewhere make the order matter."""
     validation: Annotated[float, Meta(gt=0, lt=1)] = 0.1
     """Share of the training images, drawn by the seed, that only selects the checkpoint."""
 

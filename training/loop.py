@@ -25,8 +25,9 @@ from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.core.files import folder_lock, is_hub, pin_to_commit
 from ls_edge.core.logs import OnWarning
-from ls_edge.data.datasets import ImageSet, describe, image_warnings, in_natural_order, open_data
+from ls_edge.data.datasets import describe, image_warnings, open_data
 from ls_edge.device.requirements import compiler_problem
+from ls_edge.training.class_order import check_class_order, in_class_order, is_foreign
 from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig
 from ls_edge.training.data import Batches, choose_augment, normalizer, split
 from ls_edge.training.distributed import DistributedContext, from_environment, process_group
@@ -145,31 +146,6 @@ def _check_apart(out: Path, source: str) -> None:
         raise UsageError(f"--out {out} is inside the data {source}, where folders are classes; use a folder outside it")
 
 
-def _is_foreign(source: str | None) -> bool:
-    return source is not None and not (Path(source) / CONFIG).is_file()
-
-
-def _check_class_order(config: TrainConfig, images: ImageSet, initial: InitialWeights) -> None:
-    """Raise :class:`UsageError` if a classifier from elsewhere may number the classes in another order."""
-    natural = in_natural_order(images).classes
-    is_sorted = list(images.classes) == sorted(images.classes)  # else the data set itself orders them
-    if config.data.class_order is not None or natural == images.classes or not is_sorted:
-        return
-    init, teacher = config.model.init, config.teacher.model
-    for given, numbers_them in (
-        (f"--init {init}", initial.trained and _is_foreign(init)),
-        ("--pretrained", initial.trained and config.model.pretrained),
-        (f"--teacher {teacher}", _is_foreign(teacher)),
-    ):
-        if numbers_them:
-            place = next(i for i, (a, b) in enumerate(zip(natural, images.classes, strict=True)) if a != b)
-            raise UsageError(
-                f"{given} has numbered classes without names, and class {place} of {config.data.source} is "
-                f"{natural[place]!r} in timm's order (--class-order natural) and {images.classes[place]!r} in plain "
-                "order (--class-order plain); say which one it was trained with"
-            )
-
-
 class _Training:
     def __init__(
         self,
@@ -191,12 +167,11 @@ class _Training:
             )
         with context.one_first():  # the first process downloads data and weights
             self.images = images = open_data(config.data.source, "train")
-            if config.data.class_order == "natural":
-                self.images = images = in_natural_order(images)
+            self.images = images = in_class_order(images, config)
             initial = make_initial_weights(
                 config.model, images.classes, seed=config.seed, model_named=model_named, warn=reporter.warn
             )
-        _check_class_order(config, images, initial)
+        check_class_order(config, images, initial)
         reporter.note(describe(images.account()))
         for warning in image_warnings(images, ""):
             reporter.warn(warning)
@@ -464,7 +439,7 @@ def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, r
             "method shared: one block for all steps, taught by the start, which was trained in one order; "
             "--method anyorder keeps different blocks and loses more accuracy"
         )
-    elif not initial.trained and (model.pretrained or _is_foreign(model.init)):
+    elif not initial.trained and (model.pretrained or is_foreign(model.init)):
         reporter.warn(
             "the classifier is new, so there is no trained start, and pretrained blocks lose accuracy when they are "
             "shuffled: train with --method sequential first, then train the run that this writes (--init)"

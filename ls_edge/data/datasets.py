@@ -157,12 +157,23 @@ class ImageSet:
         return replace(self, images=picked)
 
 
-def in_natural_order(images: ImageSet) -> ImageSet:
-    """Return the images with their classes in timm's order: numbers by value, upper case as lower case."""
-    names = sorted(images.classes, key=_natural)
-    index = [names.index(name) for name in images.classes]
-    refs = tuple(replace(ref, label=None if ref.label is None else index[ref.label]) for ref in images.images)
-    return replace(images, classes=tuple(names), images=refs)
+def natural_order(classes: Iterable[str]) -> tuple[str, ...]:
+    """Return class names in timm's order: numbers by value, upper case as lower case."""
+    return tuple(sorted(classes, key=_natural))
+
+
+def read_classes(path: str | Path) -> tuple[str, ...]:
+    """Return the class names in a text file, one a line; raise :class:`DataError` if it has none or one twice."""
+    try:
+        lines = read_file(Path(path)).decode("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise DataError(f"cannot read the class names in {path}: {reason}; give a text file, one a line") from None
+    names = tuple(unicodedata.normalize("NFC", line.strip()) for line in lines if line.strip())
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice or not names:
+        raise DataError(f"{path} lists {f'{_some(twice)} twice' if twice else 'no class'}; give each class a line")
+    return names
 
 
 def _natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:

@@ -12,7 +12,14 @@ from timm.data.readers.reader_image_folder import natural_key
 
 from ls_edge.cli.output import note_account
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.data.datasets import empty_classes_warning, image_warnings, in_natural_order, match_classes, open_data
+from ls_edge.data.datasets import (
+    empty_classes_warning,
+    image_warnings,
+    match_classes,
+    natural_order,
+    open_data,
+    read_classes,
+)
 from tests.data.folders import FILES, NAMES, write_folder, write_tar
 
 
@@ -337,9 +344,22 @@ def test_a_name_is_matched_in_any_unicode_form_and_one_that_is_not_utf8_is_not_t
 def test_natural_order_is_timms(tmp_path):
     names = ["1", "2", "10", "a", "B", "c20", "C3", "x1y2", "x1y10"]
     write_folder(tmp_path, {f"{name}/{name}.png": b"x" for name in names})
-    images = in_natural_order(open_data(str(tmp_path), "train"))
+    found = open_data(str(tmp_path), "train")
+    images = match_classes(found, natural_order(found.classes))
     assert list(images.classes) == sorted(names, key=natural_key)
     assert all(image.name.startswith(f"{images.classes[image.label]}/") for image in images.images)
+
+
+def test_a_list_of_classes_has_a_name_a_line(tmp_path):
+    path = tmp_path / "classes.txt"
+    path.write_bytes("\ufeffdog\r\n\r\n cafe\u0301 \r\n1e3".encode())
+    assert read_classes(path) == ("dog", "caf\u00e9", "1e3")
+    for content, reason in ((b"a\nb\na\n", "lists 'a' twice"), (b" \n", "lists no class"), (b"caf\xe9", "not UTF-8")):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=reason):
+            read_classes(path)
+    with pytest.raises(DataError, match=r"cannot read the class names in .*none.txt: No such file"):
+        read_classes(tmp_path / "none.txt")
 
 
 def test_a_local_folder_called_like_a_keyword_is_mentioned(tmp_path, monkeypatch):

@@ -312,13 +312,28 @@ def test_weights_without_names_of_classes_ask_for_the_order(tmp_path):
             chosen = settings(str(data), model="vit_digits", epochs=0, class_order=order, **given)
             train(chosen, out, reporter=Silent())
             assert load_run(out).record.classes == names
-    train(
-        settings(str(data), model="vit_digits", epochs=0, init=str(tmp_path / "run")),
-        tmp_path / "named",
-        reporter=Silent(),
-    )
+    named = settings(str(data), model="vit_digits", epochs=0, init=str(tmp_path / "natural 1"))
+    train(named, tmp_path / "named", reporter=Silent())
+    assert load_run(tmp_path / "named").record.classes == ("1", "2", "10")  # of the run, whose classifier is kept
+    assert load_run(tmp_path / "named").weights_sha256 == load_run(tmp_path / "natural 1").weights_sha256
     assert ours.account["classes"] == ["1", "10", "2"]
     assert ours.account["images"] == 12
+
+
+def test_a_list_of_classes_numbers_them_and_keeps_the_classifier_of_a_file(tmp_path):
+    """The file has weights of four classes in an order of its own, of which the data has three."""
+    data, names = numbered(tmp_path / "data"), ("10", "elk", "1", "2")
+    train(settings(str(numbered(tmp_path / "four", names)), epochs=0), tmp_path / "four-run", reporter=Silent())
+    foreign, listed = str(tmp_path / "four-run" / "model.safetensors"), tmp_path / "classes.txt"
+    listed.write_text("\n".join(names))
+    config = settings(str(data), model="vit_digits", epochs=0, init=foreign, class_order=str(listed))
+    train(config, tmp_path / "run", reporter=Silent())
+    run = load_run(tmp_path / "run")
+    assert run.record.classes == names
+    assert torch.equal(run.view.model.head.weight, load_run(tmp_path / "four-run").view.model.head.weight)
+    listed.write_text("10\n1")
+    with pytest.raises(UsageError, match=r"--class-order .*classes.txt does not list '2', a class of"):
+        train(config, tmp_path / "other", reporter=Silent())
 
 
 @pytest.mark.parametrize("change", ["delete", "exchange", "rewrite"])

@@ -10,6 +10,7 @@ Orders are Python ints because an order in a CUDA tensor costs one synchronizati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -244,6 +245,27 @@ class BlockView(nn.Module):
                 value.copy_(weights[name])
         return True
 
-    def fit_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a foreign checkpoint under timm's names, its position embedding resampled to this model's grid."""
-        return self._family.fit_state(self.model, state)
+    def fit_state(self, state: dict[str, Tensor], image_size: tuple[int, int] | None) -> dict[str, Tensor]:
+        """Return a foreign checkpoint under timm's names, its position embedding resampled to this model's grid.
+
+        ``image_size`` is that of the checkpoint; None if unknown, then its grid is this model's, or square. Raises
+        :class:`ModelError` if it can be neither.
+        """
+        if image_size is not None:
+            self.model.pretrained_model_args = {"img_size": image_size}  # type: ignore[assignment]
+        try:
+            if image_size is None and not self._could_be_square(state):
+                raise ValueError("its position embedding is of a grid that is neither square nor this model's")
+            return self._family.fit_state(self.model, state)
+        except (RuntimeError, ValueError, KeyError, AttributeError) as error:
+            raise ModelError(
+                f"the checkpoint does not fit ({error}); if it is of this model at another image size, first make a "
+                "run at that size, with --set model.args.img_size=[HEIGHT,WIDTH] --epochs 0, and give it to --init"
+            ) from None
+
+    def _could_be_square(self, state: dict[str, Tensor]) -> bool:
+        found, own = (getattr(of.get("pos_embed"), "shape", (0, 0)) for of in (state, self.model.state_dict()))
+        if len(found) != 3 or found[1] in (0, own[1]):
+            return True
+        prefix = 0 if getattr(self.model, "no_embed_class", False) else int(getattr(self.model, "num_prefix_tokens", 1))
+        return any(math.isqrt(count) ** 2 == count for count in {found[1] - prefix, found[1]})

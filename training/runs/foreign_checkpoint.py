@@ -29,14 +29,22 @@ _DECODER = ("decoder", "mask_token")
 """First letters of names of an autoencoder's other half (MAE)."""
 
 
-def read_foreign(path: str | Path, note: Callable[[str], None] = lambda _: None) -> dict[str, Tensor]:
-    """Return the tensors of a ``.safetensors`` or ``.pth`` file.
+_SETTINGS = ("args", "config", "cfg", "hyper_parameters", "hparams")
+"""Keys of a training's settings next to its weights."""
+
+
+def read_foreign(
+    path: str | Path, note: Callable[[str], None] = lambda _: None
+) -> tuple[dict[str, Tensor], tuple[int, int] | None]:
+    """Return the tensors of a ``.safetensors`` or ``.pth`` file, and the height and width of images if it has them.
 
     ``note`` is called with a line about each choice and omission. Raises :class:`RunError` for any other file.
     """
     path = Path(path)
     value: Any = read_tensors(path)[0] if path.suffix == ".safetensors" else _load(path)
+    size = None
     while isinstance(value, dict):
+        size = size or _image_size(value)
         skipped = () if "student" in value else ("teacher",)  # else the teacher is another model
         key = next((k for k in _NESTED if isinstance(value.get(k), dict) and k not in skipped), None)
         if key is None:
@@ -49,8 +57,22 @@ def read_foreign(path: str | Path, note: Callable[[str], None] = lambda _: None)
     found = _without_prefixes({str(name): tensor for name, tensor in value.items()}, path, note)
     if any(name.startswith("decoder_") for name in found):
         note(f"{path}: the decoder of the autoencoder is left out")
-        return {name: tensor for name, tensor in found.items() if not name.startswith(_DECODER)}
-    return found
+        return {name: tensor for name, tensor in found.items() if not name.startswith(_DECODER)}, size
+    return found, size
+
+
+def _image_size(value: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the image size in the settings next to weights, as timm's training writes them."""
+    for key in _SETTINGS:
+        settings: Any = value.get(key)
+        if isinstance(settings, argparse.Namespace):
+            settings = vars(settings)
+        for name in ("input_size", "img_size", "image_size") if isinstance(settings, dict) else ():
+            found = settings.get(name)
+            sizes = [found] * 2 if isinstance(found, int) else found
+            if isinstance(sizes, (list, tuple)) and len(sizes) >= 2 and all(isinstance(one, int) for one in sizes):
+                return sizes[-2], sizes[-1]
+    return None
 
 
 def _without_prefixes(found: dict[str, Tensor], path: Path, note: Callable[[str], None]) -> dict[str, Tensor]:

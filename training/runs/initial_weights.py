@@ -85,7 +85,11 @@ def make_initial_weights(
     if config.init is not None:
         if Path(config.init).is_dir():
             raise RunError(f"{config.init} is not a run: it has no {CONFIG}; give a run folder or a checkpoint file")
-        trained = _take(view, view.fit_state(read_foreign(config.init, warn)), config.init, warn)
+        found, size = read_foreign(config.init, warn)
+        (height, width), positions = view.image_size, found.get("pos_embed")
+        if size is None and height != width and positions is not None:
+            warn(f"{config.init} does not say its image size; if it is not {height} x {width}, positions are exchanged")
+        trained = _take(view, _fitted(view, found, size, config.init), config.init, warn)
     kept = tuple(range(view.num_blocks))
     if config.depth is not None:
         kept = evenly_spaced(view.num_blocks, config.depth)
@@ -111,8 +115,7 @@ def _from_run(
     weights = {name: value for name, value in everything.items() if not name.startswith(METHOD)}
     added = {name: value for name, value in everything.items() if name.startswith(METHOD)}
     if view.image_size != run.view.image_size:
-        view.model.pretrained_model_args = {"img_size": run.view.image_size}  # type: ignore[assignment]
-        weights = view.fit_state(weights)  # timm reads the old grid from that attribute
+        weights = _fitted(view, weights, run.view.image_size, str(run.folder))
     if tuple(classes) != record.classes:
         warn(f"the classes differ from those of {run.folder}, so the classifier is reinitialized")
         weights = {name: value for name, value in weights.items() if name not in view.classifier}
@@ -128,6 +131,15 @@ def _from_run(
     trained = whole and (record.best_epoch is not None or run.config.model.pretrained or bool(run.config.model.init))
     unchanged = whole and config.depth is None and view.image_size == run.view.image_size
     return InitialWeights(view, record.model, args, kept, image, trained, added, run.view if unchanged else None, bands)
+
+
+def _fitted(
+    view: BlockView, found: dict[str, torch.Tensor], size: tuple[int, int] | None, source: str
+) -> dict[str, torch.Tensor]:
+    try:
+        return view.fit_state(found, size)
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from None
 
 
 def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Callable[[str], None]) -> bool:

@@ -153,7 +153,7 @@ def _load_weights(model: nn.Module, name: str, path: str) -> None:
     if not Path(path).is_file():
         raise RunError(f"--teacher-weights {path}: there is no such file; give a .safetensors or .pth file")
     try:
-        model.load_state_dict(read_foreign(path))
+        model.load_state_dict(read_foreign(path)[0])
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip().rstrip(".")
         raise ModelError(

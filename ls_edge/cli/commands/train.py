@@ -86,7 +86,7 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
     default=None,
     help="Rotate photos upright by EXIF, in training and use.  [default: as in --init RUN, else no]",
 )
-@options.choice("--class-order", ["plain", "natural"], "Order of class folders: 1, 10, 2 or timm's 1, 2, 10.")
+@options.text("--class-order", "Order of classes: 1, 10, 2, timm's 1, 2, 10, or a file's lines.", "plain|natural|FILE")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of weights, orders, and batches.  [default: 0]")
 @options.count("--seeds", "Number of runs to train, in RUN/seed-K, starting at --seed.", most=10_000)
 @options.choice("--device", ["auto", "cpu", "cuda"], "Device to train on.  [default: auto]")

@@ -115,3 +115,33 @@ def test_positions_of_a_grid_that_is_not_square_are_resampled(tmp_path):
     rows = found[1:].reshape(8, 4)
     assert (rows - rows[0]).abs().max() < 1e-4
     assert (rows[0].diff() > 1).all()
+
+
+def wide_weights(size):
+    """Return weights for images of a size, whose positions rise from left to right."""
+    made = start(args={**TINY, "class_token": True, "img_size": size})
+    height, width = (side // 4 for side in size)
+    with torch.no_grad():
+        made.view.model.pos_embed[0, 1:] = torch.arange(float(width)).expand(height, width).reshape(-1, 1)
+    return made.view.weights()
+
+
+@pytest.mark.parametrize("new", [(32, 16), (32, 32), (64, 64)])
+def test_positions_of_a_file_are_resampled_if_it_says_its_image_size(tmp_path, new):
+    path, args = tmp_path / "w.pth", {**TINY, "class_token": True, "img_size": new}
+    for size in ({"input_size": [3, 16, 32], "img_size": None}, {"img_size": (16, 32)}):
+        torch.save({"state_dict": wide_weights((16, 32)), "args": argparse.Namespace(**size)}, path)
+        made = start(init=str(path), args=args)
+        rows = made.view.model.pos_embed[0, 1:, 0].reshape(new[0] // 4, new[1] // 4)
+        assert (rows - rows[0]).abs().max() < 1e-3
+        assert (rows[0].diff() > 0).all()
+
+
+def test_positions_of_an_unknown_grid_that_is_not_square_are_refused_or_mentioned(tmp_path):
+    path, notes = tmp_path / "w.pth", []
+    torch.save(wide_weights((16, 32)), path)
+    with pytest.raises(ModelError, match=r"neither square nor this model's.*img_size=\[HEIGHT,WIDTH\] --epochs 0"):
+        start(init=str(path), args={**TINY, "class_token": True, "img_size": 32})
+    same_grid = start(init=str(path), args={**TINY, "class_token": True, "img_size": (16, 32)}, warn=notes.append)
+    assert same(same_grid.view.weights(), wide_weights((16, 32)))
+    assert notes == [f"{path} does not say its image size; if it is not 16 x 32, positions are exchanged"]
