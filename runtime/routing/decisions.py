@@ -180,7 +180,7 @@ class Decisions:
         self, request: HeldRequest, policy: Policy, local: LocalNode, candidates: Sequence[Neighbor]
     ) -> Choice:
         itinerary, since = request.itinerary, request.waiting_since
-        patient = since is None or self._turn.now - since < self._limits.credit_wait
+        patient = since is None or self._turn.now - since < self._credit_wait(candidates)
         if itinerary.via_source and request.upstream is not None:  # another holder may be out of the source's reach
             choice = policy.next_step(itinerary, local, (), patient=patient)
             return choice if isinstance(choice, RunHere) else ReturnReason.VIA_SOURCE
@@ -338,7 +338,7 @@ class Decisions:
     def _wait_for_credit(self, request: HeldRequest, candidates: Sequence[Neighbor], holders: tuple[str, ...]) -> None:
         """Wait for a credit of ``holders``, by default of all candidates that could run a block now."""
         limits, now, since = self._limits, self._turn.now, request.waiting_since
-        until = (now if since is None else since) + limits.credit_wait
+        until = (now if since is None else since) + self._credit_wait(candidates)
         if until <= now:
             until = now + limits.look_again
         if request.upstream is not None:
@@ -351,6 +351,14 @@ class Decisions:
             or_change = or_change or len(holders) < len(able)  # it waits by choice, until something changes
         request.reason = ReturnReason.CREDIT
         self._custody.wait_for(request, holders, until, or_change=or_change)
+
+    def _credit_wait(self, candidates: Iterable[Neighbor]) -> float:
+        """Return how long to wait for the credit of a preferred holder.
+
+        On a slow link, that of a transfer in flight comes sooner than tokens that take another way.
+        """
+        slowest = max((n.usual_link_us for n in candidates), default=0.0) / 1e6
+        return max(self._limits.credit_wait, min(slowest, self._limits.hop_most))
 
     def able_to_run(self, request: HeldRequest, candidates: Iterable[Neighbor]) -> list[Neighbor]:
         """Return the candidates with a block that may run now; if there are none, relays to such holders."""

@@ -43,6 +43,23 @@ def test_waiting_for_credit_is_bounded_and_ends_at_the_source(peer):
     assert (home.returning, home.itinerary.remaining) == ("credit", (2, 3))
 
 
+def test_tokens_wait_for_the_transfer_in_flight_on_a_slow_link():
+    """The way back over such links takes longer, and uses up the budget."""
+    slow = 5 * Limits().window + 0.3
+    peer = new_peer(blocks=())
+    peer.meets("b", (0, 1, 2, 3))
+    peer.gets("laptop", run_of(transfer(1), budget=20))
+    peer.hears("b", Accept(peer.only(Forward).transfer, 9), slow)
+    for number in (2, 3):
+        peer.gets("laptop", run_of(transfer(number), budget=20))
+    assert not peer.sent(Forward), "one is in flight"
+    sent = list(peer.machine.custody.sent)[-1]
+    peer.passes(slow / 2)
+    assert not peer.sent(Forward)
+    peer.hears("b", Accept(sent, 9))
+    assert [again.to for again in peer.sent(Forward)] == ["b"]
+
+
 def test_a_credit_that_comes_meanwhile_is_used_at_once(peer):
     peer.meets("b", [2, 3], credit=0)
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
