@@ -47,11 +47,11 @@ SOURCE = PlannedDevice("source", 1.0, 0, stem_ms=1.0, visit_ms=1.0, wire_ms=0.6)
 A_BOARD = 0.01
 """Images per second for each board."""
 BARS = {"device_seconds": 20_000, "ms_a_request": 0.45, "minutes": 10, "megabytes": 4096, "reality": 0.15}
-BLOCK_MS, BLOCKS = 20.0, 8
-RATE, BUDGET_MS, SKIPS = 8.0, 4000.0, 2
+BLOCK_MS, BLOCKS = 80.0, 8
+RATE, BUDGET_MS, SKIPS = 2.0, 10_000.0, 2
 SETTLE_S = 1.0
 """Simulated time between the beginning of a trace and the first request."""
-SEEDS = 20
+SEEDS = 5
 BOARDS = ("ann", "ben", "cleo", "dan")
 POLICIES = ("nearest", "fastest", "sequential")
 PLACEMENTS: Mapping[str, Mapping[str, Sequence[int]]] = {
@@ -144,9 +144,12 @@ def _reality(quick: bool) -> list[dict[str, Any]]:
             used = tuple(one for one in profiles if one.name in parts)
             problem, _ = problem_of(bundle, PlanningInputs(used, links=links, batch=1))
             for policy in POLICIES[: 1 if quick else None]:
-                real, trace = _real(fleet, bundle, policy, 2.0 if quick else 11.0)
+                seconds = 8.0 if quick else 90.0
+                drawn = poisson_arrivals(RATE, random.Random(f"{name} {policy}"))
+                arrivals = list(itertools.takewhile(lambda at, last=seconds: at < last, drawn))  # type: ignore[misc]
+                real, trace = _real(fleet, bundle, policy, arrivals, seconds)
                 held = {board: tuple(blocks) for board, blocks in parts.items()}
-                simulated = _simulated(problem, held, policy, trace, real["requests"])
+                simulated = _simulated(problem, held, policy, trace, arrivals)
                 ratios = {key: real[key] / simulated[key] for key in ("throughput", "p50", "p95")}
                 rows.append(
                     {"placement": name, "policy": policy, "real": real, "simulated": simulated, "ratios": ratios}
@@ -154,11 +157,13 @@ def _reality(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _real(fleet: BoardFleet, bundle: Bundle, policy: str, seconds: float) -> tuple[dict[str, Any], Trace]:
+def _real(
+    fleet: BoardFleet, bundle: Bundle, policy: str, arrivals: Sequence[float], seconds: float
+) -> tuple[dict[str, Any], Trace]:
     """Run requests while the second board is killed and the first one stopped; return also when they were lost."""
     stopped, killed = list(fleet.cluster.bundles)[:2]
     events: list[tuple[float, str, str]] = []
-    images, rng = images_for(bundle, 8), random.Random(policy)
+    images = images_for(bundle, 8)
     futures: list[Future[Any]] = []
     with fleet.source(policy=policy, max_skips=SKIPS, budget_ms=BUDGET_MS) as source:
         for index in range(8):
@@ -181,7 +186,7 @@ def _real(fleet: BoardFleet, bundle: Bundle, policy: str, seconds: float) -> tup
 
         with ThreadPoolExecutor(1) as others:
             losses = others.submit(lose)
-            for at in itertools.takewhile(lambda at: at < seconds, poisson_arrivals(RATE, rng)):
+            for at in arrivals:
                 time.sleep(max(0.0, began + at - time.monotonic()))
                 futures.append(source.submit(images[len(futures) % 8]))
             wait(futures)
@@ -202,16 +207,18 @@ def _real(fleet: BoardFleet, bundle: Bundle, policy: str, seconds: float) -> tup
 
 
 def _simulated(
-    problem: PlanningProblem, placement: dict[str, tuple[int, ...]], policy: str, trace: Trace, requests: int
+    problem: PlanningProblem, placement: dict[str, tuple[int, ...]], policy: str, trace: Trace, arrivals: Sequence[float]
 ) -> dict[str, Any]:
-    """Return medians over seeds of the same requests, and the extremes of each."""
+    """Return medians over seeds of requests at the same times, and the extremes of each."""
     runs = []
     kinds = {device.name: device.name for device in problem.devices}
+    requests = len(arrivals)
     for seed in range(SEEDS):
         settings = FleetSettings(
             devices=len(kinds), requests=requests, policy=policy, max_skips=SKIPS, budget_ms=BUDGET_MS, seed=seed
         )
-        one = simulate_site(Site(0, problem, placement, kinds, requests, 64, RATE, settings, [trace]))
+        site = Site(0, problem, placement, kinds, requests, 64, RATE, settings, [trace])
+        one = simulate_site(site, arrivals=arrivals)
         answered = one.states != FAILED
         runs.append(
             {

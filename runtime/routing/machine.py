@@ -113,11 +113,15 @@ class Machine(Generic[R]):
         if now > turn.now:
             turn.now = turn.neighbors.now = now
         turn.instructions = []
+        reach, is_news = turn.neighbors.reach_version, False
         for event in events:
+            is_news |= type(event) is not NeighborState
             for handle in handlers[type(event)]:
                 handle(event)
         if self._next <= turn.now:
             self._look_at_late()
+        elif not (is_news or self.custody.waiting or turn.neighbors.reach_version != reach):
+            return []  # the load of a neighbor concerns nothing but later decisions
         self.decisions.run()
         self._next = min(self.rules.finish(), self.custody.timers.next, self.decisions.next_look())
         return in_order(turn.instructions)

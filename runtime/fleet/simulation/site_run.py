@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -30,12 +30,15 @@ _BUDGET_OVER = "BudgetExceeded"
 SOURCE_LOST = "SourceLost"
 
 
-def simulate_site(site: Site, on_step: Callable[[int], None] = lambda _over: None) -> SiteOutcome:
+def simulate_site(
+    site: Site, on_step: Callable[[int], None] = lambda _over: None, arrivals: Iterable[float] | None = None
+) -> SiteOutcome:
     """Run the requests of one site; the same site gives the same outcome.
 
-    ``on_step`` is called repeatedly with the number of ended requests.
+    ``on_step`` is called repeatedly with the number of ended requests. ``arrivals`` are the times of requests that were
+    recorded; without them, they are drawn.
     """
-    return _SiteRun(site).run(on_step)
+    return _SiteRun(site).run(on_step, arrivals)
 
 
 class _SiteRun:
@@ -69,7 +72,7 @@ class _SiteRun:
             },
         )
 
-    def run(self, on_step: Callable[[int], None]) -> SiteOutcome:
+    def run(self, on_step: Callable[[int], None], arrivals: Iterable[float] | None = None) -> SiteOutcome:
         sim, site, outcome = self._sim, self._site, self._outcome
         churn = self._begin_churn()
         outcome.up = [(0.0, outcome.used - (len(churn.down) if churn is not None else 0))]
@@ -81,7 +84,7 @@ class _SiteRun:
         if site.rate is None:
             self._set_source(self._has_source)
         else:
-            self._submit_next(poisson_arrivals(site.rate, self._rng))
+            self._submit_next(poisson_arrivals(site.rate, self._rng) if arrivals is None else iter(arrivals))
         while self._over < site.requests:
             sim.run_next()
             if self._over >= reported + _REPORT_EVERY:

@@ -70,9 +70,9 @@ class StateAnnouncer:
         self._announced_at = -INFINITY
         self._urgent = False
         self._reach_version = 0
-        self._far: dict[str, tuple[tuple[int, ...], ...]] = {}
-        """Results of :meth:`_far_blocks` by name, which seldom change."""
-        self._far_of: tuple[object, ...] = ()
+        self._views: dict[str, tuple[bool, tuple[tuple[int, ...], ...]]] = {}
+        """By name, whether a process has a share of the credits, and :meth:`_far_blocks`; both seldom change."""
+        self._views_of: tuple[object, ...] = ()
         """Reports from which they follow."""
         self._credits_before = 0
         self._least_credits = 0
@@ -143,7 +143,7 @@ class StateAnnouncer:
             state = self._state_for(n.name, shared, near)
             one = self._listener(n.name)
             is_user = one.used_at is not None
-            if not urgent and state == one.state and not is_user:
+            if not (urgent or is_user) and state == one.state:
                 continue
             every = limits.state_every if is_user else limits.load_every
             due = one.told_at + (every if _reach(state) == _reach(one.state) else limits.state_least)
@@ -227,7 +227,7 @@ class StateAnnouncer:
 
     # Content of a STATE.
 
-    def _shared(self, near: Iterable[Neighbor]) -> State:
+    def _shared(self, near: list[Neighbor]) -> State:
         """Return the STATE for all neighbors, but for what differs between them; ``near`` may be handed tokens."""
         rules, engine = self._rules, self._rules.engine
         shared = State(
@@ -240,19 +240,22 @@ class StateAnnouncer:
             block_us=engine.times.block_us,
             wait_us=engine.work_us(self._turn.now),
             reaches=tuple(sorted(self._turn.neighbors.by_name)),
-            reach_blocks=tuple(sorted({block for n in near for block in n.blocks})),
+            reach_blocks=tuple(sorted(set[int]().union(*[n.blocks for n in near]))),
         )
-        far_of = (shared.reach_blocks, engine.usable_blocks, [(n.name, *_reach(n.state)) for n in near])
-        if far_of != self._far_of:
-            self._far_of, self._far = far_of, {}
+        reports = [_reach(n.state) for n in self._turn.neighbors]
+        views_of = (shared.reaches, shared.reach_blocks, engine.usable_blocks, near, reports)
+        if views_of != self._views_of:
+            self._views_of, self._views = views_of, {}
         return shared
 
-    def _state_for(self, name: str, shared: State, near: Iterable[Neighbor]) -> State:
-        is_source = self._turn.neighbors.is_source(name)
-        credit = self._rules.credits_for(name) if is_source else shared.credits
-        far = self._far.get(name)
-        if far is None:
-            far = self._far[name] = self._far_blocks(name, shared, near)
+    def _state_for(self, name: str, shared: State, near: list[Neighbor]) -> State:
+        view = self._views.get(name)
+        if view is None:
+            neighbors = self._turn.neighbors
+            has_share = neighbors.is_source(name) or neighbors.leads_beyond(neighbors.by_name[name])
+            view = self._views[name] = has_share, self._far_blocks(name, shared, near)
+        has_share, far = view
+        credit = self._rules.credits_for(name) if has_share else shared.credits
         if credit == shared.credits and not far:
             return shared
         return msgspec.structs.replace(shared, credits=credit, far_blocks=far)

@@ -169,7 +169,10 @@ def _first_reachable(
 def _least_wait(candidates: Sequence[Neighbor], itinerary: Itinerary, tie_break: int) -> Neighbor:
     """Return the candidate with the shortest wait, then the longest run of next blocks, then by ``tie_break``."""
     ranked = in_turn(candidates, tie_break)
-    return min(ranked, key=lambda one: (one[1].wait_us, -_run_length(one[1].blocks, itinerary.remaining), one[0]))[1]
+    waits = [one.wait_us for _, one in ranked]
+    least = min(waits)
+    equal = [one for one, wait in zip(ranked, waits, strict=True) if wait == least]
+    return max(equal, key=lambda one: (_run_length(one[1].blocks, itinerary.remaining), -one[0]))[1]
 
 
 def _run_length(blocks: frozenset[int], remaining: Sequence[int]) -> int:

@@ -171,3 +171,16 @@ def test_a_budget_is_reduced_by_the_time_of_the_transfer():
     peer.gets("laptop", run_of(transfer(2), budget=5.0))
     (second,) = peer.sent(Forward)
     assert (first.budget_us, second.budget_us) == (5_000_000, round((5.0 - seconds / 2) * 1e6))
+
+
+def test_state_tells_a_relay_of_the_room_that_is_kept_for_it():
+    """All credits are held by work of another peer; a relay may be the only way of sources, so it may send some."""
+    peer = new_peer(limits=Limits().with_credits(4))
+    for name in ("relay", "other"):
+        peer.meets(name, [2, 3])
+    peer.hears_state("relay", reaches=("far",))
+    for number in range(4):
+        peer.gets("other", run_of(transfer(number), source="far"))
+    rules = peer.machine.rules
+    assert rules.state("relay").credits == rules.credits_for("relay") > 0
+    assert not rules.state("other").credits
