@@ -207,7 +207,11 @@ def _real(
 
 
 def _simulated(
-    problem: PlanningProblem, placement: dict[str, tuple[int, ...]], policy: str, trace: Trace, arrivals: Sequence[float]
+    problem: PlanningProblem,
+    placement: dict[str, tuple[int, ...]],
+    policy: str,
+    trace: Trace,
+    arrivals: Sequence[float],
 ) -> dict[str, Any]:
     """Return medians over seeds of requests at the same times, and the extremes of each."""
     runs = []

@@ -35,8 +35,8 @@ from ls_edge.evaluation.simulation_summary import (
 )
 from ls_edge.report.shown import Shown
 from ls_edge.report.simulation import print_simulation, print_sweep
-from ls_edge.runtime.fleet.planning.from_profiles import LATENCY_MS, MBIT, problem_of, read_inputs
-from ls_edge.runtime.fleet.planning.problem import PlanningProblem
+from ls_edge.runtime.fleet.planning.from_profiles import LATENCY_MS, MBIT, ModelSizes, problem_of, read_inputs
+from ls_edge.runtime.fleet.planning.problem import MOST_BLOCKS, PlanningProblem
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, simulation_context, sites_of
 from ls_edge.runtime.fleet.simulation.sweep import Prepared, combinations, continued, parse_sweep, run_sweep
@@ -85,6 +85,27 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
     batch: Annotated[int, Meta(ge=1, le=1024)] | None = None
     max_replicas: Annotated[int, Meta(ge=1, le=64)] | None = None
     allow_throttled: bool = False
+    blocks: Annotated[
+        Annotated[int, Meta(ge=1, le=MOST_BLOCKS)] | None,
+        flag("Blocks of a model without a bundle; each takes the time of a block of the profile."),
+    ] = None
+    tokens_bytes: Annotated[
+        Annotated[int, Meta(ge=1, le=10**9)] | None, flag("Size of its tokens on a link, with --blocks.")
+    ] = None
+
+    def model(self, bundle: str | Path | None) -> Bundle | ModelSizes:
+        """Open the bundle, or return the sizes of a model without one."""
+        sizes = self.blocks, self.tokens_bytes
+        if bundle is not None and sizes == (None, None):
+            return Bundle.open(bundle)
+        if bundle is not None or self.blocks is None or self.tokens_bytes is None:
+            raise UsageError("give --bundle, or for a model without one both --blocks and --tokens-bytes")
+        if self.links is not None or self.execute is not None or self.codec != "raw":
+            raise UsageError(
+                "--links, --execute and --codec are for a bundle; with --blocks, give --mbit, --link-ms, and with "
+                "--tokens-bytes the size of the encoded tokens"
+            )
+        return ModelSizes(self.blocks, self.tokens_bytes)
 
     def with_values(self, values: Mapping[str, str]) -> SimulationSettings:
         """Replace some settings, written as in ``--sweep``; ``up`` and ``down`` are times of the first churn."""
@@ -130,24 +151,36 @@ class Fleet:
     """A model, the devices that a simulated fleet repeats, and settings."""
 
     asked: SimulationSettings
-    bundle: Bundle
+    bundle: Bundle | None
+    """None for a model of which only the sizes are known."""
     problem: PlanningProblem
     costs: OrderCosts | None
     assumptions: Sequence[str]
 
     @classmethod
-    def open(cls, bundle: str | Path, profiles: Sequence[str], **settings: Any) -> Fleet:
+    def open(cls, bundle: str | Path | None, profiles: Sequence[str], **settings: Any) -> Fleet:
         """Read a bundle and profiles; ``settings`` are :class:`SimulationSettings`."""
-        asked, opened = SimulationSettings.of(settings), Bundle.open(bundle)
+        asked = SimulationSettings.of(settings)
+        model = asked.model(bundle)
         inputs = {name: getattr(asked, name) for name in _PLANNING}
-        problem, assumptions = problem_of(opened, read_inputs(profiles, **inputs, objective="throughput"))
-        costs = read_order_costs(opened.manifest.order_costs, opened.num_blocks)
-        return cls(asked, opened, problem, costs, assumptions)
+        problem, assumptions = problem_of(model, read_inputs(profiles, **inputs, objective="throughput"))
+        if isinstance(model, ModelSizes):
+            assumptions += [
+                "every block takes the time and memory of a block of the profiles, whatever model they are of",
+                "images have 224 pixels, and answers 1,000 classes",
+            ]
+            return cls(asked, None, problem, None, assumptions)
+        costs = read_order_costs(model.manifest.order_costs, model.num_blocks)
+        return cls(asked, model, problem, costs, assumptions)
 
     def prepare(self, asked: SimulationSettings) -> Prepared:
         """Plan the sites."""
-        check_policy(self.bundle, find_policy(asked.policy), self.costs)
-        skips = SourceSettings(policy=asked.policy, max_skips=asked.max_skips).skips_of(self.bundle.num_blocks)
+        policy = find_policy(asked.policy)
+        if self.bundle is not None:
+            check_policy(self.bundle, policy, self.costs)
+        elif policy.needs_order_costs:
+            raise UsageError(f"policy {policy.name} needs the order costs of a --bundle; use nearest or fastest")
+        skips = SourceSettings(policy=asked.policy, max_skips=asked.max_skips).skips_of(self.problem.num_blocks)
         churn = read_losses(asked.churn)
         outage_s = max((loss.outage_s for loss in churn), default=0.0)
         shared = {name: value for name, value in msgspec.structs.asdict(asked).items() if name in _SHARED}
@@ -156,7 +189,7 @@ class Fleet:
         sites, assumed = sites_of(self.problem, settings, site_size=asked.site_size, churn=churn, costs=self.costs)
         context = simulation_context(
             sites,
-            bundle_id=self.bundle.manifest.bundle_id,
+            bundle_id="" if self.bundle is None else self.bundle.manifest.bundle_id,
             churn=asked.churn,
             assumptions=[*self.assumptions, *assumed],
         )
@@ -187,6 +220,7 @@ class Fleet:
         wanted = orders[: self.asked.execute]
         if not wanted:
             return {}
+        assert self.bundle is not None
         about = self.bundle.manifest
         some = images_for(images, about.trained_on, about.classes, len(wanted), warn_in_python)
         with Pipeline.open(self.bundle, threads=1) as pipeline:
@@ -229,16 +263,16 @@ _PLANNING = ("source", "links", "codec", "mbit", "link_ms", "batch", "max_replic
 
 @overload
 def simulate(
-    bundle: str | Path, profiles: Sequence[str], *, sweep: None = None, **settings: Any
+    bundle: str | Path | None, profiles: Sequence[str], *, sweep: None = None, **settings: Any
 ) -> SimulationResult: ...
 @overload
 def simulate(
-    bundle: str | Path, profiles: Sequence[str], *, sweep: Mapping[str, Sequence[Any]], **settings: Any
+    bundle: str | Path | None, profiles: Sequence[str], *, sweep: Mapping[str, Sequence[Any]], **settings: Any
 ) -> SweepResult: ...
 
 
 def simulate(
-    bundle: str | Path,
+    bundle: str | Path | None,
     profiles: Sequence[str],
     *,
     sweep: Mapping[str, Sequence[Any]] | None = None,

@@ -7,7 +7,6 @@ import click
 from ls_edge.cli import options
 
 PROFILES = options.apply_options(
-    options.BUNDLE,
     options.names(
         "--profiles",
         "Files of 'ls-edge profile'; NAME,NAME=FILE for several devices of one kind.",

@@ -48,6 +48,7 @@ _VERDICTS = {
         "ls-edge plan --bundle b --profiles a.json --target 0.999 --churn up=1h,down=3m",
     ),
 )
+@options.BUNDLE
 @PROFILES
 @options.choice("--objective", ["latency", "throughput", "energy", "survival"], "Quantity to optimize.")
 @options.names(

@@ -27,6 +27,7 @@ from ls_edge.runtime.fleet.simulation.sweep import parse_sweep
         "ls-edge simulate --bundle b --profiles a.json --devices 9 --requests 999 --churn up=5m,down=9s",
     ),
 )
+@options.bundle("Folder of the exported model; or give --blocks and --tokens-bytes.")
 @PROFILES
 @options.settings(SimulationSettings)
 @options.text(
@@ -59,7 +60,7 @@ from ls_edge.runtime.fleet.simulation.sweep import parse_sweep
 @options.REPORT
 @options.JSON
 def command(
-    bundle: Path,
+    bundle: Path | None,
     profiles: tuple[str, ...],
     more: tuple[str, ...],
     links: Path | None,

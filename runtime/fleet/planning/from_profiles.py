@@ -120,17 +120,45 @@ def read_inputs(
     )
 
 
-def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem, list[str]]:
+@dataclass(frozen=True)
+class ModelSizes:
+    """Properties of a model that a plan depends on, so that it needs no bundle; sizes in bytes."""
+
+    num_blocks: int
+    token_bytes: int
+    """Size of the tokens of an image on a link."""
+    image_bytes: float = 224 * 224 * JPEG_BITS_PER_PIXEL / 8
+    logits_bytes: int = 4 * 1000
+    bands: tuple[tuple[int, ...], ...] = ()
+    bundle: Bundle | None = None
+    """Bundle that profiles and links have to be of; None for a model that does not exist yet."""
+
+    @classmethod
+    def of(cls, bundle: Bundle, codec: str) -> ModelSizes:
+        """Return those of a bundle."""
+        (height, width), tokens = bundle.manifest.image.size, bundle.manifest.tokens
+        return cls(
+            bundle.num_blocks,
+            wire_bytes(codec, tokens.count, tokens.dim),
+            height * width * JPEG_BITS_PER_PIXEL / 8,
+            4 * len(bundle.manifest.classes),
+            () if bundle.bands.is_one else tuple(map(tuple, bundle.bands.groups)),
+            bundle,
+        )
+
+
+def problem_of(model: Bundle | ModelSizes, inputs: PlanningInputs) -> tuple[PlanningProblem, list[str]]:
     """Return the planning problem, and the assumptions about what was not measured.
 
     Raise :class:`DataError` for profiles of another model or of devices that throttled, and :class:`UsageError` for
     names that no device has.
     """
     assumed: list[str] = []
+    sizes = model if isinstance(model, ModelSizes) else ModelSizes.of(model, inputs.codec)
     everybody = (*inputs.profiles, *((inputs.source,) if inputs.source is not None else ()))
     for one in everybody:
-        _check_profile(bundle, one, throttled=inputs.throttled)
-    network = _network(bundle, inputs, assumed)
+        _check_profile(sizes.bundle, one, throttled=inputs.throttled)
+    network = _network(sizes, inputs, assumed)
     _check_names(inputs)
     measured, source = _source(inputs, network, assumed)
     missing = [one.name for one in inputs.profiles if one.name not in network.calls]
@@ -138,38 +166,35 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
         assumed.append(
             f"around each engine call, {', '.join(missing)} spends another {CALL_MS:g} ms: not measured (--links FILE)"
         )
-    height, width = bundle.manifest.image.size
-    image_bytes = height * width * JPEG_BITS_PER_PIXEL / 8
-    tokens = bundle.manifest.tokens
     assumed.append(
         f"where devices run the stem, images are sent as JPEG with {JPEG_BITS_PER_PIXEL:g} bits per pixel, and "
         "decoding takes no time"
     )
-    token_bytes = wire_bytes(inputs.codec, tokens.count, tokens.dim)
     problem = PlanningProblem(
-        devices=tuple(_device(bundle, one, inputs, network, measured, assumed) for one in inputs.profiles),
-        num_blocks=bundle.num_blocks,
+        devices=tuple(_device(sizes, one, inputs, network, measured, assumed) for one in inputs.profiles),
+        num_blocks=sizes.num_blocks,
         replicas=inputs.replicas,
         max_replicas=inputs.max_replicas,
-        bands=() if bundle.bands.is_one else tuple(map(tuple, bundle.bands.groups)),
+        bands=sizes.bands,
         source=source,
-        image_share=image_bytes / token_bytes,
-        logits_share=4 * len(bundle.manifest.classes) / token_bytes,
-        token_bytes=token_bytes,
+        image_share=sizes.image_bytes / sizes.token_bytes,
+        logits_share=sizes.logits_bytes / sizes.token_bytes,
+        token_bytes=sizes.token_bytes,
         zone_losses={zone: inputs.losses[zone] for zone in set(inputs.zones.values()) if zone in inputs.losses},
         links_ms={} if inputs.links is None else network.transfers,
     )
     return problem, assumed
 
 
-def _check_profile(bundle: Bundle, one: NamedProfile, *, throttled: bool) -> None:
-    profile, manifest = one.profile, bundle.manifest
-    if profile.model_id != manifest.model_id:
+def _check_profile(bundle: Bundle | None, one: NamedProfile, *, throttled: bool) -> None:
+    profile = one.profile
+    if bundle is not None and profile.model_id != bundle.manifest.model_id:
+        manifest = bundle.manifest
         raise DataError(
             f"{one.path} is of model {short_id(profile.model_id)} ({profile.model}), --bundle is "
             f"{short_id(manifest.model_id)} ({manifest.model}); profile this bundle on that device"
         )
-    if len(profile.one_at_a_time.blocks_ms) != bundle.num_blocks:
+    if bundle is not None and len(profile.one_at_a_time.blocks_ms) != bundle.num_blocks:
         raise DataError(
             f"{one.path} has {len(profile.one_at_a_time.blocks_ms)} blocks, --bundle has {bundle.num_blocks}; profile "
             "this bundle on that device"
@@ -236,7 +261,7 @@ def _ends_ms(profile: DeviceProfile) -> tuple[float, float] | None:
 
 
 def _device(
-    bundle: Bundle,
+    sizes: ModelSizes,
     one: NamedProfile,
     inputs: PlanningInputs,
     network: _PlannedLinks,
@@ -268,14 +293,14 @@ def _device(
     if free is None:
         assumed.append(f"{one.name} has memory for every block: its profile gives no amount")
     block_bytes = max(1, profile.block_memory_bytes)
-    room = block_bytes * bundle.num_blocks + profile.memory_bytes if free is None else free * MEMORY_SHARE
+    room = block_bytes * sizes.num_blocks + profile.memory_bytes if free is None else free * MEMORY_SHARE
     if profile.device.emulated is not None:
         assumed.append(f"{one.name} is emulated, by {profile.device.emulated}")
     return PlannedDevice(
         name=one.name,
         block_ms=profile.block_ms,
         capacity=room / block_bytes,
-        ends_size=max(0.0, profile.memory_bytes / block_bytes - bundle.num_blocks),
+        ends_size=max(0.0, profile.memory_bytes / block_bytes - len(profile.one_at_a_time.blocks_ms)),
         stem_ms=ends[0],
         head_ms=ends[1],
         visit_ms=network.visits[one.name] + runtime_ms,
@@ -310,11 +335,10 @@ def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, fl
     return min(calls)
 
 
-def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _PlannedLinks:
+def _network(sizes: ModelSizes, inputs: PlanningInputs, assumed: list[str]) -> _PlannedLinks:
     """Return the links, assumed where they were not measured."""
     names = [SOURCE, *(one.name for one in inputs.profiles)]
-    tokens = bundle.manifest.tokens
-    size = wire_bytes(inputs.codec, tokens.count, tokens.dim)
+    size = sizes.token_bytes
     usual_wire = size * 8e-3 / inputs.mbit
     transfers = dict.fromkeys(itertools.permutations(names, 2), inputs.latency_ms + usual_wire)
     wire = dict.fromkeys(names, usual_wire)
@@ -322,7 +346,7 @@ def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _Pla
     if inputs.links is None:
         assumed.append(f"{usual}: none was measured (--links FILE)")
         return _PlannedLinks(transfers, wire, {}, visit_times(names, transfers))
-    if inputs.links.model_id != bundle.manifest.model_id:
+    if sizes.bundle is None or inputs.links.model_id != sizes.bundle.manifest.model_id:
         raise DataError("the links were measured with another model's tokens; measure them with this bundle")
     assumed += [link.noise for link in inputs.links.transfers if link.codec == inputs.codec and link.noise]
     called = {inputs.links.source: SOURCE}

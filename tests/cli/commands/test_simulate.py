@@ -222,3 +222,27 @@ def members(session):
     """Processes of a session that have not ended."""
     listed = subprocess.run(["ps", "-eo", "sid=,stat=,pid="], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if line.split()[0] == str(session) and "Z" not in line.split()[1]]
+
+
+def test_a_model_without_a_bundle_has_the_blocks_and_the_bytes_that_are_given(command, bundle, profile):
+    flags = ("--profiles", profile, "--devices", 2, "--requests", 50, "--jobs", 1)
+    sizes = ("--blocks", 12, "--tokens-bytes", 100_000)
+    code, printed, errors = command("simulate", *flags, *sizes, "--json")
+    assert code == 0, errors
+    found = json.loads(printed)
+    assert (found["bundle_id"], found["answered"]) == ("", 50)
+    assert found["latency_ms"]["p50"] >= 12 * 2 + 1
+    assert sum(found["link_bytes"].values()) == found["hops"] * 50 * 100_000
+    assert any("whatever model" in one for one in found["assumptions"])
+    wrong = [
+        ((), "both --blocks and --tokens-bytes"),
+        (sizes[:2], "both --blocks and --tokens-bytes"),
+        ((*sizes, "--bundle", bundle), "for a model without one"),
+        ((*sizes, "--execute", 5, "--data", "digits"), "--execute"),
+        ((*sizes, "--codec", "int8"), "--tokens-bytes the size of the encoded tokens"),
+        ((*sizes, "--policy", "quality"), "order costs"),
+    ]
+    for more_flags, said in wrong:
+        code, _, errors = command("simulate", *flags, *more_flags)
+        assert code == 2, errors
+        assert said in errors
