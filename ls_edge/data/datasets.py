@@ -277,23 +277,22 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
 def _in_listing(listing: Listing, source: str, part: Literal["train", "eval"], *, is_tar: bool) -> ImageSet:
     """Choose the split; raise :class:`DataError` for several that are none of a training and a held-out one."""
     between = ":" if is_tar else "/"
-    listing, wrapper = expand(listing, source + between), ""
-    if is_tar:
-        listing, wrapper = unwrap(listing)
+    listing, wrapper = unwrap(expand(listing, source + between))
     tops = {path for path in listing.folders if "/" not in path}
     tops |= {path for path in listing.archives if "/" not in path and split_of(path)}
     name, which = choose_part(tops, part)
     if name is None:
-        _refuse_splits(listing, source)
-        return _image_set(listing, source, which, part, f"{source}:{wrapper}" if wrapper else source)
+        _refuse_splits(listing, source, f"a folder like {wrapper}" if is_tar else f"{Path(source) / wrapper}/")
+        return _image_set(listing, source, which, part, f"{source}{between}{wrapper}" if wrapper else source)
     where = f"{source}{between}{wrapper}{name}"
-    inner = expand(listing.below(f"{name}/"), f"{source}{between}{name}")
+    inner, wrapper = unwrap(expand(listing.below(f"{name}/"), where))
+    where += f"/{wrapper}" if wrapper else ""
     if which == "val" and not is_tar and not any("/" in path for path in inner.images):
         inner.images = _labeled(inner.images, Path(source))
     return _image_set(inner, source, which, part, where)
 
 
-def _refuse_splits(listing: Listing, source: str) -> None:
+def _refuse_splits(listing: Listing, source: str, inside: str) -> None:
     """Raise :class:`DataError` if the folders at the top are splits of a data set, whose classes are inside them."""
     inner: dict[str, set[str]] = {}
     for path in listing.images:
@@ -307,7 +306,7 @@ def _refuse_splits(listing: Listing, source: str) -> None:
         raise DataError(
             f"{source}: the folders {_some(tops)} look like splits, not classes"
             f"{f' (each has {_some(sorted(shared))})' if everywhere else ''}; give one of them, such as "
-            f"{Path(source) / tops[0]}, or call one 'train' and one 'val'"
+            f"{inside}{tops[0]}, or call one 'train' and one 'val'"
         )
 
 

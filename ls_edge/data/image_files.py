@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ls_edge.core.errors import DataError
+from ls_edge.data.splits import split_of
 
 EXTENSIONS = frozenset(
     (
@@ -133,7 +134,7 @@ def read_tar(path: Path) -> Listing:
 
 
 def unwrap(listing: Listing) -> tuple[Listing, str]:
-    """Remove the top-level folders that wrap all class folders of a tar; return their path, too.
+    """Remove the top-level folders that wrap all class folders; return their path, too.
 
     Images next to such a folder are ignored. A single folder of images is a class, unless it has two or more folders
     of images, too.
@@ -143,7 +144,8 @@ def unwrap(listing: Listing) -> tuple[Listing, str]:
         inside = [path.split("/") for path in listing.images if "/" in path]
         tops = {parts[0] for parts in inside}
         below = {parts[1] for parts in inside if len(parts) > 2}
-        if len(tops) != 1 or (len(below) < 2 and min(map(len, inside)) == 2):
+        has_splits = sum(bool(split_of(path)) for path in listing.folders if "/" not in path) > 1
+        if len(tops) != 1 or has_splits or (len(below) < 2 and min(map(len, inside)) == 2):
             return listing, wrapper
         prefix = f"{tops.pop()}/"
         stray = {path: STRAY for path in listing.images if "/" not in path}

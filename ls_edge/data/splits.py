@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 Split = Literal["train", "val", "all"]
@@ -30,14 +31,27 @@ def split_of(name: str) -> Literal["train", "val", "fold", None]:
 def choose_part(tops: Collection[str], part: Literal["train", "eval"]) -> tuple[str | None, Split]:
     """Return the folder to use and the split that it is; None if all folders are classes.
 
-    One of the names among others is a class (COCO has a class "train"); a single folder only wraps the classes.
+    One of the names among others is a class (COCO has a class "train"); a single folder only wraps the classes. What
+    all names have in common does not count: ``seg_train`` and ``seg_test`` are splits.
     """
     kinds: dict[str | None, list[str]] = {"train": [], "val": []}
-    for top in sorted(tops, key=_preference):
-        kinds.setdefault(split_of(top), []).append(top)
+    own = _own_names(tops)
+    for top in sorted(tops, key=lambda top: _preference(own[top])):
+        kinds.setdefault(split_of(own[top]) or split_of(top), []).append(top)
     if kinds["train"] and kinds["val"]:
         return (kinds["train"][0], "train") if part == "train" else (kinds["val"][0], "val")
     return (*kinds["train"], *kinds["val"], None)[0] if len(tops) == 1 else None, "all"
+
+
+def _own_names(tops: Collection[str]) -> dict[str, str]:
+    """Return the names without their first and last words that all of them share."""
+    words = {top: re.split(r"[-_ ]+", top) for top in tops}
+    first, last = _shared(words.values()), _shared(row[::-1] for row in words.values())
+    return {top: " ".join(row[first : len(row) - last]) for top, row in words.items()}
+
+
+def _shared(rows: Iterable[list[str]]) -> int:
+    return len(list(itertools.takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False))))
 
 
 def _preference(top: str) -> tuple[int, str]:

@@ -127,6 +127,31 @@ def test_a_single_split_only_wraps_the_classes(tmp_path, part):
     assert_all_there(open_data(str(write_tar(tmp_path / "b.tar", renamed("test"))), part))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("seg_train/seg_train", "seg_test/seg_test"), ("birds-val", "birds-train"), ("train_64px", "val_64px"),
+        ("My Data Train", "My Data Test"), ("set/v2/train", "set/v2/test"),
+    ],
+)  # fmt: skip
+def test_what_the_names_of_splits_share_and_what_wraps_them_does_not_count(tmp_path, names):
+    train, test = sorted(names, key=lambda name: "rain" not in name)
+    files = {f"{test}/{name}": content for name, content in renamed("").items()}
+    write_folder(tmp_path / "a", {**files, f"{train}/x/1.png": b"x", f"{train}/y/1.png": b"y"})
+    for source in (tmp_path / "a", tarred(tmp_path / "a")):
+        assert_all_there(open_data(str(source), "eval"), "val")
+        found = open_data(str(source), "train")
+        assert (found.classes, found.part) == (("x", "y"), "train")
+
+
+def test_a_wrapped_folder_is_the_same_as_its_tar(tmp_path):
+    write_folder(tmp_path / "download", renamed("raw-img"))
+    (tmp_path / "download" / "raw-img" / "README.md").write_text("x")
+    folder, tar = (open_data(str(source), "eval") for source in (tmp_path / "download", tarred(tmp_path / "download")))
+    assert_all_there(folder)
+    assert (folder.digest(), folder.ignored) == (tar.digest(), tar.ignored)
+
+
 def test_a_class_may_be_called_train(tmp_path):
     write_folder(tmp_path, {"train/1.png": b"x", "bus/1.png": b"x", "boat/1.png": b"x"})
     assert open_data(str(tmp_path), "eval").classes == ("boat", "bus", "train")
