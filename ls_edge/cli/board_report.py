@@ -31,8 +31,8 @@ from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.version import __version__
 
 TITLE = "# Hardware report"
-LIMITS_S = {"build": 5400.0, "errors": 5400.0}
-"""Time limits of sections that build engines twice or more, in seconds."""
+LIMITS_S = {"build": 5400.0, "errors": 5400.0, "pairs": 5400.0}
+"""Time limits of sections that build engines of a whole model, in seconds."""
 LIMIT_S = 900.0
 """Time limit of every other section, in seconds: the longest takes two minutes on a slow laptop."""
 
@@ -124,10 +124,23 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
             )
         report.program("errors of parts", "errors", (*numbers, "errors", folder))
         report.run("bench", folder)
+        _run_pairs(report, bundle, Path(temporary) / "pairs")
         report.run("profile", folder, "--out", "profile.json", "--json")
         _run_fleet(report, Path(temporary), folder, data)
         report.add("kernel messages", kernel_messages())
     return not report.failed
+
+
+def _run_pairs(report: BoardReport, bundle: Bundle, folder: Path) -> None:
+    """Time visits of merged pairs of blocks, to compare with visits of two blocks."""
+    title = "merged pairs of blocks"
+    if importlib.util.find_spec("onnx") is None or bundle.num_blocks < 2:
+        report.add(title, "pairs need two blocks, and onnx to merge them: pip install onnx")
+        return
+    from ls_edge.export.merge import write_pairs
+
+    write_pairs(bundle, folder)
+    report.program(title, "pairs", (*_PYTHON, "ls_edge", "bench", str(folder)))
 
 
 def _end(peer: subprocess.Popen[bytes]) -> None:

@@ -22,6 +22,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.core.logs import set_up
 from ls_edge.core.parts import HEAD, STEM, part_name
+from ls_edge.core.text import counted
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import BLOCKING, SPIN, cuda_runtime
 from ls_edge.engines.engine import signature_of
@@ -92,7 +93,9 @@ def visits(bundle: Bundle, wait: str) -> None:
                 executor.drop_graphs("the report compares them")
             executor.warm_up(1)
             times = time_visits(bundle, blocks, 1, VISITS_S, executor.run)
-            shown = ", ".join(f"{count} blocks {ms.p50:.3f} ms (p95 {ms.p95:.3f})" for count, ms in times.items())
+            shown = ", ".join(
+                f"{counted(int(count), 'block')} {ms.p50:.3f} ms (p95 {ms.p95:.3f})" for count, ms in times.items()
+            )
             _say(f"{'mapped' if is_mapped else 'device'} buffers, {graphs}, {wait} waits: {shown}")
         executor.close()
 

@@ -39,7 +39,7 @@ def test_visits_are_timed_with_and_without_graphs(tiny_bundle, tmp_path, monkeyp
     done = numbers("visits", tiny_bundle, "spin")
     assert done.returncode == 0, done.stderr
     for graphs in ("graphs", "no graphs"):
-        assert re.search(rf"^device buffers, {graphs}, spin waits: 1 blocks .* ms .*, 6 blocks ", done.stdout, re.M)
+        assert re.search(rf"^device buffers, {graphs}, spin waits: 1 block .* ms .*, 6 blocks ", done.stdout, re.M)
 
 
 def test_without_tensorrt_the_numbers_say_so_and_errors_are_those_against_the_export(tiny_bundle, tmp_path):

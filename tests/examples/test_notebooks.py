@@ -2,6 +2,9 @@
 
 import ast
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,18 @@ def test_there_are_three_notebooks():
     assert [path.stem for path in NOTEBOOKS] == ["any_order", "lose_a_device", "plan_a_fleet"]
     for path in NOTEBOOKS:
         assert all(not c.get("outputs") for c in json.loads(path.read_text())["cells"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_of_a_notebook_shows_nothing_red(path, tmp_path):
+    """A notebook shows standard error in red: warnings and logs."""
+    code = re.sub(r"epochs ?= ?\d+", "epochs=1", cells(path)[0])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """``ls-edge doctor``: one JSON document, a table, and the exit code."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ from ls_edge.cli.main import main
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import FindingRow
 from ls_edge.runtime.transport.keys import new_keys
+from tests.engines.conftest import DOUBLES
 
 WELL = FindingRow("ok", "Python", "3.11", "")
 HOT = FindingRow("warn", "throttling", "cpu at 101\x1b[31m", "cool it")
@@ -119,14 +121,19 @@ def test_a_key_without_peers_is_refused(command, fleet, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
-def test_the_report_of_a_board_has_every_section_of_its_page(tmp_path, tiny_bundle, ls_edge):
+@pytest.mark.parametrize("doubles", [False, True], ids=["this machine", "doubles of CUDA and TensorRT"])
+def test_the_report_of_a_board_has_every_section_of_its_page(tmp_path, tiny_bundle, ls_edge, monkeypatch, doubles):
+    if doubles:
+        monkeypatch.setenv("PYTHONPATH", str(DOUBLES))
+        monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path / "cache"))
     images = tmp_path / "images"
     images.mkdir()
     Image.new("RGB", (16, 16)).save(images / "a.png")
     path = tmp_path / "report.md"
     words = ["doctor", "--report", path, "--bundle", tiny_bundle]
-    done = ls_edge.run(*words, "--data", images, timeout=280)
+    done = ls_edge.run(*words, "--data", images, timeout=380)
     text = path.read_text(encoding="utf-8")
     ended = dict(re.findall(r"^## (?:ls-edge )?(\w+).*\n\nExit code (\d+), [\d.]+ s\.$", text, re.M))
     page = (Path(__file__).parents[3] / "docs" / "hardware-report.md").read_text(encoding="utf-8")
@@ -134,7 +141,10 @@ def test_the_report_of_a_board_has_every_section_of_its_page(tmp_path, tiny_bund
     described = re.findall(r"^\| `([^`]+)`", page, re.M)
     if "build" not in ended:  # without TensorRT
         described = [name for name in described if name not in ("build", "trtexec on block 0")]
-    assert [name or other for name, other in found] == described
+    sections = [re.sub(r"^visits, .* waits$", "visits", name or other) for name, other in found]
+    assert [one for one, _ in itertools.groupby(sections)] == described
+    assert len(re.findall(r"^visit of 1 block .*\n(?:visit of 2 blocks .*\n)?visit of \d blocks ", text, re.M)) == 2
+    assert ("Double of a GPU" in text) is doubles
     assert "log of peer b" in described
     assert "chain: relative error: first build" in text
     assert {name for name, code in ended.items() if code not in "03"} <= {"doctor"}, text  # of this machine
