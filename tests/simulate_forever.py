@@ -1,9 +1,10 @@
 """Random fleets in simulated time until a guarantee breaks: ``python -m tests.simulate_forever --minutes 10``.
 
 Each seed is a course: a fleet (links, bands, credits, speeds, perhaps a liar) and steps (requests of all policies,
-faults). After each event the state of the machine is validated. At the end each request has one outcome within its
-budget, each answer is what its arrangement computes, nothing is left behind, and the mended fleet answers everything.
-A course that breaks a guarantee is shrunk to the fewest steps and the plainest fleet that still do.
+faults, changes of blocks as by ``apply``). After each event the state of the machine is validated. At the end each
+request has one outcome within its budget, each answer is what its arrangement computes, nothing is left behind, and the
+mended fleet answers everything. A course that breaks a guarantee is shrunk to the fewest
+steps and the plainest fleet that still do.
 """
 
 from __future__ import annotations
@@ -142,15 +143,15 @@ def draw(seed: int) -> Course:
         seed=rng.getrandbits(32),
         liar=rng.choice(LIAR_LIES) if rng.random() < 0.2 else "",
     )
-    steps = tuple(_steps(rng, names, rng.randint(3, 40)))
+    steps = tuple(_steps(rng, names, blocks, rng.randint(3, 40)))
     if rng.random() < _SPARSE:
         links = tuple(rng.choice(SHAPES)(names, rng))
         world = msgspec.structs.replace(world, links=links, latency=rng.choice((0.001, 0.001, 0.02, 0.2)))
     return Course(world, steps)
 
 
-def _steps(rng: random.Random, names: str, count: int) -> Iterator[Step]:
-    faults = rng.sample(("kill", "stop", "hang", "drain", "cut"), rng.randint(0, 5))
+def _steps(rng: random.Random, names: str, blocks: int, count: int) -> Iterator[Step]:
+    faults = rng.sample(("kill", "stop", "hang", "drain", "cut", "change"), rng.randint(0, 6))
     for _ in range(count):
         kind = rng.choice(("submit", "submit", "wait", "wait", *faults))
         name = rng.choice(names)
@@ -159,6 +160,8 @@ def _steps(rng: random.Random, names: str, count: int) -> Iterator[Step]:
             yield (kind, rng.choice(POLICIES), rng.randint(1, 6), rng.randint(0, 3), rng.randint(1, 4), budget)
         elif kind == "wait":
             yield kind, rng.choice((0.0005, 0.003, 0.02, 0.1, 0.4, 1.5))
+        elif kind == "change":
+            yield kind, name, tuple(sorted(rng.sample(range(blocks), rng.randint(1, blocks))))
         elif kind == "cut":
             yield kind, name, rng.choice([other for other in (SOURCE, *names) if other != name])
         else:
@@ -172,8 +175,12 @@ class _Play:
         self.world = world
         self.bands = Bands(world.blocks, world.cuts)
         limits = Limits(credits=world.credits, custody=2 * world.credits)
+        self.held = dict(world.held)
+        """Blocks of each peer now."""
+        self.ran = {name: set(blocks) for name, blocks in world.held.items()}
+        """Blocks that each peer has ever held."""
         self.sim: Any = make(
-            world.held, blocks=world.blocks, bands=self.bands, limits=limits, max_batch=world.batch, seed=world.seed,
+            self.held, blocks=world.blocks, bands=self.bands, limits=limits, max_batch=world.batch, seed=world.seed,
             block_seconds=world.block_s or 0.005, turn=world.turn, validate=True, latency=world.latency,
         )  # fmt: skip
         self.honest = list(world.held)
@@ -202,6 +209,8 @@ class _Play:
                 self.asked[request] = (policy, skips, due)
         elif kind == "wait":
             self.sim.run(*rest)
+        elif kind == "change":
+            self._change(*rest)
         elif kind == "cut":
             if {tuple(rest), tuple(rest[::-1])} & set(self.links):
                 (self.sim.restore if self.sim.is_cut(*rest) else self.sim.cut)(*rest)
@@ -210,6 +219,19 @@ class _Play:
         for name in self.honest:
             machine = self.sim.processes[name].machine
             assert len(machine.held) <= 2 * machine.limits.credits + machine.limits.custody, f"{name} holds too many"
+
+    def _change(self, name: str, blocks: tuple[int, ...]) -> None:
+        """Give a peer other blocks as ``apply`` does: it drains, and starts again."""
+        process = self.sim.processes[name]
+        if name not in self.honest or process.stopped:
+            return
+        if process.alive:
+            self.sim.drain(name)
+            self.sim.run(1.0)
+            self.sim.kill(name)
+        self.held[name] = blocks
+        self.ran[name] |= {*blocks}
+        self.sim.restart(name)
 
     def _fault(self, kind: str, name: str) -> None:
         process = self.sim.processes[name]
@@ -254,7 +276,7 @@ class _Play:
             return False
         assert sorted([*order, *itinerary.skipped]) == list(range(self.world.blocks)), f"request {request} lacks blocks"
         assert outcome.tokens == tuple(order), f"request {request} is not what its arrangement computes"
-        assert all(b in self.world.held[h] for w in itinerary.waves for t in w for b, h in t), "a block ran elsewhere"
+        assert all(b in self.ran[h] for w in itinerary.waves for t in w for b, h in t), "a block ran elsewhere"
         assert policy != "sequential" or order == sorted(order), f"request {request} ran in the order {order}"
         return True
 
@@ -264,12 +286,12 @@ class _Play:
         for a, b in self.links:
             if self.sim.is_cut(a, b):
                 self.sim.restore(a, b)
-        for name in self.world.held:
+        for name in self.held:
             if self.sim.processes[name].alive:
                 self.sim.kill(name)
             self.sim.restart(name)
         self.sim.run(_MEET_S if self.world.links else 0.3)
-        if {block for blocks in self.world.held.values() for block in blocks} != set(range(self.world.blocks)):
+        if {block for blocks in self.held.values() for block in blocks} != set(range(self.world.blocks)):
             return
         for _ in range(3):
             self.do(("submit", "sequential", 1, 0, 1, 5.0 + _PATIENCE * self.world.latency))

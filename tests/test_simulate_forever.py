@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from ls_edge.runtime.routing import machine
 from ls_edge.runtime.routing.state.events import Complete
 from tests.faults.simulation import FaultySimulation
 from tests.simulate_forever import Course, World, draw, fails, main, play, shrink, star
@@ -49,6 +50,20 @@ def test_copies_do_not_block_the_only_way_home_of_their_requests():
     """The hub kept a copy of each request, and had no room for the tokens that came back."""
     held = {"a": (1, 4, 5, 6, 7), "b": (0, 1, 2, 4, 5, 6), "c": (0, 2, 4, 5, 6, 7), "d": (0, 2, 3, 4, 5, 6, 7)}
     play(Course(World(held=held, blocks=8, credits=1, links=tuple(star("abcd", random.Random()))), ()))
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_a_state_that_changes_nothing_may_end_a_turn_early(seed, monkeypatch):
+    """Without the short way, courses have the same answers after the same number of events."""
+    short = play(draw(seed))
+    monkeypatch.setattr(machine, "NeighborState", None)
+    assert play(draw(seed)) == short
+
+
+def test_peers_whose_blocks_change_lose_no_request():
+    changes = [("submit", "nearest", 3, 1, 1, 2.0), ("change", "a", (1, 2)), ("wait", 0.02), ("change", "b", (0,))]
+    world = World(held={"a": (0, 1), "b": (2,), "c": (0, 1, 2)}, blocks=3)
+    assert play(Course(world, (*changes, *changes[:1]))).answered == 6
 
 
 def test_the_search_says_what_it_did(capsys):

@@ -58,6 +58,8 @@ class _SiteRun:
         self._open: dict[int, None] = {}
         """Requests that have not ended."""
         self._has_source = True
+        self._start = math.inf
+        """Time of the first request; losses begin earlier."""
         self._drawn = random.Random(f"{seed} orders")
         self._kept = math.ceil(site.settings.execute * site.requests / site.settings.requests)
         """Number of answers whose orders are kept."""
@@ -147,7 +149,8 @@ class _SiteRun:
         """Let all requests of a lost source fail; one that is back in a closed loop submits again."""
         self._has_source = up
         if up:
-            while self._site.rate is None and self._left and len(self._open) < self._site.concurrency:
+            is_loop = self._site.rate is None and self._sim.now >= self._start
+            while is_loop and self._left and len(self._open) < self._site.concurrency:
                 self._submit()
             return
         self._waiting.clear()

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.text import show_nines
@@ -102,6 +104,59 @@ def test_no_request_is_lost_while_devices_come_and_go(make_problem, simulate, ki
     up = outcome.up_seconds / (2 * outcome.seconds)
     assert up == pytest.approx(0.9, abs=0.06 if kind != "drain" else 0.12)
     assert all(0 <= count <= 2 for _, count in outcome.up)
+
+
+LOSS = st.builds(
+    Churn,
+    up=st.sampled_from([0.2, 1.0]),
+    down=st.sampled_from([0.05, 0.5]),
+    weights=st.sampled_from([{kind: 1.0} for kind in LOSSES]),
+    zone=st.integers(1, 2),
+)
+
+
+@example(
+    devices=1,
+    churn=[Churn(0.5, 0.2, is_source=True)],
+    rate=None,
+    concurrency=1,
+    budget_ms=15.0,
+    policy="nearest",
+    seed=0,
+)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    devices=st.integers(1, 3),
+    churn=st.lists(st.one_of(LOSS, st.just(Churn(0.5, 0.2, is_source=True))), max_size=3),
+    rate=st.sampled_from([None, 20.0, 400.0]),
+    concurrency=st.sampled_from([1, 8]),
+    budget_ms=st.sampled_from([15.0, 300.0, 3000.0]),
+    policy=st.sampled_from(["nearest", "sequential", "fastest", "parallel", "random"]),
+    seed=st.integers(0, 1000),
+)
+def test_requests_in_are_answers_failures_and_requests_in_flight(make_problem, devices, churn, **asked):
+    """Conservation after every event; at the end each request has one outcome, within its budget."""
+    given_settings = FleetSettings(devices=devices, requests=40, max_skips=1, replicas=1, **asked)
+    ((site,), _) = sites_of(make_problem(*[2.0] * devices), given_settings, churn=churn)
+    run = _SiteRun(site)
+    ended, run_next = [], run._sim.run_next
+    close = run._close
+
+    def count(number, *outcome):
+        ended.append(number)
+        close(number, *outcome)
+
+    def step():
+        run_next()
+        assert run._submitted == len(ended) + len(run._open)
+        assert {*run._open}.isdisjoint(ended)
+        assert len(run._waiting) + run._under_way <= len(run._open) or not run._has_source
+
+    run._close, run._sim.run_next = count, step
+    outcome = run.run(lambda _over: None)
+    assert sorted(ended) == list(range(40))
+    assert sum(outcome.errors.values()) == (outcome.states == FAILED).sum()
+    assert outcome.latency_s.max() <= asked["budget_ms"] / 1e3 + 1e-3
 
 
 @pytest.mark.parametrize("rate", [None, 200.0])
