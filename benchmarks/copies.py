@@ -8,6 +8,8 @@ missing for the latter is measured (``eval --keep``).
 The models: *any order* may run its blocks in every order (``examples/cifar10``), *in bands* all but the first and the
 last (``examples/cifar10-plain``), *shared* has one block for all steps, so a copy of it is a copy of all
 (``examples/cifar10-shared``), *fixed order* runs in trained order with copies of tokens on the way, and never skips.
+*Restarts* is a fixed order without such copies, whose source starts a request again when the board that has it is lost;
+peers always keep copies, so this one is computed only.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ class Model(NamedTuple):
     policy: str
     skips: int
     bands: tuple[tuple[int, ...], ...] = ()
+    restart_s: float | None = None
+    """Time of a request that starts again when its board is lost; None if copies of tokens are kept."""
 
 
 MODELS = (
@@ -54,6 +58,8 @@ MODELS = (
     Model("in bands", "nearest", 1, ((0,), (1, 2, 3, 4, 5, 6), (7,))),
     Model("shared", "nearest", 2),
     Model("fixed order", "sequential", 0),
+    Model("restarts, requests of 0.5 s", "sequential", 0, restart_s=0.5),
+    Model("restarts, requests of 1.5 s", "sequential", 0, restart_s=1.5),
 )
 
 
@@ -98,6 +104,9 @@ def _fewest(
             spread = dataclasses.replace(problem, devices=(room,))
             own, placement, kinds = plan_site(spread, copies, (0,) * BOARDS, churn=[churn], exactly=True)
         misses = _expected_misses(placement, churn, settings.max_skips)
+        if model.restart_s is not None:  # each run in the budget meets a loss
+            loss = 1 - math.exp(-model.restart_s / churn.up)
+            misses += (1 - misses) * loss ** int(BUDGET_MS / 1e3 / model.restart_s)
         if misses <= 1 - GOAL:
             judged = judge_fleet(own, placement, kinds, [target], settings, [churn], None) if simulated else None
             return copies, 1 - misses, judged
@@ -144,8 +153,8 @@ def _chart(rows: list[dict[str, Any]]) -> Any:
 
 def _name(row: dict[str, Any]) -> str:
     """Return the line of a case; several have the same copies."""
-    if row["model"] == "shared":
-        return "shared: whole answers"
+    if row["model"] == "shared" or row["model"] == MODELS[-1].name:
+        return f"{row['model']}: whole answers"
     return "other models: whole answers" if row["answers"] == "whole" else f"{row['model']}: {row['answers']}"
 
 
