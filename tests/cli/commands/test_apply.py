@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-import random
-import subprocess
-import threading
 
 import pytest
 import yaml
@@ -12,10 +9,7 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
-from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport.keys import load_secret
-from tests.data import bombs
-from tests.runtime.clients.load import Load
+from tests.faults.killed_changes import kill_changes
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
@@ -97,70 +91,5 @@ def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle,
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_changes_that_are_killed_at_random_moments_lose_no_request(tmp_path, tiny_bundle, images, ls_edge):
-    """The pusher, or a peer, is killed; the last command completes the change."""
-    draw = random.Random(0)
-    placement = {"a": "0-5", "b": "0-2", "c": "3-5", "d": "0-5"}
-    with pushed_cluster(tmp_path, tiny_bundle, placement, ls_edge) as (peers, bundle):
-        files = [
-            write(peers, "even.yaml", lambda named: None),
-            write(peers, "odd.yaml", lambda named: (named["b"].update(blocks="3-5"), named["c"].update(blocks="0-2"))),
-        ]
-        words = ["--peers", peers.path, *bundle, "--yes"]
-        with Load(peers, tiny_bundle, images) as load:
-            for turn in range(8):
-                process = ls_edge.start("apply", files[turn % 2], *words)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(draw.uniform(0.5, 8.0))
-                if turn % 2:
-                    victim = draw.choice("abc")
-                    peers.kill(victim)
-                    peers.start(victim)
-                process.kill()
-                process.wait()
-            done = ls_edge.run("apply", files[1], *words, timeout=120)
-            assert done.returncode == 0, done.stderr
-        load.assert_whole()
-        status = ls_edge.run("status", "--peers", files[1], *bundle[2:], "--json")
-        found = json.loads(status.stdout)["peers"]
-        assert {name: one["blocks"] for name, one in found.items()} == {
-            "a": [0, 1, 2, 3, 4, 5], "b": [3, 4, 5], "c": [0, 1, 2], "d": [0, 1, 2, 3, 4, 5],
-        }  # fmt: skip
-        assert {one["reason"] for one in found.values()} == {None}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_changes_of_the_model_that_are_killed_lose_no_request(tmp_path, tiny_bundle, other_bundle, ls_edge):
-    """A source without a bundle is on one model or the other, whichever peers hold all of it."""
-    draw = random.Random(0)
-    placement = {"a": "all", "b": "stem, 0-5", "c": "2-5, head", "d": "stem, 0-3, head"}
-    with pushed_cluster(tmp_path, tiny_bundle, placement, ls_edge) as (peers, bundle):
-        words = [*bundle[2:], "--bundle"]
-        answers, halt = [], threading.Event()
-
-        def ask():
-            while not halt.wait(0.05):
-                future = thin.submit(bombs.flat(40, "JPEG"), budget_ms=60_000)
-                answers.append(future.exception(90) or future.result().degraded)
-
-        with Source(peers.file, keys=load_secret(peers.secret_key("desk"))) as thin:
-            assert thin.wait_ready(30.0) == ()
-            load = threading.Thread(target=ask)
-            load.start()
-            for turn in range(6):
-                bundle = (other_bundle, tiny_bundle)[turn % 2]
-                process = ls_edge.start("apply", peers.path, *words, bundle, "--yes")
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(draw.uniform(1.0, 8.0))
-                if turn % 3 == 2:
-                    victim = draw.choice("abcd")
-                    peers.kill(victim)
-                    peers.start(victim)
-                process.kill()
-                process.wait()
-            done = ls_edge.run("apply", peers.path, *words, other_bundle, "--yes", timeout=120)
-            halt.set()
-            load.join(90)
-            assert (done.returncode, set(answers)) == (0, {False}), done.stderr
-            assert thin.bundle.manifest.model_id == Bundle.open(other_bundle).manifest.model_id
+def test_changes_that_are_killed_at_random_moments_lose_no_request(tmp_path, tiny_bundle, other_bundle):
+    kill_changes(tmp_path / "fleet", (tiny_bundle, other_bundle), kills=10)
