@@ -22,8 +22,10 @@ from benchmarks.common import BenchmarkError, wait_for
 from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, PartFile, PartFiles, TokenSpec
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.engines.engine import Engine, Signature, signature_of
+from ls_edge.engines.opening import OnChoice
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.events import Complete, Instruction, Submit
@@ -74,7 +76,7 @@ class _PassThrough:
 class PassThroughPeer(Peer):
     """Peer whose engines return their input."""
 
-    def open_engines(self) -> Mapping[int, Engine]:
+    def open_engines(self, _setup: PeerSetup, _on_choice: OnChoice) -> Mapping[int, Engine]:
         """Make an engine for each block that returns its input."""
         parts = {block: f"block {block}" for block in self.entry.blocks}
         return {block: _PassThrough(part, signature_of(self.bundle.manifest, part)) for block, part in parts.items()}

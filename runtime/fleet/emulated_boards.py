@@ -24,8 +24,10 @@ from ls_edge.core.parts import ENDS
 from ls_edge.core.validation import unknown_name
 from ls_edge.device.profile import BatchTimes, DeviceProfile, Times, load_profile
 from ls_edge.engines.engine import Engine
+from ls_edge.engines.opening import OnChoice
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.peer.setup import PeerSetup
 
 _TABLE = (
     "NVIDIA's table of vision transformers, vit-base-patch16-224 "
@@ -103,12 +105,12 @@ class PacedPeer(Peer):
 
     block_ms = 0.0
 
-    def open_engines(self) -> Mapping[int, Engine]:
+    def open_engines(self, setup: PeerSetup, on_choice: OnChoice) -> Mapping[int, Engine]:
         """Open the engines, with those of blocks at the pace of the board, which the peer measures as it warms up.
 
         Stem and head are not paced: the time of the blocks includes them.
         """
-        pacer, opened = Pacer(), super().open_engines()
+        pacer, opened = Pacer(), super().open_engines(setup, on_choice)
         return {b: e if b in ENDS else PacedEngine(e, pacer, self.block_ms) for b, e in opened.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 import msgspec
@@ -13,14 +14,21 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.text import name_blocks
+from ls_edge.device.hardware import has_nvidia, memory_gib
+from ls_edge.device.worker import Worker
 from ls_edge.engines.opening import OnStep, build_engines
+from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.routing.state.events import Warm
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import AppliedFile, Store
 from ls_edge.runtime.transport.keys import curve_of, load_secret, read_again
 
 log = logging.getLogger("ls_edge.runtime")
+
+MEMORY_PER_BYTE = 4
+"""Free memory that opening engines next to the present ones may need, per byte of their files."""
 
 
 class GivenBundle:
@@ -48,25 +56,44 @@ class GivenBundle:
         """Return the setup, because a given bundle has all parts."""
         return setup
 
+    def opened_for(self, _setup: PeerSetup) -> BlockExecutor | None:
+        """Return None, because no engines are opened before they are needed."""
+        return None
+
     def give_up(self, error: LsEdgeError) -> None:
         """Raise the error, because there is no other bundle."""
         raise error
+
+    def close(self) -> None:
+        """Do nothing; there is nothing to close."""
 
 
 class StoredBundle:
     """The active bundle of a store, which a push or a failure exchanges for another."""
 
     def __init__(
-        self, store: Store, given: PeerSetup, present: Callable[[], PeerSetup], use: Callable[[PeerSetup], bool]
+        self,
+        store: Store,
+        given: PeerSetup,
+        present: Callable[[], PeerSetup],
+        use: Callable[[PeerSetup], bool],
+        executor_of: Callable[[PeerSetup], BlockExecutor],
     ) -> None:
         """Serve from a store; ``given`` has the file with which the peer was started.
 
         ``present()`` returns the present setup, and ``use(setup)`` uses the files of another one; it returns whether
-        the peer has to reopen instead.
+        the peer has to reopen instead. ``executor_of(setup)`` returns an executor without engines.
         """
+        self._executor_of = executor_of
+        self._opened: tuple[PeerSetup, BlockExecutor] | None = None
+        """Next setup, and its engines that are warm."""
+        # Not on the store's thread, whose low priority the threads of an engine library would inherit.
+        with given.cores.on_engine():
+            self._loader: Worker[None] = Worker(f"next of {given.entry.name}", lambda: None)
         self._store, self._given, self._present, self._use = store, given.peers, present, use
         self.installer = Installer(store, given.entry.name, self)
         self._note_file()
+        self._served: Bundle | None = None
         self._is_broken = False
         """Whether the active bundle cannot be served, so that the peer waits for a push."""
 
@@ -74,7 +101,8 @@ class StoredBundle:
         """Return the active bundle, or None to wait for a push; raise :class:`BundleError` if it is damaged."""
         if self.installer.is_switching:
             self.installer.is_switching = self._is_broken = False
-        return None if self._is_broken else self._store.open_active()
+        self._served = None if self._is_broken else self._store.open_active()
+        return self._served
 
     def adopt(self, setup: PeerSetup) -> PeerSetup:
         """Return the setup with the applied files of the store, if there are any that can be used."""
@@ -122,20 +150,67 @@ class StoredBundle:
         return () if setup is None else setup.of_model(bundle).entry.blocks
 
     def build(self, bundle: Bundle, file: AppliedFile | None, on_step: OnStep) -> Iterator[object]:
-        """Build the engines of these parts, one at a time."""
+        """Build the engines of these parts, one at a time; then open and warm them if the peer has to reopen."""
         setup = self._offered(file)
         if setup is None:
-            return iter(())
+            return
+        setup = setup.of_model(bundle)
         entry = setup.entry
-        return build_engines(
+        yield from build_engines(
             bundle,
-            [part_name(part) for part in entry.blocks.of_model(bundle.num_blocks)],
+            [part_name(part) for part in entry.blocks],
             kind=setup.engine_kind,
             provider=entry.provider,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,
             on_step=on_step,
         )
+        if self._served is None or bundle.manifest != self._served.manifest or self._present().needs_reopening(setup):
+            self._open(setup)
+
+    def _open(self, setup: PeerSetup) -> None:
+        """Open the engines of the next setup while the peer still serves the present one, if memory allows.
+
+        Otherwise, they are opened at the switch, which then takes longer.
+        """
+        self.forget()
+        assert setup.bundle is not None
+        size = sum(setup.bundle.part(part_name(part)).bytes for part in setup.entry.blocks)
+        memory = memory_gib()
+        is_short = memory is not None and memory[1] * 2**30 < size * MEMORY_PER_BYTE
+        # Two sets of engines in the memory of a GPU were not tried on a board.
+        if is_short or has_nvidia() or setup.cores != self._present().cores:
+            return
+        executor, loaded = self._executor_of(setup), Future[Warm | LsEdgeError]()
+        self._loader.submit(lambda: loaded.set_result(executor.load()))
+        if isinstance(why := loaded.result(), LsEdgeError):
+            log.warning("engines are opened at the switch", extra={"peer": setup.entry.name, "why": str(why)})
+            executor.close()
+        else:
+            self._opened = setup, executor
+
+    def opened_for(self, setup: PeerSetup) -> BlockExecutor | None:
+        """Return the warm engines of a setup if :meth:`build` has opened them; close those of any other setup."""
+        if self._opened is None or setup.bundle is None:
+            return None
+        (ready, executor), self._opened = self._opened, None
+        assert ready.bundle is not None
+        if (ready.entry, ready.bundle.manifest) == (setup.entry, setup.bundle.manifest):
+            return executor
+        executor.close()
+        return None
+
+    def forget(self) -> None:
+        """Close the engines that :meth:`build` has opened and that are not used yet."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[1].close()
+
+    def close(self) -> None:
+        """Stop receiving, and close the store and the engines that are not used."""
+        self.installer.close()
+        self._loader.close()
+        self.forget()
 
     def accept(self, file: AppliedFile) -> None:
         """Record that the processes of a file are accepted, too."""

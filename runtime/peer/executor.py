@@ -28,13 +28,14 @@ class BlockExecutor:
     """Executor of a peer's blocks; its methods run one at a time, on any thread."""
 
     def __init__(self, entry: PeerConfig, open_engines: Callable[[], Mapping[int, Engine]]) -> None:
-        """Open no engine yet; :meth:`load` calls ``open_engines``."""
+        """Open no engine yet; the first :meth:`load` calls ``open_engines``."""
         self.counts = EngineCounts(entry.blocks)
         self.text = ""
         """Description of the chosen engine, for other processes."""
         self._entry = entry
         self._open_engines = open_engines
         self._executor = Executor({})
+        self._warm: Warm | None = None
 
     @property
     def provider(self) -> str:
@@ -47,7 +48,9 @@ class BlockExecutor:
         return self._executor.workspace is None
 
     def load(self) -> Warm | LsEdgeError:
-        """Open the engines and warm them up; return an error instead of raising it."""
+        """Open the engines and warm them up, unless that is done; return an error instead of raising it."""
+        if self._warm is not None:
+            return self._warm
         try:
             self._executor = Executor(self._open_engines())
             block_ms = self._executor.measure(self._entry.max_batch)
@@ -55,7 +58,8 @@ class BlockExecutor:
             return error
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
             return EngineError(f"the engines of {self._entry.name} do not load: {error}; run 'ls-edge doctor'")
-        return Warm(max(1, round(block_ms * 1e3)))
+        self._warm = Warm(max(1, round(block_ms * 1e3)))
+        return self._warm
 
     def run(self, compute: Compute) -> Computed | ComputeFailed | DeviceLost:
         """Run a call; see :func:`run_blocks`."""

@@ -23,7 +23,7 @@ from ls_edge.core.errors import AddressMissing, DeviceLost, LinkError, LsEdgeErr
 from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
-from ls_edge.engines.opening import EngineChoice, announce, open_block_engines
+from ls_edge.engines.opening import EngineChoice, OnChoice, announce, open_block_engines
 from ls_edge.runtime.peer.bundles import GivenBundle, StoredBundle
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.counts import PeerSnapshot
@@ -96,7 +96,7 @@ class Peer:
             )
         opened = Store(store, entry.blocks)
         with self.cores.others():  # the thread of the installer stays on them
-            self._bundles = StoredBundle(opened, self._setup, lambda: self._setup, self._use)
+            self._bundles = StoredBundle(opened, self._setup, lambda: self._setup, self._use, self._executor_of)
         self._setup = self._bundles.adopt(self._setup)
         opened.blocks = self.entry.blocks
         opened.begin()
@@ -193,8 +193,7 @@ class Peer:
             while phase != "left":
                 phase = TRANSITIONS[phase, steps[phase]()]
         finally:
-            if self._bundles.installer is not None:
-                self._bundles.installer.close()
+            self._bundles.close()
 
     def reload(self) -> None:
         """Read ``peers.yaml`` and the secret key again; if that fails, log the reason and keep the previous ones.
@@ -278,19 +277,20 @@ class Peer:
         if self._running.snapshot.warm and not self._running.stops:
             self._fallback = None
 
-    def open_engines(self) -> Mapping[int, Engine]:
+    def open_engines(self, setup: PeerSetup, on_choice: OnChoice) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it; called on the engine's thread. Raise the library's errors."""
-        entry = self._running.setup.entry
+        entry = setup.entry
+        assert setup.bundle is not None
         return open_block_engines(
-            self.bundle,
+            setup.bundle,
             entry.blocks,
-            kind=self._setup.engine_kind,
+            kind=setup.engine_kind,
             provider=entry.provider,
-            threads=self._setup.settings.threads or entry.threads,
+            threads=setup.settings.threads or entry.threads,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,
             on_step=self._on_step,
-            on_choice=self._on_choice,
+            on_choice=on_choice,
         )
 
     def _use(self, setup: PeerSetup) -> bool:
@@ -305,9 +305,14 @@ class Peer:
         if self._bundles.installer is not None:
             self._bundles.installer.progress(done, total, text)
 
-    def _on_choice(self, choice: EngineChoice) -> None:
-        announce(choice)
-        self._running.executor.text = str(choice)[:MAX_TEXT]
+    def _executor_of(self, setup: PeerSetup) -> BlockExecutor:
+        def choose(choice: EngineChoice) -> None:
+            announce(choice)
+            executor.text = str(choice)[:MAX_TEXT]
+
+        executor = BlockExecutor(setup.entry, lambda: self.open_engines(setup, choose))
+        executor.text = setup.engine_kind
+        return executor
 
     @property
     def _running(self) -> Incarnation:
@@ -322,6 +327,5 @@ class Peer:
         if bundle is not None:
             self._check(bundle)
         setup = self._bundles.limited(self._setup.of_model(bundle))
-        executor = BlockExecutor(setup.entry, lambda: self.open_engines())
-        executor.text = setup.engine_kind
+        executor = self._bundles.opened_for(setup) or self._executor_of(setup)
         return Incarnation(setup, executor, self._bundles.installer)

@@ -179,6 +179,8 @@ class Installer:
         """Forget a process that has gone; received files stay on the disk."""
         self._pushers.discard(name)
         if self._push is not None and self._push.pusher == name:
+            if self._push.state is not StoreState.SWITCHING:
+                self._thread.do(self._fleet.forget, lambda _: None, lambda _: None)
             self._push = None
 
     def receive(self, pusher: str, message: PushMessage) -> None:

@@ -114,5 +114,5 @@ def wrap(engines: Mapping[int, Engine], path: Path) -> Mapping[int, Engine]:
 def inject(peer: Peer, path: Path) -> Peer:
     """Make a peer of this process, not served yet, open engines with the faults that ``path`` sets."""
     open_engines = peer.open_engines
-    peer.open_engines = lambda: wrap(open_engines(), path)
+    peer.open_engines = lambda *words: wrap(open_engines(*words), path)
     return peer

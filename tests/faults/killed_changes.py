@@ -117,4 +117,10 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        kill_changes(root, options.bundles, options.kills, options.seed, lambda *words: print(*words, flush=True))
+        kill_changes(
+            root,
+            options.bundles,
+            options.kills,
+            options.seed,
+            lambda *words: sys.stdout.write(" ".join(map(str, words)) + "\n"),
+        )

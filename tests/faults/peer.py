@@ -10,5 +10,5 @@ from tests.faults.engines import wrap
 if __name__ == "__main__":
     path = Path(sys.argv.pop(1))
     open_engines = Peer.open_engines
-    Peer.open_engines = lambda peer: wrap(open_engines(peer), path)
+    Peer.open_engines = lambda *words: wrap(open_engines(*words), path)
     main()

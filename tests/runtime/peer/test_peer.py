@@ -86,7 +86,7 @@ def test_a_lost_gpu_ends_a_peer_although_its_setup_was_just_reloaded(write_peers
                 raise DeviceLost("error 719")
             return self._engine.run(inputs)
 
-    peer.open_engines = lambda: {block: Lost(engine) for block, engine in open_really().items()}
+    peer.open_engines = lambda *words: {block: Lost(engine) for block, engine in open_really(*words).items()}
     threading.Thread(target=serve).start()
     with Source.open(path, tiny_bundle, budget_ms=1000) as source:
         assert source.wait_ready(30) == ()

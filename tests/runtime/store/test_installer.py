@@ -22,6 +22,7 @@ from ls_edge.runtime.protocol.messages import Chunk, Complaint, Hello, Install, 
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
 from ls_edge.runtime.transport.keys import Curve
 from ls_edge.runtime.transport.links import Links
+from tests.engines.bundles import edited
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
@@ -338,3 +339,33 @@ def test_a_full_disk_is_reported_and_no_bundle_is_installed(
     with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
         pusher.push(Bundle.open(tiny_bundle))
         assert pusher.results()["a"].state == "active"
+
+
+@pytest.mark.parametrize("memory", [None, (8.0, 0.0)])
+def test_engines_of_the_next_bundle_are_warm_before_the_switch_if_memory_allows(
+    serve, file, keys, tmp_path, tiny_bundle, wait_until, monkeypatch, memory
+):
+    monkeypatch.setattr("ls_edge.runtime.peer.bundles.memory_gib", lambda: memory)
+    peer = Peer(file, "a", store=tmp_path / "store", keys=keys["a"])
+    open_really, opened = peer.open_engines, []
+
+    def open_engines(setup, on_choice):
+        opened.append((setup.bundle.manifest.bundle_id, peer.snapshot.bundle_id, peer.snapshot.warm))
+        return open_really(setup, on_choice)
+
+    peer.open_engines = open_engines
+    serve(peer)
+    before = Bundle.open(tiny_bundle)
+    after = edited(before, tmp_path / "next", lambda _, model: setattr(model, "doc_string", "next"))
+    for bundle in (before, after):
+        with Pusher(file, keys=keys["laptop"], connect=30.0) as pusher:
+            pusher.push(bundle)
+    first, second = before.manifest.bundle_id, after.manifest.bundle_id
+    served = (first, True) if memory is None else (second, False)
+    assert opened == [(first, *(("", False) if memory is None else (first, False))), (second, *served)]
+    assert (peer.snapshot.bundle_id, peer.snapshot.warm) == (second, True)
+    with Hand(file, keys) as hand:  # this pusher leaves before the switch
+        wait_until(greeted(hand))
+        wait_until(serve_files(hand, tiny_bundle, honest), timeout=30)
+        assert (peer._bundles._opened is None) == (memory is not None)
+    wait_until(lambda: peer._bundles._opened is None)
