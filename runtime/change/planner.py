@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 MAX_STATES = 5_000
 """Limit on the states that the search for a safe order visits; found within half a second on a laptop."""
@@ -19,6 +19,7 @@ MAX_STATES = 5_000
 WITNESSES = 2
 """Peers that have to serve a model until sources without a bundle use it, unless there are fewer."""
 
+D = TypeVar("D", str, bytes)
 Kind = Literal["add", "switch", "follow", "remove"]
 
 
@@ -90,6 +91,12 @@ def plan_change(
         for found in (during.holders(), fleet.holders()):
             holders = {part: min(count, found.get(part, count)) for part, count in holders.items()}
     return Plan(tuple(order), outages, holders)
+
+
+def version_of(digest: D, known: Collection[tuple[int, D]]) -> int:
+    """Return the version of a file among those that peers announce: the newest one, or the next after all others."""
+    newest = max((version for version, _ in known), default=0)
+    return newest if newest and all(other == digest for version, other in known if version == newest) else newest + 1
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ continues a change that was interrupted at any point.
 from __future__ import annotations
 
 import hashlib
-import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,21 +18,16 @@ from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.runtime.change.planner import WITNESSES, Goal, Plan, Step, plan_change
+from ls_edge.runtime.change.planner import Goal, Plan, Step, plan_change, version_of
+from ls_edge.runtime.change.progress import Instruction, Seen
 from ls_edge.runtime.clients.manifest import fetch_model
-from ls_edge.runtime.clients.push import Pusher, served_by
-from ls_edge.runtime.clients.sender import CONNECT_S, PushResult, Target
+from ls_edge.runtime.clients.push import Pusher
+from ls_edge.runtime.clients.sender import AGAIN_S, CONNECT_S, PushResult, Target
 from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, Welcome
 from ls_edge.runtime.transport.keys import KeyPair, curve_of
 
-ACCEPT_S = 10.0
-"""Seconds within which peers that have a file have to accept its processes."""
-FOLLOW_S = 10.0
-"""Seconds to wait until the sources have the new file, or use the new model."""
-END_S = 10.0
-"""Seconds within which peers have to record the end of a change."""
-END_AGAIN_S = 1.0
-"""Seconds after which a peer that has not recorded the end of a change is told again."""
+PHASE_S = 10.0
+"""Seconds within which peers have to accept a file and to record the end of a change, and sources to follow."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +83,10 @@ class Applier(Pusher):
         )
         self._new, self._current, self._bundle, self._keys = new, current, bundle, keys
         self._digest = hashlib.sha256(new.raw).digest()
-        self._plan = Plan((), {}, {})
-        self._model_id = ""
-        """Model that the peers should serve."""
-        self._has_waited = False
-        """Whether sources had time to use that model."""
+        self._removed: set[str] = set()
+        """Peers that the new file does not list."""
+        self._told: set[str] = set()
+        """Peers that were told to end the change."""
 
     def look(self) -> Change:
         """Compare the running fleet with the file; raise :class:`UsageError` if the file does not fit the bundle."""
@@ -122,9 +114,7 @@ class Applier(Pusher):
             model, _ = fetch_model(self.peers, self._keys, self._hello.name.rpartition(".")[0])
         new = self._new.of_model(model.num_blocks)
         files = {file for welcome in welcomes.values() for file in welcome.files}
-        version = max((file.version for file in files), default=0)
-        if any(file.version == version and file.digest != self._digest for file in files) or not version:
-            version += 1
+        version = version_of(self._digest, {(file.version, file.digest) for file in files})
         self._file = FileVersion(version, self._digest)
         goals = {name: self._goal(new, name, welcome) for name, welcome in welcomes.items() if name in listed}
         self._model_id = model.manifest.model_id
@@ -162,13 +152,8 @@ class Applier(Pusher):
                 del self._targets[name], offers[name]
             target.files[self._digest.hex()] = (self._new.path, size)
         self._send_all(offers)
-        self._wait_until_accepted()
-        self._wait_for_sources()
-        order = {step.peer: index for index, step in enumerate(self._plan.steps)}
-        self._targets = dict(sorted(self._targets.items(), key=lambda item: order.get(item[0], -1)))
-        self._switch_all()
-        if not change.missing:
-            self._end(removed)
+        self._removed, self._is_whole = removed, not change.missing
+        self._carry_out()
 
     # The steps.
 
@@ -200,81 +185,56 @@ class Applier(Pusher):
         parts = step.gained if is_same else step.after
         return sum(self._bundle.part(part_name(part)).bytes for part in parts)
 
-    def _wait_until_accepted(self) -> None:
-        """Wait until all peers accept the processes of the new file."""
-
-        def lacking() -> list[Target]:
-            return [
-                target
-                for name, target in self._targets.items()
-                if all(file.digest != self._digest for file in self._files_of(name))
-            ]
-
-        if not self.wait_until(lambda: not lacking(), ACCEPT_S):
-            self._stop(lacking()[0], "it does not accept the new file; see its log")
-
     @property
     def _unknown_file(self) -> str:
         """Reason why a peer asks for a file that this process does not have."""
         return "it lacks parts of the bundle; give --bundle" if self._bundle is None else super()._unknown_file
 
-    def _wait_for_sources(self) -> None:
-        """Wait for the sources that are linked to the peers; warn of those that do not follow."""
+    def _seen(self, name: str) -> Seen:
+        """Return the last report of a peer, with its files."""
+        welcome, target = self.sessions[name].welcome, self._targets.get(name)
+        files = () if welcome is None else welcome.files
+        is_cut_off = name in self._told and not self.sessions[name].up
+        return replace(
+            super()._seen(name),
+            accepts=any(file.digest == self._digest for file in files),
+            has_ended=name in self._removed or files == (self._file,) or (is_cut_off and self._removes_itself),
+            late=frozenset(() if target is None or target.last is None else target.last.behind),
+        )
 
-        def late() -> set[str]:
-            return {name for one in self._targets.values() if one.last is not None for name in one.last.behind}
+    @property
+    def _removes_itself(self) -> bool:
+        """Whether the new file does not list this process, so that peers end its links with the change."""
+        return self._new.source(self._hello.name.rpartition(".")[0]) is None
 
-        if not self.wait_until(lambda: not late(), FOLLOW_S):
-            names = ", ".join(sorted(late()))
+    def _wait_for(self, now: Instruction, target: Target | None) -> None:
+        """Wait for a peer or for the sources."""
+        if now.phase == "cover":
+            super()._wait_for(now, target)
+            return
+
+        def is_over() -> bool:
+            then = self._next()
+            return (then.phase, then.peer) != (now.phase, now.peer)
+
+        for _ in range(round(PHASE_S / AGAIN_S)):
+            if now.phase == "end" and target is not None and self.sessions[now.peer].up:
+                self._told.add(now.peer)
+                self.send(now.peer, Install(target.offered, True))
+            if self.wait_until(is_over, AGAIN_S):
+                return
+        names = ", ".join(sorted(self._next().names))
+        if target is not None and now.phase == "accept":
+            self._stop(target, "it does not accept the new file; see its log")
+        if target is not None and now.phase == "end":
+            self._stop(target, "it has not recorded the end of the change; run this again")
+        if now.phase == "follow":
             self._warn(f"{names} still use an older file and not what changes; restart them with {self._new.path}")
-
-    def _files_of(self, name: str) -> tuple[FileVersion, ...]:
-        welcome = self.sessions[name].welcome
-        return () if welcome is None else welcome.files
-
-    def _next_covered(self, pending: Sequence[Target]) -> Target:
-        """Wait until other peers hold the parts of the plan's next peer, unless it does not stop serving."""
-        kinds = {step.peer: step.kind for step in self._plan.steps}
-        is_stopping = kinds.get(pending[0].peer.name, "follow") != "follow"
-        return super()._next_covered(pending[:1]) if is_stopping else pending[0]
-
-    def _without_other_holder(self, target: Target, served: set[int]) -> set[int]:
-        """Return the parts that have no holder while a peer switches, by the plan."""
-        return served & self._plan.outages.get(target.peer.name, frozenset())
-
-    def _bare(self, target: Target) -> set[int]:
-        """Return the blocks that only this peer serves now, unless sources use another model by then."""
-        return set() if self._is_left(target.peer.name) else super()._bare(target)
-
-    def _is_left(self, name: str) -> bool:
-        """Return whether a peer serves the previous model while others serve the whole next one."""
-        models = {other: one.welcome.model_id for other, one in self.sessions.items() if one.welcome is not None}
-        if models.get(name, "") in ("", self._model_id):
-            return False
-        served = [served_by(one) for other, one in self.sessions.items() if models.get(other) == self._model_id]
-        wanted = {part for step in self._plan.steps for part in step.after}
-        return sum(map(bool, served)) >= min(WITNESSES, len(models)) and wanted <= set(itertools.chain(*served))
-
-    def _switch(self, target: Target) -> None:
-        """Switch a peer; sources leave the previous model before its peers become too few."""
-        if self._is_left(target.peer.name) and not self._has_waited:
-            self._has_waited = True
-
-            def using() -> set[str]:
-                return {
-                    other
-                    for name, one in self.sessions.items()
-                    if one.state is not None and self._is_left(name)
-                    for other in one.state.reaches
-                    if other not in self.sessions
-                }
-
-            if not self.wait_until(lambda: not using(), FOLLOW_S):
-                names = ", ".join(sorted(using()))
-                self._warn(
-                    f"{names} still use the previous model, which no peer serves soon; restart them with the new bundle"
-                )
-        super()._switch(target)
+        else:
+            self._warn(
+                f"{names} still use the previous model, which no peer serves soon; restart them with the new bundle"
+            )
+        self._impatient += (now.phase,)
 
     def step(self, seconds: float) -> Sequence[tuple[str, Message]]:
         """Handle events, and dial a peer that moves at its new address once it has left the previous one."""
@@ -286,29 +246,6 @@ class Applier(Pusher):
                 dial = {other: one.peer.address for other, one in self.sessions.items()}
                 self._links.change(dial, curve_of(self.peers, self._hello.name, self._keys))
         return found
-
-    def _end(self, removed: set[str]) -> None:
-        """Make the peers drop what only the previous file has."""
-        told: dict[str, float] = {}
-        left = [name for name in self._targets if name not in removed]
-
-        def is_over() -> bool:
-            now = time.monotonic()
-            for name in left:
-                is_due = now > told.get(name, float("-inf")) + END_AGAIN_S
-                if is_due and self._files_of(name) != (self._file,) and self.sessions[name].up:
-                    told[name] = now
-                    self.send(name, Install(self._targets[name].offered, True))
-            return all(self._files_of(name) == (self._file,) or self._is_cut_off(name, told) for name in left)
-
-        if not self.wait_until(is_over, END_S):
-            late = [name for name in left if self._files_of(name) != (self._file,)]
-            self._stop(self._targets[late[0]], "it has not recorded the end of the change; run this again")
-
-    def _is_cut_off(self, name: str, told: Mapping[str, float]) -> bool:
-        """Return whether a peer has ended the link because the new file does not list this process."""
-        own = self._hello.name.rpartition(".")[0]
-        return name in told and not self.sessions[name].up and self._new.source(own) is None
 
 
 def results_of(applier: Applier, change: Change) -> dict[str, PushResult]:

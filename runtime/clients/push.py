@@ -8,14 +8,15 @@ again. The first failure ends the push: peers that were not switched yet stay un
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.text import name_blocks, short_id
-from ls_edge.runtime.clients.sender import PushError, Sender, Target
+from ls_edge.runtime.change.planner import Goal, Plan, plan_change
+from ls_edge.runtime.change.progress import Instruction, Phase, Seen, next_instruction
+from ls_edge.runtime.clients.sender import COMPLETE, PushError, Sender, Target
 from ls_edge.runtime.clients.session import Session
 from ls_edge.runtime.protocol.messages import Install, StoreState
 
@@ -29,6 +30,14 @@ MAX_INSTALLS = 3
 
 class Pusher(Sender):
     """Pusher to the peers of a file; used by one thread. A context manager."""
+
+    _plan = Plan((), {}, {})
+    _model_id = ""
+    """Model that the peers should serve, if it may change."""
+    _is_whole = True
+    """Whether no peer is away, so that the change ends."""
+    _impatient: tuple[Phase, ...] = ()
+    """Phases in which sources are not waited for any longer."""
 
     def push(self, bundle: Bundle) -> None:
         """Send a bundle and switch to it; raise :class:`PushError` for the first failure, which ends the push.
@@ -47,8 +56,7 @@ class Pusher(Sender):
                 f"{other}; 'ls-edge apply {self.peers.path} --bundle {bundle.folder}' changes the model, and says "
                 "what sources will do"
             )
-        self._send_all(dict.fromkeys(self._targets, offer))
-        self._switch_all()
+        self._exchange(dict.fromkeys(self._targets, offer))
 
     def _other_model(self, bundle: Bundle) -> str:
         """Return an explanation if peers that answer serve another model than a bundle has; else an empty string."""
@@ -79,23 +87,75 @@ class Pusher(Sender):
             if not one.previous:
                 raise PushError(f"{name} has no previous bundle; push the bundle that you want")
         self._targets = {name: self._targets[name] for name in chosen}
-        self._send_all({name: (one.previous, 0) for name, one in chosen.items()})
-        self._switch_all()
+        self._exchange({name: (one.previous, 0) for name, one in chosen.items()})
 
     # The steps.
 
-    def _switch_all(self) -> None:
-        """Switch one peer after the other, only while others hold its blocks."""
-        pending = list(self._targets.values())
-        while pending := [target for target in pending if target.state != StoreState.ACTIVE]:
-            target = self._next_covered(pending)
-            state = self.sessions[target.peer.name].state
-            self._switch(target)
-            self._wait_until_reached(target, set() if state is None else set(state.reaches))
+    def _exchange(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
+        """Send a bundle, and switch the peers to it."""
+        self._send_all(offers)
+        models = {one.welcome.model_id for name, one in self.sessions.items() if name in offers and one.welcome} - {""}
+        # A peer that is away is expected to be back before its blocks are needed.
+        there = {
+            name: frozenset((one.welcome or one.peer).blocks)
+            for name, one in self.sessions.items()
+            if one.welcome is None or not models or one.welcome.model_id in models
+        }
+        goals = {
+            name: Goal(parts, pauses=True, is_reached=name not in offers or self._targets[name].state == "active")
+            for name, parts in there.items()
+        }
+        self._plan = plan_change(there, goals)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Follow the instructions of the change until it has ended."""
+        while (now := self._next()).phase != "done":
+            target = self._targets[now.peer] if now.peer else None
+            if now.phase == "send" and target is not None:
+                self._until(target, lambda target: self._has_heard(target) and target.state in COMPLETE)
+            elif now.phase == "switch" and target is not None:
+                self._switch(target)
+            else:
+                self._wait_for(now, target)
+
+    def _next(self) -> Instruction:
+        fleet = {name: self._seen(name) for name, one in self.sessions.items() if one.welcome or name in self._targets}
+        return next_instruction(
+            self._plan, fleet, self._targets, self._model_id, is_whole=self._is_whole, impatient=self._impatient
+        )
+
+    def _seen(self, name: str) -> Seen:
+        """Return the last report of a peer."""
+        one, target = self.sessions[name], self._targets.get(name)
+        return Seen(
+            frozenset(served_by(one)),
+            "" if one.welcome is None else one.welcome.model_id,
+            has_files=target is None or target.state in COMPLETE,
+            is_active=target is None or target.state == StoreState.ACTIVE,
+            used_by=frozenset(() if one.state is None else one.state.reaches) - self.sessions.keys(),
+        )
+
+    def _wait_for(self, now: Instruction, target: Target | None) -> None:
+        """Wait until something else is next; raise :class:`PushError`, or warn, if that takes too long."""
+
+        def is_over() -> bool:
+            then = self._next()
+            return (then.phase, then.peer) != (now.phase, now.peer)
+
+        if target is not None and not self.wait_until(is_over, self._wait):
+            held = name_blocks(now.parts)
+            self._stop(target, f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
 
     def _switch(self, target: Target) -> None:
-        """Install the bundle, and wait until the peer is warm and has recorded that."""
-        installs = 0
+        """Install the bundle, and wait until the peer is warm, has recorded that, and is linked again."""
+        state = self.sessions[target.peer.name].state
+        before, installs = set(() if state is None else state.reaches), 0
+        alone = self._plan.outages.get(target.peer.name)
+        if alone and target.state == StoreState.READY:
+            self._warn(
+                f"only {target.peer.name} holds {name_blocks(alone)}: while it switches, requests wait or skip blocks"
+            )
         target.moved_at = time.monotonic()
         while target.state != StoreState.ACTIVE:
             session = self.sessions[target.peer.name]
@@ -112,39 +172,7 @@ class Pusher(Sender):
                 self._warn(f"{target.peer.name}: {stored.reason}")
             self._look_at(target)
             self.step(0.05)
-
-    def _next_covered(self, pending: Sequence[Target]) -> Target:
-        """Wait for a peer whose blocks all have another warm holder; warn of blocks without another holder."""
-        if not self.wait_until(lambda: not all(map(self._bare, pending)), self._wait):
-            held = name_blocks(self._bare(pending[0]))
-            self._stop(pending[0], f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
-        target = next(target for target in pending if not self._bare(target))
-        alone = self._without_other_holder(target, self._blocks_of(target))
-        if alone and target.state == StoreState.READY:
-            self._warn(
-                f"only {target.peer.name} holds {name_blocks(alone)}: while it switches, requests wait or skip blocks"
-            )
-        return target
-
-    def _bare(self, target: Target) -> set[int]:
-        """Return the blocks that only this peer serves now, although others hold them by the file."""
-        served = self._blocks_of(target) if target.state == StoreState.READY else set()
-        own = self.sessions[target.peer.name].welcome
-        others = (
-            one
-            for name, one in self.sessions.items()
-            if name != target.peer.name and own and one.welcome and one.welcome.model_id == own.model_id
-        )
-        return served - self._without_other_holder(target, served) - set(itertools.chain(*map(served_by, others)))
-
-    def _blocks_of(self, target: Target) -> set[int]:
-        welcome = self.sessions[target.peer.name].welcome
-        return set(() if welcome is None else welcome.blocks)
-
-    def _without_other_holder(self, target: Target, served: set[int]) -> set[int]:
-        """Return the served parts of a peer that no other peer holds, or could hold before it switches itself."""
-        others = (session for name, session in self.sessions.items() if name != target.peer.name)
-        return served.difference(*((one.welcome or one.peer).blocks for one in others))
+        self._wait_until_reached(target, before)
 
     def _wait_until_reached(self, target: Target, before: set[str]) -> None:
         """Wait until a peer that is warm again has its previous links to processes that are still there."""

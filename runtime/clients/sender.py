@@ -29,7 +29,7 @@ CONNECT_S = 5.0
 """Seconds in which all peers have to answer before anything is sent."""
 AGAIN_S = 1.0
 """Seconds after which the bundle is offered again to a peer that has not answered."""
-_COMPLETE = (StoreState.READY, StoreState.SWITCHING, StoreState.ACTIVE)
+COMPLETE = (StoreState.READY, StoreState.SWITCHING, StoreState.ACTIVE)
 """States of a peer that has the complete bundle."""
 
 
@@ -154,7 +154,7 @@ class Sender(Client):
             self._offer(target)
             self._until(target, self._has_heard)
         for target in self._targets.values():
-            self._until(target, lambda target: self._has_heard(target) and target.state in _COMPLETE)
+            self._until(target, lambda target: self._has_heard(target) and target.state in COMPLETE)
 
     # Waiting and failing.
 

@@ -17,12 +17,13 @@ from ls_edge.core.text import name_blocks
 from ls_edge.device.hardware import has_nvidia, memory_gib
 from ls_edge.device.worker import Worker
 from ls_edge.engines.opening import OnStep, build_engines
+from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.state.events import Warm
 from ls_edge.runtime.store.installer import Installer
-from ls_edge.runtime.store.store import AppliedFile, Store
+from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import curve_of, load_secret, read_again
 
 log = logging.getLogger("ls_edge.runtime")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.protocol.messages import MAX_BEHIND, FileVersion, Hello
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
 from ls_edge.runtime.store.jobs import Fleet
-from ls_edge.runtime.store.store import AppliedFile, Store
+from ls_edge.runtime.store.store import Store
 
 
 class AnnouncedFiles:

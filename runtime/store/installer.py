@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 from ls_edge.core.errors import UsageError
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.core.validation import MAX_BYTES
+from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.protocol.messages import (
     DIGEST_BYTES,
     MAX_CHUNK,
@@ -33,7 +34,7 @@ from ls_edge.runtime.protocol.messages import (
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
 from ls_edge.runtime.store.announced import AnnouncedFiles
 from ls_edge.runtime.store.jobs import NO_PROGRESS, EngineBuild, Fleet, Offered, StoreThread, T, Trial
-from ls_edge.runtime.store.store import AppliedFile, Store, Wanted
+from ls_edge.runtime.store.store import Store, Wanted
 from ls_edge.runtime.transport.node import Node
 from ls_edge.runtime.transport.problems import one_line
 

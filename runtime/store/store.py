@@ -25,59 +25,18 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
-from ls_edge.core.bundle import MANIFEST, Bundle, Digest
+from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import HeldParts, PeersFile, load_peers
 from ls_edge.core.text import short_id
+from ls_edge.runtime.change.record import TRIAL_STARTS, AppliedFile, Before, StoreRecord
 from ls_edge.runtime.store.files import FileStore, digest_of, is_file
 
 log = logging.getLogger("ls_edge.runtime")
-
-TRIAL_STARTS = 3
-"""Starts of the process after which a peer gives up a bundle that never became warm."""
-_MAX_ACCEPTED = 6
-"""Limit on further accepted files, which interrupted changes leave; the oldest are dropped."""
-
-
-class AppliedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ``peers.yaml`` that ``ls-edge apply`` has sent."""
-
-    version: int
-    digest: Digest
-
-
-class Before(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """State before a switch."""
-
-    active: Digest | None
-    file: AppliedFile | None
-
-
-class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of ``store.json``. Bundles are named by the SHA-256 of their manifest."""
-
-    schema: Literal[1] = 1
-    active: Digest | None = None
-    """The served bundle."""
-    previous: Digest | None = None
-    """The previous bundle, which is kept."""
-    trial_starts: int | None = None
-    """Starts of the process with the active bundle, counted until it is warm for the first time; null after that."""
-    failed: Digest | None = None
-    """The last bundle that could not be served, or the last ``peers.yaml`` if only that had changed."""
-    reason: str = ""
-    """Reason why the peer does not serve the bundle that it should."""
-    file: AppliedFile | None = None
-    """The applied ``peers.yaml``; None for the one with which the peer was started."""
-    before: Before | None = None
-    """The state to return to if the active bundle and file do not become warm; null after that."""
-    accepts: tuple[AppliedFile, ...] = ()
-    """Other files whose processes are accepted until the change of the fleet has ended, the newest first."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -161,21 +120,16 @@ class Store(FileStore):
 
         ``present`` is the content of the file that counts now. Raise :class:`BundleError` if writing fails.
         """
+        given = AppliedFile(0, hashlib.sha256(present).hexdigest())
         with self._change:
-            record, now = self._record, self._record.file
-            if now is None:  # the file with which the peer was started may be overwritten
-                now = AppliedFile(0, hashlib.sha256(present).hexdigest())
-                self._write_file(self._files / now.digest, present)
-            others = tuple(one for one in record.accepts if one.digest not in (file.digest, now.digest))
-            accepts = () if file.digest == now.digest else (file, *others)
-            if (now, accepts) != (record.file, record.accepts):
-                self._write(msgspec.structs.replace(record, file=now, accepts=accepts[:_MAX_ACCEPTED]))
+            if self._record.file is None:  # the file with which the peer was started may be overwritten
+                self._write_file(self._files / given.digest, present)
+            self._update(self._record.accepting(file, given))
 
     def end_change(self) -> None:
         """Accept only the processes of the applied file; raise :class:`BundleError` if that cannot be recorded."""
         with self._change:
-            if self._record.accepts:
-                self._write(msgspec.structs.replace(self._record, accepts=()))
+            self._update(self._record.ended())
 
     def held(self, bundle: Bundle) -> HeldParts:
         """Return the parts that the peer should serve and that have arrived."""
@@ -196,37 +150,19 @@ class Store(FileStore):
         """
         self.open(manifest)
         with self._change:
-            record = self._record
-            if not is_listed and file is not None:
-                reason = f"removed from the fleet by version {file.version} of peers.yaml"
-                self._write(StoreRecord(previous=manifest, file=record.file, accepts=record.accepts, reason=reason))
-            elif (record.active, record.file) != (manifest, file or record.file):
-                others = (record.file, *record.accepts) if file is not None else record.accepts
-                self._write(
-                    StoreRecord(
-                        active=manifest,
-                        previous=record.previous if manifest == record.active else record.active,
-                        trial_starts=1,
-                        file=file or record.file,
-                        before=Before(record.active, record.file),
-                        accepts=tuple(one for one in others if one and (file is None or one.digest != file.digest)),
-                    )
-                )
+            self._update(self._record.switched(manifest, file, is_listed=is_listed))
 
     def confirm(self, manifest: str) -> None:
         """Record that a bundle is warm if it is the active one; raise :class:`BundleError` if that fails."""
         with self._change:
             if self._record.active == manifest and not self.is_confirmed:
-                record = msgspec.structs.replace(self._record, trial_starts=None, before=None)
-                if record.failed in (manifest, record.file and record.file.digest):
-                    record = msgspec.structs.replace(record, failed=None, reason="")
-                self._write(record)
+                self._write(self._record.confirmed())
 
     def give_up(self, why: str) -> bool:
         """Go back to the previous bundle if that is complete; return whether it is."""
         with self._change:
             record = self._record
-            to = record.before or Before(record.previous, record.file)
+            to = record.fallback
             is_same = record.before is not None and to.active == record.active
             fault = "" if is_same else self._fault_of(to.active, partly=to.file != record.file)
             what = "peers.yaml" if is_same else "bundle"
@@ -235,17 +171,7 @@ class Store(FileStore):
             if fault:
                 self._record = msgspec.structs.replace(record, failed=record.active, reason=reason)
             else:
-                accepts = record.accepts
-                if record.file is not None and to.file != record.file:
-                    accepts = (record.file, *(one for one in accepts if one != to.file))
-                self._record = StoreRecord(
-                    active=to.active,
-                    previous=record.previous if is_same else None,
-                    failed=record.file.digest if is_same and record.file else record.active,
-                    reason=reason,
-                    file=to.file,
-                    accepts=accepts,
-                )
+                self._record = record.given_up(reason)
                 self._saved = False
                 with contextlib.suppress(BundleError):  # confirm() repeats it
                     self._write(self._record)
@@ -318,6 +244,10 @@ class Store(FileStore):
     def _write(self, record: StoreRecord) -> None:
         self._write_file(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         self._record, self._saved = record, True
+
+    def _update(self, record: StoreRecord) -> None:
+        if record != self._record:
+            self._write(record)
 
     def _fault_of(self, previous: str | None, *, partly: bool) -> str:
         """Return why the previous bundle cannot be served, or an empty string.

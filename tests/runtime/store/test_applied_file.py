@@ -7,7 +7,8 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError
-from ls_edge.runtime.store.store import TRIAL_STARTS, AppliedFile, Store
+from ls_edge.runtime.change.record import TRIAL_STARTS, AppliedFile
+from ls_edge.runtime.store.store import Store
 
 BLOCKS = (1, 4)
 

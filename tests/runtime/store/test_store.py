@@ -11,7 +11,8 @@ import pytest
 
 from ls_edge.core.bundle import MANIFEST, Bundle, bundle_id_of, write_manifest
 from ls_edge.core.errors import BundleError, DigestMismatch, UsageError
-from ls_edge.runtime.store.store import TRIAL_STARTS, Store
+from ls_edge.runtime.change.record import TRIAL_STARTS
+from ls_edge.runtime.store.store import Store
 
 BLOCKS = (1, 4)
 
