@@ -41,7 +41,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Instruction:
-    """What a pusher does next: wait for ``peer``, or make it switch or end."""
+    """Next action of a pusher: wait for ``peer``, or make it switch or end."""
 
     phase: Phase
     peer: str = ""

@@ -1,4 +1,4 @@
-"""What a peer with a store serves and whom it accepts, and the steps that change that: pure.
+"""Record of a peer with a store: the bundle and file that it serves, and the steps that change them. Pure.
 
 The store writes each new record atomically, so a process or a machine that stops at any moment starts from the state
 before a step or after it.
