@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Literal, TypeVar
 
 MAX_STATES = 5_000
 """Limit on the states that the search for a safe order visits; found within half a second on a laptop."""
+
+MAX_JUMP = 1 << 16
+"""Changes that most peers may have missed."""
 
 WITNESSES = 2
 """Peers that have to serve a model until sources without a bundle use it, unless there are fewer."""
@@ -93,8 +97,14 @@ def plan_change(
     return Plan(tuple(order), outages, holders)
 
 
-def version_of(digest: D, known: Collection[tuple[int, D]]) -> int:
-    """Return the version of a file among those that peers announce: the newest one, or the next after all others."""
+def version_of(digest: D, announced: Collection[Collection[tuple[int, D]]]) -> int:
+    """Return the version of a file: the newest one of the fleet if that is this file, or the next one.
+
+    ``announced`` has the files of each peer. A single peer cannot use up all numbers: one that is far above those of
+    most peers does not count.
+    """
+    usual = median_low([0, *(max((version for version, _ in files), default=0) for files in announced)])
+    known = [one for files in announced for one in files if one[0] <= usual + MAX_JUMP]
     newest = max((version for version, _ in known), default=0)
     return newest if newest and all(other == digest for version, other in known if version == newest) else newest + 1
 

@@ -25,6 +25,7 @@ from ls_edge.runtime.clients.push import Pusher
 from ls_edge.runtime.clients.sender import AGAIN_S, CONNECT_S, PushResult, Target
 from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, Welcome
 from ls_edge.runtime.transport.keys import KeyPair, curve_of
+from ls_edge.runtime.transport.problems import one_line
 
 PHASE_S = 10.0
 """Seconds within which peers have to accept a file and to record the end of a change, and sources to follow."""
@@ -113,8 +114,8 @@ class Applier(Pusher):
                 raise UsageError("no peer that answers serves a bundle; give --bundle")
             model, _ = fetch_model(self.peers, self._keys, self._hello.name.rpartition(".")[0])
         new = self._new.of_model(model.num_blocks)
-        files = {file for welcome in welcomes.values() for file in welcome.files}
-        version = version_of(self._digest, {(file.version, file.digest) for file in files})
+        announced = [[(file.version, file.digest) for file in welcome.files] for welcome in welcomes.values()]
+        version = version_of(self._digest, announced)
         self._file = FileVersion(version, self._digest)
         goals = {name: self._goal(new, name, welcome) for name, welcome in welcomes.items() if name in listed}
         self._model_id = model.manifest.model_id
@@ -136,7 +137,7 @@ class Applier(Pusher):
         """Carry out a change; raise :class:`PushError` for the first failure, after which the fleet still serves."""
         assert self._file is not None
         size = len(self._new.raw)
-        removed = {step.peer for step in self._plan.steps if step.kind == "remove"}
+        removed = self._removed = {step.peer for step in self._plan.steps if step.kind == "remove"}
         offers = {}
         for name in self._targets:
             stored = self.sessions[name].stored
@@ -152,7 +153,7 @@ class Applier(Pusher):
                 del self._targets[name], offers[name]
             target.files[self._digest.hex()] = (self._new.path, size)
         self._send_all(offers)
-        self._removed, self._is_whole = removed, not change.missing
+        self._is_whole = not change.missing
         self._carry_out()
 
     # The steps.
@@ -212,29 +213,31 @@ class Applier(Pusher):
         if now.phase == "cover":
             super()._wait_for(now, target)
             return
-
-        def is_over() -> bool:
-            then = self._next()
-            return (then.phase, then.peer) != (now.phase, now.peer)
-
         for _ in range(round(PHASE_S / AGAIN_S)):
             if now.phase == "end" and target is not None and self.sessions[now.peer].up:
                 self._told.add(now.peer)
                 self.send(now.peer, Install(target.offered, True))
-            if self.wait_until(is_over, AGAIN_S):
+            if self._moves_on(now, AGAIN_S):
                 return
         names = ", ".join(sorted(self._next().names))
         if target is not None and now.phase == "accept":
             self._stop(target, "it does not accept the new file; see its log")
-        if target is not None and now.phase == "end":
+        elif target is not None and now.phase == "end":
             self._stop(target, "it has not recorded the end of the change; run this again")
-        if now.phase == "follow":
+        elif now.phase == "follow":
             self._warn(f"{names} still use an older file and not what changes; restart them with {self._new.path}")
         else:
             self._warn(
                 f"{names} still use the previous model, which no peer serves soon; restart them with the new bundle"
             )
         self._impatient += (now.phase,)
+
+    def _stop(self, target: Target, why: str) -> None:
+        """Raise :class:`PushError`, unless the peer is removed, which does not depend on its consent."""
+        if target.peer.name not in self._removed:
+            super()._stop(target, why)
+        del self._targets[target.peer.name]
+        self._warn(f"{target.peer.name}: {one_line(why)}; it is removed all the same")
 
     def step(self, seconds: float) -> Sequence[tuple[str, Message]]:
         """Handle events, and dial a peer that moves at its new address once it has left the previous one."""
@@ -255,6 +258,5 @@ def results_of(applier: Applier, change: Change) -> dict[str, PushResult]:
     for name in removed & results.keys():
         if results[name].state == "active":
             results[name] = msgspec.structs.replace(results[name], state="removed")
-    return results | {
-        name: PushResult(0, 0, 0, "missing", why) for name, why in change.missing.items() if name not in results
-    }
+    absent = {name: PushResult(0, 0, 0, "missing", why) for name, why in change.missing.items()}
+    return {**absent, **dict.fromkeys(removed, PushResult(0, 0, 0, "removed", None)), **results}

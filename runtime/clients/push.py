@@ -136,14 +136,18 @@ class Pusher(Sender):
             used_by=frozenset(() if one.state is None else one.state.reaches) - self.sessions.keys(),
         )
 
-    def _wait_for(self, now: Instruction, target: Target | None) -> None:
-        """Wait until something else is next; raise :class:`PushError`, or warn, if that takes too long."""
+    def _moves_on(self, now: Instruction, seconds: float) -> bool:
+        """Wait until something else is next; return whether it is."""
 
         def is_over() -> bool:
             then = self._next()
             return (then.phase, then.peer) != (now.phase, now.peer)
 
-        if target is not None and not self.wait_until(is_over, self._wait):
+        return self.wait_until(is_over, seconds)
+
+    def _wait_for(self, now: Instruction, target: Target | None) -> None:
+        """Wait until something else is next; raise :class:`PushError`, or warn, if that takes too long."""
+        if target is not None and not self._moves_on(now, self._wait):
             held = name_blocks(now.parts)
             self._stop(target, f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
 
@@ -157,7 +161,7 @@ class Pusher(Sender):
                 f"only {target.peer.name} holds {name_blocks(alone)}: while it switches, requests wait or skip blocks"
             )
         target.moved_at = time.monotonic()
-        while target.state != StoreState.ACTIVE:
+        while target.state != StoreState.ACTIVE and target.peer.name in self._targets:
             session = self.sessions[target.peer.name]
             stored = session.stored
             if stored is not None and target.state == StoreState.READY:

@@ -148,12 +148,13 @@ class Sender(Client):
     def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
         """Offer the bundle to all peers in the order of the file, and answer their requests until all have it."""
         for name, (manifest, size) in offers.items():
-            target = self._targets[name]
+            if (target := self._targets.get(name)) is None:
+                continue
             target.offered = manifest
             target.files.setdefault(manifest.hex(), (Path(), size))
             self._offer(target)
             self._until(target, self._has_heard)
-        for target in self._targets.values():
+        for target in list(self._targets.values()):
             self._until(target, lambda target: self._has_heard(target) and target.state in COMPLETE)
 
     # Waiting and failing.
@@ -165,13 +166,13 @@ class Sender(Client):
 
     def _until(self, target: Target, is_true: Callable[[Target], bool]) -> None:
         target.moved_at = time.monotonic()
-        while not is_true(target):
+        while target.peer.name in self._targets and not is_true(target):
             self._look_at(target)
             self.step(0.05)
 
     def _look_at(self, target: Target) -> None:
         """Raise :class:`PushError` if any peer has failed, or this one makes no progress."""
-        for one in self._targets.values():
+        for one in list(self._targets.values()):
             session = self.sessions[one.peer.name]
             if one.failure or session.complaint:
                 self._stop(one, one.failure or session.complaint)
@@ -189,6 +190,7 @@ class Sender(Client):
             self._on_warning(text)
 
     def _stop(self, target: Target, why: str) -> None:
+        """Raise :class:`PushError`."""
         target.failure = one_line(why)
         switched = [name for name, one in self._targets.items() if one.state == StoreState.ACTIVE]
         rest = f"switched before: {', '.join(switched)}" if switched else "no peer was switched"

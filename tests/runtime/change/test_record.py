@@ -1,5 +1,8 @@
 """Steps of the record of a peer."""
 
+import pytest
+
+from ls_edge.runtime.change.planner import version_of
 from ls_edge.runtime.change.record import AppliedFile, StoreRecord
 
 
@@ -10,3 +13,20 @@ def test_a_file_that_is_offered_again_with_another_version_ends_no_change():
     offered = record.accepting(AppliedFile(3, "same"), before)
     assert offered.accepts == (before,)
     assert offered.switched("bundle", AppliedFile(3, "same")).accepts == (before,)
+
+
+@pytest.mark.parametrize(
+    ("announced", "version"),
+    [
+        ([], 1),
+        ([[(0, "old")], [(0, "older")]], 1),
+        ([[(3, "new")], [(3, "new"), (2, "old")]], 3),
+        ([[(3, "new")], [(3, "other")]], 4),
+        ([[(3, "old")], [(2, "older")]], 4),
+        ([[(0, "given")], [(0, "given")], [(60, "old")]], 61),
+        ([[(3, "old")], [(3, "old")], [((1 << 32) - 1, "lie")]], 4),
+        ([[(3, "old")], [((1 << 32) - 1, "lie")]], 4),
+    ],
+)
+def test_the_version_of_a_file_follows_the_newest_one_but_not_a_liar(announced, version):
+    assert version_of("new", announced) == version

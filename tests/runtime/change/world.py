@@ -101,8 +101,8 @@ class Pusher:
         world = self.world
         there = {name: board for name, board in world.boards.items() if board.is_up and board.warm}
         self.missing = set(world.boards) - set(there)
-        known = {(f.version, f.digest) for b in there.values() for f in (b.record.file, *b.record.accepts)}
-        self.file = AppliedFile(version_of(self.digest, known), self.digest)
+        announced = [[(f.version, f.digest) for f in (b.record.file, *b.record.accepts)] for b in there.values()]
+        self.file = AppliedFile(version_of(self.digest, announced), self.digest)
         new, model = world.files[self.digest], world.models[self.bundle]
         goals = {
             name: Goal(

@@ -17,6 +17,8 @@ from ls_edge.runtime.clients.push import Pusher
 from ls_edge.runtime.clients.sender import PushError
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.protocol.messages import FileVersion
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret, new_keys
 from tests.data import bombs
@@ -71,11 +73,11 @@ def start_new(peers, new, name, bundle):
     peers.path = before
 
 
-def apply(peers, new, bundle=None, name="laptop", connect=60.0, **named):
+def apply(peers, new, bundle=None, name="laptop", connect=60.0, wait=60.0, **named):
     """Apply a file, and return the change and the state of each peer."""
     keys = load_secret(peers.secret_key(name))
     opened = None if bundle is None else Bundle.open(bundle)
-    with Applier(new, peers.file, opened, keys=keys, wait=60.0, connect=connect, **named) as one:
+    with Applier(new, peers.file, opened, keys=keys, wait=wait, connect=connect, **named) as one:
         change = one.look()
         one.apply(change)
         return change, {peer: result.state for peer, result in results_of(one, change).items()}
@@ -295,6 +297,56 @@ def test_a_source_removes_itself(fleet):
         assert {status.state for status in observer.look(10.0).values()} == {"alive"}
     with Observer(peers.file, keys=load_secret(peers.secret_key("laptop"))) as observer:
         assert {status.key for status in observer.look(10.0).values()} == {"refused"}
+
+
+def test_a_board_that_lies_cannot_prevent_its_removal_nor_use_up_the_versions(fleet):
+    """A captured board announces the last version, takes part in nothing, and is cut off nevertheless."""
+    peers = fleet({"a": "0-5", "b": "0-5", "c": "0-5"})
+    peers.kill("c")
+    liar = Peer(peers.file, "c", store=peers.store("c"), keys=load_secret(peers.secret_key("c")))
+    liar._bundles.installer.receive = lambda *_: None
+    liar._bundles.installer.files = Lies(liar._bundles.installer.files)
+    thread = threading.Thread(target=liar.serve)
+    thread.start()
+    try:
+        peers_left = edited(peers, lambda named, document: document["peers"].remove(named["c"]))
+        warned = []
+        change, states = apply(peers, peers_left, wait=3.0, on_warning=warned.append)
+        assert (change.version, states) == (1, {"a": "active", "b": "active", "c": "removed"})
+        assert [text for text in warned if text.startswith("c: ") and "removed all the same" in text]
+        found = served(peers, peers_left)
+        assert found == {"a": tuple(range(6)), "b": tuple(range(6))}
+        assert {name: record(peers, name)["accepts"] for name in "ab"} == {"a": [], "b": []}
+    finally:
+        liar.stop()
+        liar.stop()
+        thread.join(10)
+
+
+class Lies:
+    """Announced files of a peer that lies."""
+
+    def __init__(self, files):
+        self._files = files
+
+    def __getattr__(self, name):
+        return getattr(self._files, name)
+
+    @property
+    def own(self):
+        return (FileVersion((1 << 32) - 1, bytes(32)),)
+
+
+def test_a_key_that_a_board_does_not_have_changes_nothing(fleet):
+    peers = fleet({"a": "0-5", "b": "0-5"})
+    key = new_keys("other", peers.folder)[0].public.decode()
+    new = edited(peers, lambda named, _: named["b"].update(public_key=key, blocks="0-4"))
+    change, states = apply(peers, new, connect=5.0)
+    assert (states["a"], "b" in change.missing) == ("active", True)  # as long as the board with that key is away
+    assert served(peers, new)["a"] == tuple(range(6))
+    assert set(apply(peers, edited(peers, lambda _named, _document: None, "old.yaml"), connect=20.0)[1].values()) == {
+        "active"
+    }
 
 
 def test_a_full_disk_ends_a_change_and_the_fleet_serves(fleet, tiny_bundle, small_disk):
