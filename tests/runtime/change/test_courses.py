@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ls_edge.runtime.change.planner import Goal, plan_change
 from ls_edge.runtime.change.progress import Seen, next_instruction
-from tests.runtime.change.world import World
+from tests.runtime.change.world import AnsweringWorld, World
 
 ONE, TWO = {"old": "m0"}, {"old": "m0", "new": "m1"}
 ALL = frozenset(range(4))
@@ -56,6 +56,22 @@ def test_a_kill_at_each_step_of_a_change_loses_no_holder_and_the_change_complete
     assert steps > 3
     for when, who in itertools.product(range(steps), ("pusher", *BEFORE)):
         course(*CHANGES[change], (when, who))
+
+
+@pytest.mark.parametrize("who", [None, "pusher", *BEFORE])
+def test_requests_are_answered_while_a_fleet_in_the_simulator_changes(who):
+    world = AnsweringWorld(BEFORE)
+    for count, change in enumerate(("blocks move", "a board is removed", "only others change")):
+        world.apply(*CHANGES[change])
+        for _ in range(3 + 2 * count):
+            for name in (*world.boards, "pusher"):
+                world.step(name)
+        if who == "pusher":
+            world.kill_pusher()
+        elif who is not None:
+            world.kill(who)
+        world.complete()
+    world.check_answers()
 
 
 @settings(max_examples=60, deadline=None)

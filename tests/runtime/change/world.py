@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from ls_edge.runtime.change.planner import Goal, plan_change, version_of
 from ls_edge.runtime.change.progress import Seen, next_instruction
 from ls_edge.runtime.change.record import TRIAL_STARTS, AppliedFile, StoreRecord
+from ls_edge.runtime.routing.state.events import Complete
+from ls_edge.runtime.simulator.simulation import Simulation
 
 NOTHING = frozenset()
 
@@ -24,21 +26,23 @@ class Board:
     known: set = field(default_factory=set)
     """Files that it has received."""
 
-    def receive_offer(self, bundle, file):
+    is_listed: bool = True
+    """Whether the offered file lists it."""
+
+    def receive_offer(self, bundle, file, *, is_listed):
         if self.is_up and self.offered != (bundle, file):
-            self.offered, self.state = (bundle, file), "receiving"
+            self.offered, self.state, self.is_listed = (bundle, file), "receiving", is_listed
 
     def install(self, world):
         if self.state != "ready" or not self.is_up:
             return
         bundle, file = self.offered
-        is_listed = self.name in world.files[file.digest]
         pauses = (
-            not is_listed
+            not self.is_listed
             or bundle != self.opened[0]
             or world.files[file.digest].get(self.name) != world.files[self.opened[1]].get(self.name)
         )
-        self.record, self.state = self.record.switched(bundle, file, is_listed=is_listed), "switching"
+        self.record, self.state = self.record.switched(bundle, file, is_listed=self.is_listed), "switching"
         if pauses:
             self.warm = False
         else:
@@ -59,12 +63,9 @@ class Board:
             self.record = self.record.confirmed()
         elif self.offered is not None and self.state in ("receiving", "switching"):
             bundle, file = self.offered
-            if (self.record.active, self.record.file) == (bundle, file) or (
-                self.state == "switching" and self.record.active is None
-            ):
+            is_removed = not self.is_listed and self.record.active is None and file in self.record.accepts
+            if (self.record.active, self.record.file) == (bundle, file) or is_removed:
                 self.state = "active"
-            elif self.state == "receiving" and self.record.active is None and file in self.record.accepts:
-                self.state = "active"  # removed before
             elif self.state == "receiving":
                 self.record, self.state = self.record.accepting(file, self.record.file), "ready"
                 self.known |= {file.digest, self.record.file.digest}
@@ -122,7 +123,7 @@ class Pusher:
         if self.plan.outages or not self.there:
             return True
         for board in self.there.values():
-            board.receive_offer(self.bundle, self.file)
+            board.receive_offer(self.bundle, self.file, is_listed=board.name in self.world.files[self.digest])
         fleet = {name: self._seen(board) for name, board in self.there.items()}
         now = next_instruction(self.plan, fleet, self.there, self.model, is_whole=not self.missing)
         if now.phase == "switch":
@@ -236,3 +237,49 @@ class World:
                 assert not self.pusher.plan.outages, (self.pusher.plan, self.boards)
             self.step("pusher")
         raise AssertionError(f"not completed: {self.boards}")
+
+
+class AnsweringWorld(World):
+    """A fleet of one model whose boards answer requests in simulated time, by their routing machines."""
+
+    def __init__(self, placement, seed=0):
+        super().__init__(placement, {"old": "m0"})
+        self.held = {name: tuple(sorted(parts)) for name, parts in placement.items()}
+        self.sim = Simulation(self.held, blocks=len(frozenset().union(*placement.values())), seed=seed)
+        self.sim.run(0.3)
+
+    def step(self, actor):
+        """Do one thing, with a request under way; a board opens again when it has handed on its requests."""
+        self.sim.submit(budget=20.0)
+        self.sim.run(0.015)
+        board = self.boards.get(actor)
+        if board is not None and board.is_up and not board.warm:
+            process = self.sim.processes[actor]
+            if process.alive and not self.sim.is_idle(actor):
+                return True
+            if process.alive:
+                self.sim.kill(actor)
+        warm = {name: one.warm for name, one in self.boards.items()}
+        changed = super().step(actor)
+        for name, one in self.boards.items():
+            if warm[name] and not one.warm:
+                self.sim.drain(name)
+            elif one.warm and not warm[name]:
+                self.held[name] = tuple(sorted(one.parts(self)))
+                self.sim.restart(name)
+                self.sim.run(0.1)
+        return changed
+
+    def kill(self, name):
+        """Kill a board."""
+        self.boards[name].kill()
+        self.sim.kill(name)
+
+    def check_answers(self):
+        """Raise AssertionError unless each request has an answer with all blocks."""
+        self.sim.settle()
+        assert len(self.sim.outcomes) > 20
+        for outcomes in self.sim.outcomes.values():
+            (outcome,) = outcomes
+            assert isinstance(outcome, Complete), outcome
+            assert len(outcome.tokens) == self.sim.settings.blocks
