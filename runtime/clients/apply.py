@@ -198,7 +198,7 @@ class Applier(Pusher):
         is_cut_off = name in self._told and not self.sessions[name].up
         return replace(
             super()._seen(name),
-            accepts=any(file.digest == self._digest for file in files),
+            accepts=welcome is None or any(file.digest == self._digest for file in files),
             has_ended=name in self._removed or files == (self._file,) or (is_cut_off and self._removes_itself),
             late=frozenset(() if target is None or target.last is None else target.last.behind),
         )
