@@ -1,6 +1,6 @@
 """From a trained model to a bundle of verified ONNX files.
 
-The package can be called: ``ls_edge.export(run, out)`` is :func:`ls_edge.export.writer.export`.
+The package is callable: ``ls_edge.export(run, out)`` is :func:`ls_edge.export.writer.export`.
 """
 
 import sys

@@ -29,9 +29,9 @@ IMAGES = 512
 LEAST = 16
 """Smallest number of images for which accuracy and order costs are meaningful."""
 RANGE_IMAGES = 64
-"""Number of images for measuring ranges."""
+"""Number of images used to measure activation ranges."""
 RANGE_ORDERS = 2
-"""Number of random orders for measuring ranges, in addition to the trained order."""
+"""Number of random orders used to measure ranges, in addition to the trained order."""
 PERCENTILE = 99.99
 """Percentile of a batch's magnitudes; the few values above it are clipped."""
 

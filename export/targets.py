@@ -147,7 +147,7 @@ def block_target(view: BlockView, index: int, folded: int = 0) -> ExportTarget:
 
 
 def head_target(parts: PartsView) -> ExportTarget:
-    """Return the head with the blocks that are folded into it."""
+    """Return the export target of the head, including blocks that are folded into it."""
     module = _OneInput(parts.view, parts.head)
     return ExportTarget("head", module.eval(), {"tokens": _tokens(parts.view)}, "logits")
 

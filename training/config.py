@@ -132,7 +132,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epochs: Annotated[int, Meta(ge=0)] = 20
     """0 writes the untrained initial model."""
     batch_size: AtLeastOne = 64
-    """Images per step, over all processes."""
+    """Images per step across all processes."""
     accumulate: AtLeastOne = 1
     """Parts of a batch that are computed one after the other, to need less memory."""
     checkpointing: bool = False

@@ -25,7 +25,7 @@ Tensors = tuple[Tensor, ...] | list[Tensor]
 SMALL_MODEL_RATES = {"vit_digits": (2e-3, 3e-3), "vit_cifar": (1.5e-3, 5e-4)}
 """Highest learning rate of a small model from scratch and from weights, by trial at 64 and 128 images per step."""
 TIMM_RATES = (5e-4, 1e-4)
-"""The same for every timm model: higher rates diverge on some, lower ones take more epochs."""
+"""The same pair for all timm models: higher rates diverge on some, lower ones need more epochs."""
 EMA_WARMUP = 10
 """Steps over which the memory of an exponential average grows; longer keeps more of the initial weights."""
 

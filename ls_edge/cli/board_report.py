@@ -37,7 +37,7 @@ LIMIT_S = 900.0
 """Time limit of every other section, in seconds: the longest takes two minutes on a slow laptop."""
 
 _START_S = 60.0
-"""Seconds for peers to listen: a slow board takes several to import the modules."""
+"""Seconds to wait until peers listen: a slow board takes several to import the modules."""
 _END_S = 20.0
 """Seconds for a peer to leave, more than it takes to drain."""
 _PYTHON = (sys.executable, "-m")

@@ -80,8 +80,8 @@ class Bands:
         blocks = list(itertools.chain(*groups))
         for place, block in enumerate(blocks):
             if block != place:
-                problem = f"found block {block} in place of block {place}"
-                raise UsageError(f"bands {shown}: {problem}; name each block once, ascending by band")
+                problem = f"expected block {place}, found block {block}"
+                raise UsageError(f"bands {shown}: {problem}; list each block once, with bands in ascending order")
         if num_blocks is not None and len(blocks) != num_blocks:
             raise UsageError(
                 f"bands {shown} have blocks 0 to {len(blocks) - 1}, the model has 0 to {num_blocks - 1}; name each "
@@ -243,7 +243,7 @@ class Bands:
 
 
 def windows(num_blocks: int) -> list[Bands]:
-    """Return bands with the first and the last block in place and windows of 2, 3, 4 and 6 blocks between them.
+    """Return bands that keep the first and the last block in place, with windows of 2, 3, 4 and 6 blocks between.
 
     A block then moves by less than the width of its window.
     """

@@ -135,8 +135,8 @@ class Manifest(msgspec.Struct, frozen=True):
     trained_on: str = ""
     """Digest of the training data's file list (:meth:`ls_edge.data.datasets.ImageSet.digest`); empty if unknown."""
     bands: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
-    """Groups of blocks within which the order may change (``ls_edge.core.bands``). One group is left out, so that it
-    does not change ids."""
+    """Groups of blocks within which the order may change (``ls_edge.core.bands``). Unset for one
+    group, so that ids are those without bands."""
     folded: Folded | msgspec.UnsetType = msgspec.UNSET
     """Left out if stem and head run no blocks."""
 

@@ -63,7 +63,7 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     skip: tuple[Nats, ...]
     """``[block]``."""
     fit: Fit
-    """Fit to plain orders."""
+    """Quality of the fit on plain orders."""
     beside: Table | None = None
     """``[earlier block][later block]``, 0 on and below the diagonal; None if no tracks were measured."""
     fit_tracks: Fit | None = None

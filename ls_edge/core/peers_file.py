@@ -73,7 +73,7 @@ class Numbers(tuple[int, ...]):
 
 
 class HeldParts(Numbers):
-    """Blocks, and stem and head by their numbers; in a file by name, or ``all`` for everything."""
+    """Numbers of the parts that a peer holds. A file has ``stem``, ``head`` and ``all`` (every part) by name."""
 
     @classmethod
     def parse(cls, value: Any) -> HeldParts:
@@ -131,7 +131,7 @@ class PeerConfig(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
     batch_wait_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
     codec: str = "raw"
     credits: Annotated[int, Meta(ge=1, le=65535)] = 0
-    """Largest number of images that the peer holds; :func:`usual_credits` by default."""
+    """Maximum number of requests that the peer holds at once; :func:`usual_credits` by default."""
 
     def __post_init__(self) -> None:
         if not self.bind:

@@ -1,4 +1,4 @@
-"""Records of the requests of a run, which traces and reports are made of.
+"""Request records of a run, of which traces and reports are made.
 
 Durations are whole microseconds; traces, tables and charts show milliseconds. Clocks of different devices are never
 compared: holders report durations, and the rest of a request's latency is divided equally among its hops

@@ -170,7 +170,7 @@ def _rgb(frame: np.ndarray) -> np.ndarray:
 
 
 def _open(what: int | str, problem: str) -> Any:
-    """Return an open capture and silence OpenCV; raise :class:`DataError` if that fails."""
+    """Open a capture while OpenCV's log is silent; raise :class:`DataError` if it cannot be opened."""
     cv2 = opencv()
     logs, variable = cv2.utils.logging, "OPENCV_FFMPEG_LOGLEVEL"
     level, before = logs.getLogLevel(), os.environ.get(variable)

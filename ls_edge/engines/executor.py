@@ -165,7 +165,7 @@ class _Batch:
         self.buffers: dict[tuple[Tensor, int], tuple[np.ndarray, Any]] = {}
         """Arrays, and the ``OrtValue`` objects that share their memory, by tensor and side."""
         self.steps: dict[tuple[int, int], Callable[[], None]] = {}
-        """Calls by part and the side that it reads."""
+        """Prepared calls by part and by the buffer (side) that the part reads."""
 
 
 class _BoundParts:

@@ -174,7 +174,7 @@ def _open_with(
     options: EngineOptions,
     on_step: OnStep,
 ) -> dict[str, Engine]:
-    """Open parts with the chosen engine; close those that are open if one does not open."""
+    """Open parts with the chosen engine; if one fails to open, close the others."""
     workspace = _workspace(choice, bundle, options)
     if workspace is not None:
         workspace.hold()  # freed at the end if no engine opens

@@ -59,7 +59,11 @@ class Measure:
         """Begin a batch, given the tokens of the stem."""
 
     def look(self, path: Sequence[int], tokens: Any) -> None:
-        """Receive the tokens after the last block of ``path``, the blocks that have run."""
+        """Receive the tokens after the last block of ``path``, the blocks that have run.
+
+        Paths come depth first and in ascending order, so trained order is the first whole one. The tokens before the
+        last block are those of the path without it, which came earlier; a measure keeps what it needs of them.
+        """
 
     def add(self, order: Order, logits: np.ndarray) -> None:
         """Receive the logits ``[B, C]`` of one of :attr:`orders`."""

@@ -104,7 +104,7 @@ class Sender(Client):
         """The ``peers.yaml`` to offer with the bundle, if any."""
 
     def hello_to(self, name: str) -> Hello:
-        """Return the HELLO of a pusher for a peer that gets the bundle, or that of an observer for other peers."""
+        """Return the HELLO for a peer: as a pusher if it gets the bundle, otherwise as an observer."""
         return self._hello if name in self._targets else msgspec.structs.replace(self._hello, role="observer")
 
     def results(self) -> Mapping[str, PushResult]:

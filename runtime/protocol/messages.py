@@ -420,7 +420,7 @@ class Stored(_Message, frozen=True, tag="stored"):
     reason: ShortText = ""
     """Reason for ``failed`` or ``busy``, for not being ``active`` yet, or for returning to another bundle."""
     built: Count = 0
-    """Engines that are built (``building``) or open (``switching``), of ``total``."""
+    """Number of engines, of ``total``, that were built (``building``) or opened (``switching``) so far."""
     total: Count = 0
     step: ShortText = ""
     """Current step of the engine after those."""

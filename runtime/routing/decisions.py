@@ -48,7 +48,7 @@ class Rules(Protocol):
         """End a request at the end of its budget, or send it home; return whether that was done."""
 
     def finish(self) -> float:
-        """Finish a turn; return the time at which to do so again without an event, or infinity."""
+        """Finish a turn; return when the next one is due if no event comes first, or infinity."""
 
     def check(self) -> None:
         """Check the state of the rules; see ``Machine.validate``."""

@@ -18,10 +18,11 @@ The next holder may fail in these ways:
 
 - It is *killed*: its link ends, and ``on_down`` reroutes the copies that it had. If the keeper of the previous copy
   dies too, the source starts again from its own copy.
-- It *hangs*: ``on_progress`` extends the deadline of a hop with each sign of life. ``look_at_hop`` suspects a silent
+- It *hangs*: ``on_progress`` extends the deadline of a hop with each sign of life. ``check_hop`` suspects a silent
   holder, avoids it and reroutes the request; it does the same if a holder reports progress but keeps the request for
-  too long, unless no other process could continue. A source reroutes a request without news (``SourceRules._on_lost``).
-  A peer whose own engine hangs decides the requests again that wait for it (``EngineWork.look_at``).
+  too long, unless no other process could continue. A source reroutes a request without news
+  (``SourceRules._on_silence``). A peer whose own engine hangs decides the requests again that wait for it
+  (``EngineWork.look_at``).
 - It *refuses*: ``on_refuse`` decides again, and pauses offers to a process that refuses without need. If nobody has a
   credit, the request waits for a while (``Decisions._wait_for_credit``).
 - It *lies*: replies count only from the receiver of the transfer (``_sent_to``), announced times and progress only
@@ -119,7 +120,7 @@ class Machine(Generic[R]):
             for handle in handlers[type(event)]:
                 handle(event)
         if self._next <= turn.now:
-            self._look_at_late()
+            self._check_due()
         elif not (is_news or self.custody.waiting or turn.neighbors.reach_version != reach):
             return []  # the load of a neighbor concerns nothing but later decisions
         self.decisions.run()
@@ -269,15 +270,15 @@ class Machine(Generic[R]):
         if request is not None:
             self.custody.wait(request, "not sendable", again)
 
-    def _look_at_late(self) -> None:
+    def _check_due(self) -> None:
         """Check the requests that are due."""
         for request in self.custody.timers.due(self.turn.now):
             if request.stage is not Stage.ENDED and not self.decisions.is_out_of_budget(request):
-                on_time = self.rules.stages[request.stage].on_time
-                if on_time is not None:
-                    on_time(request)
+                on_due = self.rules.stages[request.stage].on_due
+                if on_due is not None:
+                    on_due(request)
 
-    def look_at_hop(self, request: HeldRequest) -> None:
+    def check_hop(self, request: HeldRequest) -> None:
         """Check a transfer: whether it is late or kept for too long, and whether PROGRESS is due."""
         name, now, end = request.downstream, self.turn.now, self.custody.budget_end(request)
         n = self.neighbors.get(name)

@@ -265,7 +265,7 @@ class WaitingLine:
 
     def leave(self, inflight: InFlightRequest) -> None:
         """Mark a request as ended, and start the next one; it stays in flight as long as its engine call lasts."""
-        with self._lock:  # it may be starting
+        with self._lock:  # another thread may be starting this request
             inflight.state = RequestState.ENDED
             self._waiting.pop(inflight.request, None)
             if not inflight.at_worker:

@@ -159,9 +159,9 @@ class Source:
 
         ``settings`` are fields of :class:`Settings`; for ``on_event`` see :class:`Source`.
         """
-        for what, value in (("peers", peers), ("bundle", bundle)):
-            if not isinstance(value, (str, Path, PeersFile, Bundle)) and (what == "peers" or value is not None):
-                raise UsageError(f"{what} must be a path, not {type(value).__name__}")
+        for what, value, kind in (("peers", peers, PeersFile), ("bundle", bundle, Bundle)):
+            if not isinstance(value, (str, Path, kind)) and (what == "peers" or value is not None):
+                raise UsageError(f"{what} must be a path or a {kind.__name__}, not {type(value).__name__}")
         return cls(
             peers if isinstance(peers, PeersFile) else load_peers(peers),
             bundle if bundle is None or isinstance(bundle, Bundle) else Bundle.open(bundle),

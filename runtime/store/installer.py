@@ -89,7 +89,7 @@ class _Push:
         self.last, self.tries = time.monotonic(), 0
 
     def expects(self, chunk: Chunk) -> bool:
-        """Return whether this piece was requested and is the next one."""
+        """Return whether ``chunk`` is the next requested piece."""
         if self.file is None or self.state is not StoreState.RECEIVING:
             return False
         return (chunk.digest.hex(), chunk.offset) == (self.file[0], self.received) and self.asked > self.received

@@ -105,7 +105,7 @@ class EngineBuild:
         self._fleet, self._wake = fleet, wake
 
     def begin(self, offered: Offered) -> None:
-        """Begin with a bundle."""
+        """Start with an offered bundle."""
         self.offered, self.progress = offered, NO_PROGRESS
 
     def run(self, bundle: Bundle, file: AppliedFile | None, is_wanted: Callable[[], bool]) -> Callable[[], bool]:

@@ -89,7 +89,7 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class NoLink:
-    """An attempt to dial a peer failed."""
+    """A peer cannot be dialed, or has not answered yet (``early``)."""
 
     name: str
     why: str

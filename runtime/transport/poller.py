@@ -52,7 +52,7 @@ class SocketPoller:
         self._descriptors.discard(descriptor)
 
     def used(self, socket: zmq.Socket[bytes]) -> None:
-        """Record that a socket was used, except by reading until it had no message."""
+        """Look at this socket again in the next ``wait``; call it after any use but a read that emptied the socket."""
         self._used[socket] = None
 
     def can_read(self, descriptor: int) -> bool:

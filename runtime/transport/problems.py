@@ -28,7 +28,7 @@ NOTES_A_MINUTE = 20
 MAX_SHOWN_EXPLANATION = 500
 """Longest explanation that is sent or logged, in characters."""
 _MAX_NOTE_KINDS = 4096
-"""Limit on counted pairs of kind and process, after which counting starts again."""
+"""Maximum number of counted pairs of kind and process; beyond it, counting starts again."""
 COMPLAINTS_A_SECOND = 10
 """Limit on COMPLAINT messages per link and second; further dropped messages are only counted."""
 _DROPPED = {

@@ -123,7 +123,7 @@ def test_bands_are_part_of_both_ids_and_one_band_is_not_written(tmp_path):
 @pytest.mark.parametrize(
     ("bands", "why"),
     [
-        ([[0], [2]], "found block 2 in place of block 1"),
+        ([[0], [2]], "expected block 1, found block 2"),
         ([[0], [1, 2], [3]], "the model has 0 to 2"),
         ([], "are not lists of blocks"),
         ("0/1-2", "bands"),

@@ -27,7 +27,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
         ("optim:\n  lr: 0\n", "2:7", "lr is 0; it has to be a number above 0"),
         ("data: {validation: 1.0}\n", "1:20", "validation is 1.0"),
         ("method: [a]\n", "1:9", "method"),
-        ("bands: [[0], [2]]\n", "1:8", "found block 2 in place of block 1"),
+        ("bands: [[0], [2]]\n", "1:8", "expected block 1, found block 2"),
         ("epochs: 1\nbands: 0/1-x\n", "2:8", "are not lists of blocks"),
         ("epochs: 1\nepochs: 2\n", "2:1", "occurs twice"),
     ],
@@ -72,7 +72,7 @@ def test_bands_may_be_lists_or_text(tmp_path, text):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"bands": "1/0"}, "bands 1/0: found block 1 in place of block 0"),
+        ({"bands": "1/0"}, "bands 1/0: expected block 0, found block 1"),
         ({"lr": -1.0}, "lr is -1.0"),
         ({"lr": float("nan")}, "lr is nan"),
         ({"seed": 2**40}, "seed is 1099511627776"),

@@ -1,4 +1,4 @@
-"""Gradients of a run for the pixels of an image, and images made by following them.
+"""Gradients of a run's outputs with respect to an image's pixels, and images made by following them.
 
 Excitation and inversion start from noise and follow the gradient with Adam, in trained order. Between two steps of
 excitation a 3x3 Gaussian blur smooths the image, its sigma falling from 2.4 to 0, and from the halfway point each step

@@ -202,7 +202,7 @@ def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None) ->
 
 
 def image_spec_of(view: BlockView) -> ImageSpec:
-    """Return timm's evaluation settings of a model, with the image size that it was built for."""
+    """Return timm's evaluation preprocessing for a model, at the image size that it was built for."""
     cfg = _data.resolve_model_data_config(view.model)
     interpolation = cfg["interpolation"]
     (r, g, b), (sr, sg, sb) = cfg["mean"], cfg["std"]

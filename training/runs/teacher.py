@@ -72,7 +72,7 @@ class Teacher:
         return torch.cat((labels[:, None].float(), self.logits(pixels)), dim=1)
 
     def flops(self) -> int:
-        """Return the operations of a forward pass for one image."""
+        """Return the FLOPs of a forward pass for one image."""
         images = torch.zeros(1, 3, *self.size, device=self._device)
         return count_flops(lambda: self.model(images))[0]
 

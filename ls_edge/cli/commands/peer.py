@@ -76,7 +76,7 @@ def command(
     if (bundle is None) == (store is None):
         raise UsageError("give either --bundle FOLDER, or --store FOLDER for bundles from 'ls-edge push'")
     with contextlib.ExitStack() as stack:
-        reload = stack.enter_context(ReloadRequest())  # before anything that takes long: SIGHUP must not end it
+        reload = stack.enter_context(ReloadRequest())  # first of all: until its handler is set, SIGHUP ends the process
         file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
         # Bind the port before anything that takes long.
         serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None

@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 0.25
 _SEND_WITHIN_S = 2.0
 """Time to send answers after the budget of the last request, when the server stops, in seconds."""
 _READY_WITHIN_S = 5.0
-"""Time for the links of a new source before it replaces the previous one, in seconds."""
+"""Seconds that a new source has to establish its links before it replaces the old one."""
 
 
 @click.command(

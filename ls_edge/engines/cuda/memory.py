@@ -113,7 +113,7 @@ class CudaWorkspace:
         return int(free)
 
     def scratch(self, size: int) -> tuple[int, int]:
-        """Return address and size of memory of at least ``size`` bytes, which one engine at a time may use."""
+        """Return address and size of scratch memory, at least ``size`` bytes, which engines share one at a time."""
         address, available = self._scratch
         if size > available or not address:
             self.synchronize("waiting for engines that run")

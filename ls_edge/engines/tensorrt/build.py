@@ -118,7 +118,7 @@ def key_of(onnx_sha256: str, device: TensorRTDevice, options: EngineOptions) -> 
 
 
 def profile_of(batch: int) -> int:
-    """Return the number of the profile of :func:`key_of` for a batch size."""
+    """Return the index of the optimization profile for a batch size; see :func:`key_of`."""
     return int(batch > 1)
 
 

@@ -191,10 +191,10 @@ def tooltip_of(field: str, title: str) -> alt.Tooltip:
 
 
 def label(chart: Chart, field: str, *, y: str, turn: float, dx: int, bold: bool = True) -> Chart:
-    """Return text next to points, at the height of the expression ``y``: left of those beyond ``turn`` of the width.
+    """Return labels of points at height ``y``; points beyond the fraction ``turn`` of the width have them on the left.
 
-    ``field`` is that of x. ``bold`` has the color of headings. A rim in the color of the paper keeps text legible over
-    lines.
+    ``field`` is the x field. ``bold`` labels also have the color of headings. A rim in the color of the paper keeps
+    text legible over lines.
     """
     right = f"scale('x', datum.{field}) < {turn} * width"
     mark: dict[str, Any] = {

@@ -64,7 +64,7 @@ class StageMeans(NamedTuple):
 
 @dataclass(frozen=True)
 class Engines:
-    """Executions of blocks, as arrays ``[n]``: lane of the peer, block, start and end in ms, index of the answer."""
+    """Block executions as arrays ``[n]``: the peer's lane, block, start and end in ms, index of the answer."""
 
     lane: npt.NDArray[np.int64]
     block: npt.NDArray[np.int64]

@@ -187,7 +187,7 @@ def trained_order(problem: PlanningProblem) -> Placement | None:
 
 
 def _in_stretches(problem: PlanningProblem, counts: Sequence[int]) -> Placement | None:
-    """Assign in the order of the devices; None if one has no room or a zone would hold a block twice."""
+    """Assign consecutive blocks to devices in order; None if one has no room or a zone would hold a block twice."""
     if any(count > problem.room(device) for count, device in zip(counts, problem.devices, strict=True)):
         return None
     for devices in zones_of(problem.devices).values():

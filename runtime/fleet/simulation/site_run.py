@@ -33,9 +33,9 @@ SOURCE_LOST = "SourceLost"
 def simulate_site(
     site: Site, on_step: Callable[[int], None] = lambda _over: None, arrivals: Iterable[float] | None = None
 ) -> SiteOutcome:
-    """Run the requests of one site; the same site gives the same outcome.
+    """Simulate the requests of one site; the same site gives the same outcome.
 
-    ``on_step`` is called repeatedly with the number of ended requests. ``arrivals`` are the times of requests that were
+    ``on_step`` is called from time to time with the number of requests that have ended. ``arrivals`` are the times of requests that were
     recorded; without them, they are drawn.
     """
     return _SiteRun(site).run(on_step, arrivals)

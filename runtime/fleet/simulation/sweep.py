@@ -46,7 +46,7 @@ def parse_sweep(texts: Sequence[str], known: Sequence[str]) -> dict[str, list[st
                 f"--sweep {text!r} cannot be read; write KEY=A,B with different values (keys: {', '.join(known)})"
             )
         if key in found:
-            raise UsageError(f"--sweep has {key} twice; write {key}=A,B once")
+            raise UsageError(f"--sweep lists {key} twice; combine the values as {key}=A,B")
         found[key] = given
         count *= len(given)
     if count > MOST_CELLS:

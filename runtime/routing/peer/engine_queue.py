@@ -88,7 +88,7 @@ class EngineQueue:
         """Calls that the engine has, the running one first."""
         self._start_at = 0.0
         self._served: dict[str, int] = {}
-        """Rank of the latest call by source."""
+        """Sequence number of each source's latest call; sources take turns."""
         self._not_finite: dict[int, set[RequestId]] = {}
         """Consecutive requests without finite outputs, by block."""
         self._failures = Counter[int]()
@@ -224,7 +224,7 @@ class EngineQueue:
         self.times.measure(event, now, beside_wave=self.beside_wave)
 
     def count_failure(self, event: ComputeFailed) -> bool:
-        """Count a failed call; return whether its block has failed permanently now."""
+        """Count a failed call; return whether its block counts as failed for good from now on."""
         if event.block in self.failed_blocks:
             return False
         if event.not_finite:

@@ -125,8 +125,8 @@ class PeerRules:
             Stage.WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
             Stage.QUEUED: StageActions(None, custody.leave_queue),
             Stage.RUNNING: StageActions(work.look_at),
-            Stage.OFFERED: StageActions(machine.look_at_hop, custody.leave_hop),
-            Stage.CUSTODY: StageActions(machine.look_at_hop, custody.leave_hop),
+            Stage.OFFERED: StageActions(machine.check_hop, custody.leave_hop),
+            Stage.CUSTODY: StageActions(machine.check_hop, custody.leave_hop),
             Stage.AWAY: StageActions(joins.give_up),
             Stage.JOINING: StageActions(joins.look_at, joins.leave_joining),
             Stage.ENDED: StageActions(joins.on_ended),
@@ -287,7 +287,7 @@ class PeerRules:
         return True
 
     def _hand_over(self, request: HeldRequest) -> None:
-        """Hand tokens to the peer that their source named, before a block runs: the source measures that link."""
+        """Hand tokens to the peer in ``hand_to`` before any block runs, so that their source can measure that link."""
         itinerary = request.itinerary
         if any(n.name == itinerary.hand_to and n.credits > 0 for n in self._decisions.reachable(request)):
             passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self._turn.name))

@@ -225,7 +225,7 @@ class StateAnnouncer:
             if one.used_at is not None and now - one.used_at >= self._turn.limits.load_every:
                 one.used_at = None
 
-    # Content of a STATE.
+    # Contents of a STATE message.
 
     def _shared(self, near: list[Neighbor]) -> State:
         """Return the STATE for all neighbors, but for what differs between them; ``near`` may be handed tokens."""

@@ -138,9 +138,9 @@ class SourceRules:
         }
         self.stages: Stages = {
             Stage.WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
-            Stage.OFFERED: StageActions(machine.look_at_hop, custody.leave_hop),
-            Stage.CUSTODY: StageActions(machine.look_at_hop, custody.leave_hop),
-            Stage.AWAY: StageActions(self._on_lost),
+            Stage.OFFERED: StageActions(machine.check_hop, custody.leave_hop),
+            Stage.CUSTODY: StageActions(machine.check_hop, custody.leave_hop),
+            Stage.AWAY: StageActions(self._on_silence),
             Stage.ENDED: StageActions(None),
         }
 
@@ -373,7 +373,7 @@ class SourceRules:
         elif copy.stage is Stage.CUSTODY and copy.downstream == message.before:
             self._machine.passed_on(copy, sender)
 
-    def _on_lost(self, request: HeldRequest) -> None:
+    def _on_silence(self, request: HeldRequest) -> None:
         """Reroute an ``AWAY`` request without news, or kept for too long.
 
         If its holder is out of reach, only the neighbor that it was sent to says so: the next branch avoids both.

@@ -28,7 +28,7 @@ from ls_edge.runtime.routing.state.waiting_requests import WaitingRequests
 class StageActions(NamedTuple):
     """Actions of a source or a peer in one stage."""
 
-    on_time: Callable[[HeldRequest], object] | None
+    on_due: Callable[[HeldRequest], object] | None
     """Called when a request is due; in ``ENDED``, immediately."""
     on_leave: Callable[[HeldRequest, Stage], object] | None = None
     """Called with a request that leaves the stage, and the next stage."""
@@ -65,7 +65,7 @@ class Custody:
     def follow(self, stages: Stages) -> None:
         """Set the actions of a source or a peer."""
         self._on_leave = {stage: actions.on_leave for stage, actions in stages.items() if actions.on_leave is not None}
-        self._on_end = stages[Stage.ENDED].on_time
+        self._on_end = stages[Stage.ENDED].on_due
 
     def hold(self, request: HeldRequest, why: str) -> None:
         """Hold a new request, and decide it at the end of this turn."""
@@ -345,7 +345,9 @@ TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
     (Stage.CUSTODY, Stage.AWAY): Step(
         Custody._watch, "RELEASE or MOVED, in the source; RELEASE of a track, in its joiner"
     ),
-    (Stage.AWAY, Stage.WAITING): Step(Custody._wait, "both holders lost, or silence: a new branch starts"),
+    (Stage.AWAY, Stage.WAITING): Step(
+        Custody._wait, "both holders lost, silence, or kept too long: a new branch starts"
+    ),
     (Stage.WAITING, Stage.ENDED): Step(Custody._end, "CANCEL, end of the budget, answer or error"),
     (Stage.QUEUED, Stage.ENDED): Step(Custody._end, "CANCEL, or end of the budget"),
     (Stage.RUNNING, Stage.ENDED): Step(Custody._end, "CANCEL, or end of the budget"),
@@ -354,7 +356,9 @@ TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
         Custody._end, "accepted by the source; CANCEL, end of the budget, answer or error"
     ),
     (Stage.CUSTODY, Stage.ENDED): Step(Custody._end, "RELEASE; CANCEL, end of the budget, answer or error"),
-    (Stage.AWAY, Stage.ENDED): Step(Custody._end, "answer or error; the track has come back"),
+    (Stage.AWAY, Stage.ENDED): Step(
+        Custody._end, "CANCEL, end of the budget, answer or error; the track came back or is late"
+    ),
 }
 """All transitions; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` lists them."""
 for _pair, _step in TRANSITIONS.items():

@@ -115,7 +115,7 @@ class Warm(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """The process is to accept nothing new, and to hand on everything that it holds."""
+    """Accept nothing new from now on, and hand on everything that is held."""
 
 
 class Submit(msgspec.Struct, frozen=True):

@@ -160,7 +160,7 @@ class HeldRequest(msgspec.Struct, eq=False):
 
     @property
     def request(self) -> RequestId:
-        """The request."""
+        """Id of the request."""
         return self.transfer.request
 
     def history(self) -> str:

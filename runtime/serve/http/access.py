@@ -123,7 +123,7 @@ class Access:
     def _is_known(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
         token = given.strip().encode("utf-8", "replace")
-        # All are compared, in constant time each.
+        # Compare with every token in constant time, so that the timing does not tell which one matched.
         found = [hmac.compare_digest(token, known) for known in self._tokens]
         return scheme.lower() == "bearer" and any(found)
 

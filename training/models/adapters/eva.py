@@ -67,7 +67,7 @@ class EvaFamily(VisionTransformerFamily):
             model.rope.depth = len(indices)
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
-        """Return patches and prefix tokens, with the position embedding if there is one."""
+        """Return patch and prefix tokens, with position embeddings added if the model has them."""
         return model.norm_pre(model._pos_embed(model.patch_embed(images))[0])
 
 

@@ -77,7 +77,7 @@ def test_a_file_continues_with_what_it_lacks(prepare, tmp_path):
         (["up"], "cannot be read"),
         (["up=1m,,2m"], "cannot be read"),
         (["up=1m,1m"], "with different values"),
-        (["up=1m", "up=2m"], "--sweep has up twice"),
+        (["up=1m", "up=2m"], "--sweep lists up twice"),
         ([f"up={','.join(map(str, range(40)))}", f"replicas={','.join(map(str, range(40)))}"], "1,600 combinations"),
     ],
 )
