@@ -35,8 +35,8 @@ def simulate_site(
 ) -> SiteOutcome:
     """Simulate the requests of one site; the same site gives the same outcome.
 
-    ``on_step`` is called from time to time with the number of requests that have ended. ``arrivals`` are the times of requests that were
-    recorded; without them, they are drawn.
+    ``on_step`` is called from time to time with the number of requests that have ended. ``arrivals`` are the times of
+    requests that were recorded; without them, they are drawn.
     """
     return _SiteRun(site).run(on_step, arrivals)
 
