@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from ls_edge.device.worker import JobQueue, introduce_thread
 from ls_edge.runtime.peer.cores import EngineCores
@@ -33,8 +33,8 @@ _WATCH_FOR_S = 1.0
 """Seconds after the last short job until the worker stops checking, so that an idle process does not wake."""
 
 
-class LoopThreads(Generic[T]):
-    """Two threads: one runs a loop, the other one (the worker) runs jobs.
+class LoopThreads(JobQueue[T]):
+    """Two threads: one runs a loop, the other one (the worker) runs the jobs of the queue.
 
     The worker runs jobs as they are submitted. Short jobs run on the loop's thread when the loop yields, if the worker
     is free to take over the loop. The worker does not begin a job while the loop's thread runs one: if both hung, no
@@ -53,11 +53,11 @@ class LoopThreads(Generic[T]):
 
         If ``cores`` reserves some for the engine, the worker runs all jobs there.
         """
+        super().__init__()
         self.ended: Future[None] = Future()
         """Future of the end of the loop; it has the exception that the loop raised."""
         self._loop, self._wake = loop, wake
         self._cores = cores
-        self._jobs: JobQueue[T] = JobQueue()
         self._short: deque[tuple[Callable[[], T | None], bool]] = deque()
         """Jobs for the loop's thread, and whether each is urgent if the worker has to run it."""
         self._threads = tuple(
@@ -75,10 +75,6 @@ class LoopThreads(Generic[T]):
         with self._cores.on_engine():
             self._threads[1].start()
 
-    def submit(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
-        """Queue a job for the worker; it must not raise."""
-        self._jobs.submit(job, urgent=urgent)
-
     def submit_short(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
         """Queue a job for the loop's thread, or for the worker if that thread is not free; it must not raise."""
         self._short.append((job, urgent))
@@ -86,17 +82,13 @@ class LoopThreads(Generic[T]):
     def submit_in_order(self, job: Callable[[], T | None]) -> None:
         """Queue a job for the worker behind all short jobs; called by the loop's thread."""
         while self._short:
-            self._jobs.submit(self._short.popleft()[0])
-        self._jobs.submit(job)
-
-    def add_result(self, result: T | None) -> None:
-        """Add a result that needed no job."""
-        self._jobs.add_result(result)
+            self.submit(self._short.popleft()[0])
+        self.submit(job)
 
     @property
     def is_wanted(self) -> bool:
         """Whether short jobs or results wait for the loop."""
-        return bool(self._short) or self._jobs.has_results
+        return bool(self._short) or self.has_results
 
     @property
     def has_short(self) -> bool:
@@ -106,11 +98,7 @@ class LoopThreads(Generic[T]):
     @property
     def may_run_here(self) -> bool:
         """Whether the loop's thread may run a short job: the worker is free and can take over the loop."""
-        return self._is_waiting and not self._jobs and not self._cores.engine
-
-    def results(self) -> list[T]:
-        """Return the results of all jobs since the last call."""
-        return self._jobs.results()
+        return self._is_waiting and not self and not self._cores.engine
 
     @property
     def is_loop(self) -> bool:
@@ -119,7 +107,7 @@ class LoopThreads(Generic[T]):
 
     def close(self, timeout: float = 1.0) -> bool:
         """Stop both threads, letting the loop finish; return whether they ended within ``timeout`` seconds."""
-        self._jobs.end()
+        self.end()
         end = time.monotonic() + timeout
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in others:
@@ -149,11 +137,11 @@ class LoopThreads(Generic[T]):
         job, urgent = self._short.popleft()
         with self._lead.changed:
             if not self.may_run_here:
-                self._jobs.submit(job, urgent=urgent)
+                self.submit(job, urgent=urgent)
                 return True
             if self._lead.begin():
-                self._jobs.wake()
-        self._jobs.add_result(job())
+                self.wake()
+        self.add_result(job())
         leads = self._lead.end()
         if not leads:
             self._wake()
@@ -163,18 +151,18 @@ class LoopThreads(Generic[T]):
         """Run jobs until :meth:`close`, or return True when this thread has taken over the loop."""
         while True:
             self._is_waiting = True
-            self._jobs.wait(_WATCH_EVERY_S if self._lead.is_watched else None)
-            if self._jobs.closed:
+            self.wait(_WATCH_EVERY_S if self._lead.is_watched else None)
+            if self.closed:
                 return False
             with self._lead.changed:
-                taken_over = self._lead.take_over(self._jobs)
-                job = self._jobs.take() if self._lead.began is None and not taken_over else None
+                taken_over = self._lead.take_over(self)
+                job = self.take() if self._lead.began is None and not taken_over else None
                 self._is_waiting = job is None and not taken_over
             if taken_over:
-                self._jobs.wake()  # a job may wait
+                self.wake()  # a job may wait
                 return True
             if job is not None:
-                self._jobs.add_result(job())
+                self.add_result(job())
                 del job
                 self._wake()
 
