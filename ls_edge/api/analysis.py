@@ -109,4 +109,4 @@ def _inspected(opened: OpenedModel, plan: AnalysisPlan, on_progress: OnProgress)
     from ls_edge.training.models.torch_blocks import TorchBlocks
 
     assert isinstance(opened.blocks, TorchBlocks)
-    return Inspected(opened.blocks, plan.bands, plan.settings.seed, opened.image, on_progress)
+    return Inspected(opened.blocks, plan.bands, plan.settings.seed, opened.record.image, on_progress)

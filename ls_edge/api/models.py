@@ -9,13 +9,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.bundle import Bundle, ImageSpec, shared_groups
+from ls_edge.core.bundle import Bundle, Manifest, shared_groups
 from ls_edge.core.errors import DataError, RunError, printable
 from ls_edge.core.files import local_folder
 from ls_edge.core.logs import OnWarning, warn_in_python
@@ -26,6 +26,9 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.measure import TokenModel
 from ls_edge.evaluation.settings import ModelSettings
 
+if TYPE_CHECKING:
+    from ls_edge.training.config import RunRecord
+
 
 @dataclass(frozen=True)
 class OpenedModel:
@@ -33,12 +36,9 @@ class OpenedModel:
 
     folder: Path
     blocks: TokenModel
-    image: ImageSpec
-    classes: Sequence[str]
-    trained_on: str
-    """Digest of its training images."""
+    record: Manifest | RunRecord
+    """Preprocessing, classes, training images and method."""
     model: str
-    method: str
     bands: Bands
     owners: Sequence[int]
     """First block with the same weights, for each block."""
@@ -50,7 +50,7 @@ class OpenedModel:
 
     def images(self, images: ImageSet) -> ImageSet:
         """Return the images with the labels of the model; warn if it was trained on them."""
-        return images_for(images, self.trained_on, self.classes, self.asked.limit, self.warn)
+        return images_for(images, self.record.trained_on, self.record.classes, self.asked.limit, self.warn)
 
     def batches(self, images: ImageSet) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield pixels and labels; warn about images that cannot be decoded, and leave them out."""
@@ -59,7 +59,7 @@ class OpenedModel:
             self.skipped.append(image.name)
             self.warn(f"left out: {error}")
 
-        return iterate_batches(images, Preprocessor(self.image), self.asked.batch_size, leave_out)
+        return iterate_batches(images, Preprocessor(self.record.image), self.asked.batch_size, leave_out)
 
     def settings(self, images: ImageSet, bands: Bands) -> dict[str, Any]:
         """Return the model, the data and the settings in force, for the JSON of the result."""
@@ -69,7 +69,7 @@ class OpenedModel:
             "part": images.part,
             "account": images.account(len(self.skipped)),
             "model": self.model,
-            "method": self.method,
+            "method": self.record.method,
             "engine": self.engine,
             "blocks": self.blocks.num_blocks,
             **msgspec.structs.asdict(self.asked),
@@ -115,19 +115,7 @@ def open_model(folder: Path, settings: ModelSettings, warn: OnWarning) -> Iterat
         bundle = Bundle.open(folder)
         with Pipeline.open(bundle, threads=settings.threads) as pipeline:
             m, engine = bundle.manifest, f"onnxruntime {pipeline.provider}"
-            about = (
-                m.image,
-                m.classes,
-                m.trained_on,
-                m.model,
-                m.method,
-                bundle.bands,
-                bundle.owners,
-                engine,
-                settings,
-                warn,
-            )
-            yield OpenedModel(folder, pipeline, *about)
+            yield OpenedModel(folder, pipeline, m, m.model, bundle.bands, bundle.owners, engine, settings, warn)
         return
     require_import(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
     import torch
@@ -140,8 +128,7 @@ def open_model(folder: Path, settings: ModelSettings, warn: OnWarning) -> Iterat
     dtype = choose_precision(settings.precision, chosen)
     run = load_run(folder, chosen)
     r, engine = run.record, f"torch {torch.__version__} {chosen} {settings.precision}"
-    model = shown_model(r, run.view)
-    about = (r.image, r.classes, r.trained_on, model, r.method, run.bands, run.view.owners, engine, settings, warn)
+    about = (r, shown_model(r, run.view), run.bands, run.view.owners, engine, settings, warn)
     with preserve_rng_state():
         torch.set_num_threads(choose_threads(settings.threads, run.view))
         yield OpenedModel(folder, TorchBlocks(run.view, dtype), *about)

@@ -51,16 +51,13 @@ def cores() -> int:
 
 def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> float | None:
     """Return the number of cores that the control groups of this process grant; None without a limit."""
-    quotas: list[float] = []
     match = re.search(r"^0::/(.*)$", text_of(own), re.M)
     level = root / match[1].strip() if match and ".." not in match[1] else root
-    for folder in (level, *level.parents):
-        granted, _, period = text_of(folder / "cpu.max").partition(" ")
-        _add_quota(quotas, granted, period)
-        if folder == root:
-            break
-    _add_quota(quotas, text_of(root / "cpu/cpu.cfs_quota_us"), text_of(root / "cpu/cpu.cfs_period_us"))  # version 1
-    return min(quotas, default=None)
+    folders = [folder for folder in (level, *level.parents) if folder.is_relative_to(root)]
+    limits = [text_of(folder / "cpu.max").split() for folder in folders]
+    limits.append([text_of(root / f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period")])  # version 1
+    known = [tuple(map(int, limit)) for limit in limits if len(limit) == 2 and all(map(str.isdigit, limit))]
+    return min((granted / period for granted, period in known if period), default=None)
 
 
 def memory_gib() -> tuple[float, float] | None:
@@ -110,11 +107,6 @@ _JETPACKS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 @functools.cache  # reading it takes milliseconds on a machine with many cores
 def _cpuinfo() -> str:
     return text_of("/proc/cpuinfo")
-
-
-def _add_quota(quotas: list[float], granted: str, period: str) -> None:
-    if granted.isdigit() and period.isdigit() and int(period) > 0:
-        quotas.append(int(granted) / int(period))
 
 
 def text_of(path: str | Path) -> str:

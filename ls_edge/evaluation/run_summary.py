@@ -239,10 +239,6 @@ def _order_tau(answers: Sequence[RequestRecord]) -> float | None:
     return sum(tau * orders[order] for order, tau in taus.items()) / count if count else None
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def _median_ms(values_us: Sequence[float]) -> float | None:
     return float(np.median(values_us)) / 1e3 if values_us else None
 
@@ -253,7 +249,7 @@ def _hops(answers: Sequence[RequestRecord]) -> Hops:
     wires = [record.hop_us for record in visited for _ in range(len(record.visits) + 1)]
     wires += [track.transfer_us / 2 for record in visited for track in record.tracks_of_others for _ in range(2)]
     return Hops(
-        mean=_mean([record.hops for record in answers]),
+        mean=sum(record.hops for record in answers) / len(answers) if answers else None,
         wire_ms_p50=_median_ms(wires),
         queue_ms_p50=_median_ms([times.queue_us for times in spent]),
         engine_ms_p50=_median_ms([times.engine_us for times in spent]),
