@@ -263,7 +263,7 @@ CASES = r"""
 2 | keys new -x | No such option '-x'
 2 | peer | Missing option '--peers'
 2 | peer --peers good.yaml | Missing option '--name'
-2 | peer --name a --peers good.yaml | give the model as --bundle FOLDER, or --store FOLDER
+2 | peer --name a --peers good.yaml | give either --bundle FOLDER, or --store FOLDER
 2 | peer --name x --bundle bundle --peers good.yaml | good.yaml: unknown peer 'x'; known here: a
 2 | peer --name '' --bundle bundle --peers good.yaml | good.yaml: unknown peer ''; known here: a
 1 | peer --name a --bundle nowhere --peers good.yaml | nowhere is not a bundle: it has no manifest.json; write one with

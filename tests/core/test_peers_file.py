@@ -198,7 +198,7 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
             "heartbeat: {interval_ms: 100, timeout_ms: 150}\npeers:\n" + A,
             1,
             12,
-            "has to be at least twice the interval",
+            "must be at least twice the interval",
         ),
         (
             "heartbeat: {timeout_ms: 600001}\npeers:\n" + A,
@@ -218,7 +218,7 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
             "heartbeat: {interval_ms: 250, timeout_ms: 300}\npeers:\n" + A,
             1,
             12,
-            "has to be at least twice the interval",
+            "must be at least twice the interval",
         ),
         ("heartbeat: {interval_ms: 1}\npeers:\n" + A, 1, 26, "interval_ms is 1; it has to be a whole number from 5"),
     ],

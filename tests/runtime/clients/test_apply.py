@@ -182,7 +182,7 @@ def test_a_source_without_the_right_to_push_changes_nothing(fleet, tiny_bundle):
     def forbid(named, _document):
         named["laptop"]["may_push"] = named["desk"]["may_push"] = False
 
-    with pytest.raises(PushError, match="could not be changed the fleet again"):
+    with pytest.raises(PushError, match="the fleet could not be changed again"):
         apply(peers, edited(peers, forbid, "nobody.yaml"))
     assert record(peers, "a")["file"]["version"] == 1
 
