@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 
@@ -28,23 +29,15 @@ def open_listener(text: str, flag: str) -> socket.socket:
     """Listen on ``HOST:PORT``; connections wait until a server accepts them. Errors name the flag."""
     host, port = parse_address(text, flag)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "no such name"
         raise UsageError(f"{flag} {text!r}: {host} is not found ({why}); give an address of this machine") from None
-    listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-        listener.listen()  # until then, another process can bind the port
+        return socket.create_server(address, family=family)
     except OSError as error:
-        listener.close()
-        raise LinkError(f"{flag} {text}: cannot listen ({error.strerror}); free the port, or give another") from None
-    return listener
+        why = os.strerror(error.errno or 0)
+        raise LinkError(f"{flag} {text}: cannot listen ({why}); free the port, or give another") from None
 
 
 def url_of(listener: socket.socket, scheme: str = "http") -> str:
