@@ -14,8 +14,6 @@ _DEVIATIONS = 4
 """Mean deviations beyond the mean time in a place that have to be left for a request, as in RFC 6298."""
 _RECENT = 8
 """Number of requests over which times are averaged."""
-_MOST_RETRY_S = 30.0
-"""Limit of ``Retry-After``: clients that ignore it cannot keep others away for longer."""
 
 
 class Places:
@@ -23,8 +21,8 @@ class Places:
 
     The request with the earliest deadline gets the next place. One that could not be answered by its deadline gets
     none: under a load beyond the capacity, the places would otherwise be taken by requests whose answers come too late.
-    Clients that are refused are told to return one after the other, as places become free: all of them at the same
-    time would take the processor from those in the queue, again and again.
+    Clients that are refused are told to return one after the other: all of them at the same time would take the
+    processor from those in the queue, again and again.
     """
 
     def __init__(self, count: int, queue: int) -> None:
@@ -32,8 +30,8 @@ class Places:
         self.count = self._free = count
         self.queue = queue
         self._waiting: list[tuple[float, int, asyncio.Future[bool]]] = []
-        self._numbers = itertools.count()
-        self._mean_s = self._deviation_s = self._next_return = 0.0
+        self._numbers, self._refusals = itertools.count(), itertools.cycle(range(max(1, queue)))
+        self._mean_s = self._deviation_s = 0.0
 
     @property
     def waiting(self) -> int:
@@ -44,12 +42,10 @@ class Places:
         """Take a place, before ``deadline`` by the monotonic clock; raise :class:`Refusal`."""
         if self._free:
             self._free -= 1
-            self._next_return = 0.0
             return
         if len(self._waiting) >= self.queue:
-            now, interval_s = time.monotonic(), self._mean_s / self.count
-            self._next_return = max(self._next_return + interval_s, now + self.queue * interval_s)
-            retry_s = max(1, math.ceil(min(self._next_return - now, _MOST_RETRY_S)))
+            ahead = self.queue + next(self._refusals)
+            retry_s = max(1, math.ceil(ahead * self._mean_s / self.count))
             message = f"{self.count} images are being answered and {self.queue} wait, the limit; try again"
             raise Refusal(503, message, {"Retry-After": f"{retry_s}"})
         place = asyncio.get_running_loop().create_future()

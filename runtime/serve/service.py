@@ -103,6 +103,7 @@ class Service:
             "ls_edge_http_queue_seconds", "Time that requests waited for a place of --concurrency.",
             registry=self.registry, buckets=BUCKETS_S,
         )  # fmt: skip
+        self._waited_s = 0.0
         self.is_stopping = False
 
     @property
@@ -147,6 +148,7 @@ class Service:
             "in_flight": source.counts.in_flight,
             "queue": self.places.queue,
             "waiting": self.places.waiting,
+            "waited_ms": round(self._waited_s * 1e3, 2),
             "missing_blocks": shown_parts(snapshot.missing_blocks),
             "peers": peers,
         }
@@ -184,8 +186,9 @@ class Service:
         try:
             await self.places.take(end)
             placed = time.monotonic()
-            self._waits.observe(placed - began)
-            self.statistics.add("queue", placed - began)
+            self._waited_s = placed - began
+            self._waits.observe(self._waited_s)
+            self.statistics.add("queue", self._waited_s)
             try:
                 with self._lock:
                     backend = self._backend

@@ -362,17 +362,22 @@ def test_metrics_count_answers_and_responses(shared):
 
 
 def test_requests_beyond_concurrency_and_queue_or_budget_are_refused(slow, bundle, ls_edge, wait_until):
-    server = Server(ls_edge, slow.path, bundle, "--concurrency", 1, "--queue", 0, "--budget-ms", 5000, "--max-skips", 0)
+    server = Server(ls_edge, slow.path, bundle, "--concurrency", 1, "--queue", 1, "--budget-ms", 5000, "--max-skips", 0)
     wait_until(lambda: server.get("/health/ready")[0] == 200)
 
     def later():
         wait_until(lambda: server.get("/status")[1]["in_flight"] == 1)
+        return together(lambda: server.predict(picture()), latest)
+
+    def latest():
+        wait_until(lambda: server.get("/status")[1]["waiting"] == 1)
         return server.predict(picture()), server.get("/health/live")[0]
 
-    first, (refused, live) = together(lambda: server.predict(picture()), later)
-    assert first[0] == 200
-    assert refused == (503, {"error": "1 images are being answered and 0 wait, the limit; try again"})
+    first, (second, (refused, live)) = together(lambda: server.predict(picture()), later)
+    assert first[0] == second[0] == 200
+    assert refused == (503, {"error": "1 images are being answered and 1 wait, the limit; try again"})
     assert live == 200
+    assert server.get("/status")[1]["waited_ms"] > 0
     status, answer = server.predict(picture(), "?budget_ms=100")
     assert status == 504
     assert answer["error"].startswith("request ")

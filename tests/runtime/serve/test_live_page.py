@@ -185,6 +185,16 @@ def test_the_minute_is_counted_by_second_and_failures_are_those_of_the_server(mo
     assert found == {"seconds": 60, "answers": 4, "degraded": 1, "failed": 2, "p50_ms": 25.0, "p95_ms": 38.5}
 
 
+def test_queue_and_its_wait_are_shown(server, browser):
+    opened(browser, server.address)
+    browser.evaluate("leave.abort()")
+    for waiting, shown in ((0, "0 waiting"), (12, "12 waiting (841 ms)")):
+        event = {"answers": [], "state_s": {}, "minute": MINUTE}
+        status = json.dumps({"waiting": waiting, "waited_ms": 840.6})
+        browser.evaluate(f"take({{run, ...{json.dumps(event)}, status: {{...status, ...{status}}}}})")
+        assert browser.evaluate(STATE).endswith(shown)
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_last_minute_is_seen_at_a_glance(server, browser, width):
     browser.show("http://{}:{}/".format(*server.address), width, 900)
