@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.records import RequestRecord
 from ls_edge.data.preprocess import Preprocessor
+from ls_edge.runtime.serve.inference_protocol import parse_request, response_of
+from ls_edge.runtime.source.results import Answer
 from tests.runtime.serve.serving import PLACEMENT, Server, expected, picture
 
 BATCH = 3
@@ -318,3 +321,17 @@ def test_whatever_is_sent_is_answered_with_one_line(server, document, binary, le
     assert status in (200, 400), reply
     if status != 200:
         assert "\n" not in json.loads(reply)["error"]
+
+
+def test_classes_of_an_answer_are_those_of_its_model_although_another_one_is_served_now(bundle):
+    record = RequestRecord(0, "image 0", None, 1, 1000, False, None, (), 1, (0.0, 2.0))
+    answer = Answer(0, np.array([0.0, 2.0], np.float32), 1, ("cat", "dog"), record)
+    asked = json.dumps(
+        {
+            "inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": [""]}],
+            "outputs": [{"name": "logits", "parameters": {"classification": 5}}, {"name": "label"}],
+        }
+    )
+    request, _ = parse_request(asked.encode(), None)
+    found = json.loads(response_of(request, Bundle.open(bundle), [answer], ())[0])
+    assert [one["data"] for one in found["outputs"]] == [["2.000000:1:dog", "0.000000:0:cat"], ["dog"]]
