@@ -27,7 +27,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
         "dpkg-query",
         "-W",
         "-f",
-        "${Package} ${Version}\n",
+        "${db:Status-Abbrev} ${Package} ${Version}\n",
         "*nvinfer*",
         "*cudnn*",
         "cuda-cudart*",

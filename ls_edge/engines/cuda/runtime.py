@@ -3,8 +3,8 @@
 TensorRT, JetPack and the CUDA packages of pip each bring the library ``libcudart``. It must not be newer than the
 driver supports, on a Jetson not even by a minor version. Candidates are tried in turn; the first that works is used.
 
-Not run on hardware yet: the functions and their parameters are compared with the headers of CUDA 12.6, 12.9 and 13.0,
-and loading with the libraries themselves, which need no GPU for that (``tests/engines/cuda/test_runtime.py``).
+The functions and their parameters are compared with the headers of CUDA 12.6, 12.9 and 13.0
+(``tests/engines/cuda/test_runtime.py``), and ran on an H200 with CUDA 13.0 (``test_on_a_gpu.py``), but on no Jetson.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def with_shared_axis(spec: dict[str, Any], others: Sequence[dict[str, Any]]) -> 
     scales = [axis.get("scale") or {} for axis in found[0][0]]
     if not values or any("domain" in scale for scale in scales):
         return spec
-    starts = [] if any(scale.get("zero") is False for scale in scales) else [0.0]
+    starts = [] if any(scale.get("zero") is False or scale.get("type") == "log" for scale in scales) else [0.0]
     for axis in found[0][0]:
         axis["scale"] = {**(axis.get("scale") or {}), "domain": [min(values + starts), max(values + starts)]}
     return spec

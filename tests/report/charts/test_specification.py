@@ -3,6 +3,7 @@
 import copy
 import json
 
+import altair as alt
 from altair.utils.schemapi import debug_mode
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -97,6 +98,12 @@ def test_charts_of_several_models_share_their_y_axis():
     assert [one["encoding"]["y"]["scale"]["domain"] for one in drawn] == [[0, 0.9]] * 2
     alone = spec_of(lines_chart({"a": {0: 0.1}}, "x", "change"))
     assert with_shared_axis(alone, [])["encoding"]["y"].get("scale", {}).get("domain") is None
+
+
+def test_a_shared_logarithmic_axis_has_no_zero():
+    drawn = [lines_chart({"a": {0: low, 1: 2.0}}, "x", "y", scale=alt.Scale(type="log")) for low in (0.1, 0.01)]
+    shared = with_shared_axis(spec_of(drawn[0]), [spec_of(drawn[1])])
+    assert shared["encoding"]["y"]["scale"] == {"type": "log", "domain": [0.01, 2.0]}
 
 
 def test_uneven_numbers_are_as_far_apart_as_they_are():
