@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import yaml
 
 from ls_edge.cli.main import cli
 from ls_edge.engines.tensorrt.cache import default_folder
+from ls_edge.runtime.fleet.local_cluster import free_ports
+from ls_edge.runtime.transport.keys import new_keys
 from tests.linters import lint
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
@@ -132,6 +136,99 @@ def test_systemd_accepts_the_unit(tmp_path, name):
     warnings = [line for line in done.stderr.splitlines() if not re.search("'Restart(Steps|MaxDelaySec)'", line)]
     assert unit.name not in "".join(warnings), done.stderr
     assert "StartLimitIntervalSec=0" in text.partition("[Service]")[0]  # otherwise five quick failures end it for good
+
+
+SYSTEMD = Path("/lib/systemd/systemd")
+MANAGER = """
+mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system /run/user/systemd/user /run/home /run/ls-edge
+mount --bind "$1" /run/ls-edge && cp "$1"/*.service /run/user/systemd/user && chmod 700 /run/user
+export XDG_RUNTIME_DIR=/run/user HOME=/run/home
+/lib/systemd/systemd --user  # not as process 1, which would be the system's
+"""
+
+
+class UserManager:
+    """A ``systemd --user`` in process and mount namespaces of its own, which see ``folder`` as /run/ls-edge."""
+
+    def __init__(self, folder):
+        command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", MANAGER]
+        self._log = (folder / "manager.log").open("w")
+        self._process = subprocess.Popen([*command, "sh", folder], stdout=self._log, stderr=self._log)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def systemctl(self, *arguments):
+        """Return what ``systemctl --user`` prints, or an empty string if it fails, as before the manager is up."""
+        found = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        if not found:
+            return ""
+        inside = ["nsenter", "--target", found[0], "--mount", "--pid", "env", "XDG_RUNTIME_DIR=/run/user"]
+        done = subprocess.run(
+            [*inside, "systemctl", "--user", *arguments], capture_output=True, text=True, timeout=30, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    def show(self, unit, key):
+        return self.systemctl("show", "--property", key, "--value", unit)
+
+
+@pytest.fixture
+def manager(tmp_path, wait_until):
+    """A user's systemd with the unit of a peer, which differs in user and paths."""
+    needed = SYSTEMD.exists() and all(map(shutil.which, ("unshare", "nsenter", "systemctl")))
+    if not needed or os.geteuid() != 0:
+        pytest.skip("a systemd of its own needs Linux, root, systemd, unshare and nsenter")
+    text = (FOLDER / UNIT).read_text().replace("User=edge\n", "").replace("/etc/ls-edge", "/run/ls-edge")
+    text = text.replace("/var/lib/", "%S/").replace("/var/cache/", "%C/")
+    text = text.replace("/opt/ls-edge/bin/ls-edge", f"{sys.executable} -m ls_edge")
+    text = text.replace("[Install]", "StandardError=append:/run/ls-edge/peer.log\n\n[Install]")
+    (tmp_path / UNIT).write_text(text)
+    with UserManager(tmp_path) as manager:
+        wait_until(lambda: manager.systemctl("start", "basic.target") or manager.show("basic.target", "Id"), timeout=60)
+        yield manager
+
+
+@pytest.mark.slow
+def test_a_real_systemd_restarts_a_peer_without_limit_and_reloads_and_stops_it(manager, tmp_path, wait_until):
+    """Its file comes after more failures than systemd's default limit of five."""
+    unit, key, secret = UNIT.replace("@", "@orin-0"), "orin-0", tmp_path / "orin-0.key_secret"
+    pairs = {name: new_keys(name, tmp_path)[0] for name in (key, "laptop")}
+    (port,) = free_ports(1)
+    peer = {
+        "name": key,
+        "address": f"tcp://127.0.0.1:{port}",
+        "blocks": "all",
+        "public_key": pairs[key].public.decode(),
+    }
+    manager.systemctl("start", "--no-block", unit)
+    wait_until(lambda: int(manager.show(unit, "NRestarts") or 0) > 5, timeout=120)
+    assert manager.show(unit, "ActiveState") != "failed"
+    assert manager.show(unit, "StartLimitIntervalUSec") == "0"
+    assert secret.exists()
+    file = {
+        "peers": [peer],
+        "sources": [{"name": "laptop", "public_key": pairs["laptop"].public.decode(), "may_push": True}],
+    }
+    (tmp_path / "peers.yaml").write_text(yaml.safe_dump(file))
+
+    def logged(what):
+        return (tmp_path / "peer.log").read_text().count(what)
+
+    wait_until(lambda: logged('"listening"'), timeout=60)
+    first = manager.show(unit, "MainPID")
+    manager.systemctl("kill", "--signal=KILL", unit)
+    wait_until(lambda: logged('"listening"') == 2, timeout=60)
+    assert manager.show(unit, "MainPID") != first
+    manager.systemctl("reload", unit)
+    wait_until(lambda: logged('"reloaded"'), timeout=60)
+    manager.systemctl("stop", unit)
+    assert (manager.show(unit, "ActiveState"), manager.show(unit, "Result")) == ("inactive", "success")
 
 
 @pytest.mark.parametrize("name", IMAGES)

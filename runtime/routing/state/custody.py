@@ -244,8 +244,15 @@ class Custody:
         if neighbors.is_beyond(holder) or (n is not None and neighbors.leads_beyond(n)):
             # A process without a link to this source sends no MOVED; the keeper of the previous copy watches it.
             return min(request.keep_until, request.keep_end, end)
-        work = len(request.itinerary.remaining) * neighbors.usual_call(holder)
-        patience = max(limits.away_floor, neighbors.hop_deadline(holder) + work)
+        left, deadline = len(request.itinerary.remaining), neighbors.hop_deadline(holder)
+        work = left * neighbors.usual_call(holder)
+        if n is None:
+            patience = max(limits.away_floor, deadline + work)
+        else:  # an idle holder would have sent news soon; what it announces alone extends nothing
+            slowest = max(other.usual_link_us for other in neighbors)
+            announced = (n.wait_us + left * n.block_us + slowest) / 1e6
+            longest = max(limits.away_floor, deadline + min(n.wait_us / 1e6, limits.credits * work) + work)
+            patience = min(longest, deadline + limits.hop_factor * announced)
         return min(now + patience, request.keep_until, request.keep_end, end)
 
     def extend(self, request: HeldRequest, end: float) -> None:

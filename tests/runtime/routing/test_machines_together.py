@@ -3,6 +3,7 @@
 import itertools
 
 import msgspec
+import pytest
 
 from ls_edge.core.errors import BudgetExceeded
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
@@ -132,6 +133,19 @@ def test_more_requests_than_credits_are_all_answered_in_time():
     requests = [sim.submit(budget=20) for _ in range(40)]
     sim.settle()
     assert all(isinstance(outcome(sim, request), Complete) for request in requests)
+
+
+@pytest.mark.parametrize("policy", ["random", "fastest"])
+def test_requests_that_wait_in_long_queues_are_not_sent_again(policy):
+    placement = {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7], "c": [2, 3, 4, 5]}
+    sim = FaultySimulation(placement, blocks=8, block_seconds=0.05)
+    sim.run(0.5)
+    requests = []
+    for _ in range(48):
+        requests.append(sim.submit(policy=policy, budget=60.0))
+        sim.run(0.01)
+    sim.settle()
+    assert {outcome(sim, request).attempts for request in requests} == {1}
 
 
 def test_a_relative_of_a_deadlock_two_full_peers_that_need_each_other():

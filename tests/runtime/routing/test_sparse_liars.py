@@ -62,6 +62,18 @@ def test_a_liar_out_of_the_source_s_reach_fails_no_request(policy, lie, pq):
     assert sim.processes["liar"].machine.counts.received
 
 
+@pytest.mark.parametrize("policy", ["fastest", "parallel"])
+def test_in_a_full_mesh_a_liar_that_says_release_costs_one_deadline(policy):
+    seconds = {"p": 0.005, "q": 0.005, "liar": 0.0001}
+    links = itertools.combinations((SOURCE, *seconds), 2)
+    sim = sparse(dict.fromkeys(seconds, ALL), links, {"liar": LIES["releases"]}, block_seconds=seconds)
+    for _ in range(4):
+        began, request = sim.now, sim.submit(policy=policy, budget=BUDGET)
+        assert answers(sim, [request])
+        assert sim.ended[request] - began < Limits().hop_floor + 0.1
+        sim.run(0.5)
+
+
 @pytest.mark.parametrize("policy", ["nearest", "fastest", "sequential"])
 def test_the_only_way_is_taken_again_after_both_processes_with_the_tokens_were_lost(policy):
     sim = sparse({"a": (0,), "b": (1, 2), "c": (3,)}, in_a_line("a", "b", "c"), block_seconds=0.05)

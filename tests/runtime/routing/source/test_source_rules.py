@@ -101,17 +101,17 @@ def test_an_answer_of_a_request_that_it_was_not_given_is_dropped(source):
     assert not source.machine.rules.duplicates
 
 
-def away(source):
-    """A request that ``a`` has passed on to ``b``."""
+def away(source, wait_us=0):
+    """A request that ``a`` has passed on to ``b``; ``b`` and ``c`` announce a queue."""
     source.meets("a", [0, 1])
-    source.meets("b", [2, 3])
-    source.meets("c", [0, 1, 2, 3], credit=0)
+    source.meets("b", [2, 3], wait_us=wait_us)
+    source.meets("c", [0, 1, 2, 3], credit=0, wait_us=wait_us)
     submits(source, budget=60)
     (run,) = source.sent(Forward, "a")
     source.hears("a", Accept(run.transfer, 8))
     source.hears("a", Release(run.transfer, "b"))
     source.hears("b", Moved(run.transfer._replace(hop=2), "a"))
-    source.hears_state("c")
+    source.hears_state("c", wait_us=wait_us)
     return run
 
 
@@ -137,7 +137,7 @@ def test_holder_and_keeper_both_lost_start_a_new_branch_from_the_stem(source, or
 
 
 def test_no_news_for_too_long_starts_a_new_branch(source):
-    run = away(source)
+    run = away(source, wait_us=60_000_000)
     source.passes(0.9)
     assert not source.sent(Forward)
     source.hears("c", Moved(run.transfer, "b"))
@@ -146,6 +146,14 @@ def test_no_news_for_too_long_starts_a_new_branch(source):
     source.passes(0.4)
     assert not source.sent(Forward)
     source.passes(0.2)
+    assert len(source.sent(Forward)) == 1
+
+
+def test_an_idle_holder_has_as_long_as_for_a_hop(source):
+    away(source)
+    source.passes(Limits().hop_floor)
+    assert not source.sent(Forward)
+    source.passes(0.1)
     assert len(source.sent(Forward)) == 1
 
 
