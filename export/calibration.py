@@ -96,7 +96,7 @@ def read_calibration(
         Samples(np.stack(images[start::2]), np.array(labels[start::2], dtype=np.int64) if known else None)
         for start in (0, 1)
     )
-    return Calibration(found.source, fit, held_out, taken.account(len(unreadable)))
+    return Calibration(found.source, fit, held_out, taken.account(unreadable))
 
 
 def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray, bands: Bands) -> list[dict[str, float]]:

@@ -256,7 +256,7 @@ class _Training:
             images=images,
             validation_images=validation,
             skipped=len(self.skipped),
-            account=self.images.account(len(self.skipped)),
+            account=self.images.account(self.skipped),
             epochs=self.config.epochs,
             best_epoch=self.progress.best_epoch,
             val_loss=self.progress.best_loss,

@@ -67,7 +67,7 @@ class OpenedModel:
             "of": printable(self.folder),
             "data": printable(images.source),
             "part": images.part,
-            "account": images.account(len(self.skipped)),
+            "account": images.account(self.skipped),
             "model": self.model,
             "method": self.record.method,
             "engine": self.engine,

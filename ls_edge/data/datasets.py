@@ -95,18 +95,19 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
-    def account(self, unreadable: int = 0) -> dict[str, Any]:
+    def account(self, unreadable: Iterable[str] = ()) -> dict[str, Any]:
         """Return what the data is, for the JSON of every command that reads it; see :func:`describe`.
 
-        ``unreadable``: images that could not be decoded.
+        ``unreadable``: images that could not be decoded, by name or error message; each counts once.
         """
+        left_out = len(set(unreadable))
         return {
             "data": printable(self.where or self.source),
             "part": self.part,
-            "images": len({image.name for image in self.images}),
+            "images": len({image.name for image in self.images}) - left_out,
             "classes": [printable(name) for name in self.classes],
             "ignored": dict(sorted(self.ignored.items())),
-            "unreadable": unreadable,
+            "unreadable": left_out,
         }
 
     def digest(self) -> str:
@@ -186,7 +187,9 @@ def describe(account: Mapping[str, Any]) -> str:
     names = account["classes"]
     listed = ", ".join(names if len(names) <= 4 else [*names[:2], "…", names[-1]])
     classes = f"{counted(len(names), 'class', 'classes')} ({listed})" if names else "no classes"
-    return f"{account['data']}: {counted(account['images'], 'image')}, {classes}{describe_ignored(account['ignored'])}"
+    unreadable = account["unreadable"]
+    ignored = {**account["ignored"], **({"unreadable": unreadable} if unreadable else {})}
+    return f"{account['data']}: {counted(account['images'], 'image')}, {classes}{describe_ignored(ignored)}"
 
 
 def describe_ignored(reasons: Mapping[str, int]) -> str:

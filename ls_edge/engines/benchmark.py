@@ -147,7 +147,7 @@ def chain_accuracy(
             count += len(labels)
     if not count:
         raise DataError(f"{images.source} has no usable image; check the data")
-    return ChainAccuracy(images.source, count, right / count, images.account(len(unreadable)))
+    return ChainAccuracy(images.source, count, right / count, images.account(unreadable))
 
 
 def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: int, batch: int) -> Engine | None:

@@ -112,7 +112,7 @@ def run_dataset(
             "waves": asked.waves if find_policy(asked.policy).runs_in_waves else 0,
             "bands": source.bundle.bands.to_json(),
         },
-        account=images.account(len(skipped)),
+        account=images.account(name for name, _ in skipped),
         preprocess_ms=tuple(preprocess_ms),
         wall_s=time.monotonic() - run.started,
         rejected=source.snapshot.rejected,

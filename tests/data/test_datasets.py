@@ -337,11 +337,11 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path, capsys):
         account = open_data(str(data), "eval").account()
         assert account["ignored"] == wanted
         assert (account["images"], account["classes"]) == (3, ["cat", "dog"])
-    note_account(open_data(str(top), "eval").account())
+    note_account(open_data(str(top), "eval").take(9).account(["cat/1.png", "dog/3.jpe", "cat/1.png"]))
     out, err = capsys.readouterr()
     assert err == (
-        f"{top}: 3 images, 2 classes (cat, dog); 9 files ignored: .heic 2, broken link 1, empty 1, "
-        "in $RECYCLE.BIN 1, in @eaDir 1, in lost+found 1, no extension 1, not in a class folder 1\n"
+        f"{top}: 1 image, 2 classes (cat, dog); 11 files ignored: .heic 2, broken link 1, empty 1, "
+        "in $RECYCLE.BIN 1, in @eaDir 1, in lost+found 1, no extension 1, not in a class folder 1, unreadable 2\n"
     )
     assert out == ""
 

@@ -86,7 +86,7 @@ def command(
     check_kinds(settings["what"])
     with StepProgress("analyze") as progress:
         analyses = [analyze(folder, images, **settings, on_progress=progress, on_warning=warn) for folder in folders]
-    note_account(images.account())
+    note_account(analyses[0].settings["account"])
     if as_json:
         print_json(analyses[0] if against is None else {"analyses": analyses})
     else:

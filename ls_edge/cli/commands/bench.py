@@ -52,8 +52,9 @@ def command(
         images = images_for(open_data(data, "eval"), m.trained_on, m.classes, limit, warn)
     result = bench(opened, duration=duration, kind=engine, monolith=_monolith(opened), **asked)
     if images is not None:
-        result = msgspec.structs.replace(result, accuracy=chain_accuracy(opened, images, kind=engine, **asked))
-        note_account(images.account())
+        accuracy = chain_accuracy(opened, images, kind=engine, **asked)
+        result = msgspec.structs.replace(result, accuracy=accuracy)
+        note_account(accuracy.account)
     if as_json:
         print_json(result)
     else:

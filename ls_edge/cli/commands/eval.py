@@ -73,7 +73,7 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
         with StepProgress("evaluate") as progress:
             result = evaluate(given, images, **settings, on_progress=progress, on_warning=warn)
         if not found:
-            note_account(images.account())
+            note_account(result.settings["account"])
         found.append(msgspec.structs.replace(result, name=name))
         if not as_json:
             if len(found) > 1:

@@ -72,8 +72,8 @@ def command(
             on_progress=progress,
             on_warning=warn,
         )
-    if images is not None:
-        note_account(images.account())
+    if exported.account is not None:
+        note_account(exported.account)
     if asked.engine == "tensorrt" and exported.engines_built is None:
         click.echo("TensorRT is not installed here; the devices build their engines from these files", err=True)
     if as_json:

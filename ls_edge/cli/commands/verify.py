@@ -14,7 +14,6 @@ from ls_edge.cli.output import note_account, print_json, warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.text import short_id
-from ls_edge.data.datasets import open_data
 from ls_edge.device.requirements import require_import
 from ls_edge.report.bundle import shown
 from ls_edge.report.terminal import PlainTable, print_table
@@ -69,10 +68,9 @@ def _numbers(bundle: Bundle, run: Path, data: str | None) -> tuple[dict[str, Any
     loaded = load_run(run)
     if data is None:
         return verify_run(bundle, loaded).to_json(), None
-    images = open_data(data, "eval")
-    found = read_calibration(images, loaded.record.image, loaded.record.classes, on_warning=warn)
+    found = read_calibration(data, loaded.record.image, loaded.record.classes, on_warning=warn)
     numbers = verify_run(bundle, loaded, found.held_out, data).to_json()
-    note_account(images.account())
+    note_account(found.account)
     return numbers, found.account
 
 

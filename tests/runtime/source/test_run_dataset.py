@@ -59,7 +59,9 @@ def test_damaged_images_are_skipped_alike_with_and_without_the_bundle(serve_peer
             assert source.wait_ready() == ()
             run = run_dataset(source, images, on_skip=lambda name, _: told[kind].append(name))  # noqa: B023
             assert [(record.image, record.error) for record in run.records] == [("1/good.png", None)]
-            assert run.context.account["unreadable"] == 2
+            twice = run_dataset(source, images.take(6)).context.account
+            assert twice == run.context.account
+            assert (twice["images"], twice["unreadable"]) == (1, 2)
             assert sorted(name for name, _ in run.skipped_images) == sorted(told[kind]) == ["1/cut.png", "1/text.png"]
             (tmp_path / "photos" / "1" / "good.png").write_bytes(b"no longer one")
             with pytest.raises(DataError, match="none of 3 images can be used; the first: "):
