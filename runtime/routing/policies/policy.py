@@ -172,7 +172,8 @@ def _least_wait(candidates: Sequence[Neighbor], itinerary: Itinerary, tie_break:
     waits = [one.wait_us for _, one in ranked]
     least = min(waits)
     equal = [one for one, wait in zip(ranked, waits, strict=True) if wait == least]
-    return max(equal, key=lambda one: (_run_length(one[1].blocks, itinerary.remaining), -one[0]))[1]
+    lengths = {blocks: _run_length(blocks, itinerary.remaining) for blocks in {one.blocks for _, one in equal}}
+    return max(equal, key=lambda one: (lengths[one[1].blocks], -one[0]))[1]
 
 
 def _run_length(blocks: frozenset[int], remaining: Sequence[int]) -> int:
