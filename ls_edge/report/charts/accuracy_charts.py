@@ -146,8 +146,9 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
         height=tall,
         title=title_with_text(
             "Accuracy by order of the blocks",
-            "circle: trained order; dot and line: mean ± sample deviation of random orders",
-            _measured(evaluations),
+            "circle: trained order; dot and line: random orders,",
+            "mean ± sample deviation",
+            *_measured(evaluations),
         ),
     )
     x = alt.X(
@@ -204,15 +205,17 @@ def _band(mean: float, deviation: float | None) -> Row:
     return row_of(low=max(0.0, mean - (deviation or 0)), high=min(1.0, mean + (deviation or 0)))
 
 
-def _measured(evaluations: Sequence[Evaluation]) -> str:
-    """Return images, data set, and the number of orders and models, each of them once."""
+def _measured(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return images and data set, and the number of orders and models, in lines that fit over a narrow chart."""
     found = {
-        f"{counted(item.images, 'image')} of {printable(item.settings.get('data', 'unknown data'))}, "
-        f"{counted(item.arbitrary.orders, 'random order')}, "
-        f"{counted(1 if item.models is None else item.models.count, 'trained model')} each"
+        (
+            f"{counted(item.images, 'image')} of {shorten(printable(item.settings.get('data', 'unknown data')), 40)},",
+            f"{counted(item.arbitrary.orders, 'random order')}, "
+            f"{counted(1 if item.models is None else item.models.count, 'trained model')} each",
+        )
         for item in evaluations
     }
-    return "; ".join(sorted(found))
+    return [line for lines in sorted(found) for line in lines]
 
 
 def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
@@ -280,7 +283,7 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
             "Accuracy in random order, by number of allowed orders",
             "vertical: ± sample deviation over orders; filled: within the model's own bands; dashed: windows between "
             "the ends",
-            _measured(evaluations),
+            *_measured(evaluations),
         ),
         description=f"{described}.",
     )

@@ -27,9 +27,12 @@ def test_a_comparison_holds_accuracy_and_interval(run_with_loss):
 
 def test_the_lines_of_a_figure_are_one_sample_deviation_and_its_text_says_of_how_many():
     a = Arbitrary(top1_mean=0.5, top1_std=0.1, top1_p5=0.2, top1_worst=0.1, orders=16)
-    settings = {"method": "shuffle", "blocks": 4, "data": "digits"}
+    settings = {"method": "shuffle", "blocks": 4, "data": "digits" * 20}
     found = Evaluation(SequentialAccuracy(0.9), a, {}, None, 359, settings=settings, models=Models(3, 0.1, 0.1, []))
     spec = spec_of(charts.accuracy_figure([found]))
     (row,) = (row for row in rows_of(spec) if "low" in row)
     assert (row["low"], row["high"]) == pytest.approx((0.4, 0.6))
-    assert "359 images of digits, 16 random orders, 3 trained models each" in json.dumps(spec)
+    lines = next(title["subtitle"] for title in (one["title"] for one in spec["hconcat"]) if "order" in title["text"])
+    assert "16 random orders, 3 trained models each" in lines
+    assert any(line.startswith("359 images of digits") for line in lines)
+    assert max(map(len, lines)) < 65, "longer ones run into the chart on the right"
