@@ -148,7 +148,7 @@ def _fastapi(bundle: Path, least_s: float = 0.0) -> Iterator[Address]:
     address = "127.0.0.1", free_ports(1)[0]
     words = [sys.executable, "-m", "uvicorn", "benchmarks.fastapi_service:app", "--workers", "2", "--port"]
     with subprocess.Popen(
-        [*words, str(address[1]), "--log-level", "warning", "--timeout-graceful-shutdown", "1"],
+        [*words, str(address[1]), "--log-level", "critical", "--timeout-graceful-shutdown", "1"],
         env={**os.environ, "BUNDLE": str(bundle), "LEAST_S": str(least_s)},
     ) as process:
         try:

@@ -241,6 +241,8 @@ def _parameters(values: Mapping[str, str], most_ms: float) -> tuple[int, float, 
     unknown = values.keys() - {"top", "budget_ms", "logits"}
     if unknown:
         raise Refusal(400, f"parameter {v2.shown(min(unknown))} is not known; use top, budget_ms or logits")
+    if len(values) > len({*values}):
+        raise Refusal(400, "a parameter is given twice; give each once")
     top, budget_ms, logits = values.get("top"), values.get("budget_ms"), values.get("logits", "0")
     # Digits alone: numbers of Python such as 1_0, nan or ٣ are refused.
     if top is not None and not (top.isascii() and top.isdigit() and len(top) <= 9 and int(top) > 0):

@@ -72,6 +72,7 @@ def test_image_gets_what_one_process_computes(shared, bundle, kind):
         ("?budget_ms=1e3", "budget_ms '1e3': use"),
         ("?logits=yes", "logits 'yes': use 0 or 1"),
         ("?Top=1", "parameter 'Top' is not known; use top, budget_ms or logits"),
+        ("?top=1&budget_ms=9&top=1", "a parameter is given twice; give each once"),
         ("?x=" + "y" * 5000, "parameter 'x' is not known"),
         ("?" + "&".join(f"a{n}=1" for n in range(50)), "parameter 'a0' is not known"),
         ("?top=%1b%5b31m", r"top '\\x1b[31m': use"),
