@@ -4,8 +4,8 @@
   request a second for 100 boards, and CPU time per request with 200 a second, also of boards with half of the model.
 - *scale*: 1,000 boards for an hour and 10,000 for ten minutes, in two processes: time and memory.
 - *reality*: five placements by three policies on four boards that are emulated by sleeping, while one is killed and
-  another is stopped; the simulation gets the times at which they were lost and back. The same for ``run`` and
-  ``simulate``: random arrivals, budget, skips. Results of the simulation are medians of many seeds.
+  another is stopped; the simulation gets the times at which they were lost and back, and the same arrivals, budget
+  and skips. Blocks take long, so that pauses of this machine matter little. Simulated results are medians of seeds.
 """
 
 from __future__ import annotations
