@@ -126,6 +126,8 @@ def read_folder(top: Path) -> Listing:
 def read_tar(path: Path) -> Listing:
     """List the content of a plain or compressed tar; raise :class:`DataError` if it is damaged or truncated."""
     try:
+        if read_image(path, 0, 4) == b"PK\x03\x04":
+            raise DataError(f"{path} is a zip, which cannot be read in place; extract it and give the folder")
         return _walk(_read_archive(ImageFile(str(path), path.stat().st_size)))
     except _DAMAGED as error:
         raise DataError(f"{path} is neither a folder nor a whole tar ({error}); check it or copy it again") from None

@@ -3,6 +3,7 @@
 import os
 import tarfile
 import unicodedata
+import zipfile
 from collections import Counter
 
 import numpy as np
@@ -192,6 +193,12 @@ def failure(source, part="eval"):
     assert str(source) in str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_a_zip_is_refused_with_what_to_do(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("cat/1.png", b"x")
+    assert "is a zip, which cannot be read in place; extract it" in failure(tmp_path / "a.zip")
 
 
 def test_folders_and_tars_without_images_are_refused(tmp_path):

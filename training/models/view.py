@@ -213,6 +213,11 @@ class BlockView(nn.Module):
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         """Load exactly these weights; raises :class:`ModelError` with the name of the first that does not fit."""
         own = self.weights()
+        if weights and own.keys().isdisjoint(weights.keys() - self.classifier):
+            raise ModelError(
+                f"none of the checkpoint's names, such as {next(iter(weights))!r}, is this model's; it belongs to "
+                "another model, or to another library, such as transformers, and needs timm's names"
+            )
         for name, value in own.items():
             if name not in weights:
                 pooling = {"norm": "fc_norm", "fc_norm": "norm"}.get(name.partition(".")[0], "")

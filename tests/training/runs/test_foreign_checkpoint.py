@@ -93,6 +93,15 @@ def test_another_pooling_is_not_called_another_model(tmp_path):
         start(init=str(path), args={**TINY, "class_token": True, "global_pool": "avg", "fc_norm": True})
 
 
+def test_names_of_another_library_are_mentioned(tmp_path):
+    path = tmp_path / "w.safetensors"
+    save_file({"vit.embeddings.cls_token": torch.ones(1, 1, 16), "classifier.bias": torch.ones(3)}, path)
+    with pytest.raises(
+        ModelError, match=r"names, such as '(vit|classifier)\..*', is this model's; .* needs timm's names"
+    ):
+        start(init=str(path))
+
+
 def test_the_image_size_of_a_run_matches_its_model(tmp_path):
     run = save(tmp_path / "run", start())
     for changes in ({"img_size": 32}, {"args": {"img_size": 32}}):
