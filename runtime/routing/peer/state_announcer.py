@@ -71,7 +71,7 @@ class StateAnnouncer:
         self._urgent = False
         self._reach_version = 0
         self._views: dict[str, tuple[bool, tuple[tuple[int, ...], ...]]] = {}
-        """By name, whether a process has a share of the credits, and :meth:`_far_blocks`; both seldom change."""
+        """Whether a process has its own share of the credits, and :meth:`_far_blocks`; by name, both seldom change."""
         self._views_of: tuple[object, ...] = ()
         """Reports from which they follow."""
         self._credits_before = 0
