@@ -176,7 +176,7 @@ class PeerRules:
             turn.send(sender, Refuse(run.transfer, reason, credit))
             return
         if run.transfer not in self._custody.held:
-            if (copy := self._copy_of_returned(event)) is not None:
+            if run.returning and (copy := self._copy_of_returned(event)) is not None:
                 self._machine.passed_on(copy, turn.name)
             self._hold(event)
         credit = self.announcer.credits_in_answer(sender, accepted=True)
@@ -214,7 +214,7 @@ class PeerRules:
             (
                 request
                 for request in self._custody.sent.values()
-                if run.returning and request.request == run.transfer.request and request.downstream == sender
+                if request.request == run.transfer.request and request.downstream == sender
             ),
             None,
         )

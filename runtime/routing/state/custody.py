@@ -249,9 +249,9 @@ class Custody:
         if n is None:
             patience = max(limits.away_floor, deadline + work)
         else:  # an idle holder would have sent news soon; what it announces alone extends nothing
-            slowest = max(other.usual_link_us for other in neighbors)
-            announced = (n.wait_us + left * n.block_us + slowest) / 1e6
-            longest = max(limits.away_floor, deadline + min(n.wait_us / 1e6, limits.credits * work) + work)
+            wait = n.wait_us / 1e6
+            longest = max(limits.away_floor, deadline + min(wait, limits.credits * work) + work)
+            announced = wait + (left * n.block_us + neighbors.slowest_us) / 1e6
             patience = min(longest, deadline + limits.hop_factor * announced)
         return min(now + patience, request.keep_until, request.keep_end, end)
 

@@ -259,6 +259,8 @@ class Neighbors:
         """Receiver and time of each transfer without a reply, including those given up."""
         self.reach_version = 0
         """Counter of changes of links, of the availability of neighbors, and of the blocks that they reach."""
+        self.slowest_us = 0.0
+        """Typical time of a transfer over the slowest link, at the latest STATE."""
         self.cuts: dict[str, tuple[int, int]] = {}
         """Incarnation of a process, and the number of its links in a row that ended while it was sent tokens."""
 
@@ -387,6 +389,7 @@ class Neighbors:
         before = n.state
         n.reported(state, self.now)
         n.refused_until = 0.0
+        self.slowest_us = max(other.usual_link_us for other in self)
         if before is None or state.calls > before.calls:
             n.moved_at = self.now
         if n.strikes and state.calls > n.calls_when_suspected:
