@@ -86,9 +86,8 @@ def test_fp16_is_for_gpus_and_int8_for_cpus(precision, has_gpu, features, said):
     assert speed_here(precision, has_gpu=has_gpu, features=features).startswith(said)
 
 
-def test_readme_help_and_document_agree_about_precision(call):
+def test_help_and_document_agree_about_precision(call):
     root = Path(__file__).parents[2]
-    assert "fp16 is for GPUs, int8 for CPUs" in (root / "README.md").read_text(encoding="utf-8")
     assert "fp16 for GPUs and int8 for CPUs" in (root / "docs" / "export.md").read_text(encoding="utf-8")
     _, text, _ = call("export", "--help")
     assert "fp16 for GPUs, int8 for CPUs" in " ".join(text.split())
