@@ -144,8 +144,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other CUDA devices, else fp32."""
     stored: Literal["fp32", "fp16"] = "fp32"
     """Type of the weights in the run folder."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """``auto`` compiles on CUDA."""
+    compile: bool | Literal["auto"] = "auto"
+    """``auto`` compiles on CUDA. YAML reads ``on`` and ``off`` as bool."""
     threads: AtLeastOne | None = None
     """torch's threads on the CPU; None: one for models below a million parameters, else torch's choice. A run repeats
     bit by bit only with the same number."""

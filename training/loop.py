@@ -430,7 +430,7 @@ def with_compiler(config: TrainConfig, device: torch.device, warn: OnWarning) ->
     if problem:
         warn(f"trains without compiled blocks, which is slower: {problem}; install it, or set compile: off")
     compiles = device.type == "cuda" and not problem
-    return msgspec.structs.replace(config, compile="on" if compiles else "off")
+    return msgspec.structs.replace(config, compile=compiles)
 
 
 def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, reporter: Reporter) -> None:

@@ -81,7 +81,7 @@ class TrainingTask:
                 find_unused_parameters=True,  # plans may leave blocks out, different ones in each step
             )
         self._averaged = make_averaged_model(view, config.optim)
-        if config.compile == "on":
+        if config.compile is True:
             view.compile_blocks()
 
     @property

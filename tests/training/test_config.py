@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from ls_edge.core.errors import ConfigError, UsageError
@@ -61,6 +62,15 @@ def test_any_setting_can_be_changed(tmp_path):
 def test_changes_are_checked(tmp_path, change, words):
     with pytest.raises(UsageError, match=words):
         read_config(write(tmp_path, "epochs: 3\n"), {}, [change])
+
+
+@pytest.mark.parametrize(("value", "read"), [("off", False), ("on", True), ("false", False), ("auto", "auto")])
+def test_compile_is_read_as_the_advice_writes_it(tmp_path, value, read):
+    """A YAML file and --set have ``off`` as a bool, and a run keeps what was set."""
+    config, _ = read_config(write(tmp_path, f"compile: {value}\n"), {})
+    assert config.compile == read
+    assert read_config(None, {}, [f"compile={value}"])[0].compile == read
+    assert msgspec.convert(msgspec.to_builtins(config), TrainConfig).compile == read
 
 
 @pytest.mark.parametrize("text", ["bands: 0/1-2\n", "bands: [[0], [1, 2]]\n"])

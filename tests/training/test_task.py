@@ -44,11 +44,11 @@ def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
 @pytest.mark.parametrize(
     ("asked", "device", "problem", "compiles"),
     [
-        ("auto", "cuda", "", "on"),
-        ("auto", "cuda", "there is no C compiler", "off"),
-        ("auto", "cpu", "there is no C compiler", "off"),
-        ("on", "cuda", "there is no C compiler", "on"),
-        ("off", "cuda", "", "off"),
+        ("auto", "cuda", "", True),
+        ("auto", "cuda", "there is no C compiler", False),
+        ("auto", "cpu", "there is no C compiler", False),
+        (True, "cuda", "there is no C compiler", True),
+        (False, "cuda", "", False),
     ],
 )
 def test_blocks_are_compiled_on_cuda_with_a_compiler(monkeypatch, asked, device, problem, compiles):
