@@ -310,6 +310,17 @@ def test_a_false_entry_of_the_manifest_is_named(copied, loaded, entry, value, re
         verify_run(forged(copied, verified=verified), loaded)
 
 
+def test_a_false_accuracy_of_the_manifest_is_named(copied, loaded):
+    images = generated_images(copied.manifest.image, 20)
+    samples = Samples(images, np.arange(20) % 10)
+    measured = verify_run(copied, loaded, samples, "given").to_json()
+    assert measured["top1"]["images"] == 20
+    better = {**measured, "top1": {**measured["top1"], "bundle": measured["top1"]["bundle"] + 0.05}}
+    verify_run(forged(copied, verified=measured), loaded, samples, "given")
+    with pytest.raises(VerificationError, match=r"verified.top1 bundle is \S+, but it is"):
+        verify_run(forged(copied, verified=better), loaded, samples, "given")
+
+
 def test_a_value_that_float16_cannot_hold_is_named_although_a_cpu_computes_past_it(make_run, tmp_path):
     run = load_run(make_run(tmp_path / "run", change=beyond_half))
     bundle = export_run(run, tmp_path / "bundle", ExportSettings(precision="fp16")).bundle
