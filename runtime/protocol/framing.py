@@ -59,9 +59,7 @@ def decode(frame: bytes | memoryview) -> list[Message]:
     if len(view) > MAX_HEADER:
         raise WireError(f"header of {len(view)} bytes, at most {MAX_HEADER} are allowed; dropped")
     if view[:2] != _MAGIC or len(view) < 4:
-        raise WireError(
-            f"not an ls-edge message (begins with {bytes(view[:4])!r}); check which program connects to this port"
-        )
+        raise WireError(f"not an ls-edge message (begins with {bytes(view[:4])!r}); check what dials this port")
     if view[2] != MAJOR:
         raise WireError(
             f"protocol version {view[2]} was received and this is version {MAJOR}; install the same major version "

@@ -138,6 +138,7 @@ def test_slots_continue_after_folded_blocks(run, tmp_path):
         torch.testing.assert_close(grouped.forward(torch.from_numpy(IMAGES), [0]), view(torch.from_numpy(IMAGES)))
 
 
+@pytest.mark.slow
 def test_a_folded_bundle_has_ranges_and_costs_of_its_parts(make_run, tmp_path):
     def calm(view):
         for block in view.blocks:

@@ -142,7 +142,7 @@ def _with_classes(record, classes):
     return msgspec.structs.replace(record, classes=classes)
 
 
-@pytest.mark.parametrize("per_block", [False, True])
+@pytest.mark.parametrize("per_block", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_blocks_with_a_slot_compute_the_same_as_pytorch(loaded, tmp_path, per_block):
     torch.manual_seed(0)
     view = BlockView(loaded.view.model)

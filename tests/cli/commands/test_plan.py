@@ -153,6 +153,7 @@ def test_a_model_that_fits_no_board_alone_is_distributed(command, bundle, profil
     assert {peer.name: peer.blocks for peer in file.peers} == {k: tuple(v) for k, v in found["placement"].items()}
 
 
+@pytest.mark.slow
 def test_energy_and_survival_are_objectives(command, bundle, profile):
     boards = profile("hungry", 1.0, watts=20.0), profile("frugal", 2.0, watts=4.0)
     found = planned(command, "--bundle", bundle, "--profiles", *boards, "--objective", "energy")

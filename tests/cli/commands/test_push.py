@@ -13,6 +13,7 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
 
+@pytest.mark.slow
 def test_a_push_and_a_failed_push_have_json(tmp_path, make_bundle, ls_edge, complaints):
     make_bundle(tmp_path / "bundle", blocks=4)
     cluster = LocalCluster(
@@ -45,7 +46,7 @@ def test_a_push_that_cannot_begin_is_one_line(tmp_path, make_bundle, ls_edge, co
     for words, said in (
         (["push", "--peers", file], "give --bundle FOLDER, or --rollback"),
         (["push", "--peers", file, "--bundle", tmp_path / "bundle"], "has no keys, so anybody could push"),
-        (["peer", "--peers", file, "--name", "a"], "give the model as --bundle FOLDER, or --store FOLDER"),
+        (["peer", "--peers", file, "--name", "a"], "give either --bundle FOLDER, or --store FOLDER"),
         (["peer", "--peers", file, "--name", "a", "--store", tmp_path / "store"], "no source of"),
     ):
         done = ls_edge.run(*words)

@@ -121,7 +121,10 @@ def test_the_trace_of_a_run_that_is_killed_has_what_was_answered(ls_edge, slow, 
     assert all(record.prediction is not None and record.error is None for record in records)
 
 
-@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(signal.SIGINT, "interrupted"), pytest.param(signal.SIGTERM, "terminated", marks=pytest.mark.slow)],
+)
 def test_a_run_that_is_stopped_prints_its_summary(
     ls_edge, complaints, slow, command, tmp_path, wait_until, number, word
 ):
@@ -192,6 +195,7 @@ def test_a_full_disk_costs_the_trace_and_leaves_the_summary(ls_edge, complaints,
     assert f"ends after {len(kept)} requests" in line
 
 
+@pytest.mark.slow
 def test_a_report_that_fails_leaves_the_summary(ls_edge, complaints, command, tmp_path):
     def small_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
@@ -412,6 +416,7 @@ def test_json_holds_every_setting_in_force(ls_edge, peers, tiny_bundle):
     assert (settings["bundle"], settings["max_skips"], settings["max_inflight"]) == (str(tiny_bundle), 1, 4)
 
 
+@pytest.mark.slow
 def test_run_and_bench_warn_if_the_model_was_trained_on_the_images(ls_edge, complaints, peers, tiny_bundle, tmp_path):
     for label in ("0", "1"):
         (tmp_path / "data" / label).mkdir(parents=True)

@@ -109,7 +109,9 @@ def test_a_disk_that_fills_up_during_a_push_fails_only_the_push(
     assert peer.snapshot.bundle_id == Bundle.open(half_bundle).manifest.bundle_id
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["first bundle", "second bundle"])
+@pytest.mark.parametrize(
+    "first", [pytest.param(True, marks=pytest.mark.slow), False], ids=["first bundle", "second bundle"]
+)
 def test_a_push_waits_until_the_store_records_that_the_bundle_was_warm(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, first
 ):
