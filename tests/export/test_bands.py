@@ -120,6 +120,7 @@ def test_a_folded_bundle_is_verified_with_its_run(run, folded, banded, tmp_path)
         verify_run(folded, shortened)
 
 
+@pytest.mark.slow
 def test_slots_continue_after_folded_blocks(run, tmp_path):
     torch.manual_seed(0)
     view = BlockView(run.view.model)
@@ -153,6 +154,7 @@ def test_a_folded_bundle_has_ranges_and_costs_of_its_parts(make_run, tmp_path):
     assert found.manifest.verified["min_cosine"] >= 0.999
 
 
+@pytest.mark.slow
 def test_the_commands_report_bands_and_folded_ends(make_run, tmp_path, capsys):
     make_run(tmp_path / "run", depth=3)
 

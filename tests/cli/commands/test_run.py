@@ -176,6 +176,7 @@ def test_a_disk_that_becomes_full_costs_the_trace_and_nothing_else(ls_edge, comp
     assert 0 < len(records) < 200
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_trace_and_leaves_the_summary(ls_edge, complaints, command, tmp_path):
     (tmp_path / "disk").mkdir()
     disk = in_a_small_disk(tmp_path / "disk", size="16k")
@@ -259,6 +260,7 @@ def test_some_answers_are_printed_with_class_names(ls_edge, command):
 # What keeps it from answering.
 
 
+@pytest.mark.slow
 def test_a_missing_block_ends_the_run_before_its_first_image(ls_edge, complaints, tiny_bundle, tmp_path):
     with LocalCluster(tmp_path, tiny_bundle, {"a": [0, 1, 2, 3], "b": [4, 5]}) as local:
         local.wait_warm()
@@ -321,6 +323,7 @@ def test_a_block_that_loses_its_last_holder_is_shown_during_the_run(ls_edge, tin
         assert json.loads(out)["answered"] >= len(lines_of(trace)) > 0
 
 
+@pytest.mark.slow
 def test_the_reasons_that_peers_cannot_be_used_are_printed(
     ls_edge, complaints, write_peers, serve, tiny_bundle, other_bundle, wait_until
 ):

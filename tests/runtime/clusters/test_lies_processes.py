@@ -24,7 +24,7 @@ from ls_edge.runtime.transport.problems import NOTES_A_MINUTE
 from tests.faults.cluster import FaultyCluster
 from tests.faults.lies import LIES
 
-pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")]
 
 LIAR, THIEF, LAPTOP = "mallory", "thief", "laptop"
 HONEST = ("anna", "ben")
@@ -240,7 +240,6 @@ def test_only_an_audit_detects_wrong_tokens_and_it_names_their_sender(members, l
     assert not any(audit.suspects[name].named for name in audit.suspects if name != LIAR)
 
 
-@pytest.mark.slow
 def test_a_peer_that_blames_others_for_wrong_tokens_is_named_with_them(members, lying, tiny_bundle, images, wait_until):
     """An itinerary is a claim of its holders, so an honest peer must not be the only suspect."""
     lying("blames")

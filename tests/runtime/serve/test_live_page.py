@@ -99,6 +99,7 @@ def opened(browser, address):
     browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_answers_take_another_way_on_the_page(tmp_path, bundle, ls_edge, browser):
     with LocalCluster(tmp_path / "peers", bundle, PLACEMENT) as local:
