@@ -146,7 +146,7 @@ def courses(
 ) -> tuple[list[list[int]], list[float]]:
     """Simulate requests one after the other while links come and go; return their orders and times."""
     simulation = FaultySimulation(
-        placement, blocks=costs.num_blocks, seed=1, latency=HOP * block_s, block_seconds=block_s, costs=costs
+        placement, blocks=len(costs.skip), seed=1, latency=HOP * block_s, block_seconds=block_s, costs=costs
     )
     simulation.run(1.0)
     rng = random.Random(2)
