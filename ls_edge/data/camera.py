@@ -153,6 +153,8 @@ class VideoFile:
                 self._capture.release()
                 self._capture, self._next = self._opened(), 0
                 self._recent.clear()
+            if index >= self._next + _KEPT:
+                self._recent.clear()
             while self._next < index - _KEPT and self._capture.grab():
                 self._next += 1
             while self._next <= index:
