@@ -41,22 +41,21 @@ def ask(source, pictures):
     return arrays, [source.submit(array).result(20) for array in arrays]
 
 
-def warmed_up(source, pictures):
-    """Submit pictures until the peers have measured their blocks and use waves."""
-    for _ in range(6):
-        _, answers = ask(source, pictures[:8])
-        if sum(not answer.record.is_plain for answer in answers) >= 6:
-            return
-    pytest.fail("no request ran in waves")
+def in_waves(source, pictures, count):
+    """Submit pictures until ``count`` of the answers ran in waves: peers measure their blocks first, and a loaded
+    machine may run many images in chains."""
+    arrays, answers = [], []
+    while sum(not answer.record.is_plain for answer in answers) < count:
+        some, got = ask(source, pictures[:8])
+        arrays, answers = [*arrays, *some], [*answers, *got]
+        assert len(answers) < 400, "no request ran in waves"
+    return arrays, answers
 
 
 def test_an_image_runs_on_several_peers_in_parallel_and_replays(source, slow, pictures, tiny_bundle, assert_replays):
-    warmed_up(source, pictures)
-    arrays, answers = ask(source, pictures[:20])
+    arrays, answers = in_waves(source, pictures, 10)
     assert_replays(tiny_bundle, arrays, answers)
-    waved = [answer.record for answer in answers if not answer.record.is_plain]
-    assert waved
-    for record in waved:
+    for record in (answer.record for answer in answers if not answer.record.is_plain):
         assert not record.degraded
         assert sorted(record.arrangement.order) == list(range(Bundle.open(tiny_bundle).num_blocks))
         joiners = [visit for visit in record.visits if visit.tracks]
@@ -72,20 +71,18 @@ def test_an_image_runs_on_several_peers_in_parallel_and_replays(source, slow, pi
 
 def test_no_peer_runs_more_than_its_share_of_the_blocks(source, pictures, tiny_bundle):
     """Shared work is what makes waves faster; it needs no clock to check."""
-    warmed_up(source, pictures)
-    _, answers = ask(source, pictures[:9])
+    _, answers = in_waves(source, pictures, 10)
     blocks = Bundle.open(tiny_bundle).num_blocks
     most = []
     for record in (answer.record for answer in answers if not answer.record.is_plain):
         ran = [holder for wave in record.waves for track in wave for _, holder in track]
         most.append(max(map(ran.count, ran)))
-    assert len(most) >= 6
     assert sorted(most)[len(most) // 2] <= blocks * 2 // 3
 
 
 @pytest.mark.parametrize("harm", ["kill", "stop", "hang"])
 def test_faults_in_the_middle_of_waves_lose_no_request(source, slow, pictures, tiny_bundle, assert_replays, harm):
-    warmed_up(source, pictures)
+    in_waves(source, pictures, 6)
     arrays = [source.preprocess(picture) for picture in pictures]
     futures = []
     for index, array in enumerate(arrays):
@@ -116,7 +113,7 @@ def test_late_tracks_can_be_skipped(slow, pictures, tiny_bundle, assert_replays)
     settings = {"policy": "parallel", "waves": 1, "on_straggler": "skip", "max_skips": 3, "budget_ms": 15_000}
     with Source.open(slow.path, tiny_bundle, **settings) as source:
         assert source.wait_ready() == ()
-        warmed_up(source, pictures)
+        in_waves(source, pictures, 6)
         arrays, answers = [], []
         for name in "abc":
             slow.set_faults(name, Faults(hang=True))
