@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -53,16 +54,22 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._counter = itertools.count()
+        self._number: float = math.inf
+        """Number of the running action; infinite between them, when all that was due has run."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, delay: float, action: Callable[[], None]) -> None:
         """Schedule an action ``delay`` seconds from now."""
-        heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
+        self._put(self.now + delay, next(self._counter), action)
+
+    def _put(self, at: float, number: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at, number, action))
 
     def run_next(self) -> None:
         """Let time pass until the next action, and run it."""
-        self.now, _, action = heapq.heappop(self._heap)
+        self.now, self._number, action = heapq.heappop(self._heap)
         action()
+        self._number = math.inf
 
     def run(self, seconds: float) -> None:
         """Let time pass."""

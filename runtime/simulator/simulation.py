@@ -3,20 +3,23 @@
 Plans and simulated fleets use it; tests add link faults (``tests/faults/simulation.py``). Tokens are the tuple of the
 blocks that ran on them, so an answer shows its origin. Messages between two processes keep their order and arrive
 ``latency`` seconds later; messages in flight when a process goes down are lost. Tokens may take longer (``transfers``)
-and occupy the links of both ends for a while (``wire``).
+and occupy the links of both ends for a while (``wire``). A STATE that can only inform later decisions is no event: it
+waits until its receiver handles something else, which first reads what has arrived, as of the time of its arrival. So
+every decision is the same as with events.
 
 Codecs, serialization and engines are not simulated.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ls_edge.core.bands import Bands
@@ -72,6 +75,8 @@ class Process:
     """Whether it is suspended, as after SIGSTOP."""
     engine_hangs: bool = False
     inbox: list[Event] = field(default_factory=list)
+    mail: list[tuple[float, int, Process, NeighborState]] = field(default_factory=list)
+    """STATE messages to read before the next event: a heap of arrival, number of the action, sender and message."""
     events: deque[tuple[Event, ...]] = field(default_factory=deque)
     """Groups of events to handle, in order; the events of a group are handled together."""
     hung_calls: list[Computed] = field(default_factory=list)
@@ -159,6 +164,7 @@ class Simulation(Clock):
     def kill(self, name: str) -> None:
         """Kill a process; the others see it immediately."""
         process = self.processes[name]
+        self._read_all()
         process.alive = False
         for other in self.processes:
             self._link_lost(other, name, "killed")
@@ -175,6 +181,7 @@ class Simulation(Clock):
     def stop(self, name: str) -> None:
         """Suspend a process; heartbeats find it after :attr:`SimulationSettings.detection`."""
         process = self.processes[name]
+        self._read(process)
         process.stopped = True
 
         def found() -> None:
@@ -187,6 +194,7 @@ class Simulation(Clock):
     def cont(self, name: str) -> None:
         """Resume a process; its links come back."""
         process = self.processes[name]
+        self._read(process)
         process.stopped = False
         events, process.inbox = process.inbox, []
         for event in events:
@@ -213,6 +221,11 @@ class Simulation(Clock):
     def is_idle(self, name: str) -> bool:
         """Return whether a peer holds nothing, so that it may leave."""
         return not self.processes[name].machine.held
+
+    def run(self, seconds: float) -> None:
+        """Let time pass, and let all processes read what has arrived."""
+        super().run(seconds)
+        self._read_all()
 
     def settle(self, at_most: float = 60.0) -> None:
         """Let time pass until every request has its outcome."""
@@ -265,14 +278,49 @@ class Simulation(Clock):
         a, b = self.processes[sender], self.processes[to]
         if a.stopped or not self._linked(sender, to):
             return
+        at, number = self.network.arrival(self.now, sender, to, self._size(event)), next(self._counter)
+        if isinstance(event, NeighborState) and not self._matters(b, event):
+            heapq.heappush(b.mail, (at, number, a, event))
+        else:
+            self._put(at, number, partial(self._arrive, a, b, event))
 
-        def arrive() -> None:
-            same = self.processes[sender] is a and self.processes[to] is b
-            known = isinstance(event, NeighborUp) or sender in b.machine.neighbors.by_name
-            if same and self._linked(sender, to) and (known or b.stopped):
-                self._feed(to, event)
+    def _arrive(self, a: Process, b: Process, event: Event) -> None:
+        if self._arrives(a, b, event):
+            self._feed(b.name, event)
 
-        self.at(self.network.arrival(self.now, sender, to, self._size(event)) - self.now, arrive)
+    def _arrives(self, a: Process, b: Process, event: Event) -> bool:
+        known = isinstance(event, NeighborUp) or a.name in b.machine.neighbors.by_name
+        same = self.processes[a.name] is a and self.processes[b.name] is b
+        return same and self._linked(a.name, b.name) and (known or b.stopped)
+
+    def _matters(self, process: Process, event: NeighborState) -> bool:
+        """Return whether a STATE is an event of its own."""
+        return process.machine.may_act_on(event)
+
+    def _read(self, process: Process) -> None:
+        """Let a process read the STATE messages that have arrived."""
+        mail = process.mail
+        while mail and mail[0][:2] < (self.now, self._number):
+            at, _, sender, event = heapq.heappop(mail)
+            if not self._arrives(sender, process, event):
+                continue
+            if process.stopped:
+                process.inbox.append(event)
+            else:
+                for instruction in process.machine.handle_all((event,), at):
+                    self._execute(process, instruction)
+
+    def _read_all(self) -> None:
+        for process in self.processes.values():
+            self._read(process)
+
+    def _deliver_what_matters(self, process: Process) -> None:
+        """Make events of the STATE messages that matter since the state of their receiver has changed."""
+        for entry in [entry for entry in process.mail if self._matters(process, entry[3])]:
+            process.mail.remove(entry)
+            heapq.heapify(process.mail)
+            at, number, sender, event = entry
+            self._put(at, number, partial(self._arrive, sender, process, event))
 
     def _size(self, event: Event) -> float:
         """Return the size of an event's payload, relative to tokens."""
@@ -286,6 +334,7 @@ class Simulation(Clock):
         if not process.alive:
             return
         if process.stopped:
+            self._read(process)
             process.inbox.append(event)
         else:
             self._handle(process, (event,))
@@ -295,10 +344,14 @@ class Simulation(Clock):
         process.events.extend(groups)
         if busy:
             return  # the loop below already runs, further up the stack
+        if process.mail:
+            self._read(process)
         while process.events:
             for instruction in process.machine.handle_all(process.events[0], self.now):
                 self._execute(process, instruction)
             process.events.popleft()
+        if process.mail:
+            self._deliver_what_matters(process)
         self._set_tick(process)
 
     def _set_tick(self, process: Process) -> None:

@@ -52,6 +52,9 @@ class FaultySimulation(Simulation):
         self._hello(a, b)
         self._hello(b, a)
 
+    def _matters(self, process, event):
+        return True  # with each STATE as an event, it may end a turn, and is lost with its link
+
     def _linked(self, a, b):
         return super()._linked(a, b) and not self.is_cut(a, b)
 

@@ -50,6 +50,8 @@ class Listener:
     """Last STATE; None before the first, and if it has to be repeated."""
     told_at: float = -INFINITY
     """Time of that STATE."""
+    views: object = None
+    """Views of that STATE: while they are the same, only the load has changed."""
     used_at: float | None = None
     """Time at which it last had a request here; None unless it is a user."""
     has_credit: bool | None = None
@@ -72,8 +74,10 @@ class StateAnnouncer:
         self._reach_version = 0
         self._views: dict[str, tuple[bool, tuple[tuple[int, ...], ...]]] = {}
         """Whether a process has its own share of the credits, and :meth:`_far_blocks`; by name, both seldom change."""
+        self._reach: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
+        """Links and blocks of all neighbors, as in a STATE."""
         self._views_of: tuple[object, ...] = ()
-        """Reports from which they follow."""
+        """Versions and processes from which these follow."""
         self._credits_before = 0
         self._least_credits = 0
         """Fewest credits since the end of the last turn, as far as a message reported them."""
@@ -135,24 +139,26 @@ class StateAnnouncer:
         """Send the STATE messages that are due, and set when to look again."""
         turn, now, limits = self._turn, self._turn.now, self._turn.limits
         urgent, self._urgent = self._urgent, False
-        self._announced_at, self.due = now, INFINITY
-        self._update_users()
+        self._announced_at = now
+        busy = self._has_users() or bool(self._held)
+        self.due = now + limits.state_every if busy else INFINITY
         near = turn.neighbors.candidates()
         shared = self._shared(near)
         for n in turn.neighbors:
-            state = self._state_for(n.name, shared, near)
             one = self._listener(n.name)
             is_user = one.used_at is not None
-            if not (urgent or is_user) and state == one.state:
-                continue
-            every = limits.state_every if is_user else limits.load_every
-            due = one.told_at + (every if _reach(state) == _reach(one.state) else limits.state_least)
-            if urgent or now >= due:
-                self._send(n.name, state)
-                due = now + limits.state_every if is_user else INFINITY
-            self.due = min(self.due, due)
-        if self._held or any(one.used_at is not None for one in self._listeners.values()):
-            self.due = min(self.due, now + limits.state_every)
+            due = one.told_at + (limits.state_every if is_user else limits.load_every)
+            if urgent or not busy or now >= due or one.views is not self._views:
+                state = self._state_for(n.name, shared, near)
+                if not (urgent or is_user) and state == one.state:
+                    continue
+                if _reach(state) != _reach(one.state):
+                    due = one.told_at + limits.state_least
+                if urgent or now >= due:
+                    self._send(n.name, state)
+                    due = now + limits.state_every if is_user else INFINITY
+            if due < self.due:
+                self.due = due
         # The end of a suspicion changes which blocks are reachable, but raises no event.
         self.due = min([self.due, *(n.suspected_until for n in turn.neighbors if n.suspected_until > now)])
 
@@ -205,7 +211,7 @@ class StateAnnouncer:
         one = self._listener(name)
         one.has_credit = None
         self._report(one, state.credits)
-        one.state, one.told_at = state, self._turn.now
+        one.state, one.told_at, one.views = state, self._turn.now, self._views
 
     def _report(self, one: Listener, credit: int) -> None:
         """Note the credits that a message reports."""
@@ -215,22 +221,34 @@ class StateAnnouncer:
         elif one.has_credit is False:
             one.has_credit = None
 
-    def _update_users(self) -> None:
+    def _has_users(self) -> bool:
+        """Return whether there are users now."""
         now, linked = self._turn.now, self._turn.neighbors.by_name
         for request in self._held.values():
             for name in (request.upstream, request.itinerary.source):
                 if name is not None and name in linked:
                     self._listener(name).used_at = now
+        users = False
         for one in self._listeners.values():
-            if one.used_at is not None and now - one.used_at >= self._turn.limits.load_every:
-                one.used_at = None
+            if one.used_at is not None:
+                if now - one.used_at >= self._turn.limits.load_every:
+                    one.used_at = None
+                else:
+                    users = True
+        return users
 
     # Contents of a STATE message.
 
     def _shared(self, near: list[Neighbor]) -> State:
         """Return the STATE for all neighbors, but for what differs between them; ``near`` may be handed tokens."""
         rules, engine = self._rules, self._rules.engine
-        shared = State(
+        neighbors = self._turn.neighbors
+        views_of = (neighbors.reach_version, neighbors.reaches_version, engine.usable_blocks, near)
+        if views_of != self._views_of:
+            self._views_of, self._views = views_of, {}
+            blocks = set[int]().union(*[n.blocks for n in near])
+            self._reach = tuple(sorted(neighbors.by_name)), tuple(sorted(blocks))
+        return State(
             warm=rules.warm,
             draining=rules.draining,
             stuck=engine.stuck,
@@ -239,14 +257,9 @@ class StateAnnouncer:
             calls=engine.times.calls,
             block_us=engine.times.block_us,
             wait_us=engine.work_us(self._turn.now),
-            reaches=tuple(sorted(self._turn.neighbors.by_name)),
-            reach_blocks=tuple(sorted(set[int]().union(*[n.blocks for n in near]))),
+            reaches=self._reach[0],
+            reach_blocks=self._reach[1],
         )
-        reports = [_reach(n.state) for n in self._turn.neighbors]
-        views_of = (shared.reaches, shared.reach_blocks, engine.usable_blocks, near, reports)
-        if views_of != self._views_of:
-            self._views_of, self._views = views_of, {}
-        return shared
 
     def _state_for(self, name: str, shared: State, near: list[Neighbor]) -> State:
         view = self._views.get(name)

@@ -259,8 +259,8 @@ class Neighbors:
         """Receiver and time of each transfer without a reply, including those given up."""
         self.reach_version = 0
         """Counter of changes of links, of the availability of neighbors, and of the blocks that they reach."""
-        self.slowest_us = 0.0
-        """Typical time of a transfer over the slowest link, at the latest STATE."""
+        self.reaches_version = 0
+        """Counter of changes of the links that neighbors report."""
         self.cuts: dict[str, tuple[int, int]] = {}
         """Incarnation of a process, and the number of its links in a row that ended while it was sent tokens."""
 
@@ -321,6 +321,11 @@ class Neighbors:
         """Return the peers that may be given tokens now."""
         now = self.now
         return [n for n in self.by_name.values() if n.serves and now >= n.suspected_until]
+
+    @property
+    def slowest_us(self) -> float:
+        """Typical time of a transfer over the slowest link."""
+        return max([n.usual_link_us for n in self.by_name.values()], default=0.0)
 
     def is_source(self, name: str) -> bool:
         """Return whether a process is a linked source."""
@@ -389,12 +394,12 @@ class Neighbors:
         before = n.state
         n.reported(state, self.now)
         n.refused_until = 0.0
-        self.slowest_us = max(other.usual_link_us for other in self)
         if before is None or state.calls > before.calls:
             n.moved_at = self.now
         if n.strikes and state.calls > n.calls_when_suspected:
             n.clear_suspicion()
         was_available, n.was_available = n.was_available, n.available
+        self.reaches_version += before is None or state.reaches != before.reaches
         same_reach = before and (state.reach_blocks, state.far_blocks) == (before.reach_blocks, before.far_blocks)
         if n.was_available != was_available or not same_reach:
             self.reach_version += 1
