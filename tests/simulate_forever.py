@@ -1,7 +1,8 @@
 """Random fleets in simulated time until a guarantee breaks: ``python -m tests.simulate_forever --minutes 10``.
 
 Each seed is a course: a fleet (links, bands, credits, speeds, perhaps a liar) and steps (requests of all policies,
-faults, changes of blocks as by ``apply``). After each event the state of the machine is validated. At the end each
+faults, changes of one peer's blocks, and of the whole fleet as by ``apply``: in its order, and only what keeps a holder
+of each block). After each event the state of the machine is validated. At the end each
 request has one outcome within its budget, each answer is what its arrangement computes, nothing is left behind, and the
 mended fleet answers everything. A course that breaks a guarantee is shrunk to the fewest
 steps and the plainest fleet that still do.
@@ -21,6 +22,8 @@ import msgspec
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import LsEdgeError
+from ls_edge.runtime.change.planner import Goal, Plan, plan_change
+from ls_edge.runtime.change.progress import Seen, next_instruction
 from ls_edge.runtime.routing.state.custody import InvalidTransition
 from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.routing.state.limits import Limits
@@ -151,7 +154,7 @@ def draw(seed: int) -> Course:
 
 
 def _steps(rng: random.Random, names: str, blocks: int, count: int) -> Iterator[Step]:
-    faults = rng.sample(("kill", "stop", "hang", "drain", "cut", "change"), rng.randint(0, 6))
+    faults = rng.sample(("kill", "stop", "hang", "drain", "cut", "change", "apply"), rng.randint(0, 7))
     for _ in range(count):
         kind = rng.choice(("submit", "submit", "wait", "wait", *faults))
         name = rng.choice(names)
@@ -162,6 +165,8 @@ def _steps(rng: random.Random, names: str, blocks: int, count: int) -> Iterator[
             yield kind, rng.choice((0.0005, 0.003, 0.02, 0.1, 0.4, 1.5))
         elif kind == "change":
             yield kind, name, tuple(sorted(rng.sample(range(blocks), rng.randint(1, blocks))))
+        elif kind == "apply":
+            yield kind, *((one, tuple(sorted(rng.sample(range(blocks), rng.randint(1, blocks))))) for one in names)
         elif kind == "cut":
             yield kind, name, rng.choice([other for other in (SOURCE, *names) if other != name])
         else:
@@ -189,6 +194,10 @@ class _Play:
             self.sim.processes[name].machine = Liar(
                 name, world.held[name], world.blocks, LIES[world.liar], lambda *_: None, (), bands=self.bands
             )
+        self.plan: Plan | None = None
+        """Change of the fleet that is under way."""
+        self.wanted: dict[str, tuple[int, ...]] = {}
+        """Blocks after that change."""
         self.asked: dict[int, tuple[str, int, float]] = {}
         pairs = list(itertools.combinations((SOURCE, *world.held), 2))
         self.links = [pair for pair in pairs if not world.links or {pair, pair[::-1]} & set(world.links)]
@@ -201,6 +210,7 @@ class _Play:
     def do(self, step: Step) -> None:
         """Take a step; one that makes no sense now does nothing, so that steps before it may be left out."""
         kind, *rest = step
+        self._continue()
         if kind == "submit":
             policy, count, skips, waves, budget = rest
             for _ in range(count):
@@ -211,6 +221,8 @@ class _Play:
             self.sim.run(*rest)
         elif kind == "change":
             self._change(*rest)
+        elif kind == "apply":
+            self._apply(dict(rest))
         elif kind == "cut":
             if {tuple(rest), tuple(rest[::-1])} & set(self.links):
                 (self.sim.restore if self.sim.is_cut(*rest) else self.sim.cut)(*rest)
@@ -221,6 +233,43 @@ class _Play:
             # A starved source is let in beside what peers have handed on, which a full mesh does not fill.
             most = 2 * machine.limits.credits + machine.limits.custody * (2 if self.world.links else 1)
             assert len(machine.held) <= most, f"{name} holds too many"
+
+    def _serving(self, *, but: str = "") -> dict[str, frozenset[int]]:
+        """Return the blocks of the peers that serve now."""
+        found = {}
+        for name in self.honest:
+            process = self.sim.processes[name]
+            if name != but and process.alive and not process.stopped and not process.machine.rules.draining:
+                found[name] = frozenset(self.held[name])
+        return found
+
+    def _apply(self, wanted: dict[str, tuple[int, ...]]) -> None:
+        """Begin to change the fleet as ``apply`` does, unless a block would have no holder meanwhile."""
+        there = self._serving()
+        self.wanted = {name: wanted[name] for name in there}
+        goals = {
+            name: Goal(frozenset(blocks), pauses=blocks != self.held[name], is_reached=blocks == self.held[name])
+            for name, blocks in self.wanted.items()
+        }
+        plan = plan_change(there, goals)
+        self.plan = None if plan.outages else plan
+
+    def _continue(self) -> None:
+        """Take the next step of a change of the fleet."""
+        if self.plan is None:
+            return
+        serving = self._serving()
+        fleet = {
+            name: Seen(serving.get(name, frozenset()), "model", is_active=self.held[name] == blocks)
+            for name, blocks in self.wanted.items()
+        }
+        now = next_instruction(self.plan, fleet, self.wanted, "model")
+        if now.phase == "switch":
+            left = frozenset[int]().union(*self._serving(but=now.peer).values())
+            assert serving.get(now.peer, left) <= left, f"no holder is left while {now.peer} switches"
+            self._change(now.peer, self.wanted[now.peer])
+        elif now.phase == "done":
+            self.plan = None
 
     def _change(self, name: str, blocks: tuple[int, ...]) -> None:
         """Give a peer other blocks as ``apply`` does: it drains, and starts again."""

@@ -4,8 +4,10 @@ import random
 
 import pytest
 
+from ls_edge.runtime.change.progress import Instruction
 from ls_edge.runtime.routing import machine
 from ls_edge.runtime.routing.state.events import Complete
+from tests import simulate_forever
 from tests.faults.simulation import FaultySimulation
 from tests.simulate_forever import Course, World, draw, fails, main, play, shrink, star
 
@@ -64,6 +66,20 @@ def test_peers_whose_blocks_change_lose_no_request():
     changes = [("submit", "nearest", 3, 1, 1, 2.0), ("change", "a", (1, 2)), ("wait", 0.02), ("change", "b", (0,))]
     world = World(held={"a": (0, 1), "b": (2,), "c": (0, 1, 2)}, blocks=3)
     assert play(Course(world, (*changes, *changes[:1]))).answered == 6
+
+
+def test_the_blocks_of_a_fleet_change_in_the_order_of_apply(monkeypatch):
+    """In the order of the names, the only holder of a block would switch first."""
+    held = {"a": (0, 1), "b": (2,), "c": (0,)}
+    wanted = (("a", (2,)), ("b", (0, 1)), ("c", (0, 1)))
+    steps = (("apply", *wanted), *[("submit", "nearest", 2, 0, 1, 2.0), ("wait", 0.1)] * 4)
+    playing = simulate_forever._Play(World(held=held, blocks=3), FaultySimulation)
+    for step in steps:
+        playing.do(step)
+    assert playing.held == dict(wanted)
+    assert playing.end().answered == 8
+    monkeypatch.setattr(simulate_forever, "next_instruction", lambda *_: Instruction("switch", "a"))
+    assert "no holder is left while a switches" in str(fails(Course(World(held=held, blocks=3), steps)))
 
 
 def test_the_search_says_what_it_did(capsys):
