@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="recovery: also measure ipyparallel and Dask, installed from the package index",
     )
+    parser.add_argument("--computing", action="store_true", help="goodput: only servers whose engines compute")
     parser.add_argument(
         "--trained",
         type=Path,
@@ -81,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     from benchmarks.common import load, machine, report_progress
 
     options: dict[str, dict[str, Any]] = {
+        "goodput": {"computing": asked.computing},
         "recovery": {"compare": asked.compare},
         "throughput": {"trained": asked.trained},
         "tracks": {"trained": asked.trained, "data": asked.data},

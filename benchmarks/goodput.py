@@ -4,7 +4,8 @@ Both have two processes with an engine thread each: two peers that hold all bloc
 connection sends the same JPEG again as soon as it has an answer; after 503 it waits as long as ``Retry-After`` says.
 An answer is good if it has status 200 and comes within the budget. Rounds alternate, and begin with an idle server.
 The engines of ``slow`` servers wait for 160 ms an image: their rows depend on the queue, and little on the load of the
-machine. Without FastAPI (``pip install fastapi uvicorn``), ``ls-edge serve`` is measured alone.
+machine; ``--computing`` leaves them out. Without FastAPI (``pip install fastapi uvicorn``), ``ls-edge serve`` is
+measured alone.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ BAR = 0.95
 """Least goodput at any number of connections, as a share of the best."""
 
 
-def run(quick: bool) -> dict[str, Any]:
-    """Measure each server with each number of connections."""
+def run(quick: bool, computing: bool = False) -> dict[str, Any]:
+    """Measure each server with each number of connections; with ``computing``, leave out those that wait."""
     bundle = bundle_of("vit_digits") if quick else bundle_of(MODEL)
     rounds, seconds, levels = (1, 1.0, CONNECTIONS[:2]) if quick else (5, 3.5, CONNECTIONS)
     image = bombs.save(bombs.Image.effect_noise((640, 480), 64).convert("RGB"), "JPEG")
@@ -60,12 +61,15 @@ def run(quick: bool) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         peers = stack.enter_context(local_cluster(bundle, {"a": "all", "b": "all"}))
         servers = {"ls-edge serve": stack.enter_context(http_server(peers.path, bundle))[1]}
-        tiny = bundle_of("vit_digits")
-        boards = stack.enter_context(local_cluster(tiny, {"a": "all", "b": "all"}, kind=_SlowBoards))
-        servers["ls-edge serve, slow"] = stack.enter_context(http_server(boards.path, tiny))[1]
-        if importlib.util.find_spec("fastapi") is not None:
+        has_fastapi = importlib.util.find_spec("fastapi") is not None
+        if has_fastapi:
             servers["FastAPI"] = stack.enter_context(_fastapi(bundle))
-            servers["FastAPI, slow"] = stack.enter_context(_fastapi(tiny, SLOW_MS * 8 / 1e3))
+        if not computing:
+            tiny = bundle_of("vit_digits")
+            boards = stack.enter_context(local_cluster(tiny, {"a": "all", "b": "all"}, kind=_SlowBoards))
+            servers["ls-edge serve, slow"] = stack.enter_context(http_server(boards.path, tiny))[1]
+            if has_fastapi:
+                servers["FastAPI, slow"] = stack.enter_context(_fastapi(tiny, SLOW_MS * 8 / 1e3))
         for _, name in in_turn(list(servers), rounds):
             path = "/predict" if name.startswith("FastAPI") else f"/predict?budget_ms={BUDGET_S * 1e3:g}"
             for count in levels:

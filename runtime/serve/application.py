@@ -63,13 +63,13 @@ class Application:
             Route("POST", "/v2/repository/index", self._v2_index),
             Route("GET", "/v2/models/stats", self._v2_statistics),
         ]
-        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        for path in ("/v2/models/{model}/versions/{version}", "/v2/models/{model}"):
             self.routes += [
-                Route("GET", path, functools.partial(self._v2_document, v2.metadata)),
                 Route("GET", f"{path}/ready", self._v2_ready),
                 Route("GET", f"{path}/config", functools.partial(self._v2_document, v2.configuration)),
                 Route("GET", f"{path}/stats", self._v2_statistics),
                 Route("POST", f"{path}/infer", self._page.counting(self._v2_infer)),
+                Route("GET", path, functools.partial(self._v2_document, v2.metadata)),
             ]
         self.handle = Router(self.routes, access, service.registry, access_log=access_log)
         """Function that answers a request."""
@@ -206,9 +206,9 @@ async def _parse(function: Callable[[bytes, int | None], T], body: IO[bytes], js
 def _preprocess(
     source: Source, image: bytes | np.ndarray, name: str, wait_turn: Callable[[], None], notes: list[str]
 ) -> Any:
-    """Preprocess an image, and note what may be wrong with it; without a bundle, peers do so."""
+    """Preprocess an image, and note what may be wrong with it."""
     prepared = source.preprocess(image, name, wait_turn)
-    if not source.witnesses and isinstance(image, bytes) and source.bundle.manifest.image.exif_orientation is not True:
+    if isinstance(image, bytes) and source.bundle.manifest.image.exif_orientation is not True:
         from ls_edge.data.decoding import is_turned
 
         if is_turned(image):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.runtime.serve.serving import Server, picture
+from tests.runtime.serve.serving import Server, picture, turned
 
 PLACEMENT = {"a": "all", "b": "stem, 0-5, head"}
 
@@ -55,6 +55,7 @@ def test_serve_sends_images_on_as_they_came(peers, ls_edge):
     server = Server(ls_edge, peers.path, None)
     assert server.get("/status")[1]["peers"]["a"]["blocks"] == ["stem", *range(6), "head"]
     assert server.predict(picture())[0] == 200
+    assert "EXIF orientation" in server.predict(turned(6))[1]["notes"][0]
     status, document = server.predict(b"not an image")
     assert status == 400
     assert "cannot decode" in document["error"]

@@ -1,5 +1,6 @@
 """``examples/deploy``: each file passes its linter and starts peers with existing flags."""
 
+import contextlib
 import glob
 import json
 import os
@@ -8,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import click
@@ -19,6 +21,7 @@ from ls_edge.cli.main import cli
 from ls_edge.engines.tensorrt.cache import default_folder
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.transport.keys import new_keys
+from tests.cli.conftest import make_bundle
 from tests.linters import lint
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
@@ -180,55 +183,73 @@ class UserManager:
 
 @pytest.fixture
 def manager(tmp_path, wait_until):
-    """A user's systemd with the unit of a peer, which differs in user and paths."""
+    """A user's systemd with the units of a peer and a server, which differ in user, paths and the server's port."""
     needed = SYSTEMD.exists() and all(map(shutil.which, ("unshare", "nsenter", "systemctl")))
     if not needed or os.geteuid() != 0:
         pytest.skip("a systemd of its own needs Linux, root, systemd, unshare and nsenter")
-    text = (FOLDER / UNIT).read_text().replace("User=edge\n", "").replace("/etc/ls-edge", "/run/ls-edge")
-    text = text.replace("/var/lib/", "%S/").replace("/var/cache/", "%C/")
-    text = text.replace("/opt/ls-edge/bin/ls-edge", f"{sys.executable} -m ls_edge")
-    text = text.replace("[Install]", "StandardError=append:/run/ls-edge/peer.log\n\n[Install]")
-    (tmp_path / UNIT).write_text(text)
+    for unit in (UNIT, SERVE_UNIT):
+        text = (FOLDER / unit).read_text().replace("User=edge\n", "").replace("/etc/ls-edge", "/run/ls-edge")
+        text = text.replace("/var/lib/ls-edge/bundle", "/run/ls-edge/bundle --http 127.0.0.1:0")
+        text = text.replace("/var/lib/", "%S/").replace("/var/cache/", "%C/")
+        text = text.replace("/opt/ls-edge/bin/ls-edge", f"{sys.executable} -m ls_edge")
+        text = text.replace("[Install]", "StandardError=append:/run/ls-edge/%i.log\n\n[Install]")
+        (tmp_path / unit).write_text(text)
     with UserManager(tmp_path) as manager:
         wait_until(lambda: manager.systemctl("start", "basic.target") or manager.show("basic.target", "Id"), timeout=60)
         yield manager
 
 
 @pytest.mark.slow
-def test_a_real_systemd_restarts_a_peer_without_limit_and_reloads_and_stops_it(manager, tmp_path, wait_until):
-    """Its file comes after more failures than systemd's default limit of five."""
-    unit, key, secret = UNIT.replace("@", "@orin-0"), "orin-0", tmp_path / "orin-0.key_secret"
-    pairs = {name: new_keys(name, tmp_path)[0] for name in (key, "laptop")}
+def test_a_real_systemd_restarts_peer_and_server_without_limit_and_reloads_and_stops_them(
+    manager, tmp_path, wait_until
+):
+    """Their file comes after more failures than systemd's default limit of five, and the model last."""
+    make_bundle(tmp_path / "bundle")
+    units = {"orin-0": UNIT.replace("@", "@orin-0"), "laptop": SERVE_UNIT.replace("@", "@laptop")}
+    public = {name: new_keys(name, tmp_path)[0].public.decode() for name in units}
     (port,) = free_ports(1)
-    peer = {
-        "name": key,
-        "address": f"tcp://127.0.0.1:{port}",
-        "blocks": "all",
-        "public_key": pairs[key].public.decode(),
-    }
-    manager.systemctl("start", "--no-block", unit)
-    wait_until(lambda: int(manager.show(unit, "NRestarts") or 0) > 5, timeout=120)
-    assert manager.show(unit, "ActiveState") != "failed"
-    assert manager.show(unit, "StartLimitIntervalUSec") == "0"
-    assert secret.exists()
-    file = {
-        "peers": [peer],
-        "sources": [{"name": "laptop", "public_key": pairs["laptop"].public.decode(), "may_push": True}],
-    }
-    (tmp_path / "peers.yaml").write_text(yaml.safe_dump(file))
+    peer = {"name": "orin-0", "address": f"tcp://127.0.0.1:{port}", "blocks": "all", "public_key": public["orin-0"]}
+    source = {"name": "laptop", "public_key": public["laptop"], "may_push": True}
+    for unit in units.values():
+        manager.systemctl("start", "--no-block", unit)
+    wait_until(lambda: all(int(manager.show(unit, "NRestarts") or 0) > 5 for unit in units.values()), timeout=120)
+    for unit in units.values():
+        assert manager.show(unit, "ActiveState") != "failed"
+        assert manager.show(unit, "StartLimitIntervalUSec") == "0"
+    path = tmp_path / "peers.yaml"
+    path.write_text(yaml.safe_dump({"peers": [peer], "sources": [source]}))
 
-    def logged(what):
-        return (tmp_path / "peer.log").read_text().count(what)
+    def logged(name, event):
+        lines = (tmp_path / f"{name}.log").read_text().splitlines()
+        return [
+            line for line in map(json.loads, filter(lambda line: line.startswith("{"), lines)) if line["event"] == event
+        ]
 
-    wait_until(lambda: logged('"listening"'), timeout=60)
-    first = manager.show(unit, "MainPID")
-    manager.systemctl("kill", "--signal=KILL", unit)
-    wait_until(lambda: logged('"listening"') == 2, timeout=60)
-    assert manager.show(unit, "MainPID") != first
-    manager.systemctl("reload", unit)
-    wait_until(lambda: logged('"reloaded"'), timeout=60)
-    manager.systemctl("stop", unit)
-    assert (manager.show(unit, "ActiveState"), manager.show(unit, "Result")) == ("inactive", "success")
+    def is_ready():
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{logged('laptop', 'serving')[-1]['url']}/health/ready"),
+        ):
+            return True
+        return False
+
+    wait_until(lambda: logged("orin-0", "listening") and logged("laptop", "serving"), timeout=60)
+    assert not is_ready()
+    files = ("--peers", path, "--bundle", tmp_path / "bundle", "--secret-key", tmp_path / "laptop.key_secret")
+    subprocess.run([sys.executable, "-m", "ls_edge", "push", *files], check=True, capture_output=True, timeout=60)
+    wait_until(is_ready, timeout=60)
+    before = {unit: manager.show(unit, "MainPID") for unit in units.values()}
+    for unit in units.values():
+        manager.systemctl("kill", "--signal=KILL", unit)
+    wait_until(lambda: len(logged("laptop", "serving")) == 2 and is_ready(), timeout=60)
+    for name, unit in units.items():
+        assert manager.show(unit, "MainPID") != before[unit]
+        manager.systemctl("reload", unit)
+        wait_until(lambda name=name: logged(name, "reloaded"), timeout=60)
+    assert is_ready()
+    for unit in units.values():
+        manager.systemctl("stop", unit)
+        assert (manager.show(unit, "ActiveState"), manager.show(unit, "Result")) == ("inactive", "success")
 
 
 @pytest.mark.parametrize("name", IMAGES)

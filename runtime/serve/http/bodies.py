@@ -32,7 +32,7 @@ class BodyReader:
 
     async def read(self, request: web.BaseRequest, *, form: bool = False) -> IO[bytes]:
         """Return the body, or the file of a form; raise :class:`Refusal`."""
-        encoding = ",".join(request.headers.getall("Content-Encoding", ("identity",))).strip().lower()
+        encoding = ",".join(request.headers.getall("Content-Encoding", ())).strip().lower() or "identity"
         if encoding != "identity" and (form or encoding not in _WINDOWS):
             taken = "identity" if form else "gzip, deflate"
             raise Refusal(415, f"the content encoding is not supported; use {taken}", {"Accept-Encoding": taken})

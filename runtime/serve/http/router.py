@@ -33,7 +33,10 @@ Handler = Callable[..., Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class Route:
-    """A path, with parameters such as ``{model}``, and what answers it. ``GET`` includes ``HEAD``."""
+    """A path, with parameters such as ``{model}``, and what answers it. ``GET`` includes ``HEAD``.
+
+    Parameters may have slashes, as names of models on the Hub do; the first route that fits a path answers it.
+    """
 
     method: str
     path: str
@@ -52,7 +55,7 @@ class Router:
         self, routes: Sequence[Route], access: Access, registry: CollectorRegistry, *, access_log: bool
     ) -> None:
         """Write a line for each request with ``access_log``."""
-        self._routes = [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route.path)), route) for route in routes]
+        self._routes = [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>.+)", route.path)), route) for route in routes]
         self._access = access
         self._access_log = access_log
         self._failures = 0

@@ -31,6 +31,14 @@ def picture(seed=0, kind="PNG", size=(40, 30)):
     return stream.getvalue()
 
 
+def turned(orientation, kind="JPEG"):
+    """A picture whose EXIF says how to turn it."""
+    stream, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.open(io.BytesIO(picture())).save(stream, kind, exif=exif)
+    return stream.getvalue()
+
+
 class Server:
     """``ls-edge serve`` as a process, on a free port."""
 

@@ -28,7 +28,7 @@ from ls_edge.runtime.serve.http.server import MAX_LINE, HttpServer
 from ls_edge.runtime.serve.service import DECODERS, Service
 from ls_edge.runtime.source.source import Source
 from tests.data.bombs import BOMBS, png, tiff_with_broken_tag
-from tests.runtime.serve.serving import OCTETS, PLACEMENT, Server, expected, picture, samples, together
+from tests.runtime.serve.serving import OCTETS, PLACEMENT, Server, expected, picture, samples, together, turned
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +131,6 @@ def test_images_are_taken_as_other_clients_send_them(shared):
         assert shared.predict(picture(), headers=headers)[0] == 400
     headers, body = form(("file", "large.png", bytes(200_000)))
     assert shared.predict(body, headers=headers)[0] == 413
-
-
-def turned(orientation, kind="JPEG"):
-    """A picture whose EXIF says how to turn it."""
-    stream, exif = io.BytesIO(), Image.Exif()
-    exif[0x0112] = orientation
-    Image.open(io.BytesIO(picture())).save(stream, kind, exif=exif)
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

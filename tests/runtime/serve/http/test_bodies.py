@@ -30,6 +30,7 @@ def address(serve_routes):
     ("encoding", "packed"),
     [
         ("identity", PLAIN),
+        ("", PLAIN),
         ("gzip", gzip.compress(PLAIN, mtime=0)),
         ("GZIP", gzip.compress(PLAIN, mtime=0)),
         ("x-gzip", gzip.compress(PLAIN, mtime=0)),
