@@ -24,6 +24,7 @@ import torch
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, Table
+from ls_edge.core.text import counted
 from ls_edge.evaluation.measure import log_softmax, logits_of
 from ls_edge.evaluation.orders import spearman
 from ls_edge.export.calibration import Samples
@@ -108,21 +109,23 @@ def measure_order_costs(
 
 def ranking_warnings(costs: OrderCosts) -> list[str]:
     """Return a warning if the estimates rank held-out plain orders no better than chance, and one for tracks."""
-    plain, tracks = (costs.fit, "orders", "quality"), (costs.fit_tracks, "arrangements with tracks", "parallel")
+    plain = (costs.fit, "order", "orders", "quality")
+    tracks = (costs.fit_tracks, "arrangement with tracks", "arrangements with tracks", "parallel")
     found = []
-    for fit, what, policy in (plain, tracks):
+    for fit, one, several, policy in (plain, tracks):
         if fit is None:
             continue
         if fit.orders < FEWEST_HELD_OUT:
+            held_out = counted(fit.orders, f"{one} was", f"{several} were")
             found.append(
-                f"order costs: only {fit.orders} {what} were held out, too few to judge how well the estimates rank "
-                "them; measure more with --cost-orders"
+                f"order costs: only {held_out} held out, too few to judge how well the estimates rank {several}; "
+                "measure more with --cost-orders"
             )
         elif fit.spearman * math.sqrt(fit.orders - 1) < SIGNIFICANT:
             found.append(
-                f"order costs: the estimates rank {fit.orders} held-out {what} by {fit.spearman:.2f} (1 is perfect, 0 "
-                f"is chance), so the policy {policy} chooses no better than without them; calibrate with more images, "
-                "or leave them out with --cost-orders 0"
+                f"order costs: the estimates rank {fit.orders} held-out {several} by {fit.spearman:.2f} (1 is perfect, "
+                f"0 is chance), so the policy {policy} chooses no better than without them; calibrate with more "
+                "images, or leave them out with --cost-orders 0"
             )
     return found
 

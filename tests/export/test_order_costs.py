@@ -85,8 +85,11 @@ def test_costs_that_rank_no_better_than_chance_give_a_warning(make_run, calibrat
     assert "held-out orders by 0.00 (1 is perfect, 0 is chance), so the policy quality" in orders
     assert "held-out arrangements with tracks by 0.00" in tracks
     assert "policy parallel" in tracks
-    few = ranking_warnings(measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=12, images=32))
-    assert few[0].startswith("order costs: only 2 orders were held out, too few to judge")
+    measured = measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=12, images=32)
+    few = ranking_warnings(measured)
+    assert few[0].startswith("order costs: only 2 orders were held out, too few to judge how well the estimates rank")
+    one = msgspec.structs.replace(measured, fit=msgspec.structs.replace(measured.fit, orders=1))
+    assert ranking_warnings(one)[0].startswith("order costs: only 1 order was held out")
     settings = ExportSettings(cost_orders=12)
     assert export_run(run, tmp_path / "bundle", settings, calibration=calibration).warnings == tuple(few)
 
