@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import functools
 import importlib.util
 import re
 from collections import defaultdict
@@ -29,35 +30,44 @@ def sources():
 
 
 SOURCES = sources()
-NAMES = set(dir(builtins))
-"""Classes, functions, constants and imported names of all modules."""
-PARAMETERS = set()
-MEMBERS = defaultdict(set)
-"""Methods, fields and attributes of ``self`` by class; bases count as members."""
 
 
-def read_names(tree):
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            NAMES.update(alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.arg):
-            PARAMETERS.add(node.arg)
-    for node in tree.body:
-        NAMES.update(
-            {node.name} if hasattr(node, "name") else {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        )
-    for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-        for node in ast.walk(owner):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                MEMBERS[owner.name].add(node.name)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                MEMBERS[owner.name].add(node.attr)
-            elif isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node in owner.bases):
-                MEMBERS[owner.name].add(node.id)
+class Names:
+    """What the modules define; only the process that runs these tests reads all of them."""
+
+    def __init__(self):
+        self.names = set(dir(builtins))
+        """Classes, functions, constants and imported names of all modules."""
+        self.parameters = set()
+        self.members = defaultdict(set)
+        """Methods, fields and attributes of ``self`` by class; bases count as members."""
+        for text in SOURCES.values():
+            self.read(ast.parse(text))
+
+    def read(self, tree):
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                self.names.update(alias.asname or alias.name for alias in node.names)
+            elif isinstance(node, ast.arg):
+                self.parameters.add(node.arg)
+        for node in tree.body:
+            self.names.update(
+                {node.name} if hasattr(node, "name") else {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            )
+        for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            for node in ast.walk(owner):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    self.members[owner.name].add(node.name)
+                elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                    self.members[owner.name].add(node.attr)
+                elif isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node in owner.bases):
+                    self.members[owner.name].add(node.id)
 
 
-for text in SOURCES.values():
-    read_names(ast.parse(text))
+@functools.cache
+def known():
+    return Names()
+
 
 TRACKED = {
     path.relative_to(ROOT).as_posix()
@@ -75,8 +85,9 @@ def is_file(name):
 
 
 def has_member(owner, name, seen=()):
-    known = MEMBERS.get(owner, set())
-    return name in known or any(has_member(base, name, (*seen, owner)) for base in known & MEMBERS.keys() - {*seen})
+    members = known().members
+    own = members.get(owner, set())
+    return name in own or any(has_member(base, name, (*seen, owner)) for base in own & members.keys() - {*seen})
 
 
 def exists(name, classes):
@@ -86,14 +97,14 @@ def exists(name, classes):
     *before, last = name.split(".")
     if before and before[0] != "ls_edge" and importlib.util.find_spec(before[0]) is not None:
         return True  # of a library
-    return last in NAMES if not before or ".".join(before) in SOURCES else has_member(before[-1], last)
+    return last in known().names if not before or ".".join(before) in SOURCES else has_member(before[-1], last)
 
 
 @pytest.mark.parametrize("module", SOURCES)
 def test_references_lead_to_something(module):
     text = SOURCES[module]
     classes = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
-    names = {*ROLE.findall(text), *DOTTED.findall(text), *(set(SEE.findall(text)) - PARAMETERS)}
+    names = {*ROLE.findall(text), *DOTTED.findall(text), *(set(SEE.findall(text)) - known().parameters)}
     assert [name for name in sorted(names) if not exists(name, classes)] == []
     assert [name for name in sorted({*FILE.findall(text)}) if not is_file(name)] == []
 

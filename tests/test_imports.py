@@ -1,6 +1,7 @@
 """Imports of every module follow the lines of ``docs/architecture.md``."""
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
@@ -73,7 +74,9 @@ def imports_of(source):
     return found & MODULES.keys()
 
 
-GRAPH = {name: imports_of(path.read_text(encoding="utf-8")) - {name} for name, path in MODULES.items()}
+@functools.cache  # only the process that runs these tests reads all modules
+def graph():
+    return {name: imports_of(path.read_text(encoding="utf-8")) - {name} for name, path in MODULES.items()}
 
 
 def package_of(module):
@@ -98,7 +101,7 @@ def forbidden(importer, imported):
 
 
 def test_imports_follow_the_lines():
-    wrong = [f"{name} imports {other}" for name in sorted(GRAPH) for other in GRAPH[name] if forbidden(name, other)]
+    wrong = [f"{name} imports {other}" for name in sorted(graph()) for other in graph()[name] if forbidden(name, other)]
     assert wrong == []
 
 
@@ -113,13 +116,13 @@ def floors_of(package):
 @pytest.mark.parametrize("package", FLOORS)
 def test_imports_inside_a_package_lead_to_lower_floors(package):
     at = floors_of(package)
-    inside = [(name, other) for name in at for other in GRAPH[name] & at.keys() if at[name][0] != at[other][0]]
+    inside = [(name, other) for name in at for other in graph()[name] & at.keys() if at[name][0] != at[other][0]]
     assert [f"{name} imports {other}" for name, other in inside if at[other][1] <= at[name][1]] == []
 
 
 def test_imports_have_no_cycles():
     try:
-        tuple(TopologicalSorter(GRAPH).static_order())
+        tuple(TopologicalSorter(graph()).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
@@ -127,7 +130,7 @@ def test_imports_have_no_cycles():
 def test_no_folder_is_both_above_and_below_a_neighbor():
     """Within a folder, modules and folders as a whole import one another in one direction only."""
     floors = defaultdict(lambda: defaultdict(set))
-    for name, others in GRAPH.items():
+    for name, others in graph().items():
         for other in others:
             above, below = name.split("."), other.split(".")
             level = next((n for n, parts in enumerate(zip(above, below, strict=False)) if len(set(parts)) > 1), None)

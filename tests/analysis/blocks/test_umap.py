@@ -2,13 +2,13 @@ import pytest
 
 from tests.analysis.models import Layers, analyzed
 
-pytest.importorskip("umap", exc_type=ImportError)
-
 
 @pytest.mark.slow  # numba compiles for half a minute, on a loaded machine for minutes
 @pytest.mark.timeout(900)
 @pytest.mark.leaks_ok  # tqdm's monitor lives on
 def test_a_map_separates_slots_that_leave_a_mark():
+    pytest.importorskip("umap", exc_type=ImportError)
+
     def maps(mark):
         return analyzed(Layers(mark=mark), "umap", count=120, block=1).umap
 
