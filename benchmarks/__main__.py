@@ -32,6 +32,7 @@ BY_NAME = (
     "links",
     "simulation",
     "copies",
+    "apply",
 )
 """Benchmarks that run by name only: they take long or need a GPU."""
 

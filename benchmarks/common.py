@@ -194,9 +194,10 @@ def ready_source(peers: Path | PeersFile, bundle: Path | Bundle | None, **settin
 
 
 @contextlib.contextmanager
-def http_server(peers: Path, bundle: Path) -> Iterator[tuple[subprocess.Popen[str], Address]]:
-    """Start ``ls-edge serve``; yield the process and its address."""
-    words = [sys.executable, "-m", "ls_edge", "serve", "--peers", peers, "--bundle", bundle, "--http", "127.0.0.1:0"]
+def http_server(peers: Path, bundle: Path | None, *more: object) -> Iterator[tuple[subprocess.Popen[str], Address]]:
+    """Start ``ls-edge serve`` with ``more`` words; yield the process and its address."""
+    words = [sys.executable, "-m", "ls_edge", "serve", "--peers", peers, "--http", "127.0.0.1:0", *more]
+    words += () if bundle is None else ("--bundle", bundle)
     with subprocess.Popen([*map(str, words)], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

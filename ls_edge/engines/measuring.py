@@ -166,7 +166,7 @@ def taken_bytes(files: int, resident: int | None, workspace: CudaWorkspace | Non
     if workspace is None:
         return max(files, host)
     taken = workspace.taken_bytes()
-    return max(files, host, taken) if workspace.is_integrated else max(files, max(0, host) + taken)
+    return max(files, host, taken) if workspace.cuda.is_integrated() else max(files, max(0, host) + taken)
 
 
 def resident_bytes() -> int | None:

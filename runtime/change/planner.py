@@ -69,8 +69,8 @@ class Plan:
     steps: tuple[Step, ...]
     outages: Mapping[str, frozenset[int]]
     """Parts without a holder while a peer switches, by its name; empty if every part keeps a holder."""
-    holders: Mapping[int, int]
-    """Smallest number of holders of each part during the change, for parts that are served now."""
+    holders: Mapping[str, Mapping[int, int]]
+    """Number of holders of each part that is served now, while a peer changes and afterwards, the smaller one."""
 
 
 def plan_change(
@@ -85,15 +85,15 @@ def plan_change(
     steps = [step for name in serves if (step := _step(name, serves[name], goals.get(name))) is not None]
     fleet = _Fleet.of(serves, steps, frozenset(other_model))
     outages: dict[str, frozenset[int]] = {}
-    holders = fleet.holders()
+    holders: dict[str, dict[int, int]] = {}
     order = _ordered(steps, fleet)
     for step in order:
         lacking = fleet.lacking(step)
         if lacking:
             outages[step.peer] = lacking
-        during, fleet = fleet.during(step), fleet.after(step)
-        for found in (during.holders(), fleet.holders()):
-            holders = {part: min(count, found.get(part, count)) for part, count in holders.items()}
+        during, fleet = fleet.during(step).holders(), fleet.after(step)
+        after = fleet.holders()
+        holders[step.peer] = {part: min(count, after.get(part, count)) for part, count in during.items()}
     return Plan(tuple(order), outages, holders)
 
 

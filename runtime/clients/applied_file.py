@@ -32,8 +32,10 @@ def fetch_file(peers: PeersFile, keys: KeyPair | None, owner: str, digest: bytes
     session: Session | None = None
     asked_at = 0.0
     with Client(peers, keys, owner, "observer") as client:
-        end = time.monotonic() + WITHIN_S
-        while time.monotonic() < end:
+        began = time.monotonic()
+        while time.monotonic() < began + WITHIN_S:
+            if all(one.is_hopeless(began) for name, one in client.sessions.items() if name in names):
+                break
             there = [one for name, one in client.sessions.items() if name in names and one.up and one.welcome]
             if session not in there:
                 session, raw, asked_at = (there[0] if there else None), bytearray(), 0.0

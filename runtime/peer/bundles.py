@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError  # noqa: A004  another class than the built-in one on Python 3.10
 from dataclasses import replace
 
 import msgspec
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
+from ls_edge.core.errors import BundleError, EngineError, LinkError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.text import name_blocks
 from ls_edge.device.hardware import has_nvidia, memory_gib
 from ls_edge.device.worker import Worker
+from ls_edge.engines.cuda.memory import free_bytes
+from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.opening import OnStep, build_engines
 from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.peer.executor import BlockExecutor
@@ -31,6 +34,8 @@ log = logging.getLogger("ls_edge.runtime")
 MEMORY_PER_BYTE = 4
 """Free memory to leave for engines next to the present ones, per byte of their files. A ViT-Ti needed 1.4 and 2.5 bytes
 for each byte of its float32 blocks, at batch sizes 1 and 8."""
+OPEN_WITHIN_S = 60.0
+"""Limit on opening the next engines, half of the time for which a push waits without progress."""
 
 
 class GivenBundle:
@@ -89,6 +94,8 @@ class StoredBundle:
         self._executor_of = executor_of
         self._opened: tuple[PeerSetup, BlockExecutor] | None = None
         """Next setup, and its engines that are warm."""
+        self._opening: Future[Warm | LsEdgeError] | None = None
+        """Result of opening the next engines the last time."""
         # Not on the store's thread, whose low priority the threads of an engine library would inherit.
         with given.cores.on_engine():
             self._loader: Worker[None] = Worker(f"next of {given.entry.name}", lambda: None)
@@ -179,16 +186,21 @@ class StoredBundle:
         assert setup.bundle is not None
         parts = {setup.bundle.part(part_name(part)) for part in setup.entry.blocks}  # some may share a file
         size = sum({part.sha256: part.bytes for part in parts}.values())
-        memory = memory_gib()
-        is_short = memory is not None and memory[1] * 2**30 < size * MEMORY_PER_BYTE
-        # Two sets of engines in the memory of a GPU were not tried on a board.
-        if is_short or has_nvidia() or setup.cores != self._present().cores:
+        is_short = any(free < size * MEMORY_PER_BYTE for free in _free_memory())
+        is_busy = self._opening is not None and not self._opening.done()  # an engine library hangs
+        if is_short or is_busy or setup.cores != self._present().cores:
             return
         executor, loaded = self._executor_of(setup), Future[Warm | LsEdgeError]()
+        self._opening = loaded
         self._loader.submit(lambda: loaded.set_result(executor.load()))
-        if isinstance(why := loaded.result(), LsEdgeError):
-            log.warning("engines are opened at the switch", extra={"peer": setup.entry.name, "why": str(why)})
-            executor.close()
+        found: Warm | LsEdgeError
+        try:
+            found = loaded.result(OPEN_WITHIN_S)
+        except TimeoutError:
+            found = EngineError(f"they did not open within {OPEN_WITHIN_S:.0f} s")
+        if isinstance(found, LsEdgeError):
+            log.warning("engines are opened at the switch", extra={"peer": setup.entry.name, "why": str(found)})
+            loaded.add_done_callback(lambda _: executor.close())
         else:
             self._opened = setup, executor
 
@@ -263,3 +275,13 @@ class StoredBundle:
         if not is_ours or (isinstance(error, LinkError) and not is_file_new):
             raise error
         self._is_broken = not self._store.give_up(str(error))
+
+
+def _free_memory() -> Iterator[float]:
+    """Yield the free bytes of this machine and, if CUDA can use it, of its GPU."""
+    memory = memory_gib()
+    if memory is not None:
+        yield memory[1] * 2**30
+    if has_nvidia():
+        with contextlib.suppress(EngineError):  # engines run on the CPU
+            yield free_bytes(cuda_runtime())

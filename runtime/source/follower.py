@@ -23,7 +23,7 @@ from ls_edge.runtime.transport.keys import KeyPair, curve_of
 log = logging.getLogger("ls_edge.runtime")
 
 _AGAIN_S = 5.0
-"""Seconds after which a file that could not be used is asked for again."""
+"""Seconds after which a file that could not be used is asked for again, if its holders do not change before."""
 
 
 class Follower:
@@ -37,6 +37,8 @@ class Follower:
         self._known: dict[bytes, PeersFile] = {}
         self._thread: threading.Thread | None = None
         self._again_at = 0.0
+        self._tried: dict[FileVersion, list[str]] = {}
+        """Files that were asked for the last time, with the peers that announced them."""
         self.reset(given, keys)
 
     def reset(self, given: PeersFile, keys: KeyPair | None) -> None:
@@ -64,10 +66,10 @@ class Follower:
         is_settled = all(len(hello.files) <= 1 for hello in peers)
         if not agreed or not agreed[0].version or (tuple(agreed), is_settled) == (self.files, self._is_settled):
             return False
-        if is_busy or time.monotonic() < self._again_at:
-            return True
         holders = {file: [hello.name for hello in peers if file in hello.files] for file in agreed}
-        self._again_at = time.monotonic() + _AGAIN_S
+        if is_busy or (holders == self._tried and time.monotonic() < self._again_at):
+            return True
+        self._tried, self._again_at = holders, time.monotonic() + _AGAIN_S
         self._thread = threading.Thread(target=self._follow, args=(tuple(agreed), holders, is_settled), daemon=True)
         self._thread.start()
         return True

@@ -21,7 +21,7 @@ from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 log = logging.getLogger("ls_edge.runtime")
 
 _AGAIN_S = 5.0
-"""Seconds after which a model that could not be used is asked for again."""
+"""Seconds after which a model that could not be used is asked for again, if no peer changes before."""
 _LOOK_S = 0.05
 
 Model = tuple[Bundle, tuple[str, ...]]
@@ -71,7 +71,8 @@ class ModelFollower:
                 if str(error) != refused:
                     refused = str(error)
                     log.warning("not following a model", extra={"why": refused})
-                self._closed.wait(_AGAIN_S)
+                models = found.other_models
+                self._loop.monitor.wait_for(lambda it, models=models: it.other_models != models, _AGAIN_S)
 
     def _next_of(self, found: SourceSnapshot) -> str:
         """Return the id of another model that enough peers serve, or an empty string.

@@ -98,9 +98,11 @@ class Source:
         self._limits, self._file = limits, self._given
         self._follower = Follower(self.name, self._given, keys, self._follow)
         self._loop = self._open_loop(bundle, on_event=on_event)
+        self._next = self._loop, bundle.num_blocks
+        """Loop that was opened last, and the blocks of its model."""
         self._models = None
         if self.witnesses:
-            self._models = ModelFollower(self._loop, fetch=self._fetch, reopen=self._open_loop, use=self._use_model)
+            self._models = ModelFollower(self._loop, fetch=self._fetch, reopen=self._reopen, use=self._use_model)
         self._closed = threading.Lock()
         """Acquired by the first :meth:`close` and never released."""
 
@@ -122,6 +124,15 @@ class Source:
             follower=self._follower,
             before=before,
         )
+
+    def _reopen(self, bundle: Bundle, before: SourceLoop) -> SourceLoop:
+        """Open a loop for the next model; it follows the files from now on, like the present one."""
+        file, loop = self._file, self._open_loop(bundle, before)
+        self._next = loop, bundle.num_blocks
+        while file is not self._file:  # another thread followed one meanwhile
+            file = self._file
+            loop.change_peers(file.within(bundle.num_blocks), self._keys)
+        return loop
 
     def _fetch(self, names: Collection[str]) -> Model:
         """Return the model on which these peers agree."""
@@ -302,6 +313,9 @@ class Source:
     def _use(self, peers: PeersFile) -> None:
         self.peers = peers
         self._loop.change_peers(peers, self._keys)
+        loop, num_blocks = self._next
+        if loop is not self._loop:
+            loop.change_peers(self._file.within(num_blocks), self._keys)
 
     @property
     def is_open(self) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -57,6 +58,17 @@ def test_an_interrupted_report_has_all_sections_so_far(report, tmp_path):
         os._exit(1)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == 9
     assert (tmp_path / "report.md").read_text() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_real_report_is_whole_when_it_is_interrupted(ls_edge, bundle, tmp_path, wait_until, number):
+    path = tmp_path / "report.md"
+    process = ls_edge.start("doctor", "--report", path, "--bundle", bundle)
+    wait_until(lambda: path.exists() and "## ls-edge doctor" in path.read_text(), timeout=150)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    assert is_whole(path.read_text())
 
 
 def test_a_report_does_not_name_the_machine_or_the_users_folder(report, tmp_path):

@@ -31,7 +31,7 @@ class FaultyCluster(LocalCluster):
         self,
         folder: str | Path,
         bundle: str | Path,
-        placement: Mapping[str, Sequence[int]],
+        placement: Mapping[str, Sequence[int] | str],
         *,
         proxied: bool = False,
         members: Mapping[str, Sequence[int]] | None = None,
@@ -48,7 +48,7 @@ class FaultyCluster(LocalCluster):
         self._proxied = proxied
         super().__init__(folder, bundle, placement, **named)
 
-    def entries(self, placement: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    def entries(self, placement: Mapping[str, Sequence[int] | str]) -> list[dict[str, Any]]:
         """Return the peers of the file, members included; proxied peers bind another port than they announce."""
         listed = {**placement, **self._members}
         ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(len(listed) + len(placement) * self._proxied)]

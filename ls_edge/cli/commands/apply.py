@@ -14,7 +14,7 @@ from ls_edge.cli.inputs import open_peers, peers_to_ask
 from ls_edge.cli.output import print_json, warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.parts import shown_parts
+from ls_edge.core.parts import ENDS, shown_parts
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import byte_size, counted, name_blocks
 from ls_edge.report.terminal import PlainTable, print_table
@@ -114,19 +114,22 @@ def _outage(change: Change) -> str:
 def _show(change: Change, new: PeersFile, current: PeersFile) -> None:
     """Show the difference between the fleet and the file."""
     if change.plan.steps:
-        table = PlainTable.of("peer", "change", "gains", "loses", ">size")
+        table = PlainTable.of("peer", "change", "gains", "loses", ">size", "fewest holders meanwhile")
+        least = {peer: min(counts.values(), default=0) for peer, counts in change.plan.holders.items()}
         for step in change.plan.steps:
             gains, loses = (name_blocks(parts) if parts else "" for parts in (step.gained, step.lost))
-            table.add_row(step.peer, _KINDS[step.kind], gains, loses, byte_size(change.sends[step.peer]))
+            fewest = [part for part, count in change.plan.holders[step.peer].items() if count == least[step.peer]]
+            meanwhile = f"{least[step.peer]} of {name_blocks(fewest)}" if fewest else ""
+            table.add_row(step.peer, _KINDS[step.kind], gains, loses, byte_size(change.sends[step.peer]), meanwhile)
         print_table(table)
         if change.other_model:
             click.echo(
                 f"{change.other_model}: sources without a bundle use the new model once peers serve all of it; "
                 "restart the others with the new bundle"
             )
-        if change.plan.holders:
-            least = min(change.plan.holders.values())
-            click.echo(f"meanwhile every block has at least {counted(least, 'holder')}" if least else _outage(change))
+        if any(change.plan.holders.values()):
+            always = min(least.values())
+            click.echo(f"meanwhile every block has at least {counted(always, 'holder')}" if always else _outage(change))
     else:
         click.echo(f"the peers that answer run {new.path}, version {change.version}")
     names = [{entry.name: entry for entry in file.sources} for file in (current, new)]
@@ -140,4 +143,11 @@ def _show(change: Change, new: PeersFile, current: PeersFile) -> None:
 
 def _document(step: Step, change: Change) -> dict[str, object]:
     gained, lost = (shown_parts(sorted(parts)) for parts in (step.gained, step.lost))
-    return {"change": step.kind, "gains": gained, "loses": lost, "bytes": change.sends[step.peer]}
+    holders = {str(ENDS.get(part, part)): count for part, count in sorted(change.plan.holders[step.peer].items())}
+    return {
+        "change": step.kind,
+        "gains": gained,
+        "loses": lost,
+        "bytes": change.sends[step.peer],
+        "holders": holders,
+    }

@@ -6,7 +6,8 @@ Engines write to two buffers alternately. Host buffers are pinned, because only 
 full speed of the bus. An integrated GPU shares the memory of the host, but does not cache pinned memory: tokens between
 engines stay in memory of the GPU there, too. Mapped buffers, which engines read and write in place, are only measured.
 
-Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
+Not run on a Jetson yet: the calls of the CUDA runtime ran on an NVIDIA H200, the rest on doubles of CUDA and TensorRT
+(``tests/doubles``).
 """
 
 from __future__ import annotations
@@ -61,14 +62,13 @@ class CudaWorkspace:
         tensors = [tensor for signature in signatures for tensor in (signature.inputs[0], signature.output)]
         largest = max(math.prod(t.shape(max_batch)) * t.numpy_dtype.itemsize for t in tensors)
         size = self._slot_bytes * slot_rows + _aligned(largest)
-        self.is_integrated = self.cuda.is_integrated()
         self._buffers = tuple(_Buffer(self.cuda, size, is_shared=is_mapped) for _ in range(2))
         self._scratch = 0, 0
         self._holders = 0
         self.generation = 0
         """Number of times that scratch memory has moved, which makes captured graphs invalid."""
         self._stream: int | None = self.cuda.call("cudaStreamCreateWithFlags", NON_BLOCKING, doing="making a stream")
-        self._free_bytes = self._free_now()
+        self._free_bytes = free_bytes(self.cuda)
 
     @classmethod
     def for_bundle(cls, bundle: Bundle, max_batch: int, *, is_mapped: bool = False) -> CudaWorkspace:
@@ -103,14 +103,7 @@ class CudaWorkspace:
 
     def taken_bytes(self) -> int:
         """Return the decrease of the GPU's free memory since this was created, before any engine was opened."""
-        return max(0, self._free_bytes - self._free_now())
-
-    def _free_now(self) -> int:
-        memory = hardware.memory_gib() if self.is_integrated else None
-        if memory is not None:  # CUDA would count the page cache, which Linux gives back, as used
-            return round(memory[1] * 2**30)
-        free, _ = self.cuda.call("cudaMemGetInfo", doing="asking for free memory")
-        return int(free)
+        return max(0, self._free_bytes - free_bytes(self.cuda))
 
     def scratch(self, size: int) -> tuple[int, int]:
         """Return address and size of scratch memory, at least ``size`` bytes, which engines share one at a time."""
@@ -223,6 +216,15 @@ class _Buffer:
             self._cuda.attempt("cudaFree", device)
         if host:
             self._cuda.attempt("cudaFreeHost", host)
+
+
+def free_bytes(cuda: CudaRuntime) -> int:
+    """Return the free memory of the GPU; raise :class:`EngineError` if CUDA does not work."""
+    memory = hardware.memory_gib() if cuda.is_integrated() else None
+    if memory is not None:  # CUDA would count the page cache, which Linux gives back, as used
+        return round(memory[1] * 2**30)
+    free, _ = cuda.call("cudaMemGetInfo", doing="asking for free memory")
+    return int(free)
 
 
 def _aligned(size: int) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 
 import pytest
 import yaml
@@ -47,8 +48,12 @@ def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle,
         found = json.loads(done.stdout)
         assert (done.returncode, found["version"], found["outage"]) == (0, 1, None)
         size = Bundle.open(tmp_path / "bundle").part("block 3").bytes
-        assert found["changes"]["c"] == {"change": "switch", "gains": [3], "loses": [0, 1], "bytes": size}
+        holders = {"0": 2, "1": 2, "2": 1, "3": 1}
+        assert found["changes"]["c"] == {
+            "change": "switch", "gains": [3], "loses": [0, 1], "bytes": size, "holders": holders
+        }  # fmt: skip
         assert found["changes"]["a"]["change"] == "follow"
+        assert re.search(r" c +changed +block 3 +blocks 0-1 .* 1 of blocks 2-3", apply(moved, "--dry-run").stdout)
         done = apply(moved)  # nobody answers the question
         assert (done.returncode, "--yes" in complaints(done)[-1]) == (2, True)
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.protocol.messages import FileVersion, Hello
 from ls_edge.runtime.source.follower import Follower
@@ -89,3 +89,26 @@ def test_a_file_that_the_source_cannot_use_changes_nothing(file):
     follower._thread.join(10)
     assert follower.files == ()
     assert follower.look(hellos)  # again later
+
+
+def test_a_file_that_could_not_be_fetched_is_asked_for_again_once_other_peers_have_it(file, monkeypatch):
+    monkeypatch.setattr("ls_edge.runtime.source.follower._AGAIN_S", 3600.0)
+    asked = []
+
+    def fetch(_peers, _keys, _owner, _digest, names):
+        asked.append(names)
+        if "c" not in names:
+            raise LinkError("they have gone")
+        return file.raw
+
+    monkeypatch.setattr("ls_edge.runtime.source.follower.fetch_file", fetch)
+    used = Used()
+    follower = Follower("laptop", file, None, used)
+    follower._known.clear()
+    applied = version_of(file, 1)
+    for announcing in ("ab", "ab", "bc"):
+        hellos = [hello(name, *([applied] if name in announcing else [])) for name in "abc"]
+        assert follower.look(hellos)
+        follower._thread.join(10)
+    assert asked == [["a", "b"], ["b", "c"]]
+    assert (follower.files, len(used.files)) == ((applied,), 1)

@@ -1,0 +1,71 @@
+"""A source without a bundle follows the model of its peers without delay, and the next model's peers with it."""
+
+import threading
+from types import SimpleNamespace
+
+import msgspec
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import LinkError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.model_follower import ModelFollower
+from ls_edge.runtime.source.requests import WaitingLine
+from ls_edge.runtime.source.source import Source
+
+
+class Monitor:
+    """Snapshots that a test sets."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self.set({})
+
+    def set(self, other_models):
+        with self._changed:
+            self.snapshot = SimpleNamespace(other_models=other_models, peers="abc", missing_blocks=(0,))
+            self._changed.notify_all()
+
+    def wait_for(self, predicate, timeout):
+        with self._changed:
+            self._changed.wait_for(lambda: predicate(self.snapshot), timeout)
+            return self.snapshot
+
+
+def test_a_model_that_could_not_be_fetched_is_asked_for_again_when_peers_change(monkeypatch, wait_until):
+    """Both peers that served it are killed; the next ones must not wait for the end of a pause."""
+    monkeypatch.setattr("ls_edge.runtime.source.model_follower._AGAIN_S", 3600.0)
+    asked, line = [], WaitingLine(1, lambda _inflight, _alone: None)
+
+    def fetch(names):
+        asked.append(sorted(names))
+        raise LinkError("they have gone")
+
+    monitor = Monitor()
+    loop = SimpleNamespace(monitor=monitor, requests=SimpleNamespace(line=line), is_own_thread=False)
+    follower = ModelFollower(loop, fetch=fetch, reopen=lambda *_: None, use=lambda *_: "")
+    monitor.set({"a": "next", "b": "next"})
+    wait_until(lambda: asked == [["a", "b"]])
+    monitor.set({"b": "next", "c": "next"})
+    wait_until(lambda: asked == [["a", "b"], ["b", "c"]])
+    line.close()
+    monitor.set({})
+    follower._thread.join(10)
+    assert not follower._thread.is_alive()
+
+
+def test_a_loop_that_waits_for_the_next_model_follows_files(write_peers, serve, tiny_bundle, other_bundle, wait_until):
+    file = load_peers(write_peers({"a": "all", "b": "all", "c": "0-5"}))
+    before = msgspec.structs.replace(file, peers=file.peers[:2])
+    for peer in "ab":
+        serve(Peer(file, peer, Bundle.open(tiny_bundle)))
+    with Source.open(before) as source:
+        assert source.wait_ready() == ()
+        after = source._reopen(Bundle.open(other_bundle), source._loop)
+        try:
+            assert set(after.monitor.snapshot.peers) == {"a", "b"}
+            source._follow(file)
+            for loop in (source._loop, after):
+                wait_until(lambda loop=loop: set(loop.monitor.snapshot.peers) == {"a", "b", "c"})
+        finally:
+            after.close()
