@@ -10,14 +10,13 @@ import hashlib
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.clients.applied_file import fetch_file, parsed_file
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.protocol.messages import FileVersion, Hello
+from ls_edge.runtime.protocol.messages import MAX_FILES, FileVersion, Hello
 from ls_edge.runtime.transport.keys import KeyPair, curve_of
 
 log = logging.getLogger("ls_edge.runtime")
@@ -59,18 +58,34 @@ class Follower:
         Return whether to look again soon, although the peers may announce nothing else.
         """
         peers = [hello for hello in hellos if hello.role == "peer"]
-        votes = Counter(file for hello in peers for file in set(hello.files))
+        votes: dict[bytes, list[int]] = {}
+        for hello in peers:
+            for digest, version in {file.digest: file.version for file in hello.files}.items():
+                votes.setdefault(digest, []).append(version)
         needed = max(len(peers) // 2 + 1, min(2, len(self._present.peers)))
-        agreed = sorted((file for file, count in votes.items() if count >= needed), key=lambda it: -it.version)
-        is_busy = self._thread is not None and self._thread.is_alive()
-        is_settled = all(len(hello.files) <= 1 for hello in peers)
-        if not agreed or not agreed[0].version or (tuple(agreed), is_settled) == (self.files, self._is_settled):
+        # A file that is applied again has an older version on peers that serve by it; that many know this one or more.
+        agreed = [
+            FileVersion(sorted(found)[-needed], digest) for digest, found in votes.items() if len(found) >= needed
+        ]
+        newest = max(agreed, key=lambda it: it.version, default=None)
+        if newest is None or not newest.version:
             return False
-        holders = {file: [hello.name for hello in peers if file in hello.files] for file in agreed}
+        is_settled = sum({file.digest for file in hello.files} == {newest.digest} for hello in peers) >= needed
+        # During a change, a file stays in use when the peers that have announced it are lost.
+        known = {one.digest: one for one in sorted((*self.files, *agreed), key=lambda it: it.version)}
+        latest = sorted(known.values(), key=lambda it: -it.version)[:MAX_FILES]
+        files = (known[newest.digest],) if is_settled else tuple(latest)
+        if (files, is_settled) == (self.files, self._is_settled):
+            return False
+        holders = {
+            one: [hello.name for hello in peers if any(file.digest == one.digest for file in hello.files)]
+            for one in files
+        }
+        is_busy = self._thread is not None and self._thread.is_alive()
         if is_busy or (holders == self._tried and time.monotonic() < self._again_at):
             return True
         self._tried, self._again_at = holders, time.monotonic() + _AGAIN_S
-        self._thread = threading.Thread(target=self._follow, args=(tuple(agreed), holders, is_settled), daemon=True)
+        self._thread = threading.Thread(target=self._follow, args=(files, holders, is_settled), daemon=True)
         self._thread.start()
         return True
 

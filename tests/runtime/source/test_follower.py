@@ -112,3 +112,30 @@ def test_a_file_that_could_not_be_fetched_is_asked_for_again_once_other_peers_ha
         follower._thread.join(10)
     assert asked == [["a", "b"], ["b", "c"]]
     assert (follower.files, len(used.files)) == ((applied,), 1)
+
+
+def test_a_file_stays_in_use_until_its_change_has_ended_although_peers_are_lost(file, write_peers):
+    used = Used()
+    follower = Follower("laptop", file, None, used)
+    files = [load_peers(write_peers({"a": (0,), "b": (0,), name: (0,)}, sources=["laptop"])) for name in "de"]
+    for one in files:
+        follower._known[hashlib.sha256(one.raw).digest()] = one
+    first, second, again = version_of(files[0], 2), version_of(files[1], 3), version_of(files[0], 4)
+    # The first file is applied again; c serves by it since it was version 2.
+    during = {"a": (second, again), "b": (second, again), "c": (first, second)}
+
+    def look(names):
+        is_new = follower.look([hello(name, *during[name]) for name in names])
+        if is_new:
+            follower._thread.join(10)
+        return is_new
+
+    assert look("abc")
+    assert follower.files == (again, second)
+    for names in ("ac", "bc", "c", "ab", "abc"):
+        assert not look(names)
+    assert follower.files == (again, second)
+    during["a"] = during["b"] = (again,)
+    assert look("abc")  # one peer, which may lie, cannot keep the second file in use
+    assert follower.files == (again,)
+    assert sorted(peer.name for peer in used.files[-1].peers) == ["a", "b", "d"]
