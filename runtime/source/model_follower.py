@@ -71,8 +71,11 @@ class ModelFollower:
                 if str(error) != refused:
                     refused = str(error)
                     log.warning("not following a model", extra={"why": refused})
-                models = found.other_models
-                self._loop.monitor.wait_for(lambda it, models=models: it.other_models != models, _AGAIN_S)
+                self._pause(found)
+
+    def _pause(self, found: SourceSnapshot) -> None:
+        """Wait until the peers of other models change, or a while."""
+        self._loop.monitor.wait_for(lambda it: it.other_models != found.other_models, _AGAIN_S)
 
     def _next_of(self, found: SourceSnapshot) -> str:
         """Return the id of another model that enough peers serve, or an empty string.
