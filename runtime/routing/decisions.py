@@ -362,29 +362,30 @@ class Decisions:
 
     def able_to_run(self, request: HeldRequest, candidates: Iterable[Neighbor]) -> list[Neighbor]:
         """Return the candidates with a block that may run now; if there are none, relays to such holders."""
-        itinerary, candidates = request.itinerary, list(candidates)
-        first = not policy_of(itinerary.policy).may_reorder
-        wanted = itinerary.remaining[:1] if first else self._turn.bands.permitted(itinerary.remaining)
+        itinerary, candidates, wanted = request.itinerary, list(candidates), self._wanted(request)
         holders = [n for n in candidates if not n.blocks.isdisjoint(wanted)]
         if holders or itinerary.via_source:
             return holders
         return [n for n in candidates if n.name not in itinerary.relays and n.leads_to(wanted)]
 
+    def _wanted(self, request: HeldRequest) -> tuple[int, ...]:
+        """Return the blocks that may run now."""
+        remaining = request.itinerary.remaining
+        may_reorder = policy_of(request.itinerary.policy).may_reorder
+        return self._turn.bands.permitted(remaining) if may_reorder else remaining[:1]
+
     def others_could_run(self, request: HeldRequest, without: Iterable[str]) -> bool:
-        """Return whether another process has a block that may run now, or relays to one that has."""
-        wanted = self._turn.bands.permitted(request.itinerary.remaining)
-        return any(
-            n.name not in without and (not n.blocks.isdisjoint(wanted) or n.leads_to(wanted))
-            for n in self.reachable(request)
-        )
+        """Return whether another process has a block that may run now, or leads to one out of sight that has."""
+        wanted, beyond = self._wanted(request), self._neighbors.leads_beyond
+        others = [n for n in self.reachable(request) if n.name not in without]
+        return any(not n.blocks.isdisjoint(wanted) or (n.leads_to(wanted) and beyond(n)) for n in others)
 
     def has_only_holder(self, request: HeldRequest) -> bool:
         """Return whether no other process could continue a request that its next holder has."""
         if request.returning:
             return request.downstream == request.itinerary.source
-        wanted = self._turn.bands.permitted(request.itinerary.remaining)
         here = self.rules.local_node().blocks
-        return here.isdisjoint(wanted) and not self.others_could_run(request, (request.downstream,))
+        return here.isdisjoint(self._wanted(request)) and not self.others_could_run(request, (request.downstream,))
 
     def send_progress(self, requests: Iterable[HeldRequest]) -> None:
         """Send PROGRESS to the keepers of the previous copies, at most once per ``Limits.progress_every``."""

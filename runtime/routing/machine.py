@@ -18,9 +18,9 @@ The next holder may fail in these ways:
 
 - It is *killed*: its link ends, and ``on_down`` reroutes the copies that it had. If the keeper of the previous copy
   dies too, the source starts again from its own copy.
-- It *hangs*: ``on_progress`` extends the deadline of a hop with each sign of life. ``check_hop`` suspects a silent
-  holder, avoids it and reroutes the request; it does the same if a holder reports progress but keeps the request for
-  too long, unless no other process could continue. A source reroutes a request without news
+- It *hangs*: ``on_progress`` extends the deadline of a hop with each sign of life, but not for a holder that keeps the
+  request for too long (``Custody.may_keep``), unless no other process could continue. ``check_hop`` suspects a holder
+  without progress, avoids it and reroutes the request. A source reroutes a request without news
   (``SourceRules._on_silence``). A peer whose own engine hangs decides the requests again that wait for it
   (``EngineWork.look_at``).
 - It *refuses*: ``on_refuse`` decides again, and pauses offers to a process that refuses without need. If nobody has a
@@ -197,19 +197,18 @@ class Machine(Generic[R]):
             self.decisions.canceled_on_way_home(request, sender)
 
     def on_progress(self, sender: str, message: Progress) -> None:
-        """Give the next holder more time; without another block at most as long as ``Limits.keep_share`` allows."""
-        request = self._sent_to(sender, message)
-        if request is None:
+        """Give the next holder more time, unless it keeps the request for too long and others could continue."""
+        request, n = self._sent_to(sender, message), self.neighbors.get(sender)
+        if request is None or n is None:
             return
-        n, now, end = self.neighbors.get(sender), self.turn.now, self.custody.budget_end(request)
-        if n is not None:
-            n.clear_suspicion()
+        now, end = self.turn.now, self.custody.budget_end(request)
         if shows_further_block(request, message):
-            if n is not None and request.stage is Stage.CUSTODY:
+            if request.stage is Stage.CUSTODY:
                 n.ran_after((now - request.ran_at) / (message.blocks_done - request.most_done))
-                request.ran_at = now
-            request.most_done = message.blocks_done
-            request.keep_until = now + self.limits.keep_share * (end - now)
+            request.most_done, request.ran_at = message.blocks_done, now
+        if not self.custody.may_keep(request, end) and not self.decisions.has_only_holder(request):
+            return
+        n.clear_suspicion()
         self.custody.extend(request, end)
         if request.open_track is not None:
             self.decisions.send_progress([request.open_track.wave.request])
@@ -287,7 +286,7 @@ class Machine(Generic[R]):
                     on_due(request)
 
     def check_hop(self, request: HeldRequest) -> None:
-        """Check a transfer: whether it is late or kept for too long, and whether PROGRESS is due."""
+        """Check a transfer: whether it is late, and whether PROGRESS is due."""
         name, now, end = request.downstream, self.turn.now, self.custody.budget_end(request)
         n = self.neighbors.get(name)
         if now >= request.hop_at:
@@ -298,19 +297,10 @@ class Machine(Generic[R]):
             self.turn.note(NoteKind.SUSPECT, name, request.request, why)
             self.avoid(request, name)
             self.reroute(request, f"{name} showed no progress")
-        elif now < min(request.keep_until, request.keep_end):
+        else:
             # The keeper of the previous copy must not suspect this process while the next holder is late.
             self.decisions.send_progress([request])
             self.custody.check_hop(request, end)
-        elif self.decisions.has_only_holder(request):
-            left = max(self.limits.hop_floor, self.limits.keep_share * (end - now))
-            request.keep_until = request.keep_end = now + left
-            self.custody.check_hop(request, end)
-        else:
-            if n is not None:
-                n.back_off()
-            self.avoid(request, name, request.deadline)
-            self.reroute(request, f"{name} kept it for too long")
 
     def reroute(self, request: HeldRequest, why: str) -> None:
         """Decide a request again whose next holder is lost or shows no progress."""

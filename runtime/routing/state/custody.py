@@ -171,9 +171,8 @@ class Custody:
         request.downstream, request.sent, request.waiting_since = to, sent, None
         self.sent[sent] = request
         end = self.budget_end(request)
-        left = max(0.0, end - now)
-        request.keep_until = now + limits.keep_share * left
-        request.keep_end = now + limits.keep_most * left
+        request.ran_at = request.keep_until = now
+        request.keep_end = now + limits.keep_most * max(0.0, end - now)
         request.most_done = itinerary.blocks_done
         self.extend(request, end)
         # ACCEPT takes about as long as the tokens: half of the measured time is theirs.
@@ -239,21 +238,34 @@ class Custody:
         if request.trail is None:  # a track, which has to come back
             return now + limits.away_floor
         holder, end = request.trail.holder, self.budget_end(request)
-        n = neighbors.get(holder)
-        request.keep_until = now + limits.keep_share * max(0.0, end - now)
-        if neighbors.is_beyond(holder) or (n is not None and neighbors.leads_beyond(n)):
-            # A process without a link to this source sends no MOVED; the keeper of the previous copy watches it.
-            return min(request.keep_until, request.keep_end, end)
+        patience = self._patience(request, holder, now, end)
+        return min(now + patience, request.keep_end, end)
+
+    def _patience(self, request: HeldRequest, holder: str, since: float, end: float) -> float:
+        """Return the seconds from ``since`` for which a holder may keep tokens without another block.
+
+        An idle holder in sight would have run one soon, and its announcements alone extend nothing. One that leads to
+        processes without a link to this one may have handed the tokens to them.
+        """
+        neighbors, limits = self._turn.neighbors, self._turn.limits
+        n, most = neighbors.get(holder), limits.keep_share * max(0.0, end - since)
+        if request.returning or neighbors.is_beyond(holder) or (n is not None and neighbors.leads_beyond(n)):
+            return most
         left, deadline = len(request.itinerary.remaining), neighbors.hop_deadline(holder)
         work = left * neighbors.usual_call(holder)
         if n is None:
-            patience = max(limits.away_floor, deadline + work)
-        else:  # an idle holder would have sent news soon; what it announces alone extends nothing
-            wait = n.wait_us / 1e6
-            longest = max(limits.away_floor, deadline + min(wait, limits.credits * work) + work)
-            announced = wait + (left * n.block_us + neighbors.slowest_us) / 1e6
-            patience = min(longest, deadline + limits.hop_factor * announced)
-        return min(now + patience, request.keep_until, request.keep_end, end)
+            return min(most, max(limits.away_floor, deadline + work))
+        wait = n.wait_us / 1e6
+        longest = max(limits.away_floor, deadline + min(wait, limits.credits * work) + work)
+        announced = wait + (left * n.block_us + neighbors.slowest_us) / 1e6
+        return min(most, longest, deadline + limits.hop_factor * announced)
+
+    def may_keep(self, request: HeldRequest, end: float) -> bool:
+        """Return whether the next holder, which reports progress, may keep a request without another block."""
+        since, now = request.ran_at, self._turn.now
+        keep_until = since + self._patience(request, request.downstream, since, end)
+        request.keep_until = max(request.keep_until, keep_until)
+        return now < min(request.keep_until, request.keep_end)
 
     def extend(self, request: HeldRequest, end: float) -> None:
         """Give the next holder a new deadline for progress; ``end`` is the end of the budget."""
@@ -265,7 +277,7 @@ class Custody:
 
     def check_hop(self, request: HeldRequest, end: float) -> None:
         """Set the time of the next check of a transfer; ``end`` is the end of the budget."""
-        at = min(request.hop_at, request.keep_until, request.keep_end, end)
+        at = min(request.hop_at, end)
         if request.stage is Stage.OFFERED and request.upstream is not None:
             at = min(at, self._turn.now + self._turn.limits.look_again)
         self.timers.set(request, at)

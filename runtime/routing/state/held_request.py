@@ -126,9 +126,9 @@ class HeldRequest(msgspec.Struct, eq=False):
     hop_at: float = INFINITY
     """Deadline for progress of the next holder."""
     keep_until: float = INFINITY
-    """Deadline for another block of the next holder."""
+    """Time until which PROGRESS of the next holder counts without another block."""
     keep_end: float = INFINITY
-    """Deadline of the next holder, whatever it reports."""
+    """Time until which it counts at all, if others could continue."""
     most_done: int = 0
     """Number of blocks that have run, as reported by the next holder."""
     waiting_since: float | None = None

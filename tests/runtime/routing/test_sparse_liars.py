@@ -1,10 +1,12 @@
 """Members with a key that lie in a sparse network, where the source has no link to some peers."""
 
 import itertools
+import random
 
 import pytest
 
-from ls_edge.runtime.protocol.messages import Accept, Refuse, RefuseReason, Release
+from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release
+from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.events import Complete, Forward
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
@@ -12,7 +14,7 @@ from tests.faults import lies as kinds
 from tests.faults.liar import Liar, Lie
 from tests.faults.lies import LIES
 from tests.faults.simulation import FaultySimulation
-from tests.runtime.routing.driver import BY_X, new_peer, run_of, transfer
+from tests.runtime.routing.driver import BY_X, Driver, new_peer, run_of, submits, transfer
 
 BLOCKS = 4
 ALL = tuple(range(BLOCKS))
@@ -62,16 +64,35 @@ def test_a_liar_out_of_the_source_s_reach_fails_no_request(policy, lie, pq):
     assert sim.processes["liar"].machine.counts.received
 
 
+@pytest.mark.parametrize(("lie", "deadlines"), [("releases", 1), ("progress", 2), ("growth", 3)])
 @pytest.mark.parametrize("policy", ["fastest", "parallel"])
-def test_in_a_full_mesh_a_liar_that_says_release_costs_one_deadline(policy):
+def test_in_a_full_mesh_a_liar_that_keeps_a_request_costs_few_deadlines(policy, lie, deadlines):
+    """One that reported progress cost half of the budget."""
     seconds = {"p": 0.005, "q": 0.005, "liar": 0.0001}
     links = itertools.combinations((SOURCE, *seconds), 2)
-    sim = sparse(dict.fromkeys(seconds, ALL), links, {"liar": LIES["releases"]}, block_seconds=seconds)
-    for _ in range(4):
-        began, request = sim.now, sim.submit(policy=policy, budget=BUDGET)
+    sim = sparse(dict.fromkeys(seconds, ALL), links, {"liar": LIES[lie]}, block_seconds=seconds)
+    for budget in (BUDGET, BUDGET, 60.0, 60.0):
+        began, request = sim.now, sim.submit(policy=policy, budget=budget)
         assert answers(sim, [request])
-        assert sim.ended[request] - began < Limits().hop_floor + 0.1
+        assert sim.ended[request] - began < deadlines * Limits().hop_floor + 0.1
         sim.run(0.5)
+    assert sim.processes["liar"].machine.counts.received
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_holder_that_reports_progress_keeps_a_request_only_if_no_other_could_continue(others):
+    """In a full mesh every neighbor announces the blocks of all, and seemed to lead to another holder."""
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
+    source.meets("only", [0], reaches=("other",), reach_blocks=(0, 1, 2, 3))
+    source.meets("other", [0, 1, 2, 3] if others else [1, 2, 3], reaches=("only",), reach_blocks=(0, 1, 2, 3))
+    submits(source, budget=BUDGET, policy="sequential")
+    (sent,) = source.sent(Forward)
+    source.hears(sent.to, Accept(sent.transfer, 9))
+    again = []
+    for _ in range(30):
+        again += source.hears(sent.to, Progress(sent.transfer, 0), 0.05)
+        again += source.passes(0.05)
+    assert any(isinstance(one, Forward) for one in again) == others
 
 
 @pytest.mark.parametrize("policy", ["nearest", "fastest", "sequential"])
