@@ -233,13 +233,11 @@ class Custody:
 
     def news_by(self, request: HeldRequest) -> float:
         """Return the time by which news of an ``AWAY`` request is due."""
-        turn = self._turn
-        now, neighbors, limits = turn.now, turn.neighbors, turn.limits
+        turn, now = self._turn, self._turn.now
         if request.trail is None:  # a track, which has to come back
-            return now + limits.away_floor
-        holder, end = request.trail.holder, self.budget_end(request)
-        patience = self._patience(request, holder, now, end)
-        return min(now + patience, request.keep_end, end)
+            return now + turn.limits.away_floor
+        end = self.budget_end(request)
+        return min(now + self._patience(request, request.trail.holder, now, end), request.keep_end, end)
 
     def _patience(self, request: HeldRequest, holder: str, since: float, end: float) -> float:
         """Return the seconds from ``since`` for which a holder may keep tokens without another block.
