@@ -18,9 +18,10 @@ The next holder may fail in these ways:
 
 - It is *killed*: its link ends, and ``on_down`` reroutes the copies that it had. If the keeper of the previous copy
   dies too, the source starts again from its own copy.
-- It *hangs*: ``on_progress`` extends the deadline of a hop with each sign of life, but not for a holder that keeps the
-  request for too long (``Custody.may_keep``), unless no other process could continue. ``check_hop`` suspects a holder
-  without progress, avoids it and reroutes the request. A source reroutes a request without news
+- It *hangs*: ``on_progress`` extends the deadline of a hop with each sign of life, as long as the queue and the blocks
+  of the holder explain that no block has run (``Custody.counts_until``). ``check_hop`` suspects a holder without
+  progress, avoids it and reroutes the request; it does the same if a holder keeps the request for too long, unless no
+  other process could continue. A source reroutes a request without news
   (``SourceRules._on_silence``). A peer whose own engine hangs decides the requests again that wait for it
   (``EngineWork.look_at``).
 - It *refuses*: ``on_refuse`` decides again, and pauses offers to a process that refuses without need. If nobody has a
@@ -206,7 +207,8 @@ class Machine(Generic[R]):
             if request.stage is Stage.CUSTODY:
                 n.ran_after((now - request.ran_at) / (message.blocks_done - request.most_done))
             request.most_done, request.ran_at = message.blocks_done, now
-        if not self.custody.may_keep(request, end) and not self.decisions.has_only_holder(request):
+            request.keep_until = now + self.limits.keep_share * (end - now)
+        if now >= self.custody.counts_until(request, end) and not self.decisions.has_only_holder(request):
             return
         n.clear_suspicion()
         self.custody.extend(request, end)
@@ -286,7 +288,7 @@ class Machine(Generic[R]):
                     on_due(request)
 
     def check_hop(self, request: HeldRequest) -> None:
-        """Check a transfer: whether it is late, and whether PROGRESS is due."""
+        """Check a transfer: whether it is late or kept for too long, and whether PROGRESS is due."""
         name, now, end = request.downstream, self.turn.now, self.custody.budget_end(request)
         n = self.neighbors.get(name)
         if now >= request.hop_at:
@@ -297,10 +299,19 @@ class Machine(Generic[R]):
             self.turn.note(NoteKind.SUSPECT, name, request.request, why)
             self.avoid(request, name)
             self.reroute(request, f"{name} showed no progress")
-        else:
+        elif now < min(request.keep_until, request.keep_end):
             # The keeper of the previous copy must not suspect this process while the next holder is late.
             self.decisions.send_progress([request])
             self.custody.check_hop(request, end)
+        elif self.decisions.has_only_holder(request):
+            left = max(self.limits.hop_floor, self.limits.keep_share * (end - now))
+            request.keep_until = request.keep_end = now + left
+            self.custody.check_hop(request, end)
+        else:
+            if n is not None:
+                n.back_off()
+            self.avoid(request, name, request.deadline)
+            self.reroute(request, f"{name} kept it for too long")
 
     def reroute(self, request: HeldRequest, why: str) -> None:
         """Decide a request again whose next holder is lost or shows no progress."""

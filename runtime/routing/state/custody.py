@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ls_edge.core.parts import STEM
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
 from ls_edge.runtime.routing.state.credits import Credits, counted
@@ -171,8 +172,10 @@ class Custody:
         request.downstream, request.sent, request.waiting_since = to, sent, None
         self.sent[sent] = request
         end = self.budget_end(request)
-        request.ran_at = request.keep_until = now
-        request.keep_end = now + limits.keep_most * max(0.0, end - now)
+        left = max(0.0, end - now)
+        request.ran_at = request.counts_until = now
+        request.keep_until = now + limits.keep_share * left
+        request.keep_end = now + limits.keep_most * left
         request.most_done = itinerary.blocks_done
         self.extend(request, end)
         # ACCEPT takes about as long as the tokens: half of the measured time is theirs.
@@ -247,23 +250,33 @@ class Custody:
         """
         neighbors, limits = self._turn.neighbors, self._turn.limits
         n, most = neighbors.get(holder), limits.keep_share * max(0.0, end - since)
-        if request.returning or neighbors.is_beyond(holder) or (n is not None and neighbors.leads_beyond(n)):
+        if neighbors.is_beyond(holder) or (n is not None and neighbors.leads_beyond(n)):
             return most
         left, deadline = len(request.itinerary.remaining), neighbors.hop_deadline(holder)
         work = left * neighbors.usual_call(holder)
         if n is None:
             return min(most, max(limits.away_floor, deadline + work))
-        wait = n.wait_us / 1e6
+        wait = 0.0 if n.is_silent else n.wait_us / 1e6
         longest = max(limits.away_floor, deadline + min(wait, limits.credits * work) + work)
         announced = wait + (left * n.block_us + neighbors.slowest_us) / 1e6
         return min(most, longest, deadline + limits.hop_factor * announced)
 
-    def may_keep(self, request: HeldRequest, end: float) -> bool:
-        """Return whether the next holder, which reports progress, may keep a request without another block."""
-        since, now = request.ran_at, self._turn.now
-        keep_until = since + self._patience(request, request.downstream, since, end)
-        request.keep_until = max(request.keep_until, keep_until)
-        return now < min(request.keep_until, request.keep_end)
+    def counts_until(self, request: HeldRequest, end: float) -> float:
+        """Return the time until which PROGRESS of the next holder counts without another block.
+
+        It counts without end, until ``keep_until``, for a holder that may wait for what this process cannot see: for
+        images to be decoded, or for credits, having no link to the source.
+        """
+        limits, itinerary, n = self._turn.limits, request.itinerary, self._turn.neighbors.by_name[request.downstream]
+        is_source, reaches = request.trail is not None, () if n.state is None else n.state.reaches
+        if STEM in itinerary.remaining or request.returning or not (is_source or itinerary.source in reaches):
+            return INFINITY
+        until = request.ran_at + self._patience(request, n.name, request.ran_at, end)
+        reported = request.most_done - itinerary.blocks_done
+        if reported and not (is_source and reported == len(itinerary.remaining)):  # it hands the tokens on
+            until += limits.hop_most + limits.transfer
+        request.counts_until = max(request.counts_until, until)  # a queue becomes shorter while the request waits in it
+        return request.counts_until
 
     def extend(self, request: HeldRequest, end: float) -> None:
         """Give the next holder a new deadline for progress; ``end`` is the end of the budget."""
@@ -275,7 +288,7 @@ class Custody:
 
     def check_hop(self, request: HeldRequest, end: float) -> None:
         """Set the time of the next check of a transfer; ``end`` is the end of the budget."""
-        at = min(request.hop_at, end)
+        at = min(request.hop_at, request.keep_until, request.keep_end, end)
         if request.stage is Stage.OFFERED and request.upstream is not None:
             at = min(at, self._turn.now + self._turn.limits.look_again)
         self.timers.set(request, at)

@@ -126,9 +126,11 @@ class HeldRequest(msgspec.Struct, eq=False):
     hop_at: float = INFINITY
     """Deadline for progress of the next holder."""
     keep_until: float = INFINITY
-    """Time until which PROGRESS of the next holder counts without another block."""
+    """Deadline for another block of the next holder."""
     keep_end: float = INFINITY
-    """Time until which it counts at all, if others could continue."""
+    """Deadline of the next holder, whatever it reports."""
+    counts_until: float = 0.0
+    """Time until which PROGRESS of the next holder counts without another block."""
     most_done: int = 0
     """Number of blocks that have run, as reported by the next holder."""
     waiting_since: float | None = None

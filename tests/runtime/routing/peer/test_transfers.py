@@ -364,6 +364,7 @@ def test_a_next_holder_without_progress_is_suspected_and_passed_by(peer, accepte
 
 def test_progress_keeps_a_next_holder_from_suspicion(peer):
     sent = two_holders(peer)
+    peer.hears_state("b", wait_us=1_000_000)
     peer.hears("b", Accept(sent, 5))
     for done in range(5):
         assert not [note for note in peer.passes(0.2) if isinstance(note, Note)]
