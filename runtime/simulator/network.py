@@ -23,7 +23,7 @@ class Network:
     _sends_until: dict[str, float] = field(default_factory=dict)
     _receives_until: dict[str, float] = field(default_factory=dict)
     _arrives_at: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Arrival of the latest message by sender and receiver; later messages do not overtake it."""
+    """Arrival of the latest payload by sender and receiver; later messages do not overtake it."""
     carried: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """Payloads so far, relative to tokens, by sender and receiver."""
 
@@ -36,6 +36,7 @@ class Network:
         at = now + self.latency
         if self.transfers is None:
             return at
+        before = self._arrives_at.get((sender, to), 0.0)
         if size:
             self.carried[sender, to] += size
             start = max(now, self._sends_until.get(sender, 0.0))
@@ -44,8 +45,8 @@ class Network:
             taken = self.transfers(sender, to) - (1 - size) * max(wires)
             at = max(start + max(0.0, taken), self._receives_until.get(to, 0.0) + size * wires[1])
             self._receives_until[to] = at
-        at = self._arrives_at[sender, to] = max(at, self._arrives_at.get((sender, to), 0.0))
-        return at
+            self._arrives_at[sender, to] = at = max(at, before)
+        return at if at > before else before
 
 
 class Clock:

@@ -273,12 +273,12 @@ class Simulation(Clock):
         if at != name and self.processes[at].alive:
             self._feed(at, NeighborDown(name, why))
 
-    def _deliver(self, sender: str, to: str, event: Event) -> None:
-        """Deliver an event, unless the link or one of the processes is gone by then."""
+    def _deliver(self, sender: str, to: str, event: Event, size: float = 0.0) -> None:
+        """Deliver an event with a payload of ``size``, unless the link or one of the processes is gone by then."""
         a, b = self.processes[sender], self.processes[to]
         if a.stopped or not self._linked(sender, to):
             return
-        at, number = self.network.arrival(self.now, sender, to, self._size(event)), next(self._counter)
+        at, number = self.network.arrival(self.now, sender, to, size), next(self._counter)
         if isinstance(event, NeighborState) and not self._matters(b, event):
             heapq.heappush(b.mail, (at, number, a, event))
         else:
@@ -289,9 +289,9 @@ class Simulation(Clock):
             self._feed(b.name, event)
 
     def _arrives(self, a: Process, b: Process, event: Event) -> bool:
-        known = isinstance(event, NeighborUp) or a.name in b.machine.neighbors.by_name
-        same = self.processes[a.name] is a and self.processes[b.name] is b
-        return same and self._linked(a.name, b.name) and (known or b.stopped)
+        if self.processes[a.name] is not a or self.processes[b.name] is not b or not self._linked(a.name, b.name):
+            return False
+        return a.name in b.machine.neighbors.by_name or b.stopped or isinstance(event, NeighborUp)
 
     def _matters(self, process: Process, event: NeighborState) -> bool:
         """Return whether a STATE is an event of its own."""
@@ -322,12 +322,10 @@ class Simulation(Clock):
             at, number, sender, event = entry
             self._put(at, number, partial(self._arrive, sender, process, event))
 
-    def _size(self, event: Event) -> float:
-        """Return the size of an event's payload, relative to tokens."""
-        if not isinstance(event, Arrived):
-            return 0.0
+    def _size(self, forward: Forward) -> float:
+        """Return the size of a payload, relative to tokens."""
         sizes = {IMAGE: self.settings.image_share, LOGITS: self.settings.logits_share}
-        return sizes.get(payload_of(event.run.itinerary), 1.0)
+        return sizes.get(payload_of(forward.itinerary), 1.0)
 
     def _feed(self, name: str, event: Event) -> None:
         process = self.processes[name]
@@ -374,15 +372,13 @@ class Simulation(Clock):
             self._set_tick(process)
 
     def _execute(self, process: Process, instruction: Instruction) -> None:
-        if isinstance(instruction, (Send, Forward)):
-            event: Event
-            if isinstance(instruction, Forward):
-                event = Arrived(process.name, instruction.run("raw", 1, 1), instruction.tokens)
-            elif isinstance(instruction.message, State):
-                event = NeighborState(process.name, instruction.message)
-            else:
-                event = Received(process.name, instruction.message)
-            self._deliver(process.name, instruction.to, event)
+        if isinstance(instruction, Send):
+            name, message = process.name, instruction.message
+            event = NeighborState(name, message) if isinstance(message, State) else Received(name, message)
+            self._deliver(name, instruction.to, event)
+        elif isinstance(instruction, Forward):
+            arrived = Arrived(process.name, instruction.run("raw", 1, 1), instruction.tokens)
+            self._deliver(process.name, instruction.to, arrived, self._size(instruction))
         elif isinstance(instruction, Compute):
             self._compute(process, instruction)
         elif isinstance(instruction, Decode):
