@@ -1,10 +1,13 @@
 """Sites of a fleet: their devices, placements and assumptions."""
 
+import dataclasses
+
 import msgspec
 import pytest
 
 from ls_edge.core.errors import UsageError
-from ls_edge.evaluation.simulation_summary import FleetSettings
+from ls_edge.core.parts import HEAD, STEM
+from ls_edge.evaluation.simulation_summary import WHOLE, FleetSettings
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.simulator.churn import Churn
 
@@ -70,3 +73,17 @@ def test_holders_of_a_block_are_in_different_zones_of_a_site(make_problem):
     for block in range(4):
         holders = [name for name, blocks in site.placement.items() if block in blocks]
         assert len({zone_of[name] for name in holders}) == len(holders) >= 2
+
+
+def test_a_slow_source_sends_images_to_devices_with_stem_and_head(make_problem, simulate):
+    def answered(source_ms):
+        problem = make_problem(2.0, 2.0, source_ms=source_ms, visit_ms=1.0, capacity=6)
+        ends = [dataclasses.replace(one, stem_ms=1.0, head_ms=0.5, ends_size=1.0) for one in problem.devices]
+        problem = dataclasses.replace(problem, devices=tuple(ends), token_bytes=100, image_share=2.0, logits_share=0.1)
+        (site,) = sites_of(problem, FleetSettings(devices=2, requests=20))[0]
+        (outcome,) = simulate(problem, devices=2, requests=20)
+        assert all(outcome.states == WHOLE)
+        return set(site.placement["a"]), sum(outcome.link_bytes.values())
+
+    assert answered(0.1) == ({0, 1, 2, 3}, 20 * 2 * 100)
+    assert answered(50.0) == ({STEM, 0, 1, 2, 3, HEAD}, 20 * (200 + 10))
