@@ -57,6 +57,17 @@ def test_idle_peers_answer_and_lose_no_link(document):
 
 
 @pytest.mark.timeout(420)
+def test_requests_are_answered_while_a_fleet_changes(folder):
+    done = benchmarks("apply", "--quick", "--json", str(folder / "apply.json"), TMPDIR=str(folder), timeout=400)
+    assert done.returncode == 0, done.stderr
+    tasks = json.loads((folder / "apply.json").read_text())["benchmarks"]["apply"]["tasks"]
+    assert list(tasks) == ["new plan", "add", "replace", "new model"]
+    for row in tasks.values():
+        assert (row["failed"], row["degraded"]) == (0, 0)
+        assert is_ratio(row["ratio"])
+
+
+@pytest.mark.timeout(420)
 def test_more_connections_are_answered_or_refused(document):
     rows = [row for row in document["benchmarks"]["goodput"]["rows"] if row["server"] != "FastAPI"]
     assert [row["connections"] for row in rows] == [4, 16] * 2

@@ -71,7 +71,7 @@ def kill_changes(folder, bundles, kills, seed=0, say=lambda *_: None):
         moved = Path(folder) / "moved.yaml"
         moved.write_text(yaml.safe_dump(document, sort_keys=False))
         with Asking(peers) as asking:
-            file, bundle, usual_s = peers.path, bundles[0], 6.0
+            file, bundle, usual_s, restarted = peers.path, bundles[0], 6.0, []
             for turn in range(kills):
                 file, bundle = draw.choice(
                     [one for one in ((f, b) for f in (peers.path, moved) for b in bundles) if one != (file, bundle)]
@@ -87,8 +87,10 @@ def kill_changes(folder, bundles, kills, seed=0, say=lambda *_: None):
                     usual_s = time.monotonic() - began  # so that kills meet each step
                 victim = draw.choice("abcd") if draw.random() < 0.4 else None
                 if victim is not None:
+                    peers.wait_warm(*restarted or [victim], timeout=120.0)  # two would be all holders of a block
                     peers.kill(victim)
                     peers.start(victim)
+                    restarted = [victim]
                 process.kill()
                 process.wait()
                 process.stderr.close()
