@@ -31,7 +31,7 @@ class Follower:
     def __init__(self, name: str, given: PeersFile, keys: KeyPair | None, use: Callable[[PeersFile], None]) -> None:
         """Call ``use``, on another thread, with each file that the fleet agrees on."""
         self.files: tuple[FileVersion, ...] = ()
-        """Applied files that are used, the newest first."""
+        """Files in use, the newest first: the source's own file, as version 0, until it follows another."""
         self._name, self._use = name, use
         self._known: dict[bytes, PeersFile] = {}
         self._thread: threading.Thread | None = None
@@ -42,15 +42,9 @@ class Follower:
 
     def reset(self, given: PeersFile, keys: KeyPair | None) -> None:
         """Begin again with the file and keys of the source."""
-        self._given, self._keys, self.files = given, keys, ()
-        self._present = self._settled = given  # the file in use, and the one before the current change
-        self._is_settled = True
-        self._known[hashlib.sha256(given.raw).digest()] = given
-
-    @property
-    def announced(self) -> tuple[FileVersion, ...]:
-        """Files for HELLO: the files in use, or the source's own file until it follows another."""
-        return self.files or (FileVersion(0, hashlib.sha256(self._given.raw).digest()),)
+        digest = hashlib.sha256(given.raw).digest()
+        self._given, self._keys, self.files = given, keys, (FileVersion(0, digest),)
+        self._present, self._known[digest], self._is_settled = given, given, True
 
     def look(self, hellos: Iterable[Hello]) -> bool:
         """Compare the files that linked peers announce with the present ones, and begin to follow others.
@@ -71,7 +65,7 @@ class Follower:
         if newest is None or not newest.version:
             return False
         is_settled = sum({file.digest for file in hello.files} == {newest.digest} for hello in peers) >= needed
-        # During a change, a file stays in use when the peers that have announced it are lost.
+        # During a change, a file stays in use, also when the peers that have announced it are lost.
         known = {one.digest: one for one in sorted((*self.files, *agreed), key=lambda it: it.version)}
         latest = sorted(known.values(), key=lambda it: -it.version)[:MAX_FILES]
         files = (known[newest.digest],) if is_settled else tuple(latest)
@@ -90,7 +84,7 @@ class Follower:
         return True
 
     def _follow(self, agreed: tuple[FileVersion, ...], holders: dict[FileVersion, list[str]], is_settled: bool) -> None:
-        """Fetch the files that are missing, and use all of them; during a change also the one before it."""
+        """Fetch the files that are missing, and use all of them."""
         given = self._given
         try:
             files = [self._file(file, holders[file]) for file in agreed]
@@ -99,7 +93,6 @@ class Follower:
             curve_of(newest, self._name, self._keys)
             if given is not self._given:  # it was read again meanwhile
                 return
-            older += [] if is_settled else [self._settled]
             before, self.files, self._present = (self.files, self._present), agreed, newest.accepting((), older)
             try:
                 self._use(self._present)
@@ -107,8 +100,6 @@ class Follower:
                 self.files, self._present = before
                 raise
             self._is_settled = is_settled
-            if is_settled:
-                self._settled = newest
         except LsEdgeError as error:
             log.warning("not following", extra={"source": self._name, "why": str(error)})
         else:

@@ -106,7 +106,7 @@ class SourceLoop:
                 NodeSettings(alias, "source", peers, manifest, keys, settings.strict_bundle),
                 machine,
                 execute=self._execute,
-                hello=lambda: msgspec.structs.replace(greeting, files=follower.announced),
+                hello=lambda: msgspec.structs.replace(greeting, files=follower.files),
                 state=lambda _name: State(True, False, False, 0, 0, 0, 0),
             )
             events = PeerEvents(peers, self.opened, on_event)

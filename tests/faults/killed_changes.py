@@ -1,4 +1,4 @@
-"""Changes of a fleet whose pusher is killed at random moments, some of them together with a peer.
+"""Changes of a fleet whose pusher is killed at random moments; some kills or cuts off a peer, too.
 
 ``python -m tests.faults.killed_changes --kills 200`` runs longer than the tests do, and prints a line for each kill.
 """
@@ -6,6 +6,7 @@
 import argparse
 import contextlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -88,9 +89,14 @@ def kill_changes(folder, bundles, kills, seed=0, say=lambda *_: None):
                 victim = draw.choice("abcd") if draw.random() < 0.4 else None
                 if victim is not None:
                     peers.wait_warm(*restarted or [victim], timeout=120.0)  # two would be all holders of a block
-                    peers.kill(victim)
-                    peers.start(victim)
-                    restarted = [victim]
+                    if draw.random() < 0.4:
+                        peers.signal(victim, signal.SIGSTOP)  # cut off: longer than the heartbeat
+                        time.sleep(2.0)
+                        peers.signal(victim, signal.SIGCONT)
+                    else:
+                        peers.kill(victim)
+                        peers.start(victim)
+                        restarted = [victim]
                 process.kill()
                 process.wait()
                 process.stderr.close()
