@@ -16,6 +16,8 @@ IDLE_S = 75.0
 """Time between two requests, in seconds; proxies keep connections for 60 s."""
 RECEIVE_S = 60.0
 """Time for a client to send the header of a request, to send a body, or to read a response, in seconds."""
+HANDSHAKE_S = 10.0
+"""Time for a client to agree on TLS, in seconds; before that, its connection is not one of :class:`Connections`."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LAST_S = 0.25
@@ -31,6 +33,7 @@ class Connections:
     most: int
     idle_s: float = IDLE_S
     receive_s: float = RECEIVE_S
+    handshake_s: float = HANDSHAKE_S
     open: dict[Connection, None] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a connection ends."""

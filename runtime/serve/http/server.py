@@ -104,8 +104,9 @@ class HttpServer:
             auto_decompress=False,
         )  # fmt: skip
         server = await self._loop.create_server(
-            lambda: Connection(http(), self._connections), sock=self._listener, ssl=self._tls
-        )
+            lambda: Connection(http(), self._connections), sock=self._listener, ssl=self._tls,
+            ssl_handshake_timeout=self._connections.handshake_s if self._tls else None,
+        )  # fmt: skip
         await self._stopping.wait()
         server.close()
         for connection in list(self._connections.open):

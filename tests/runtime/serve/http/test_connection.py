@@ -12,6 +12,7 @@ from aiohttp import web
 from ls_edge.runtime.serve.http import connection as module
 from ls_edge.runtime.serve.http.bodies import BodyReader
 from ls_edge.runtime.serve.http.router import begin_response
+from ls_edge.runtime.serve.http.server import Certificate
 
 LIMIT_S = 0.3
 """Time that a client gets in these tests, in seconds."""
@@ -299,6 +300,14 @@ def test_headers_and_trailers_are_limited(connect):
     with contextlib.suppress(ConnectionError):
         connection.sendall(GET[:-2] % b"" + b"X: y\r\n" * 10_000)
     assert set(statuses(read_all(connection))) <= {400}
+
+
+def test_client_that_does_not_agree_on_tls_is_closed(serve_routes, certificate):
+    address = serve_routes([("GET", "/", quick)], tls=Certificate(*certificate), handshake_s=LIMIT_S)
+    for sent in (b"", b"\x16\x03\x01", GET % b""):
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(sent)
+            assert b"answer" not in read_all(connection)
 
 
 def test_idle_connection_makes_place_for_another(connect):
