@@ -220,6 +220,7 @@ class _Play:
         elif kind == "wait":
             self.sim.run(*rest)
         elif kind == "change":
+            self.plan = None  # whoever changes a peer ends the change of the fleet: there is one pusher at a time
             self._change(*rest)
         elif kind == "apply":
             self._apply(dict(rest))

@@ -82,6 +82,13 @@ def test_the_blocks_of_a_fleet_change_in_the_order_of_apply(monkeypatch):
     assert "no holder is left while a switches" in str(fails(Course(World(held=held, blocks=3), steps)))
 
 
+def test_another_change_ends_the_change_of_a_fleet():
+    """The plan knew of a peer with the wanted blocks, which another pusher has changed since."""
+    wanted = (("a", (0, 2)), ("b", (1,)))
+    steps = (("change", "a", (0, 2)), ("apply", *wanted), ("change", "a", (0, 1)), ("submit", "nearest", 1, 1, 1, 2.0))
+    play(Course(World(held={"a": (0, 1, 2), "b": (0, 1, 2)}, blocks=3), steps))
+
+
 def test_the_search_says_what_it_did(capsys):
     assert main(["--minutes", "0.001"]) == 0
     assert capsys.readouterr().out.endswith(" events: no finding\n")
