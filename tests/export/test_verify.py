@@ -219,6 +219,7 @@ def test_a_loss_of_accuracy_is_named(exported, loaded):
             verify_accuracy(view, Pipeline(exported, engines, chain.choice), Samples(images, labels), result)
 
 
+@pytest.mark.slow
 def test_a_large_mean_of_the_logits_does_not_hide_wrong_ones_in_int8(make_run, tmp_path):
     run = load_run(make_run(tmp_path / "run", change=lambda view: view.model.head.bias.fill_(1e4)))
     bundle = export_run(run, tmp_path / "bundle").bundle
@@ -252,6 +253,7 @@ def set_in_file(name, change):
     return of
 
 
+@pytest.mark.slow
 def test_a_block_that_is_wrong_on_large_tokens_only_is_named(make_run, tmp_path):
     run = load_run(make_run(tmp_path / "run", change=lambda view: [p.mul_(0.6) for p in view.blocks.parameters()]))
     bundle = export_run(run, tmp_path / "bundle", ExportSettings(precision="fp16")).bundle
@@ -321,6 +323,7 @@ def test_a_false_accuracy_of_the_manifest_is_named(copied, loaded):
         verify_run(forged(copied, verified=better), loaded, samples, "given")
 
 
+@pytest.mark.slow
 def test_a_value_that_float16_cannot_hold_is_named_although_a_cpu_computes_past_it(make_run, tmp_path):
     run = load_run(make_run(tmp_path / "run", change=beyond_half))
     bundle = export_run(run, tmp_path / "bundle", ExportSettings(precision="fp16")).bundle

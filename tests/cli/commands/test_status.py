@@ -402,6 +402,7 @@ def test_an_observer_may_only_listen(peers, wait_until):
 # The file alone.
 
 
+@pytest.mark.slow
 def test_a_check_of_the_file_needs_no_peer(ls_edge, complaints, tmp_path, tiny_bundle):
     path = tmp_path / "peers.yaml"
     path.write_text(
