@@ -1,8 +1,7 @@
 """Goodput of ``ls-edge serve`` under more and more connections, next to a FastAPI service with the same engines.
 
 Both have two processes with an engine thread each: two peers that hold all blocks, and two workers of uvicorn. Each
-connection sends the same JPEG again as soon as it has an answer; after 503 it waits as long as ``Retry-After`` says,
-except in the last row of a server, whose clients return immediately.
+connection sends the same JPEG again as soon as it has an answer; after 503 it waits as long as ``Retry-After`` says.
 An answer is good if it has status 200 and comes within the budget. Rounds alternate, and begin with an idle server.
 The engines of ``slow`` servers wait for 160 ms an image: their rows depend on the queue, and little on the load of the
 machine; ``--computing`` leaves them out. Without FastAPI (``pip install fastapi uvicorn``), ``ls-edge serve`` is
@@ -45,8 +44,7 @@ from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
 
 MODEL = "vit_tiny_patch16_224"
-LEVELS = ((4, True), (16, True), (64, True), (256, True), (256, False))
-"""Connections, and whether they wait as long as ``Retry-After`` says."""
+CONNECTIONS = (4, 16, 64, 256)
 BUDGET_S = 2.0
 SLOW_MS = 20
 """Time of each of eight blocks on a slow board."""
@@ -57,9 +55,9 @@ BAR = 0.95
 def run(quick: bool, computing: bool = False) -> dict[str, Any]:
     """Measure each server with each number of connections; with ``computing``, leave out those that wait."""
     bundle = bundle_of("vit_digits") if quick else bundle_of(MODEL)
-    rounds, seconds, levels = (1, 1.0, LEVELS[:2]) if quick else (5, 3.5, LEVELS)
+    rounds, seconds, levels = (1, 1.0, CONNECTIONS[:2]) if quick else (5, 3.5, CONNECTIONS)
     image = bombs.save(bombs.Image.effect_noise((640, 480), 64).convert("RGB"), "JPEG")
-    found: dict[tuple[str, int, bool], list[list[tuple[int, float]]]] = {}
+    found: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
     with contextlib.ExitStack() as stack:
         peers = stack.enter_context(local_cluster(bundle, {"a": "all", "b": "all"}))
         servers = {"ls-edge serve": stack.enter_context(http_server(peers.path, bundle))[1]}
@@ -74,16 +72,15 @@ def run(quick: bool, computing: bool = False) -> dict[str, Any]:
                 servers["FastAPI, slow"] = stack.enter_context(_fastapi(tiny, SLOW_MS * 8 / 1e3))
         for _, name in in_turn(list(servers), rounds):
             path = "/predict" if name.startswith("FastAPI") else f"/predict?budget_ms={BUDGET_S * 1e3:g}"
-            for count, patient in levels:
-                report_progress(f"{name}: {count} connections{'' if patient else ' that return immediately'}")
+            for count in levels:
+                report_progress(f"{name}: {count} connections")
                 wait_for(lambda: _is_idle(servers[name], path, image), f"idle {name}")  # noqa: B023 - called here
-                answers = asyncio.run(_load(servers[name], path, image, count, seconds, patient))
-                found.setdefault((name, count, patient), []).append(answers)
+                answers = asyncio.run(_load(servers[name], path, image, count, seconds))
+                found.setdefault((name, count), []).append(answers)
     rows = [
         {
             "server": name,
             "connections": count,
-            "wait": patient,
             "good_per_s": median(rates),
             "deviation": float(np.std(rates)),
             "rounds": len(rates),
@@ -92,7 +89,7 @@ def run(quick: bool, computing: bool = False) -> dict[str, Any]:
             "failed": sum(status not in (200, 503, 504) for answers in runs for status, _ in answers),
             "good_ms": ms([taken for answers in runs for status, taken in answers if _is_good(status, taken)] or [0.0]),
         }
-        for (name, count, patient), runs in found.items()
+        for (name, count), runs in found.items()
         for rates in [[sum(_is_good(*one) for one in answers) / seconds for answers in runs]]
     ]
     return {"model": bundle.name, "budget_ms": BUDGET_S * 1e3, "bar": BAR, "image_bytes": len(image), "rows": rows}
@@ -120,9 +117,7 @@ def _is_good(status: int, taken: float) -> bool:
     return status == 200 and taken <= BUDGET_S
 
 
-async def _load(
-    address: Address, path: str, image: bytes, count: int, seconds: float, patient: bool
-) -> list[tuple[int, float]]:
+async def _load(address: Address, path: str, image: bytes, count: int, seconds: float) -> list[tuple[int, float]]:
     """Return status and seconds of each answer that comes in the time, after an eighth of it to begin."""
     start = time.monotonic() + seconds / 8
     found: list[tuple[int, float]] = []
@@ -140,7 +135,7 @@ async def _load(
                     if time.monotonic() >= start:
                         found.append((int(header[9:12]), time.monotonic() - began))
                     _, is_told, told = header.partition(b"retry-after:")
-                    await asyncio.sleep(int(told.split(None, 1)[0]) if is_told and patient else 0)
+                    await asyncio.sleep(int(told.split(None, 1)[0]) if is_told else 0)
             found.append((0, 0.0))
 
     tasks = [asyncio.create_task(connection()) for _ in range(count)]
@@ -191,12 +186,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         best = max(one["good_per_s"] for one in document["rows"] if one["server"] == row["server"]) or 1.0
         share = row["good_per_s"] / best
         table.add_row(
-            *(
-                row["server"],
-                f"{row['connections']}{'' if row['wait'] else ', no wait'}",
-                f"{row['good_per_s']:.1f}",
-                f"{row['deviation']:.1f}",
-            ),
+            *(row["server"], str(row["connections"]), f"{row['good_per_s']:.1f}", f"{row['deviation']:.1f}"),
             *(f"{share:.2f}", str(row["refused"]), str(row["late"]), str(row["failed"])),
             f"{row['good_ms']['p50']:.0f}, {row['good_ms']['p90']:.0f}",
             f"bar {document['bar']}: {'holds' if share >= document['bar'] else 'missed'}",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import contextlib
-import functools
 import itertools
 import math
 import time
@@ -23,9 +21,8 @@ class Places:
 
     The request with the earliest deadline gets the next place. One that could not be answered by its deadline gets
     none: under a load beyond the capacity, the places would otherwise be taken by requests whose answers come too late.
-    Refusals are sent one for each request that leaves a place, at different times before their deadlines, and clients
-    are told to return one after the other: otherwise all that return take the processor from those in the queue, again
-    and again.
+    Clients that are refused are told to return one after the other: all of them at the same time would take the
+    processor from those in the queue, again and again.
     """
 
     def __init__(self, count: int, queue: int) -> None:
@@ -34,7 +31,6 @@ class Places:
         self.queue = queue
         self._waiting: list[tuple[float, int, asyncio.Future[bool]]] = []
         self._numbers, self._refusals = itertools.count(), itertools.cycle(range(max(1, queue)))
-        self._turns = asyncio.BoundedSemaphore(count)
         self._mean_s = self._deviation_s = 0.0
 
     @property
@@ -48,11 +44,10 @@ class Places:
             self._free -= 1
             return
         if len(self._waiting) >= self.queue:
-            number, left_s = next(self._refusals), deadline - time.monotonic()
-            retry_s = max(1, math.ceil((self.queue + number) * self._mean_s / self.count))
+            ahead = self.queue + next(self._refusals)
+            retry_s = max(1, math.ceil(ahead * self._mean_s / self.count))
             message = f"{self.count} images are being answered and {self.queue} wait, the limit; try again"
-            turn = functools.partial(self._wait_turn, left_s * (number + 1) / max(1, self.queue))
-            raise Refusal(503, message, {"Retry-After": f"{retry_s}"}, turn)
+            raise Refusal(503, message, {"Retry-After": f"{retry_s}"})
         place = asyncio.get_running_loop().create_future()
         entry = deadline, next(self._numbers), place
         bisect.insort(self._waiting, entry)
@@ -74,8 +69,6 @@ class Places:
             error = error if is_answered else min(error, self._mean_s)  # which may have another cause
             self._mean_s += error / _RECENT
             self._deviation_s += (abs(error) - self._deviation_s) / _RECENT
-        with contextlib.suppress(ValueError):  # nobody has been refused
-            self._turns.release()
         while self._waiting:
             deadline, _, place = self._waiting.pop(0)
             is_worth_it = deadline - time.monotonic() >= self._mean_s + _DEVIATIONS * self._deviation_s
@@ -83,8 +76,3 @@ class Places:
             if is_worth_it:
                 return
         self._free += 1
-
-    async def _wait_turn(self, seconds: float) -> None:
-        """Wait with a refusal until a request has left its place, but at most for some seconds."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._turns.acquire(), seconds)

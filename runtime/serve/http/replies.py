@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from aiohttp import web
 
@@ -15,19 +15,12 @@ HEADERS = {"Server": "ls-edge", "X-Content-Type-Options": "nosniff", "Cache-Cont
 
 
 class Refusal(Exception):
-    """Refusal of a request: a status, one line for the client, headers, and what is awaited before it is sent."""
+    """Refusal of a request: a status, one line for the client, and headers."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        headers: Mapping[str, str] | None = None,
-        turn: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers
-        self.turn = turn
 
     def response(self) -> web.Response:
         """Return the response, ``{"error": "one line"}``."""

@@ -145,8 +145,6 @@ class Router:
                 raise Refusal(405, f"the method is not allowed here; use {allow}", {"Allow": allow})
             return await route.handler(request, **parameters)
         except Refusal as refusal:
-            if refusal.turn is not None:
-                await refusal.turn()
             return refusal.response()
 
 

@@ -21,7 +21,9 @@ SCRIPT = """
 local file = assert(io.open(os.getenv("IMAGE"), "rb"))
 wrk.method, wrk.path, wrk.body = "POST", "/predict", file:read("*all")
 wrk.headers["Content-Type"] = "image/png"
+function delay() return 5 end
 """
+"""Each connection waits 5 ms between its requests, so that refusals do not take the cores of the peers."""
 
 
 def resident_mb(process):
@@ -111,8 +113,8 @@ def test_twice_the_capacity_while_peers_are_killed(tmp_path, bundle, ls_edge, wa
         counts = statuses(server)
         assert counts.keys() <= {"200", "503", "504", "499"}, counts  # 499: what wrk left open at its end
         assert counts.get("499", 0) <= 2 * CONCURRENCY + 10
-        assert counts["200"] > 0
-        assert counts["503"] > 0
+        assert counts["200"] > 1000, counts
+        assert counts["503"] > 100, counts
         first = max(mb for at, mb in memory if at < SECONDS / 3)
         last = max(mb for at, mb in memory if at > 2 * SECONDS / 3)
         assert last <= 1.05 * first + 2, memory

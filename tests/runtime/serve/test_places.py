@@ -177,39 +177,3 @@ def test_place_of_a_client_that_goes_away_is_free_again(is_given):
             await places.take(later(0.01))
 
     run(scenario())
-
-
-def test_refusals_are_sent_one_for_each_request_that_leaves():
-    """Clients that return immediately, whatever ``Retry-After`` says, would take the processor from the others."""
-
-    async def scenario():
-        places, sent = Places(2, 0), []
-
-        async def refused(name, deadline):
-            with pytest.raises(Refusal) as caught:
-                await places.take(deadline)
-            await caught.value.turn()
-            sent.append(name)
-
-        async def step():
-            for _ in range(10):
-                await asyncio.sleep(0)
-            return "".join(sent)
-
-        for _ in range(2):
-            await places.take(later(30))
-        tasks = [asyncio.ensure_future(refused(name, later(30))) for name in "abcde"]
-        assert await step() == "ab"
-        for expected in ("abc", "abcd"):
-            places.give_back()
-            await places.take(later(30))
-            assert await step() == expected
-        tasks[-1].cancel()
-        await refused("late", later(0.01))  # at its deadline
-        places.give_back()
-        places.give_back()
-        tasks = [asyncio.ensure_future(places.take(later(30))) for _ in range(2)]
-        await asyncio.gather(*tasks, *(refused(name, later(30)) for name in "xy"))
-        assert await step() == "abcdlatexy"
-
-    run(scenario())
