@@ -84,9 +84,10 @@ def test_the_blocks_of_a_fleet_change_in_the_order_of_apply(monkeypatch):
 
 def test_another_change_ends_the_change_of_a_fleet():
     """The plan knew of a peer with the wanted blocks, which another pusher has changed since."""
-    wanted = (("a", (0, 2)), ("b", (1,)))
-    steps = (("change", "a", (0, 2)), ("apply", *wanted), ("change", "a", (0, 1)), ("submit", "nearest", 1, 1, 1, 2.0))
-    play(Course(World(held={"a": (0, 1, 2), "b": (0, 1, 2)}, blocks=3), steps))
+    apply = ("apply", ("a", (0, 1, 3, 4)), ("b", (2, 4)))
+    changes = (("change", "b", (1,)), ("change", "a", (0, 1, 3, 4)), apply, ("change", "a", (0, 1, 2, 4)))
+    world = World(held={"a": (0, 1, 2, 3, 4), "b": (0, 1, 2, 3, 4)}, blocks=5)
+    play(Course(world, (*changes, ("submit", "sequential", 1, 1, 1, 2.0))))
 
 
 def test_the_search_says_what_it_did(capsys):
