@@ -26,7 +26,7 @@ WIDE = ("index.html", "architecture.html", "commands.html", "protocol.html", "py
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        ["make", "-s", "site", f"SITE={folder}"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        ["make", "-s", "site", f"SITE={folder}"], cwd=ROOT, capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -55,7 +55,7 @@ def test_links_that_lead_nowhere_fail_the_build(tmp_path):
     (tmp_path / "mkdocs.yml").write_text(f"site_name: x\nstrict: true\n{validation}\n")
     assert "\nstrict: true\n" in settings
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "mkdocs", "build"], cwd=tmp_path, capture_output=True, text=True, timeout=170
     )
     assert done.returncode != 0
     assert all(f"'{target}'" in done.stderr for target in ("#nowhere", "missing.md", "../training/no.py"))
