@@ -24,9 +24,9 @@ class Counting(FaultySimulation):
         self.states = Counter()
         super().__init__(*args, **named)
 
-    def _deliver(self, sender, to, event):
+    def _deliver(self, sender, to, event, size=0.0):
         self.states[sender, to] += isinstance(event, NeighborState)
-        super()._deliver(sender, to, event)
+        super()._deliver(sender, to, event, size)
 
 
 @pytest.fixture
