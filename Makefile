@@ -34,7 +34,7 @@ test: check ## all checks and the tests
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
 
 test-all: $(STAMP) ## the long tests and the benchmarks
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproject.toml allows
 	PYTHONWARNINGS=ignore $(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)
