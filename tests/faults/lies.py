@@ -99,6 +99,8 @@ def _out_of_bands(liar: Liar, event: Arrived) -> Sends:
     """Claim that its last block ran first: to each peer with the others remaining, to the owner with all done."""
     it = event.run.itinerary
     yield from _accept(liar, event)
+    if it.track is not None and not it.remaining:  # a finished track, which it keeps
+        return
     if it.track is not None:
         stray = next(
             block for block in liar.all_blocks if liar.bands.band_of(block) != liar.bands.band_of(it.remaining[0])
