@@ -15,8 +15,6 @@ from tests.faults.course import COURSE_LIES, KINDS, LIE_TEXTS, plan
 from tests.faults.lies import LIES
 from tests.faults.suite import ChaosResult, ChaosSettings, run_chaos
 
-# The peers' own descriptors are checked elsewhere; here a log of a restarted peer stayed open once in forty runs.
-pytestmark = pytest.mark.leaks_ok("the log of a peer that was restarted, for a reason that was not found")
 ROOT = Path(__file__).parents[3]
 PEERS = ("anna", "ben", "cleo", "dan")
 
