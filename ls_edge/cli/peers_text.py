@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import yaml
 
 from ls_edge.core.errors import ConfigError, UsageError
 from ls_edge.core.files import write_output
-from ls_edge.core.peers_file import load_peers
+from ls_edge.core.peers_file import load_peers, parse_peers
 from ls_edge.core.validation import parse_yaml, unknown_name
 
 
@@ -45,20 +44,16 @@ def without_entry(path: Path, name: str) -> str:
 
 def write_checked(path: Path, text: str) -> None:
     """Replace a file if the new text is a valid ``peers.yaml``; raise :class:`UsageError` otherwise."""
-    with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder) / path.name
-        draft.write_text(text, encoding="utf-8")
-        try:
-            load_peers(draft)
-        except ConfigError as error:
-            raise UsageError(f"not written: {str(error).replace(str(draft), str(path))}") from None
+    try:
+        parse_peers(text.encode(), path)
+    except ConfigError as error:
+        raise UsageError(f"not written: {error}") from None
     write_output(path, text)
 
 
 def _peers(path: Path) -> tuple[str, yaml.SequenceNode]:
     """Return the text of a valid file, and the node of its peers."""
-    load_peers(path)
-    text, top = parse_yaml(path)
+    text, top = parse_yaml(load_peers(path).raw, path)
     assert isinstance(top, yaml.MappingNode)
     peers = next(value for key, value in top.value if key.value == "peers")
     assert isinstance(peers, yaml.SequenceNode)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from ls_edge.core.errors import ConfigError, UsageError
 from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.core.text import parse_ranges
-from ls_edge.core.validation import SourceMap, load_yaml, parse_yaml, unknown_name
+from ls_edge.core.validation import SourceMap, load_yaml, parse_yaml, read_yaml, unknown_name
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
@@ -287,18 +287,15 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
                 raise self.error(peer, "codec", f"codec is {peer.codec!r}; it has to be one of {', '.join(known)}")
 
 
-def load_peers(path: str | Path, shown: Path | None = None) -> PeersFile:
-    """Read and check a ``peers.yaml``, which messages call ``shown`` later.
+def load_peers(path: str | Path) -> PeersFile:
+    """Read and check a ``peers.yaml``; raise :class:`ConfigError` with file, line and column."""
+    return parse_peers(read_yaml(Path(path)), Path(path))
 
-    Raise :class:`ConfigError` with file, line and column.
-    """
-    document, source_map = load_yaml(path, PeersDocument)
-    found = PeersFile(
-        **msgspec.structs.asdict(document),
-        path=shown or Path(path),
-        raw=Path(path).read_bytes(),
-        _source_map=source_map,
-    )
+
+def parse_peers(raw: bytes, path: Path) -> PeersFile:
+    """Check the content of a ``peers.yaml``, which messages call ``path``; raise :class:`ConfigError`."""
+    document, source_map = load_yaml(path, PeersDocument, raw)
+    found = PeersFile(**msgspec.structs.asdict(document), path=path, raw=raw, _source_map=source_map)
     for error in _contradictions(found, source_map):
         raise error
     return found
@@ -311,7 +308,7 @@ def place_of_key(path: str | Path, name: str) -> tuple[str, str]:
     there is no such entry.
     """
     path = Path(path)
-    text, top = parse_yaml(path)
+    text, top = parse_yaml(read_yaml(path), path)
     for kind in _values(top, "peers", "sources"):
         for entry in kind.value if isinstance(kind, yaml.SequenceNode) else ():
             for key, value in entry.value if isinstance(entry, yaml.MappingNode) else ():

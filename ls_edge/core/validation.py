@@ -259,16 +259,21 @@ class SourceMap:
         return ConfigError(message, path=self.path)
 
 
-def parse_yaml(path: Path) -> tuple[str, yaml.Node | None]:
-    """Return the text of a YAML file and its top node, None if it is empty; raise :class:`ConfigError`."""
+def read_yaml(path: Path) -> bytes:
+    """Return the content of a YAML file; raise :class:`ConfigError` if it cannot be read."""
     try:
-        text = read_file(path, MAX_BYTES).decode("utf-8").removeprefix("\ufeff")  # editors on Windows write it first
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"not UTF-8 text (byte {error.start}); save it as UTF-8", path=path) from None
+        return read_file(path, MAX_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}; check the path", path=path) from None
+
+
+def parse_yaml(raw: bytes, path: Path) -> tuple[str, yaml.Node | None]:
+    """Return the text of a YAML file and its top node, None if it is empty; raise :class:`ConfigError`."""
     try:
+        text = raw.decode("utf-8").removeprefix("\ufeff")  # editors on Windows write it first
         return text, yaml.compose(text, Loader=yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 text (byte {error.start}); save it as UTF-8", path=path) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         problem = f"not YAML: {_plainly(error.problem or error.context or '')}"
@@ -281,14 +286,14 @@ def parse_yaml(path: Path) -> tuple[str, yaml.Node | None]:
         raise ConfigError(f"deeper than {MAX_DEPTH} levels; simplify it", path=path) from None
 
 
-def load_yaml(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
-    """Read ``path`` as ``type_``; raise :class:`ConfigError` if that fails.
+def load_yaml(path: str | Path, type_: type[T], raw: bytes | None = None) -> tuple[T, SourceMap]:
+    """Read the file ``path``, or its content ``raw``, as ``type_``; raise :class:`ConfigError` if that fails.
 
     Types that msgspec does not know need a class method ``parse`` that raises ValueError.
     """
     path = Path(path)
     source_map = SourceMap(path)
-    _, node = parse_yaml(path)
+    _, node = parse_yaml(read_yaml(path) if raw is None else raw, path)
     plain = None if node is None else _plain(node, (), source_map)
     empty = plain is None
     plain = {} if empty else plain

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import time
 from collections.abc import Collection
 from pathlib import Path
 
 from ls_edge.core.errors import LinkError
-from ls_edge.core.peers_file import PeersFile, load_peers
+from ls_edge.core.peers_file import PeersFile, parse_peers
 from ls_edge.core.validation import MAX_BYTES
 from ls_edge.runtime.clients.session import Client, Session
 from ls_edge.runtime.protocol.messages import MAX_CHUNK, Chunk, Want
@@ -73,7 +72,4 @@ def running_file(peers: PeersFile, keys: KeyPair | None, owner: str) -> PeersFil
 
 def parsed_file(raw: bytes, version: int) -> PeersFile:
     """Parse an applied file; raise :class:`ConfigError` if it is not valid."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "peers.yaml"
-        path.write_bytes(raw)
-        return load_peers(path, Path(f"peers.yaml of version {version}"))
+    return parse_peers(raw, Path(f"peers.yaml of version {version}"))

@@ -31,7 +31,7 @@ import msgspec
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError
 from ls_edge.core.parts import part_name
-from ls_edge.core.peers_file import HeldParts, PeersFile, load_peers
+from ls_edge.core.peers_file import HeldParts, PeersFile, parse_peers
 from ls_edge.core.text import short_id
 from ls_edge.runtime.change.record import TRIAL_STARTS, AppliedFile, Before, StoreRecord
 from ls_edge.runtime.store.files import FileStore, digest_of, is_file
@@ -110,10 +110,11 @@ class Store(FileStore):
 
     def read_file(self, file: AppliedFile) -> PeersFile:
         """Return an applied ``peers.yaml``; raise :class:`BundleError` if it is damaged, or its own errors."""
-        path = self._files / file.digest
-        if not is_file(path, file.digest):
+        raw = self.read_raw(file.digest)
+        if hashlib.sha256(raw).hexdigest() != file.digest:
+            path = self._files / file.digest
             raise BundleError(f"the applied peers.yaml {path} is missing or damaged; run 'ls-edge apply' again")
-        return load_peers(path, Path(f"peers.yaml of version {file.version}"))
+        return parse_peers(raw, Path(f"peers.yaml of version {file.version}"))
 
     def accept(self, file: AppliedFile, present: bytes) -> None:
         """Accept the processes of a stored file in addition, until :meth:`end_change`.

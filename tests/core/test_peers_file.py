@@ -1,5 +1,7 @@
 """peers.yaml: reading, and mistakes with their line and column."""
 
+import os
+
 import pytest
 
 from ls_edge.core.errors import ConfigError
@@ -81,6 +83,17 @@ def test_the_smallest_file_gets_the_defaults(tmp_path):
     assert not file.insecure
     assert file.sources == ()
     assert (file.heartbeat.every_ms, file.heartbeat.timeout_ms) == (250, 1000)
+
+
+def test_a_file_is_read_once_so_that_content_and_entries_agree():
+    content = b"peers: [{name: a, address: 'tcp://127.0.0.1:5555', blocks: [0]}]"
+    read_end, write_end = os.pipe()
+    os.write(write_end, content)
+    os.close(write_end)
+    try:
+        assert load_peers(f"/dev/fd/{read_end}").raw == content
+    finally:
+        os.close(read_end)
 
 
 def test_keys_switch_curve_on_for_the_loopback_too(tmp_path):
