@@ -8,6 +8,9 @@ closes only its own side.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aiohttp import HttpVersion11, web
@@ -17,7 +20,7 @@ IDLE_S = 75.0
 RECEIVE_S = 60.0
 """Time for a client to send the header of a request, to send a body, or to read a response, in seconds."""
 HANDSHAKE_S = 10.0
-"""Time for a client to agree on TLS, in seconds; before that, its connection is not one of :class:`Connections`."""
+"""Time for a client to agree on TLS, in seconds."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LAST_S = 0.25
@@ -34,11 +37,11 @@ class Connections:
     idle_s: float = IDLE_S
     receive_s: float = RECEIVE_S
     handshake_s: float = HANDSHAKE_S
-    open: dict[Connection, None] = field(default_factory=dict)
+    open: dict[Connection | Handshake, None] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a connection ends."""
 
-    def add(self, connection: Connection) -> bool:
+    def add(self, connection: Connection | Handshake) -> bool:
         """Add a connection, in the place of an idle one if there are too many; return False if there is no place."""
         if len(self.open) >= self.most and (idle := next((one for one in self.open if one.is_idle), None)):
             idle.abort()
@@ -47,10 +50,59 @@ class Connections:
             self.open[connection] = None
         return has_place
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: Connection | Handshake) -> None:
         """Remove a connection that ends."""
         self.open.pop(connection, None)
         self.changed.set()
+
+
+class Handshake(asyncio.Protocol):
+    """Connection until its client has agreed on TLS; asyncio's own TLS server tells of it only after that."""
+
+    is_idle = True
+
+    def __init__(self, connect: Callable[[], Connection], connections: Connections, tls: ssl.SSLContext) -> None:
+        """Pass the connection on to that of ``connect``."""
+        self._connect, self._connections, self._tls = connect, connections, tls
+        self._early = b""
+        """Data that came with the end of the handshake."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection; close it if there are too many."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self._connections.add(self):
+            self._task = asyncio.create_task(self._agree())
+        else:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes."""
+        self._early += data
+
+    def abort(self) -> None:
+        """Close the connection immediately."""
+        self._connections.remove(self)
+        self._transport.abort()
+
+    end_after_requests = abort
+
+    async def _agree(self) -> None:
+        start_tls, seconds = asyncio.get_running_loop().start_tls, self._connections.handshake_s
+        transport = None
+        with contextlib.suppress(OSError):
+            transport = await start_tls(
+                self._transport, self, self._tls, server_side=True, ssl_handshake_timeout=seconds
+            )
+        if transport is None or self not in self._connections.open:  # the client or abort has ended it
+            self.abort()
+            return
+        self._connections.remove(self)
+        connection = self._connect()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        if self._early:
+            connection.data_received(self._early)
 
 
 class Connection(asyncio.Protocol):

@@ -17,7 +17,7 @@ from aiohttp import web
 from ls_edge.core.errors import UsageError
 from ls_edge.device.worker import introduce_thread
 from ls_edge.runtime.peer.cores import EngineCores
-from ls_edge.runtime.serve.http.connection import Connection, Connections
+from ls_edge.runtime.serve.http.connection import Connection, Connections, Handshake
 from ls_edge.runtime.serve.http.listener import url_of
 from ls_edge.runtime.serve.http.replies import HEADERS, Refusal
 
@@ -103,10 +103,9 @@ class HttpServer:
             access_log=silent, max_line_size=MAX_LINE, max_field_size=MAX_LINE, max_headers=MAX_HEADERS,
             auto_decompress=False,
         )  # fmt: skip
-        server = await self._loop.create_server(
-            lambda: Connection(http(), self._connections), sock=self._listener, ssl=self._tls,
-            ssl_handshake_timeout=self._connections.handshake_s if self._tls else None,
-        )  # fmt: skip
+        tls, connect = self._tls, lambda: Connection(http(), self._connections)
+        accept = connect if tls is None else lambda: Handshake(connect, self._connections, tls)
+        server = await self._loop.create_server(accept, sock=self._listener)
         await self._stopping.wait()
         server.close()
         for connection in list(self._connections.open):
@@ -114,6 +113,10 @@ class HttpServer:
         while self._connections.open:
             self._connections.changed.clear()
             await self._connections.changed.wait()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}  # of connections that were aborted
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Http(web.RequestHandler):

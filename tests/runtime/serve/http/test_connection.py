@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import ssl
 import threading
 
 import pytest
@@ -327,3 +328,21 @@ def test_connections_beyond_the_limit_are_closed_while_all_are_in_use(connect, h
     assert read_all(connect()) == b""
     held.release()
     assert all(read_all(connection).endswith(b"answer") for connection in busy)
+
+
+def test_clients_that_do_not_agree_on_tls_count_against_the_limit(serve_routes, certificate):
+    address = serve_routes([("GET", "/", quick)], tls=Certificate(*certificate), most=4)
+    context = ssl.create_default_context(cafile=certificate[0])
+    with contextlib.ExitStack() as stack:
+
+        def connect():
+            return stack.enter_context(socket.create_connection(address, timeout=30))
+
+        used = stack.enter_context(context.wrap_socket(connect(), server_hostname="localhost"))
+        silent = [connect() for _ in range(12)]
+        for connection in silent[:9]:
+            assert read_all(connection) == b""
+        with context.wrap_socket(connect(), server_hostname="localhost") as another:
+            another.sendall(GET % b"")
+            assert another.recv(1 << 16).endswith(b"answer")
+        assert read_all(used) == b""
