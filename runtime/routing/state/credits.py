@@ -84,7 +84,7 @@ class Credits:
 
         It may be the only way of sources to this process, so another peer must not hold all credits.
         """
-        return max(min(self.total, self.room(name)), self.limits.guaranteed - self.held_from.get(name, 0))
+        return max(0, min(self.total, self.room(name)), self.limits.guaranteed - self.held_from.get(name, 0))
 
     def guaranteed(self, source: str, now: float) -> int:
         """Return how many transfers of a linked source are accepted even if others hold all credits forever.

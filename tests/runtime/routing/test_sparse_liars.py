@@ -3,9 +3,10 @@
 import itertools
 import random
 
+import msgspec
 import pytest
 
-from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release
+from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release, State
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.events import Complete, Forward
 from ls_edge.runtime.routing.state.limits import Limits
@@ -217,3 +218,15 @@ def test_state_tells_a_relay_of_the_room_that_is_kept_for_it():
     rules = peer.machine.rules
     assert rules.state("relay").credits == rules.credits_for("relay") > 0
     assert not rules.state("other").credits
+
+
+def test_a_relay_that_has_more_than_its_share_is_told_of_no_credits():
+    """The number was negative, which makes the message malformed."""
+    peer = new_peer(limits=Limits().with_credits(4))
+    peer.meets("relay", [2, 3])
+    peer.hears_state("relay", reaches=("far",))
+    for number in range(4):
+        peer.gets("relay", run_of(transfer(number), source="far"))
+    peer.gets("laptop", run_of(transfer(4)))
+    state = peer.machine.rules.state("relay")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=State).credits == 0
