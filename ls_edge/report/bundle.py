@@ -36,13 +36,13 @@ def print_export(summary: dict[str, Any], console: Console) -> None:
 
 
 def speed_here(precision: str, *, has_gpu: bool, features: Collection[str]) -> str:
-    """Describe how well a precision suits this machine, and which one is faster."""
+    """Describe how well a precision suits this machine, and whether another one would be faster."""
     fast_int8 = next((name for name in _FAST_INT8 if name in features), "")
     for_cpu = f"int8 is faster on the CPU ({fast_int8})" if fast_int8 else "no precision is faster than fp32 on the CPU"
     if precision == "fp16":
         return "fast on the GPU" if has_gpu else f"fp16 is not faster than fp32; {for_cpu}"
     if precision == "int8":
-        slow = "the CPU has neither VNNI nor AMX, so compare with fp32 using ls-edge bench"
+        slow = "the CPU has neither VNNI nor AMX; compare it with fp32 using ls-edge bench"
         return f"fast on the CPU ({fast_int8})" if fast_int8 else slow
     return f"{'fp16 is faster on the GPU; ' if has_gpu else ''}{for_cpu}"
 

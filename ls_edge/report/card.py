@@ -23,9 +23,10 @@ def model_card(
     license_name: str | None,
     timm_problem: str | None,
 ) -> str:
-    """Return the card as Markdown; ``about`` has model and method, ``cost`` the cost of an image in words.
+    """Return the card as Markdown.
 
-    ``timm_problem`` is the reason why timm cannot load the plain model, empty if it can, and None for a bundle.
+    ``about`` contains the model and the method, ``cost`` descriptions of the cost of an image. ``timm_problem`` is the
+    reason why timm cannot load the plain model; it is empty if timm can, and None for a bundle.
     """
     is_bundle = timm_problem is None
     front = {

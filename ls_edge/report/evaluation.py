@@ -1,4 +1,4 @@
-"""Tables of the accuracy of models, for terminals."""
+"""Accuracy tables for terminals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def print_evaluation(result: Evaluation, console: Console) -> None:
 
 
 def _after(deviation: float | None, text: str) -> str:
-    """Return a text after the deviation, if there is one."""
+    """Return ``text``, preceded by the deviation unless it is None."""
     return ", ".join(filter(None, (plus_minus(deviation), text)))
 
 

@@ -1,11 +1,11 @@
 """Reports as self-contained HTML files.
 
-Charts are Vega-Lite specifications (:mod:`ls_edge.report.charts`) that the file draws with the Vega libraries that it
-contains. A content security policy allows these scripts by their digests and nothing else: no connection, and no code
-made from text, since Vega's interpreter runs the expressions. Jinja2 escapes everything from outside (names of images
-and peers, texts of errors). Long runs are binned, so a file stays below 3 MB for 100,000 requests.
+Charts are Vega-Lite specifications (:mod:`ls_edge.report.charts`), which the file draws with its own copy of the Vega
+libraries. A content security policy allows only these scripts, by their digests: no connections and no ``eval``, since
+Vega's interpreter runs the expressions. Jinja2 escapes all text from outside (names of images and peers, errors). Long
+runs are binned, so a file stays below 3 MB for 100,000 requests.
 
-Sections and their texts are in the templates, which call for charts and tables. Needs the extra ``report``.
+The templates contain the sections and their texts. Needs the extra ``report``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def write_report(
 ) -> None:
     """Write the report of one run; raise :class:`UsageError` if ``path`` cannot be written.
 
-    With the ``images`` of the run, it shows some that were answered wrong.
+    If ``images`` has the images of the run, the report shows some that were classified wrong.
     """
     data, wrong = RunData(summary, records, events, classes), wrong_images(records, images)
     write_output(path, render("report.html.j2", title=title, lede="", runs=[("", data)], wrong_images=wrong))
@@ -110,8 +110,9 @@ def write_side_by_side(
 ) -> None:
     """Write a page with a row for each document, and tables of pairs.
 
-    ``pairs`` are planned and measured values, ``apart`` plans and runs that differ, ``alone`` a fleet and one device;
-    ``answer`` says what they show, and ``values`` are name, value and text of the documents by quantity.
+    ``pairs`` compare planned with measured values, ``apart`` lists plans and runs that differ, and ``alone`` compares a
+    fleet with one device. ``answer`` is the conclusion. ``values`` has the name, value, and text of each document, by
+    quantity.
     """
     tables: dict[str, Any] = {"rows": rows, "pairs": pairs, "apart": apart, "alone": alone}
     tables |= {"answer": answer, "values": values}
@@ -128,7 +129,7 @@ class Figure(NamedTuple):
 
 
 def _settings(summary: RunSummary) -> dict[str, Any]:
-    """Return the settings of a run that are set."""
+    """Return the settings of a run that have a value."""
     settings = {
         "model": summary.model,
         "training method": summary.method,
@@ -143,11 +144,11 @@ def _settings(summary: RunSummary) -> dict[str, Any]:
 
 
 def render(template: str, *, scripts: Sequence[str] | None = None, **values: Any) -> str:
-    """Return the page of a template, by default with the scripts that draw charts."""
+    """Render a template as a page, by default with the scripts that draw charts."""
     count = 0
 
     def figure(chart: Chart, columns: int = 0, like: Sequence[Chart] = ()) -> Figure:
-        """Draw a chart; ``like`` are its counterparts for other models, with which it shares its y-axis."""
+        """Place a chart; it shares its y-axis with its counterparts ``like`` for other models."""
         nonlocal count
         count += 1
         spec = charts.with_shared_axis(charts.spec_of(chart), [charts.spec_of(one) for one in like])
@@ -162,7 +163,7 @@ def render(template: str, *, scripts: Sequence[str] | None = None, **values: Any
 
 @functools.cache
 def library() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed with their dependencies as one script, for Altair's Vega-Lite."""
+    """Return Vega, Vega-Lite, and Vega-Embed as one script, in the versions that match Altair."""
     import vl_convert
 
     bundle: Any = vl_convert.javascript_bundle  # its stub requires a snippet, which is optional
@@ -209,12 +210,12 @@ def environment() -> Environment:
 
 
 def _printable(value: Any) -> Any:
-    """Make text from outside printable; Jinja2 escapes it afterwards."""
+    """Make strings printable; Jinja2 escapes them afterwards."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _plain(value: Any) -> Any:
-    """Show a setting as a user would write it."""
+    """Return a setting as a user would write it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """Progress of a run, and of work in steps, on standard error.
 
-On a terminal, a few lines are redrawn several times per second; elsewhere a plain line is printed every few seconds and
-for each change of a peer. Methods may be called from any thread.
+On a terminal, a few lines are redrawn several times per second. Otherwise, a plain line is printed every few seconds
+and for each change of a peer. Methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RunProgress:
         self._states = dict.fromkeys((printable(name) for name in peers), PeerState.UNKNOWN)
         self._counts = Counter[str]()
         self._recent: deque[tuple[float, float | None]] = deque(maxlen=RECENT)
-        """End of recent requests, and the latency in ms of those with an answer."""
+        """End of each recent request, and its latency in ms, or None if it failed."""
         self._warning = self._note = ""
         self._begun = self._last_line = time.monotonic()
         self._live: Live | None = None
@@ -95,17 +95,17 @@ class RunProgress:
         greeting = state == PeerState.ALIVE and before == PeerState.UNKNOWN
         if before != state and not greeting:
             why = f" ({event.why})" if event.why else ""
-            # Since the start of the run, like the times in its report, not since the source was opened.
+            # Times count from the start of the run, as in its report, not from the opening of the source.
             at = time.monotonic() - self._begun
             self.note(f"{at:.2f} s: {name} {'is back' if state == PeerState.ALIVE else state}{why}")
 
     def note(self, text: str) -> None:
-        """Show a remark, such as the reason for waiting, until the next one; an empty string removes it."""
+        """Show a remark, such as the reason for a wait, until the next remark; an empty string removes it."""
         self._note = printable(text)
         self._print_line(self._note)
 
     def warn(self, text: str) -> None:
-        """Show a warning until the next one; an empty string removes it."""
+        """Show a warning until the next warning; an empty string removes it."""
         before, self._warning = self._warning, printable(text)
         if self._warning != before:
             self._print_line(self._warning)

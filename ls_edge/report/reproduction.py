@@ -1,4 +1,4 @@
-"""Table of a reproduced comparison: Markdown, LaTeX and CSV, with paired tests between its rows."""
+"""Tables of a reproduced comparison as Markdown, LaTeX, and CSV, with paired tests between rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ls_edge.core.files import write_output
 from ls_edge.evaluation.evaluate import Evaluation
-from ls_edge.evaluation.spread import deviation, holm, paired, plus_minus
+from ls_edge.evaluation.spread import Paired, deviation, holm, paired, plus_minus
 
 Cells = Sequence[Sequence[str]]
 QUANTITIES: dict[str, Callable[[Evaluation], float]] = {
@@ -43,16 +43,12 @@ class Measured(msgspec.Struct, frozen=True):
     n: int
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(Paired, frozen=True):
     """Paired t-test over the seeds of two rows; ``p_holm`` is corrected for all comparisons of this quantity."""
 
     quantity: str
     one: str
     other: str
-    difference: float
-    low: float
-    high: float
-    p: float
     p_holm: float
 
 
@@ -62,7 +58,7 @@ def measured(values: Sequence[float]) -> Measured:
 
 
 def quantities_of(row: Trained) -> dict[str, Measured]:
-    """Return every quantity of a row by its heading."""
+    """Return all quantities of a row by heading."""
     found = {name: measured([of(one) for one in row.seeds]) for name, of in QUANTITIES.items()}
     spreads = [one.arbitrary.top1_std for one in row.seeds if one.arbitrary.top1_std is not None]
     if spreads:
@@ -79,7 +75,7 @@ def quantities_of(row: Trained) -> dict[str, Measured]:
 
 
 def comparisons(rows: Sequence[Trained]) -> list[Comparison]:
-    """Compare all pairs of rows with the same data; none with fewer than two seeds."""
+    """Compare all pairs of rows that have the same data and at least two seeds."""
     found: list[Comparison] = []
     pairs = [(one, other) for one, other in itertools.combinations(rows, 2) if one.data == other.data]
     for name, of in QUANTITIES.items():
@@ -90,14 +86,14 @@ def comparisons(rows: Sequence[Trained]) -> list[Comparison]:
         ]
         corrected = holm([test.p for *_, test in tests])
         found += [
-            Comparison(name, one, other, test.difference, test.low, test.high, test.p, p)
+            Comparison(**msgspec.structs.asdict(test), quantity=name, one=one, other=other, p_holm=p)
             for (one, other, test), p in zip(tests, corrected, strict=True)
         ]
     return found
 
 
 def table(rows: Sequence[Trained]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells, a line per row of the plan."""
+    """Return headings and cells, with a line for each row of the plan."""
     quantities = [quantities_of(row) for row in rows]
     kept = [name for found in quantities for name in found if " kept" in name]
     by_number = sorted(dict.fromkeys(kept), key=lambda name: (name.endswith("order"), int(name.split()[0])))
@@ -118,7 +114,7 @@ def table(rows: Sequence[Trained]) -> tuple[list[str], list[list[str]]]:
 
 
 def comparison_table(found: Sequence[Comparison]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells, a line per comparison."""
+    """Return headings and cells, with a line for each comparison."""
     lines = [
         [
             one.quantity,
@@ -135,12 +131,12 @@ def comparison_table(found: Sequence[Comparison]) -> tuple[list[str], list[list[
 
 
 def tables(rows: Sequence[Trained], found: Sequence[Comparison]) -> list[tuple[list[str], list[list[str]]]]:
-    """Return the table of the rows, and that of their comparisons if there are any."""
+    """Return the table of the rows and, if there are comparisons, the table of these."""
     return [table(rows), comparison_table(found)] if found else [table(rows)]
 
 
 def write_tables(path: Path, about: Sequence[str], rows: Sequence[Trained], found: Sequence[Comparison]) -> None:
-    """Write the tables as ``.md``, ``.tex`` and ``.csv`` with the lines ``about`` them."""
+    """Write the tables as ``.md``, ``.tex``, and ``.csv``; the first two begin with the lines ``about``."""
     main, *pairs = tables(rows, found)
     text = "\n\n".join([*about, markdown(*main)])
     for one in pairs:
@@ -160,7 +156,7 @@ def markdown(headings: Sequence[str], lines: Cells) -> str:
 
 
 def latex(headings: Sequence[str], lines: Cells) -> str:
-    """Return a table in LaTeX, for the package booktabs."""
+    """Return a LaTeX table that needs the package booktabs."""
 
     def line(cells: Sequence[str]) -> str:
         return " & ".join(map(_escaped, cells)) + r" \\"
@@ -177,7 +173,7 @@ def _escaped(text: str) -> str:
 
 
 def comma_separated(rows: Sequence[Trained]) -> str:
-    """Return a line per row and quantity with mean, sample deviation and number of seeds, unrounded."""
+    """Return a line for each row and quantity: mean, sample deviation, and number of seeds, not rounded."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["row", "data", "blocks", "quantity", "mean", "std", "n", "tflop_per_seed", "hours_per_seed"])

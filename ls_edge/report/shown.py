@@ -19,7 +19,7 @@ class Shown:
         raise NotImplementedError
 
     def chart(self) -> str:
-        """Return an SVG for notebooks, empty if there is none; raise ImportError without the extra ``report``."""
+        """Return an SVG for notebooks, or an empty string; raise ImportError without the extra ``report``."""
         return ""
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from ls_edge.report.terminal import PlainTable, print_table
 
 
 def sweep_answer(document: SweepDocument) -> str:
-    """Return which combinations give the most and the fewest whole answers, and whether this may be chance."""
+    """Return a sentence about the combinations with the most and the fewest whole answers, and if it may be chance."""
 
     def said(cell: Cell) -> str:
         whole, values = cell.summary.whole_share, ", ".join(f"{key}={value}" for key, value in cell.values.items())
@@ -32,7 +32,7 @@ def sweep_answer(document: SweepDocument) -> str:
 
 
 def print_sweep(document: SweepDocument, console: Console) -> None:
-    """Print the answer, and a row for each combination."""
+    """Print the conclusion and a row for each combination."""
     console.print(sweep_answer(document))
     table = PlainTable.of(
         *(f">{key}" for key in document.sweep),
@@ -62,7 +62,7 @@ def print_sweep(document: SweepDocument, console: Console) -> None:
 
 
 def print_simulation(summary: SimulationSummary, console: Console) -> None:
-    """Print the answer, and the facts behind it."""
+    """Print the conclusion and the numbers behind it."""
     latency, losses = summary.latency_ms, summary.losses
     intervals, answered = summary.latency_intervals_ms, summary.answered_share
     times = {

@@ -32,21 +32,20 @@ def print_summary(
     summary: RunSummary,
     console: Console | None = None,
     *,
-    title: str = "",
     records: Sequence[RequestRecord] = (),
     classes: Sequence[str] = (),
 ) -> None:
-    """Print the tables of a run, by default to standard output, and a few of its ``records`` with class names."""
+    """Print the tables of a run and, if given, some of its ``records`` with class names."""
     console = console or open_console()
-    tables = [summary_table(summary, title=title), peers_table(summary)]
+    tables = [summary_table(summary), peers_table(summary)]
     for place, table in enumerate([*tables, answers_table(records, classes)] if records else tables):
         if place:
             console.print()
         print_table(table, console)
 
 
-def summary_table(summary: RunSummary, *, title: str = "") -> Table:
-    """Return a table of the answers, their accuracy and their speed."""
+def summary_table(summary: RunSummary) -> Table:
+    """Return a table of the answers, their accuracy, and their speed."""
     latency, hops, skips, tau = summary.latency_ms, summary.hops, summary.skips, summary.order_tau
     failed = Text(f"{summary.failed:,}", style="red" if summary.failed else "")
     if summary.errors:
@@ -85,7 +84,7 @@ def summary_table(summary: RunSummary, *, title: str = "") -> Table:
         left_out = f"; {audit.dropped + audit.waiting:,} left out" if audit.dropped + audit.waiting else ""
         text = f"{audit.audited:,} answers recomputed, {audit.mismatched:,} differ{left_out}"
         rows.append(("audit", Text(text, style="red" if audit.mismatched else "")))
-    return PlainTable.of_facts(rows, title)
+    return PlainTable.of_facts(rows)
 
 
 def peers_table(summary: RunSummary) -> Table:
@@ -102,7 +101,7 @@ def peers_table(summary: RunSummary) -> Table:
 
 
 def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> Table:
-    """Return image, predicted and true class of at most :data:`SHOWN_ANSWERS` requests, spread over ``records``."""
+    """Return the image and the predicted and true class of a few requests, spread evenly over ``records``."""
     table = PlainTable.of("image", "prediction", "truth", "")
     step = max(1, (len(records) - 1) // (SHOWN_ANSWERS - 1))
     for record in records[::step][:SHOWN_ANSWERS]:
@@ -116,10 +115,10 @@ def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> T
     return table
 
 
-def comparison_table(runs: Sequence[tuple[str, RunSummary]], *, title: str = "") -> Table:
+def comparison_table(runs: Sequence[tuple[str, RunSummary]]) -> Table:
     """Return a table with a row for each run."""
     numbers = (">accuracy", ">answered", ">degraded", ">failed", ">p50", ">p95", ">throughput")
-    table = PlainTable.of("run", *numbers, title=title)
+    table = PlainTable.of("run", *numbers)
     for name, run in runs:
         bad = run.top1 is not None and run.chance is not None and run.top1 < 3 * run.chance
         table.add_row(

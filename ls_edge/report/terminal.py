@@ -1,7 +1,8 @@
 """Consoles and tables for terminals.
 
-Names and paths contain brackets, so no text is markup; styled text is a :class:`rich.text.Text`. A table that is wider
-than the terminal is printed as a list with a line for each cell. In a file or pipe, a table is as wide as it needs.
+Names and paths may contain brackets, so strings are never parsed as markup; styled text is a
+:class:`rich.text.Text`. A table that is wider than the terminal is printed as a list with one line per cell. In files
+and pipes, tables are as wide as their content.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def open_console(*, stderr: bool = False, file: IO[str] | None = None) -> Consol
 
 
 class PlainTable(Table):
-    """Table with the common look; cells of type str are printable and not markup, and long words are folded."""
+    """Table in the style of ls-edge; strings are escaped and not parsed as markup, and long words are folded."""
 
     def __init__(self, title: str = "", **options: Any) -> None:
         look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "header_style": "dim"}
@@ -41,7 +42,7 @@ class PlainTable(Table):
     def of(
         cls, *headings: str, rows: Iterable[Sequence[RenderableType]] = (), title: str = "", **options: Any
     ) -> PlainTable:
-        """Return a table; a leading ``>`` in a heading makes a right-aligned column of numbers, never folded."""
+        """Return a table; a heading with a leading ``>`` makes a right-aligned column of numbers that never folds."""
         table = cls(title, **options)
         for heading in headings:
             name = heading.removeprefix(">")
@@ -51,9 +52,9 @@ class PlainTable(Table):
         return table
 
     @classmethod
-    def of_facts(cls, facts: Iterable[tuple[str, RenderableType]], title: str = "") -> PlainTable:
+    def of_facts(cls, facts: Iterable[tuple[str, RenderableType]]) -> PlainTable:
         """Return a table of names and their values, without headings."""
-        table = cls(title, show_header=False)
+        table = cls(show_header=False)
         table.add_column("", style="dim", no_wrap=True)
         table.add_column("")
         for fact in facts:
@@ -61,7 +62,7 @@ class PlainTable(Table):
         return table
 
     def add_column(self, header: RenderableType = "", *arguments: Any, **options: Any) -> None:
-        """Add a column that folds words that are too long, instead of truncating them."""
+        """Add a column that folds long words instead of truncating them."""
         super().add_column(header, *arguments, **{"overflow": "fold", **options})
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
@@ -70,7 +71,7 @@ class PlainTable(Table):
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table, or its rows as lists if the terminal is too narrow."""
+    """Print a table, or a list of its cells if the terminal is too narrow."""
     console = console or open_console()
     if not console.is_terminal:
         table.box = None
@@ -82,18 +83,18 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def fits(table: Table, console: Console) -> bool:
-    """Return whether a table fits into the width of the terminal."""
+    """Return whether a table fits the width of the terminal."""
     return Measurement.get(console, console.options.update(width=FILE_WIDTH), table).minimum <= console.width
 
 
 def as_list(table: Table) -> list[Text]:
-    """Return the cells of a table as lines ``heading: cell``, indented after the first of a row."""
+    """Return the cells of a table as lines ``heading: cell``; all but the first cell of a row are indented."""
     lines = [_text(table.title)] if table.title else []
     columns = [(_text(column.header).plain, [_text(cell) for cell in column.cells]) for column in table.columns]
     headed = table.show_header and any(header for header, _ in columns)
     for number in range(table.row_count):
         row = [(header if headed else "", cells[number]) for header, cells in columns]
-        if not headed and len(row) > 1:  # the first cell is the subject of the others
+        if not headed and len(row) > 1:  # the first cell names the others
             row = [(row[0][1].plain, row[1][1]), *row[2:]]
         shown = [(header, cell) for header, cell in row if cell.plain]
         for place, (header, cell) in enumerate(shown):
@@ -106,7 +107,7 @@ def _text(cell: RenderableType) -> Text:
 
 
 def print_times(title: str, found: BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
-    """Print the times of stem, blocks, and head, then the measured ones of ``wholes``."""
+    """Print the times of stem, blocks, and head, followed by the times in ``wholes`` that are not None."""
     table = PlainTable.of("", ">median ms", ">95 % ms", ">min ms", title=title, box=None)
     parts = {"stem": found.stem_ms, **{f"block {index}": one for index, one in enumerate(found.blocks_ms)}}
     for group in ({**parts, "head": found.head_ms}, wholes):

@@ -1,8 +1,8 @@
-"""Colors of charts and pages, in light and dark, and the Vega-Lite configuration that all charts share.
+"""Colors of charts and pages in light and dark mode, and the Vega-Lite configuration that all charts share.
 
-Data has Vega's color schemes: :data:`BLOCK_SCHEME` grows lighter from the first block to the last, so a trained order
-reads as a gradient and a shuffled one as a patchwork; :data:`CATEGORY_SCHEME` is for anything without an order. Paper,
-ink and states are CSS variables in charts, so one drawing is light or dark as the screen of its reader.
+Data uses Vega's color schemes: :data:`BLOCK_SCHEME` becomes lighter from the first block to the last, so a trained
+order looks like a gradient and a shuffled one like a patchwork; :data:`CATEGORY_SCHEME` is for data without an order.
+Background, text, and states are CSS variables, so the same drawing follows the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 
 Chart = Any
-"""Altair chart; its methods have no more exact type, and most of the package does not need Altair."""
+"""Altair chart. Altair declares no more exact type, and most of the package does not need Altair."""
 
 BLOCK_SCHEME: Final = "viridis"
 CATEGORY_SCHEME: Final = "tableau10"
@@ -27,7 +27,7 @@ STAGES = {
     "head": "classifier, on the source",
     "other": "not explained by any duration",
 }
-"""Stages of a request, with their meaning."""
+"""Stages of a request and their descriptions."""
 
 _COLORS = {
     "bg": ("#fcfcfa", "#14161a"),
@@ -42,7 +42,7 @@ _COLORS = {
     "bad": ("#b8401c", "#f08a66"),
     "shade": ("#f3ddd3", "#37251d"),
 }
-"""Colors by name, on light and on dark paper."""
+"""Colors by name, for light and dark mode."""
 
 FONT = 'Inter,system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue","Noto Sans","Liberation Sans",Arial,sans-serif'
 
@@ -63,9 +63,9 @@ STYLE = (
 
 
 def with_plain_colors(drawing: str) -> str:
-    """Replace the CSS variables of an SVG document, which not every program supports, by the colors on light paper.
+    """Replace the CSS variables of an SVG document by the light colors, since not every program supports variables.
 
-    A style sheet makes them dark on a dark screen.
+    A style sheet in the document selects the dark colors in dark mode.
     """
     used: set[tuple[str, str]] = set()
 

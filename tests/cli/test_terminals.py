@@ -150,7 +150,7 @@ def test_tables_of_a_run_fit_any_width(width):
     )
     for terminal in (True, False):
         out = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
-        print_summary(summary, out, title="[/odd]")
+        print_summary(summary, out)
         print_table(comparison_table([("one", summary)]), out)
         text = "".join(out.file.getvalue().split())
         for figure in ("3of3", "p507.2ms", "100.0%", "blocksrun", "6"):

@@ -33,9 +33,8 @@ def test_tables_go_to_standard_output(run_with_loss, capsys):
 
 def test_tables_on_a_terminal_have_color(run_with_loss):
     out = console(terminal=True)
-    print_summary(run_with_loss.summary, out, title="A run")
+    print_summary(run_with_loss.summary, out)
     assert "\x1b[" in written(out)
-    assert "A run" in written(out)
 
 
 def test_a_narrow_terminal_keeps_the_names_of_rows(run_with_loss):
@@ -62,7 +61,7 @@ def test_a_comparison_has_a_row_for_each_run(run_with_loss, simulated):
     out = console(terminal=False, width=140)
     bad = simulated(100, quality=0.1)
     runs = [("shuffled", run_with_loss.summary), ("unshuffled [red]", bad.summary)]
-    print_table(comparison_table(runs, title="Two models"), out)
+    print_table(comparison_table(runs), out)
     text = written(out)
     assert "unshuffled [red]" in text
     assert f"{100 * bad.summary.top1:.1f} %" in text

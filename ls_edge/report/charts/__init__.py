@@ -1,10 +1,9 @@
 """Charts of a report as Vega-Lite specifications (Altair), and as SVG files.
 
-Each function returns None if there is nothing to draw. Specifications are
-bounded: long runs are binned or sampled. Colors are Vega's schemes and CSS variables (:mod:`ls_edge.report.theme`).
-Needs the extra ``report``.
+Each function returns None if there is nothing to draw. The size of a specification is bounded: long runs are binned or
+sampled. Colors are Vega's schemes and CSS variables (:mod:`ls_edge.report.theme`). Needs the extra ``report``.
 
-Names and other texts from outside are data of a chart or string literals of an expression, and never markup.
+Names and other text from outside are data of a chart or string literals of an expression, never markup.
 """
 
 from ls_edge.report.charts.accuracy_charts import (

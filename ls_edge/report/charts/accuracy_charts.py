@@ -1,4 +1,4 @@
-"""Charts of accuracy: of runs with 95 % intervals, of blocks by slot, and of evaluations by order."""
+"""Accuracy charts of runs with 95 % intervals, of blocks by slot, and of evaluations by order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def accuracy_row(
     kind: str = "",
     paint: str = "accent",
 ) -> Row:
-    """Return a row of :func:`accuracy_chart`; its text has the number of ``labeled`` answers, if given."""
+    """Return a row of :func:`accuracy_chart`; its text includes the number of ``labeled`` answers, if given."""
     low, high = interval or (None, None)
     text = "no labels" if top1 is None else show_percent(top1) + ("" if labeled is None else f" of {labeled:,}")
     count = f"{answers:,}"
@@ -51,7 +51,7 @@ def accuracy_row(
 
 
 def accuracy_by_skips(data: RunData) -> Chart | None:
-    """Draw the accuracy of the answers by their number of skipped blocks."""
+    """Draw the accuracy of answers by number of skipped blocks."""
     rows = []
     for one in data.summary.accuracy_by_skips:
         name, paint = ("none", "accent") if one.skipped == 0 else (counted(one.skipped, "block"), "warn")
@@ -60,7 +60,7 @@ def accuracy_by_skips(data: RunData) -> Chart | None:
 
 
 def accuracy_by_class(data: RunData) -> Chart | None:
-    """Draw the accuracy of each class, the worst ones first; None for fewer than two classes with labels."""
+    """Draw the accuracy of each class, worst first; return None for fewer than two classes with labels."""
     found = by_class(data.records)
     names = distinct_labels([data.class_name(label) for label, _ in found], 42)[:MOST_CLASSES]
     rows = [
@@ -84,7 +84,7 @@ def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
 
 
 def slot_heatmap(data: RunData) -> Chart | None:
-    """Draw the number of times that each block ran in each slot or was skipped; None if nothing ran."""
+    """Draw the number of times that each block ran in each slot or was skipped; return None if no block ran."""
     counts, skipped = data.slots
     if not counts.any():
         return None
@@ -120,9 +120,10 @@ def check_figure(count: int) -> None:
 def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     """Draw the accuracy of training methods by order of the blocks, and by the number of kept blocks.
 
-    Counterparts of Figure 1 (b) and (c) of arXiv 2407.04513. On the left, the accuracy of each method in trained order
-    and its mean in random order, with a line of one sample deviation on both sides. On the right, the accuracy with
-    fewer blocks, solid in random order and dashed in trained order. Raises :class:`UsageError` as :func:`check_figure`.
+    The charts correspond to Figure 1 (b) and (c) of arXiv 2407.04513. On the left: the accuracy of each method in
+    trained order and its mean in random order, with a line of one sample deviation to each side. On the right: the
+    accuracy with fewer blocks, solid in random order and dashed in trained order. Raise :class:`UsageError` as
+    :func:`check_figure` does.
     """
     check_figure(len(evaluations))
     methods = [str(item.settings.get("method", "")) for item in evaluations]
@@ -206,7 +207,7 @@ def _band(mean: float, deviation: float | None) -> Row:
 
 
 def _measured(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return images and data set, and the number of orders and models, in lines that fit over a narrow chart."""
+    """Return the images, data set, number of orders, and number of models in lines that fit above a narrow chart."""
     found = {
         (
             f"{counted(item.images, 'image')} of {shorten(printable(item.settings.get('data', 'unknown data')), 40)},",
@@ -219,10 +220,10 @@ def _measured(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
-    """Draw the mean accuracy in random order by the number of allowed orders, with one standard deviation.
+    """Draw the mean accuracy in random order by number of allowed orders, with one standard deviation.
 
-    A filled point is within the model's own bands, a hollow one beyond them; a dashed line joins the windows. Raises
-    :class:`UsageError` as :func:`check_figure`, and for evaluations without ``freedom``.
+    Filled points are within the model's own bands, hollow points beyond them; a dashed line joins the windows. Raise
+    :class:`UsageError` as :func:`check_figure` does, and for an evaluation without ``freedom``.
     """
     check_figure(len(evaluations))
     for item in evaluations:
@@ -290,7 +291,7 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
 
 
 def _ladders(bands: Bands, between: Collection[Bands]) -> list[str]:
-    """Return the lines that a step belongs to; both begin at a fixed order, and the windows end with the ends alone."""
+    """Return the lines that a step belongs to; both start at a fixed order, and windows end at fixed ends."""
     last = bands.num_blocks - 1
     if bands in between:
         return ["windows"]
@@ -298,7 +299,7 @@ def _ladders(bands: Bands, between: Collection[Bands]) -> list[str]:
 
 
 def labels_apart(shares: Sequence[float], height: float) -> list[float]:
-    """Return offsets that move labels at these fractions of ``height`` down until they do not touch."""
+    """Return offsets that move labels at these fractions of ``height`` down until none overlap."""
     moves = [0.0] * len(shares)
     at = -1e9
     for index in sorted(range(len(shares)), key=lambda index: -shares[index]):

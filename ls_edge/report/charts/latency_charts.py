@@ -1,4 +1,4 @@
-"""Charts of the latency of answers over time, and of a simulated fleet."""
+"""Charts of latency, of outcomes over time, and of compared values."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from ls_edge.report.theme import Chart, color
 _HEIGHT = 260
 MOST_LABELS = 8
 FAR = 4.0
-"""Times the 95th percentile: with a later answer, a histogram would show all others in a few bars."""
+"""Multiple of the 95th percentile beyond which a latency would squeeze all others into a few bars."""
 
 
 def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
-    """Draw the median latency of several runs, with a line to the 95th percentile and a thin one to the largest."""
+    """Draw the median latency of runs, with a thick line to the 95th percentile and a thin line to the maximum."""
     found = [(name, run.latency_ms) for name, run in runs if run.latency_ms.p50 is not None]
     if not found:
         return None
@@ -81,9 +81,9 @@ def compared_values(quantity: str, rows: Sequence[tuple[str, float, str]]) -> Ch
 
 
 def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
-    """Draw a histogram of latencies in ms, their cumulative fraction, and the median, 95th and 99th percentile.
+    """Draw a histogram of latencies in ms, their cumulative fraction, and the median, 95th, and 99th percentile.
 
-    A few answers far above the others are named, not drawn: the others would share one bar.
+    Outliers are counted but not drawn; otherwise, all other answers would share one bar.
     """
     if not values.size:
         return None
@@ -124,7 +124,7 @@ def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
 
 
 def _cumulative(values: Floats, most: float, scale: alt.Scale, x: alt.X) -> Chart:
-    """Draw the cumulative fraction of the answers, of which ``values`` are the fraction ``most``."""
+    """Draw the cumulative fraction of all answers; ``values`` are the fraction ``most`` of these."""
     low, high = scale.domain
     order = np.sort(values)[np.linspace(0, len(values) - 1, min(len(values), 160)).astype(int)]
     steps = [row_of(at=low, share=0.0)]
@@ -136,9 +136,9 @@ def _cumulative(values: Floats, most: float, scale: alt.Scale, x: alt.X) -> Char
 
 
 def _quantile_marks(quantiles: Quantiles, x: alt.X, high: float) -> list[Chart]:
-    """Draw the median, 95th and 99th percentile, with each label in its own row, so that labels do not touch.
+    """Draw the median, 95th, and 99th percentile, with labels in different rows, so that they do not overlap.
 
-    One that is above ``high`` is at the right end, with an arrow.
+    A percentile above ``high`` is drawn at the right end, with an arrow.
     """
     found = {"p50": quantiles.p50 or 0.0, "p95": quantiles.p95 or 0.0, "p99": quantiles.p99 or 0.0}
     rows = [
@@ -151,9 +151,9 @@ def _quantile_marks(quantiles: Quantiles, x: alt.X, high: float) -> list[Chart]:
 
 
 def latency_over_time(data: RunData) -> Chart | None:
-    """Draw the latency of each answer by the time of its submission, and the changes of the peers.
+    """Draw the latency of each answer by time of submission, and the changes of peers.
 
-    Above :data:`MOST_POINTS` answers, draw the median, 95th percentile and range of equal bins of time.
+    With more than :data:`MOST_POINTS` answers, draw the median, 95th percentile, and range in bins of equal length.
     """
     if not data.records:
         return None
@@ -180,7 +180,7 @@ def latency_over_time(data: RunData) -> Chart | None:
     layers = away_layer(away, x=x, x2=alt.X2("to:Q"))
 
     def mark(records: Sequence[RequestRecord], **look: Any) -> None:
-        """Draw each request as a point; an empty layer would have scales without an extent."""
+        """Draw each request as a point, unless there are none: an empty layer has scales without an extent."""
         if records:
             rows = [
                 row_of(t=r.submitted_us / 1e6, ms=r.latency_us / 1e3, request=r.id, image=shorten(r.image, 40))
@@ -211,7 +211,7 @@ def latency_over_time(data: RunData) -> Chart | None:
 
 
 def _changes(events: Sequence[PeerEvent], x: alt.X) -> list[alt.Chart]:
-    """Draw the changes of the peers, with labels if there are few."""
+    """Draw the changes of peers, with labels if there are few."""
     if not events:
         return []
     kinds = {PeerState.LOST: "lost", PeerState.ALIVE: "back"}
@@ -274,7 +274,7 @@ def _bands(data: RunData, x: alt.X, scale: alt.Scale) -> list[alt.Chart]:
 
 
 def _latency_scale(values: Floats, *, from_zero: bool = True, room: float = 1.05) -> alt.Scale:
-    """Return a scale up to ``room`` times the largest value; logarithmic if that is far above the median."""
+    """Return a scale up to ``room`` times the largest value; it is logarithmic if that is far above the median."""
     low, high, middle = float(values.min()), float(values.max()), float(np.median(values))
     if low > 0 and high > 5 * middle:
         return alt.Scale(type="log", domain=[low / 1.12, high * max(room, 1.12)], nice=False)
@@ -289,7 +289,7 @@ _STATES = ((WHOLE, "answered whole", "accent"), (DEGRADED, "degraded", "warn"), 
 
 
 def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
-    """Draw the requests that ended in each bin of simulated time by outcome, above the fraction of devices up."""
+    """Draw the outcomes of requests in bins of simulated time and, below, the fraction of devices that are up."""
     last = max(outcome.seconds for outcome in outcomes)
     edges = np.linspace(0.0, last or 1.0, _BINS + 1)
     ended = np.concatenate([outcome.submitted_s + outcome.latency_s for outcome in outcomes])
@@ -347,7 +347,7 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
 
 
 def _up_shares(outcomes: Sequence[SiteOutcome], edges: Floats) -> Floats:
-    """Return the fraction of devices up at the start of each bin, over the sites that still have requests."""
+    """Return the fraction of devices that are up at the start of each bin, for sites that still have requests."""
     up, used = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
     for outcome in outcomes:
         running = edges[:-1] <= outcome.seconds

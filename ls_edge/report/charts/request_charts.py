@@ -1,4 +1,4 @@
-"""Charts of the time that answers, hops and visits spend in each stage, and of single requests."""
+"""Charts of the time that answers, hops, and visits spend in each stage, and of single requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_ROWS = 24
 
 
 def stage_breakdown(data: RunData) -> Chart | None:
-    """Draw stacked bars of mean milliseconds by stage, of a request, of each hop and of each holder."""
+    """Draw stacked bars of mean milliseconds by stage for a request, each hop, and each holder."""
     groups = data.stage_means
     if not groups:
         return None
@@ -40,7 +40,7 @@ def stage_breakdown(data: RunData) -> Chart | None:
 
 
 def stage_comparison(runs: Sequence[tuple[str, RunData]]) -> Chart | None:
-    """Draw stacked bars of mean milliseconds by stage of an answer, for each run that recorded them."""
+    """Draw stacked bars of mean milliseconds by stage for each run that recorded them."""
     found = [(name, data.stage_means[0]) for name, data in runs if data.stage_means]
     rows = [StageMeans("All answers", name, mean.number, mean.means) for name, mean in found]
     described = "; ".join(f"{row.name}: {show_ms(sum(row.means.values()))}" for row in rows)
@@ -90,7 +90,7 @@ def _stage_chart(groups: Sequence[StageMeans], described: str) -> Chart:
 
 
 def _stage_rows(groups: Sequence[StageMeans]) -> tuple[list[str], list[bool], list[Row], list[Row]]:
-    """Return the labels of all lines, whether they are headings, and the bars with their totals."""
+    """Return the label of each line, whether it is a heading, the bars, and their totals."""
     labels: list[str] = []
     heads: list[bool] = []
     bars: list[Row] = []
@@ -123,10 +123,10 @@ def _stage_rows(groups: Sequence[StageMeans]) -> tuple[list[str], list[bool], li
 
 
 def request_timelines(data: RunData) -> list[tuple[str, str, Chart]]:
-    """Return a few requests worth a look: the reason, a short description, and a chart of holders and blocks over time.
+    """Return the reason, a short description, and a chart over time for each of a few notable requests.
 
-    A request whose blocks ran in sequence is one bar. If holders worked in parallel, each has a row; a dark line
-    follows what the answer waited for, and everything else is paler.
+    A request whose blocks ran in sequence is one bar. If holders worked in parallel, each has a row, a dark line
+    follows the critical path, and all other work is paler.
     """
     longest = max((record.latency_us for _, record in data.chosen), default=0)
     return [
@@ -201,7 +201,7 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
 def _span_layers(
     rows: list[Row], num_blocks: int, bar: dict[str, Any], place: dict[str, Any], *, legend: bool
 ) -> list[alt.Chart]:
-    """Draw stages, blocks, and tracks that did not return; ``place`` is the middle of a ``bar``."""
+    """Draw stages, blocks, and tracks that did not return; ``place`` encodes the middle of a ``bar``."""
     tips = [
         alt.Tooltip("what:N"),
         alt.Tooltip("holder:N"),
@@ -255,7 +255,7 @@ def _stage_row(span: Span, record: RequestRecord, laid: RequestIntervals) -> Row
 
 
 def _first_blocks(blocks: Sequence[Row], limit_ms: float) -> list[Row]:
-    """Return the first block of each visit with its holder, and the fraction of the width that its name can use."""
+    """Return the first block of each visit with its holder and the fraction of the width available for its name."""
     firsts = [
         row
         for before, row in zip([None, *blocks], blocks, strict=False)
@@ -269,7 +269,7 @@ def _first_blocks(blocks: Sequence[Row], limit_ms: float) -> list[Row]:
 
 
 def _critical_path(spans: Sequence[Span], record: RequestRecord) -> list[Row]:
-    """Return a line from row to row below the bars that the answer waited for."""
+    """Return the points of a line below the critical bars."""
     points: list[Row] = []
     for span in sorted((span for span in spans if span.critical), key=lambda span: span.start):
         for at in (span.start, span.end):

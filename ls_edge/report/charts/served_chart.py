@@ -1,4 +1,4 @@
-"""Chart of the blocks that each holder served over time: an overview, and the detail of a brushed part."""
+"""Chart of the blocks that each holder served over time: an overview and a selectable detail."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MOST_CELLS = 2000
 """Maximum bins by peer and block in the overview: about 130 KB of a page."""
 
 FIRST_LOOK = 140
-"""Block executions that the detail shows at first; more would be too thin to read."""
+"""Block executions in the initial detail; with more, they are too narrow to read."""
 
 
 def served(data: RunData, *, most: int = MOST_SPANS) -> Chart | None:
-    """Draw a lane for each peer: the fraction of time that its engine ran each block, and every block of a part.
+    """Draw a lane for each peer: an overview of the time that its engine ran each block, and single executions.
 
-    The brush of the overview selects the part that the detail shows. The detail holds at most ``most`` runs of a block,
-    those around the first loss of a peer (:func:`served_window`).
+    The brush in the overview selects the part that the detail shows. The detail contains at most ``most`` block
+    executions, those around the first loss of a peer (:func:`served_window`).
     """
     engines, lanes = data.engines, shown_lanes(data)
     if not len(engines) or not lanes:
@@ -100,7 +100,7 @@ def _overview(data: RunData, lanes: Sequence[int], y: alt.Y, domain: Sequence[fl
 
 
 def _detail(data: RunData, lanes: Sequence[int], kept: Window, y: alt.Y, scale: alt.Scale) -> list[alt.Chart]:
-    """Draw every block execution in a part of the run, with its number if there is room."""
+    """Draw every block execution in a part of the run, with the block's number if there is room."""
     runs = chart_of(_span_rows(data, lanes, kept))
     wide = "scale('detail_x', datum.to) - scale('detail_x', datum.t)"
     tips = [
@@ -133,16 +133,16 @@ def _detail(data: RunData, lanes: Sequence[int], kept: Window, y: alt.Y, scale: 
 
 
 def served_window(data: RunData) -> Window:
-    """Return the part of a run that the detail of :func:`served` holds."""
+    """Return the part of a run that the detail of :func:`served` contains."""
     return pick_window(data, MOST_SPANS)
 
 
 _GAP = 0.2
-"""Fraction of the height of a lane that stays free below it."""
+"""Fraction of a lane's height that remains empty below it."""
 
 
 def away_layer(away: list[Row], **encoding: Any) -> list[alt.Chart]:
-    """Return a layer that shades the times of lost peers; no layer without such times, since scales need an extent."""
+    """Return a layer that shades the times of lost peers, or no layer: without data, its scales have no extent."""
     tips = [alt.Tooltip("peer:N", title="lost"), tooltip_of("t", "from, s"), tooltip_of("to", "to, s")]
     return [chart_of(away).mark_rect(color=color("shade"), clip=True).encode(tooltip=tips, **encoding)] if away else []
 
@@ -157,7 +157,7 @@ def _lanes_ground(grounds: list[Row], away: list[Row], y: alt.Y, domain: Any) ->
 
 
 def _lane_axis(names: Sequence[str], below: Sequence[str]) -> alt.Y:
-    """Return an axis of lanes, with a line below each name."""
+    """Return an axis of lanes, with a line of text below each name."""
     both = [[name, under] for name, under in zip(names, below, strict=True)]
     look = {"labelLineHeight": 14, "labelBaseline": "bottom", "labelOffset": 3}
     axis = lanes_axis(both, (1 - _GAP) / 2, 92, 128, **look)

@@ -1,7 +1,7 @@
-"""Parts shared by charts: Vega-Lite specifications and their SVG, rows of data, scales and labels.
+"""Common elements of charts: Vega-Lite specifications and their SVG, rows of data, scales, and labels.
 
-Encodings are objects such as ``alt.Text`` and ``alt.OpacityValue``: Altair takes 16 ms to convert each string, and each
-dictionary of ``alt.value`` or ``alt.condition``.
+Encodings are objects such as ``alt.Text`` and ``alt.OpacityValue``, because Altair takes 16 ms to convert each string
+and each dictionary from ``alt.value`` or ``alt.condition``.
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
 """Version of Vega-Lite that Altair writes."""
 
 MOST_POINTS = 1200
-"""Maximum answers drawn as points; longer runs are drawn as quantiles over time, to keep pages small and fast."""
+"""Maximum number of answers drawn as points; longer runs show quantiles over time, to keep pages small and fast."""
 
 MOST_MARKS = 200
-"""Maximum degraded requests, failed requests or events that are drawn."""
+"""Maximum number of degraded requests, of failed requests, and of events that are drawn."""
 
 MOST_TEXTS = 12
-"""Maximum rows of a grid whose cells have text."""
+"""Maximum number of rows in a grid whose cells have text."""
 
 
 def percent_axis(**properties: Any) -> alt.Axis:
-    """Return an axis of fractions that prints them as :func:`ls_edge.core.text.show_percent`, without decimals."""
+    """Return an axis that shows fractions as :func:`ls_edge.core.text.show_percent` does, without decimals."""
     return alt.Axis(labelExpr="format(100 * datum.value, '.0f') + ' %'", **{"grid": True, **properties})
 
 
 PERCENT = percent_axis(values=[0, 0.25, 0.5, 0.75, 1])
 
 ZOOM = "wheel![event.shiftKey]"
-"""Wheel event for zooming; without the shift key the wheel scrolls the page."""
+"""Wheel event for zooming; without the shift key, the wheel scrolls the page."""
 
 
 def spec_of(chart: Chart) -> dict[str, Any]:
-    """Return the specification of a chart with the shared configuration, checked by Altair's schema."""
+    """Return the specification of a chart with the common configuration, validated by Altair's schema."""
     spec: dict[str, Any] = chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding")).to_dict()
     if "vconcat" in spec or "hconcat" in spec:
-        del spec["autosize"]  # the parts have widths of their own
+        del spec["autosize"]  # the concatenated charts have their own widths
     rows = {name: json.loads(text) for name, text in spec.pop("datasets").items()}
     return {**spec, "datasets": rows, "config": CHART_CONFIG}
 
 
 def block_color(num_blocks: int, *, legend: bool = False, field: str = "block") -> alt.Color:
-    """Return the color of a block by its number, or of a slot by another ``field``."""
+    """Return the color of a block by number, or of a slot if ``field`` is another one."""
     scale = alt.Scale(domain=list(range(num_blocks)), scheme=alt.SchemeParams(BLOCK_SCHEME, extent=[0.15, 1]))
     return alt.Color(f"{field}:O", title=field, scale=scale, legend=wide_legend(12, 6) if legend else None)
 
 
 def wide_legend(columns: int = 8, narrow: int = 3) -> alt.Legend:
-    """Return a legend of this many columns, or ``narrow`` columns if the chart is narrow."""
+    """Return a legend with ``columns``, or with ``narrow`` columns if the chart is narrow."""
     return alt.Legend(columns=expression(f"narrow ? {narrow} : {columns}"), labelLimit=0, symbolOpacity=1)
 
 
 def block_ink(num_blocks: int) -> alt.ColorValue:
-    """Return the color of text on :func:`block_color`: the first blocks are dark."""
+    """Return the color of text on :func:`block_color`: white on the first blocks, which are dark, else black."""
     return alt.ColorValue("black", condition={"test": f"datum.block < {0.5 * num_blocks}", "value": "white"})
 
 
@@ -88,9 +88,9 @@ def category_color(field: str, names: Sequence[str], *, legend: alt.Legend | Non
 
 
 def lanes_axis(labels: Sequence[str | list[str]], middle: float, narrow: int, wide: int, **look: Any) -> alt.Axis:
-    """Return an axis of lanes of height 1 with a label, or lines of one, at the ``middle`` of each.
+    """Return an axis of lanes of height 1 with a label of one or more lines at the ``middle`` of each lane.
 
-    It takes ``wide`` pixels, or ``narrow`` ones if the chart is narrow.
+    The axis is ``wide`` pixels wide, or ``narrow`` pixels if the chart is narrow.
     """
     extent = expression(f"narrow ? {narrow} : {wide}")
     return alt.Axis(
@@ -110,15 +110,15 @@ def title_with_text(text: str, *below: str) -> alt.TitleParams:
     return alt.TitleParams(text, subtitle=list(below), subtitleColor=color("soft"), subtitleFontSize=11)
 
 
-def svg_of(chart: Chart, width: int = 880) -> str:
-    """Return the chart as an SVG document with a background, light or dark as the screen."""
+def svg_of(chart: Chart) -> str:
+    """Return the chart as an SVG document with a background, which follows light and dark mode."""
     import vl_convert
 
     spec = with_parameters(spec_of(chart), narrow=False)
     padding = {"left": 32, "right": 24, "top": 20, "bottom": 16}
     spec["config"] = {**spec["config"], "background": color("bg"), "padding": padding}
     if spec.get("width") == "container":
-        spec["width"] = width
+        spec["width"] = 880
     drawing: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
     return f"{with_plain_colors(drawing)}\n"
 
@@ -131,12 +131,12 @@ def write_svg(path: str | Path, chart: Chart | None) -> None:
 
 
 def with_parameters(spec: dict[str, Any], *, narrow: bool) -> dict[str, Any]:
-    """Add the parameter ``narrow``, which pages set if a chart has less than 520 pixels."""
+    """Add the parameter ``narrow``, which pages set for charts of less than 520 pixels."""
     return {**spec, "params": [{"name": "narrow", "value": narrow}, *spec.get("params", [])]}
 
 
 def with_shared_axis(spec: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Give the y-axis of a chart the domain of all ``others`` of its kind, unless it has one or several axes."""
+    """Extend the y-axis of a chart to the values of all ``others`` of its kind, unless its domain is already set."""
     found = [_axis_of(one) for one in (spec, *others)]
     if not others or not all(axis for axis, _ in found) or len(found[0][0]) == 0:
         return spec
@@ -151,7 +151,7 @@ def with_shared_axis(spec: dict[str, Any], others: Sequence[dict[str, Any]]) -> 
 
 
 def _axis_of(spec: dict[str, Any], rows: Sequence[Row] = ()) -> tuple[list[dict[str, Any]], list[float]]:
-    """Return the definitions of a chart's numeric y-axis, and its values; nothing if charts are next to one another."""
+    """Return the definitions of a chart's numeric y-axis and its values; both are empty for concatenated charts."""
     if "resolve" in spec or any(key.endswith("concat") for key in spec):
         return [], []
     if "values" in (data := spec.get("data") or {}):
@@ -169,13 +169,13 @@ def _axis_of(spec: dict[str, Any], rows: Sequence[Row] = ()) -> tuple[list[dict[
 
 
 def chart_of(rows: list[Row]) -> Chart:
-    """Return a chart of rows, as one text: Altair copies a chart and everything in it at every step."""
+    """Return a chart of rows, which are stored as one string, because Altair deep-copies a chart at every step."""
     text = json.dumps(rows, allow_nan=False)
     return alt.Chart(alt.InlineData(values=text, format=alt.JsonDataFormat(type="json")))
 
 
 def row_of(*, digits: int = 4, **values: Any) -> Row:
-    """Return a row of data with plain numbers, rounded to keep pages small."""
+    """Return a row of data with plain numbers, rounded so that pages stay small."""
     return {
         name: round(float(value), digits) if isinstance(value, (float, np.floating)) else value
         for name, value in values.items()
@@ -191,10 +191,10 @@ def tooltip_of(field: str, title: str) -> alt.Tooltip:
 
 
 def label(chart: Chart, field: str, *, y: str, turn: float, dx: int, bold: bool = True) -> Chart:
-    """Return labels of points at height ``y``; points beyond the fraction ``turn`` of the width have them on the left.
+    """Return labels of points at height ``y``, on the left of points beyond the fraction ``turn`` of the width.
 
-    ``field`` is the x field. ``bold`` labels also have the color of headings. A rim in the color of the paper keeps
-    text legible over lines.
+    ``field`` is the field on the x-axis. Labels that are ``bold`` have the color of headings. An outline in the
+    background color keeps text legible over lines.
     """
     right = f"scale('x', datum.{field}) < {turn} * width"
     mark: dict[str, Any] = {
@@ -208,7 +208,7 @@ def label(chart: Chart, field: str, *, y: str, turn: float, dx: int, bold: bool 
 
 
 def lookup_expression(values: Sequence[Any], index: str) -> str:
-    """Return an expression for one of ``values``; texts become string literals."""
+    """Return a Vega expression for one of ``values``; strings become string literals."""
     return f"{json.dumps(list(values))}[{index}]"
 
 
@@ -219,7 +219,7 @@ def names_axis(field: str, names: Sequence[str]) -> alt.Y:
 
 
 def distinct_labels(names: Sequence[str], limit: int) -> list[str]:
-    """Return names of at most ``limit`` characters, no two alike: numbered if they would be."""
+    """Return distinct names of at most ``limit`` characters; names are numbered if they would otherwise be equal."""
     if len(set(names)) < len(names):
         names = distinct_names(names)
     short = [shorten(name, limit) for name in names]
@@ -231,10 +231,10 @@ def distinct_labels(names: Sequence[str], limit: int) -> list[str]:
 def accuracy_chart(
     rows: list[Row], height: int, *, kinds: Sequence[str] = (), chance: float | None = None, bars: bool = False
 ) -> Chart | None:
-    """Draw accuracies with their 95 % intervals and numbers, and that of a guess; None without rows.
+    """Draw accuracies with 95 % intervals and text, and the accuracy of a guess; return None without rows.
 
-    A row has ``name``, ``top1``, ``low``, ``high``, ``text`` and ``answers``, and either the color ``paint`` or a
-    ``kind``. Several rows of a name, of different kinds, are below each other.
+    A row has ``name``, ``top1``, ``low``, ``high``, ``text``, and ``answers``, and either the color ``paint`` or a
+    ``kind``. Rows with the same name and different kinds are drawn below each other.
     """
     if not rows:
         return None
@@ -280,7 +280,7 @@ def lines_chart(
     axis: alt.Axis | None = None,
     joined: bool = True,
 ) -> Chart:
-    """Draw a line, or a row of points, for each name of ``series``, which has a value for each x."""
+    """Draw a line, or points if not ``joined``, for each name of ``series``, which maps x to a value."""
     rows = [
         row_of(digits=9, what=name, x=x, value=y)
         for name, values in series.items()
@@ -292,7 +292,7 @@ def lines_chart(
     chart = chart_of(rows)
     marked = chart.mark_line(point=True) if joined else chart.mark_point(filled=True, size=70, opacity=0.8)
     places = sorted({row["x"] for row in rows if isinstance(row["x"], int | float)})
-    if places and order is None:  # uneven numbers are as far apart as they are
+    if places and order is None:  # a numeric axis keeps uneven distances between numbers
         ends = alt.Scale(domain=[places[0], places[-1]], nice=False, padding=16)
         x = alt.X("x:Q", title=title, scale=ends, axis=alt.Axis(values=places, grid=False, labelExpr="datum.value"))
     else:
@@ -309,7 +309,7 @@ def lines_chart(
 def bars_chart(
     rows: list[Row], names: Sequence[str], value: str | None, tips: Sequence[alt.Tooltip], **axis: Any
 ) -> Chart:
-    """Draw the ``value`` of each row by ``block``, a bar for each ``what`` of ``names``."""
+    """Draw the ``value`` of each row by ``block``, with a bar for each ``what`` in ``names``."""
     described = "; ".join(f"block {row['block']}, {row['what']}: {row['value']:.3g}" for row in rows)
     return (
         chart_of(rows)
@@ -336,10 +336,10 @@ def square_of(
     exponent: float = 1.0,
     text_of: Callable[[float], str] = "{:.2f}".format,
 ) -> Chart:
-    """Draw a grid of cells whose depth is the value over the largest one, to the power ``exponent``.
+    """Draw a grid of cells whose opacity is their value relative to the largest one, to the power ``exponent``.
 
-    ``names`` and ``titles`` are those of rows and columns; further ``columns`` have other names, and that of
-    ``warned`` another color. Cells have their text if there is room for it.
+    ``names`` are the names of the rows and, without ``columns``, of the columns; ``titles`` are the titles of both
+    axes. The column ``warned`` has another color. Cells have text if there is room for it.
     """
     row_title, column_title = titles
     columns = names if columns is None else columns

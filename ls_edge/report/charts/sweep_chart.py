@@ -15,8 +15,8 @@ from ls_edge.report.theme import Chart
 def missed_by_value(document: SweepDocument) -> Chart | None:
     """Draw the share of requests without a whole answer, with its 95 % interval, by the values of the first option.
 
-    A color for each combination of the others. Where all answers were whole, a triangle shows the end of the interval.
-    None without cells.
+    Each combination of the other options has a color. If all answers were whole, a triangle shows the end of the
+    interval. Return None without cells.
     """
     if not document.cells:
         return None

@@ -1,14 +1,15 @@
 """Intervals of a request on a time axis, with their holders, and the critical path.
 
-The clock is the source's; times are microseconds since the start of the run. A holder reports durations instead of
-times, so a visit starts where the one before it ends, with wire, queue, codec, engine. The blocks of one visit or track
-share its engine time equally.
+Times are microseconds on the source's clock since the start of the run. Holders report durations, not times, so each
+visit starts where the previous one ends and consists of wire, queue, codec, and engine time. The blocks of a visit or
+track share its engine time equally.
 
-A visit that joined tracks of others is laid out by the times of its tracks on the joiner's clock. In each wave, the
-track that ended last is critical; if it did not come back, the time is ``wait``. Between critical tracks, the joiner
-queues, encodes and runs blocks itself; the rest is ``other``. So the critical spans of a request follow each other and
-add up to its latency, whatever else ran at the same time. Time that the holder of a track does not account for is the
-way there and back, in equal parts. If the times of tracks exceed the durations of the visit, the wire is shorter.
+A visit that joined tracks of other holders is laid out by the times of the tracks on the joiner's clock. In each wave,
+the track that ended last is critical; if it did not return, its time counts as ``wait``. Between critical tracks, the
+joiner queues, encodes, and runs blocks itself; the rest is ``other``. The critical spans of a request are therefore
+consecutive and add up to its latency, whatever else ran at the same time. Track time that its holder does not account
+for is split equally between the transfers there and back. If tracks exceed the durations of the visit, the time on the
+wire is shortened.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Span(NamedTuple):
     row: int = 0
     """Index into :attr:`RequestIntervals.rows`."""
     critical: bool = True
-    """Whether the answer had to wait for it."""
+    """Whether the answer depended on it."""
     why: str = ""
-    """Reason why a track was waited for but not summed."""
+    """Reason why the joiner waited for a track but did not sum it."""
 
 
 class _Gap(NamedTuple):
@@ -55,13 +56,13 @@ class RequestIntervals(NamedTuple):
 
     spans: list[Span]
     rows: list[str]
-    """Holder of each row; a single empty name if everything happened in sequence."""
+    """Holder of each row; a single empty name if all work was sequential."""
     visits: list[list[Span]]
     """Spans of each visit, including the hop to it."""
 
 
 def joins(visit: Visit) -> bool:
-    """Return whether the visit waited for tracks of others."""
+    """Return whether the visit waited for tracks of other holders."""
     return any(track.holder != visit.holder and track.why != NO_GAIN for track in visit.tracks)
 
 
@@ -97,7 +98,7 @@ def intervals_of(record: RequestRecord) -> RequestIntervals:
 
 
 class _Rows:
-    """Rows of holders; a holder that does two things at the same time has two."""
+    """Rows of holders; a holder that does two things at the same time has two rows."""
 
     def __init__(self) -> None:
         self._holders: list[str] = []
@@ -114,7 +115,7 @@ class _Rows:
         return len(self._free) - 1
 
     def sort(self, visits: list[list[Span]], after: list[Span]) -> list[str]:
-        """Reorder the rows so that those of a holder are adjacent; return the holder of each row."""
+        """Reorder the rows so that the rows of a holder are adjacent; return the holder of each row."""
         order = sorted(range(len(self._holders)), key=lambda row: (self._holders.index(self._holders[row]), row))
         place = [order.index(row) for row in range(len(order))]
         for spans in (*visits, after):
@@ -175,7 +176,7 @@ def _joined(record: RequestRecord, visit: Visit, start: float, rows: _Rows, home
 def _critical(wave: Sequence[TrackSpan], cursor: float, joiner: str) -> dict[int, tuple[float, float]]:
     """Return begin and end of the critical tracks after ``cursor``, by ``id``.
 
-    They are the track that ended last, the one that ended last before its begin, and so on.
+    These are the track that ended last, the track that ended last before that one began, and so on.
     """
     path: dict[int, tuple[float, float]] = {}
     limit = max(cursor, *(track.end_us for track in wave))
@@ -190,7 +191,7 @@ def _critical(wave: Sequence[TrackSpan], cursor: float, joiner: str) -> dict[int
 
 
 def _waves_of(visit: Visit) -> list[list[TrackSpan]]:
-    """Return the tracks of each wave, without planned ones that were never assigned."""
+    """Return the tracks of each wave, without planned tracks that were never assigned."""
     waves: dict[int, list[TrackSpan]] = {}
     for track in visit.tracks:
         if track.why != NO_GAIN:

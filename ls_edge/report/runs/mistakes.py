@@ -1,4 +1,4 @@
-"""Wrong answers of a run: accuracy by class, the classes most often confused, and the images themselves."""
+"""Wrong answers of a run: accuracy by class, confused classes, and images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WrongImage(NamedTuple):
 
 
 def by_class(records: Iterable[RequestRecord]) -> list[tuple[int, Tally]]:
-    """Return the labeled answers of each class, by label, the worst class first."""
+    """Return the label and the labeled answers of each class, the worst class first."""
     tallies: dict[int, Tally] = defaultdict(Tally)
     for record in records:
         if record.error is None and record.label is not None:
@@ -65,9 +65,9 @@ def wrong_answers(records: Iterable[RequestRecord]) -> list[RequestRecord]:
 
 
 def wrong_images(records: Iterable[RequestRecord], images: Iterable[ImageRef]) -> list[WrongImage]:
-    """Return at most :data:`MOST_IMAGES` images with wrong answers, spread over the run and each once.
+    """Return at most :data:`MOST_IMAGES` different images with wrong answers, spread evenly over the run.
 
-    An image that can no longer be read is left out.
+    Images that can no longer be read are left out.
     """
     wrong = list({record.image: record for record in wrong_answers(records)}.values())
     step = max(1, -(-len(wrong) // MOST_IMAGES))
@@ -77,7 +77,7 @@ def wrong_images(records: Iterable[RequestRecord], images: Iterable[ImageRef]) -
 
 
 def pictures_of(names: Collection[str], images: Iterable[ImageRef]) -> dict[str, str]:
-    """Return small pictures of the named images as data URIs, without those that cannot be read."""
+    """Return small pictures of the named images as data URIs; images that cannot be read are left out."""
     from ls_edge.data.decoding import thumbnail  # Pillow, which most reports do not need
     from ls_edge.data.pictures import data_uri
 

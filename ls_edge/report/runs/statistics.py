@@ -1,4 +1,4 @@
-"""Statistics of the records of a run: times by stage, engine use, lost peers, tracks and slots.
+"""Statistics of the records of a run: times by stage, engine use, lost peers, tracks, and slots.
 
 Times are milliseconds since the start of the run.
 """
@@ -54,7 +54,7 @@ class Away(NamedTuple):
 
 
 class StageMeans(NamedTuple):
-    """Mean milliseconds by stage, over a number of requests, hops, visits or tracks."""
+    """Mean milliseconds by stage over a number of requests, hops, visits, or tracks."""
 
     group: str
     name: str
@@ -64,7 +64,7 @@ class StageMeans(NamedTuple):
 
 @dataclass(frozen=True)
 class Engines:
-    """Block executions as arrays ``[n]``: the peer's lane, block, start and end in ms, index of the answer."""
+    """Block executions as arrays ``[n]``: lane of the peer, block, start and end in ms, index of the answer."""
 
     lane: npt.NDArray[np.int64]
     block: npt.NDArray[np.int64]
@@ -123,7 +123,7 @@ class RunData:
 
     @cached_property
     def num_blocks(self) -> int:
-        """Number of blocks of the model, as far as the run shows."""
+        """Number of blocks of the model, according to the run."""
         seen = {block for peer in self.summary.peers.values() for block in peer.blocks if isinstance(block, int)}
         for record in self.records:
             seen.update(record.skipped)
@@ -142,22 +142,22 @@ class RunData:
 
     @property
     def engines(self) -> Engines:
-        """Executions of blocks for answers."""
+        """Block executions that contributed to answers."""
         return self._work[0]
 
     @property
     def stage_means(self) -> list[StageMeans]:
-        """Means of the request, of each hop, and of each holder.
+        """Means per request, per hop, and per holder.
 
-        The first row is the mean over answers and adds up to the mean latency; like the rows of hops, it counts only
-        the critical part of concurrent work. The mean of a hop is over the answers that had it, and the means of a
-        holder are over its visits and over the tracks that it ran for others, by its own clock.
+        The first row is the mean over all answers and adds up to the mean latency; like the rows of hops, it counts
+        only the critical part of concurrent work. The mean of a hop is over the answers that have this hop. Holders
+        have means over their visits, and over the tracks that they ran for others, by their own clocks.
         """
         return self._work[1]
 
     @cached_property
     def _work(self) -> tuple[Engines, list[StageMeans]]:
-        """Engine use and stage means, in one pass: the intervals of a long run do not fit in memory."""
+        """Engine use and stage means, computed in one pass, since the intervals of a long run do not fit in memory."""
         lane = {name: index for index, name in enumerate(self.lanes)}
         ran: list[tuple[float, ...]] = []
         whole, back = _Sums(), _Sums()
@@ -195,7 +195,7 @@ class RunData:
 
     @cached_property
     def slots(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Number of answers in which a block ran in a slot, ``[blocks, blocks]``, or was skipped, ``[blocks]``."""
+        """Number of answers by block and slot, ``[blocks, blocks]``, and by skipped block, ``[blocks]``."""
         size = self.num_blocks
         counts = np.zeros((size, size), dtype=np.int64)
         skipped = np.zeros(size, dtype=np.int64)
@@ -208,7 +208,7 @@ class RunData:
 
     @cached_property
     def changes(self) -> list[PeerEvent]:
-        """Changes of state in their order, without the first greeting of each peer."""
+        """Changes of state in chronological order, without the first greeting of each peer."""
         known: dict[str, PeerState] = {}
         found = []
         for event in sorted(self.events, key=lambda event: event.at_us):
@@ -288,7 +288,7 @@ def coverage(start: Floats, end: Floats, edges: Floats) -> Floats:
 
 
 def pick_window(data: RunData, most: int) -> Window:
-    """Return the part around the first loss of a peer, else the middle, with at most ``most`` runs of a block."""
+    """Return a part with at most ``most`` block executions: around the first loss of a peer, else the middle."""
     engines = data.engines
     whole = Window(data.start_ms, data.end_ms)
     if len(engines) <= most:
@@ -300,7 +300,7 @@ def pick_window(data: RunData, most: int) -> Window:
 
 
 def pack(engines: Engines, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[int, int]]:
-    """Assign rows to spans that overlap; the blocks of a visit, which touch, stay in one row."""
+    """Assign overlapping spans to different rows; the consecutive blocks of a visit stay in one row."""
     free: list[float] = []
     placed = []
     for index in chosen[np.argsort(engines.start[chosen], kind="stable")]:
@@ -314,6 +314,6 @@ def pack(engines: Engines, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -
 
 
 def shown_lanes(data: RunData) -> list[int]:
-    """Return the lanes to draw: those of the busiest peers."""
+    """Return the lanes of the busiest peers, at most :data:`MOST_LANES`."""
     busiest = sorted(range(len(data.lanes)), key=lambda lane: -data.summary.peers[data.lanes[lane]].busy)
     return sorted(busiest[:MOST_LANES])

@@ -1,15 +1,14 @@
 """Chrome trace events of a run, for https://ui.perfetto.dev and chrome://tracing.
 
-Format: JSON Object Format of the "Trace Event Format" of Chromium's trace viewer. The source and each peer have a
-process row. The work on a request in a process is in one lane (a "thread") at a time; a process with two requests at
-the same time, or two tracks of a wave, has another lane, so that slices of a lane overlap only if one contains the
-other.
+The format is the JSON Object Format of the "Trace Event Format" of Chromium's trace viewer. The source and each peer
+have a process row. The work of a process on a request occupies one lane (a "thread"). A process that works on two
+requests or two tracks at the same time has several lanes, so slices in a lane overlap only if one contains the other.
 
-Times are those of :mod:`ls_edge.report.runs.intervals`, on the clock of the source. Durations are measured; their
-places in a visit and the time on the wire are inferred, as the file states (``otherData``).
+Times are those of :mod:`ls_edge.report.runs.intervals`, on the source's clock. Durations are measured; their positions
+within a visit and the time on the wire are inferred, as ``otherData`` in the file states.
 
-Events are generated and written one by one: besides the records of the run, memory holds only those of the requests in
-flight at one moment.
+Events are generated and written one by one; memory holds only the records of the run and the events of the requests in
+flight.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from ls_edge.report.runs.intervals import Span, intervals_of
 from ls_edge.version import __version__
 
 SOURCE = ""
-"""Name of the source among the processes, as in :attr:`Span.holder`; a peer may be called "source"."""
+"""Name of the source, as in :attr:`Span.holder`; empty because a peer may be called "source"."""
 _SOURCE_PID = 1
 _NOTES = {
     "clock": "the source's, microseconds since the start of the run; clocks of devices are not compared",
@@ -58,7 +57,7 @@ class _Chain(NamedTuple):
 def write_trace_events(
     path: str | Path, summary: RunSummary, records: Sequence[RequestRecord], events: Sequence[PeerEvent]
 ) -> None:
-    """Write the trace events of a run in one step; errors as :func:`ls_edge.core.files.write_output`."""
+    """Write the trace events of a run atomically; raise as :func:`ls_edge.core.files.write_output` does."""
     about = {
         "ls_edge": __version__,
         "bundle_id": summary.bundle_id,
@@ -79,7 +78,7 @@ def write_trace_events(
 def trace_events(
     records: Sequence[RequestRecord], events: Sequence[PeerEvent] = (), peers: Iterable[str] = ()
 ) -> Iterator[_Event]:
-    """Yield the events of a run; ``peers`` have the first process rows, others follow as they appear."""
+    """Yield the events of a run; ``peers`` get the first process rows, other processes follow as they appear."""
     rows = _ProcessRows()
     for name in (SOURCE, *peers):
         yield from rows.process(name)
@@ -88,7 +87,7 @@ def trace_events(
         mark = {"name": event.state.value, "cat": "peer", "ph": "i", "s": "p", "ts": event.at_us, "tid": 0}
         yield {**mark, "pid": rows.pids[event.peer], "args": {"why": printable(event.why)}}
     yield from _in_flight(records)
-    # Chains of later requests begin later, so chains that begin before the next submission can be assigned lanes.
+    # Later requests have later chains, so all chains that begin before the next submission can be assigned to lanes.
     waiting: list[tuple[int, int, RequestRecord, _Chain]] = []
     count = itertools.count()
     for record in sorted(records, key=lambda one: one.submitted_us):
@@ -102,7 +101,7 @@ def trace_events(
 
 
 class _ProcessRows:
-    """Numbers of processes, and the lanes of each."""
+    """Process numbers and their lanes."""
 
     def __init__(self) -> None:
         self.pids: dict[str, int] = {}
@@ -118,7 +117,7 @@ class _ProcessRows:
             yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
     def slices(self, record: RequestRecord, chain: _Chain) -> Iterator[_Event]:
-        """Yield the slices of a chain in a free lane, and the metadata of a new process or lane."""
+        """Yield the slices of a chain in a free lane, preceded by the metadata of a new process or lane."""
         yield from self.process(chain.process)
         pid, free, spans = self.pids[chain.process], self._free[chain.process], chain.spans
         start, end = _ns(spans[0].start), _ns(spans[-1].end)
@@ -157,7 +156,7 @@ def _slice(name: str, category: str, start: int, end: int, place: Mapping[str, i
 
 
 def _in_flight(records: Sequence[RequestRecord]) -> Iterator[_Event]:
-    """Yield the number of requests in flight at each change; at the same time, ends come first."""
+    """Yield the number of requests in flight after each change; ends come before simultaneous starts."""
     begins = ((ts, 1) for ts in sorted(record.submitted_us for record in records))
     ends = ((ts, -1) for ts in sorted(record.submitted_us + record.latency_us for record in records))
     number = 0
@@ -168,7 +167,7 @@ def _in_flight(records: Sequence[RequestRecord]) -> Iterator[_Event]:
 
 
 def _request(record: RequestRecord) -> Iterator[_Event]:
-    """Yield a request as an asynchronous slice of the source, connected to its parts by its id."""
+    """Yield a request as an asynchronous slice of the source, linked to its parts by its id."""
     about: dict[str, Any] = {
         "request": record.id,
         "image": printable(record.image),
@@ -184,7 +183,7 @@ def _request(record: RequestRecord) -> Iterator[_Event]:
 
 
 def _chains(record: RequestRecord) -> Iterator[_Chain]:
-    """Yield the work on a request in each process, in the order in which it began."""
+    """Yield the work on a request in each process, in order of its start."""
     laid = intervals_of(record)
     at_source = [span for span in laid.spans if not span.holder]
     stem = [span for span in at_source if span.stage == "stem"]

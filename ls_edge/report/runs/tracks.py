@@ -1,4 +1,4 @@
-"""Table of the tracks of each peer: number, durations, and reasons for tracks that were not summed or assigned."""
+"""Table of each peer's tracks: number, durations, and reasons why tracks were not summed or not assigned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ls_edge.core.text import NOTHING, shorten, show_ms
 
 
 class TrackInWave(NamedTuple):
-    """A track, or a holder that was assigned none, with the visit and the size of its wave."""
+    """A track, or a holder that was not assigned one, with the visit and the size of its wave."""
 
     track: TrackSpan
     visit: Visit
@@ -22,10 +22,10 @@ class TrackInWave(NamedTuple):
 
     @property
     def wave_ms(self) -> float:
-        """Duration of the wave of a holder that was assigned no track.
+        """Duration of the wave in which a holder was not assigned a track.
 
-        A wave that was not split left no track. Its duration is then the engine's time for its blocks, or for all
-        blocks that the joiner ran outside of tracks if there are fewer.
+        A wave that was not split has no tracks. Its duration is then the engine time of its blocks, or of all blocks
+        that the joiner ran outside of tracks if these are fewer.
         """
         visit = self.visit
         wave = [track for track in visit.tracks if track.wave == self.track.wave and track.why != NO_GAIN]
@@ -40,9 +40,10 @@ class TrackInWave(NamedTuple):
 def track_table(
     records: Iterable[RequestRecord], peers: Sequence[str], waves: int = 1
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return headings, and a row for each peer with tracks: first ``peers`` in their order, then any others.
+    """Return headings and a row for each peer with tracks: first ``peers`` in their order, then all others.
 
-    Tracks of failed requests and of a peer's own waves count. ``waves`` is the planned number of waves per request.
+    Tracks of failed requests and of a peer's own waves are included. ``waves`` is the planned number of waves per
+    request.
     """
     found: dict[str, list[TrackInWave]] = defaultdict(list)
     for record in records:
