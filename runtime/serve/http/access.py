@@ -21,14 +21,8 @@ MIN_TOKEN = 16
 """Least length of a token, in characters."""
 OPEN_PATHS = ("/", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")
 """Paths without a token: health for load balancers and probes, and the page, which has no data and asks for one."""
-PREFLIGHT = {
-    "Access-Control-Allow-Methods": "GET, HEAD, POST",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, Content-Encoding, Inference-Header-Content-Length, "
-    "X-Request-ID, traceparent",
-    "Access-Control-Max-Age": "600",
-}
-"""Headers of the answer to a browser that asks what a page of another site may send."""
-_EXPOSED = "Inference-Header-Content-Length, Retry-After, X-Request-ID"
+_ALLOWED = "Authorization, Content-Type"
+_EXPOSED = "Inference-Header-Content-Length, Retry-After, X-Request-ID, traceparent"
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?", re.ASCII)
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?", re.ASCII)
 
@@ -107,7 +101,25 @@ class Access:
         """Return the headers that let a page of another site read a response."""
         if origin not in self._origins:
             return {"Vary": "Origin"} if self._origins else {}
-        return {"Vary": "Origin", "Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED}
+        return {
+            "Vary": "Origin",
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Credentials": "true",  # of a proxy; this server has no cookies
+            "Access-Control-Expose-Headers": _EXPOSED,
+        }
+
+    def preflight_of(self, request: web.BaseRequest) -> web.Response | None:
+        """Return the answer to a browser that asks what a page of another site may send; None if it does not ask."""
+        if request.method != "OPTIONS" or request.headers.get("Origin") not in self._origins:
+            return None
+        asked = request.headers.get("Access-Control-Request-Headers")
+        headers = {
+            "Access-Control-Allow-Methods": "GET, HEAD, POST",
+            # Any header: the libraries of pages add theirs, such as tracestate, Cache-Control, X-Requested-With.
+            "Access-Control-Allow-Headers": _ALLOWED if asked is None else f"{_ALLOWED}, {asked}",
+            "Access-Control-Max-Age": "600",
+        }
+        return web.Response(status=204, headers=headers)
 
     def client_of(self, request: web.BaseRequest) -> str:
         """Return the address of a client: of the last one on the way that is not a trusted proxy."""

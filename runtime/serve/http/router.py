@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from aiohttp import HttpVersion10, HttpVersion11, web
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ls_edge.runtime.serve.http.access import PREFLIGHT, Access
+from ls_edge.runtime.serve.http.access import Access
 from ls_edge.runtime.serve.http.connection import Connection
 from ls_edge.runtime.serve.http.replies import HEADERS, Refusal, json_response
 
@@ -135,8 +135,8 @@ class Router:
     ) -> web.StreamResponse:
         try:
             _check_framing(request)
-            if request.method == "OPTIONS" and "Access-Control-Allow-Origin" in request[_HEADERS]:
-                return web.Response(status=204, headers=PREFLIGHT)
+            if preflight := self._access.preflight_of(request):
+                return preflight
             self._access.check(request)
             if route is None:
                 raise Refusal(404, "no such path; see docs/serving.md, for example /predict, /status, /v2")
