@@ -52,7 +52,11 @@ _Side = Annotated[int, Meta(ge=0, le=1 << 31)]
 _Size = Annotated[int, Meta(ge=0, le=1 << 31)] | Annotated[str, Meta(pattern="^[0-9]{1,10}$")]
 
 
-class _InputParameters(msgspec.Struct, frozen=True):
+class _TensorParameters(msgspec.Struct, frozen=True):
+    shared_memory_region: msgspec.Raw = msgspec.Raw()
+
+
+class _InputParameters(_TensorParameters, frozen=True):
     binary_data_size: _Size | None = None
 
 
@@ -65,7 +69,7 @@ class _Input(msgspec.Struct, frozen=True):
     """JSON of the values, flat or nested; empty without."""
 
 
-class _OutputParameters(msgspec.Struct, frozen=True):
+class _OutputParameters(_TensorParameters, frozen=True):
     binary_data: bool | None = None
     classification: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
 
@@ -112,6 +116,9 @@ def parse_request(body: bytes, json_length: int | None) -> tuple[InferRequest, b
     for output in request.outputs or ():
         if output.name not in _OUTPUTS:
             raise DataError(f"output {shown(output.name)} is not known; use logits, probabilities or label")
+    for tensor in (*request.inputs, *(request.outputs or ())):
+        if tensor.parameters is not None and bytes(tensor.parameters.shared_memory_region) not in (b"", b"null"):
+            raise DataError(f"tensor {shown(tensor.name)} is in shared memory, which is not supported; use the body")
     return request, body[length:]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hmac
 import re
 from collections.abc import Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -126,10 +126,11 @@ class Access:
         client = request.remote or ""
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ()))
         with contextlib.suppress(ValueError):  # not an address
-            for address in reversed(forwarded.split(",")):
-                if not any(ip_address(client) in network for network in self._proxies):
+            for entry in reversed(forwarded.split(",")):
+                address = _address(client)
+                if not any(address in network for network in self._proxies):
                     break
-                client = str(ip_address(address.strip()))
+                client = str(_address(entry.strip()))
         return client
 
     def _is_known(self, authorization: str) -> bool:
@@ -147,6 +148,12 @@ def _split(url: str) -> tuple[str, str]:
         return parts.netloc.lower(), parts.hostname or ""
     except ValueError:
         return "", ""
+
+
+def _address(text: str) -> IPv4Address | IPv6Address:
+    """Return the address of an entry of ``X-Forwarded-For``, to which some proxies add a port."""
+    address = ip_address(re.sub(r"^([\d.]+\.\d+):\d+$|^\[(.*)\](:\d+)?$", r"\1\2", text))
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

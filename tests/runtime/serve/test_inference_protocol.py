@@ -276,6 +276,12 @@ def one(name, shape, datatype, **more):
             one("image", [1], "BYTES", data=["x"], parameters={"binary_data_size": 1.5}),
             "an integer or a string or null",
         ),
+        (one("image", [1], "BYTES", parameters={"shared_memory_region": "r"}), "'image' is in shared memory"),
+        (
+            b'{"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}], "outputs": [{"name": '
+            b'"logits", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 40}}]}',
+            "'logits' is in shared memory",
+        ),
         (one("image", [1], "BYTES", data=["x"], parameters=[]), "Expected an object or null, got an array"),
         (one("image", None, "BYTES", data=["x"]), "Expected an array, got null"),
         (one("image", [1], "BYTES", data="x"), "Expected an array, got a string"),
