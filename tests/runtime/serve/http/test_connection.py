@@ -346,3 +346,24 @@ def test_clients_that_do_not_agree_on_tls_count_against_the_limit(serve_routes, 
             another.sendall(GET % b"")
             assert another.recv(1 << 16).endswith(b"answer")
         assert read_all(used) == b""
+
+
+def test_request_that_comes_with_the_end_of_the_handshake_is_answered(serve_routes, certificate):
+    address = serve_routes([("GET", "/", quick)], tls=Certificate(*certificate))
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=certificate[0]).wrap_bio(received, sent, server_hostname="localhost")
+    with socket.create_connection(address, timeout=30) as connection:
+
+        def read(function, *arguments):
+            while True:
+                try:
+                    return function(*arguments)
+                except ssl.SSLWantReadError:
+                    connection.sendall(sent.read())
+                    part = connection.recv(1 << 16)
+                    assert part
+                    received.write(part)
+
+        read(client.do_handshake)
+        client.write(GET % b"")
+        assert read(client.read, 1 << 16).endswith(b"answer")
