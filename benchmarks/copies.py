@@ -8,8 +8,7 @@ missing for the latter is measured (``eval --keep``).
 The models: *any order* may run its blocks in every order (``examples/cifar10``), *in bands* all but the first and the
 last (``examples/cifar10-plain``), *shared* has one block for all steps, so a copy of it is a copy of all
 (``examples/cifar10-shared``), *fixed order* runs in trained order with copies of tokens on the way, and never skips.
-*Restarts* is a fixed order without such copies, whose source starts a request again when the board that has it is lost;
-peers always keep copies, so this one is computed only.
+*Restarts* is a fixed order without such copies, whose source starts a request again when the board that has it is lost.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from ls_edge.evaluation.simulation_summary import FleetSettings
 from ls_edge.report.charts import svg_of
 from ls_edge.report.charts.specification import category_color, chart_of, row_of
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
+from ls_edge.runtime.fleet.planning.survival import completed_share
 from ls_edge.runtime.fleet.simulation.sites import plan_site
 from ls_edge.runtime.fleet.simulation.targets import FleetChoice, Target, judge_fleet
 from ls_edge.runtime.simulator.churn import Churn
@@ -104,9 +104,8 @@ def _fewest(
             spread = dataclasses.replace(problem, devices=(room,))
             own, placement, kinds = plan_site(spread, copies, (0,) * BOARDS, churn=[churn], exactly=True)
         misses = _expected_misses(placement, churn, settings.max_skips)
-        if model.restart_s is not None:  # each run in the budget meets a loss
-            loss = 1 - math.exp(-model.restart_s / churn.up)
-            misses += (1 - misses) * loss ** int(BUDGET_MS / 1e3 / model.restart_s)
+        if model.restart_s is not None:
+            misses += (1 - misses) * (1 - completed_share(churn.up, model.restart_s, BUDGET_MS / 1e3))
         if misses <= 1 - GOAL:
             judged = judge_fleet(own, placement, kinds, [target], settings, [churn], None) if simulated else None
             return copies, 1 - misses, judged

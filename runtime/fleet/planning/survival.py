@@ -1,4 +1,4 @@
-"""Survival: the probability that every block keeps a holder when devices fail.
+"""Survival: the probability that every block keeps a holder when devices fail, and that a request gets through.
 
 Devices fail independently, and so do zones, which take all of their devices with them. A placement is whole unless all
 holders of a block are lost. Its probability is the sum over states of the devices: all of them if few devices matter,
@@ -23,6 +23,10 @@ RARE = 0.01
 """Probability of a loss up to which a sum over sets of holders replaces random states, which would resolve too little.
 The sum counts coinciding losses twice: a smaller error, on the safe side."""
 _SEED = 0
+_MOST_LOSSES = 16.0
+"""Expected losses in a budget up to which the sum of :func:`completed_share` is exact."""
+_TERMS = 100
+"""Terms of that sum; further ones are below 1e-30."""
 
 
 def whole_share(problem: PlanningProblem, placement: Placement) -> float:
@@ -32,6 +36,24 @@ def whole_share(problem: PlanningProblem, placement: Placement) -> float:
     if frozenset() in sets:
         return 0.0
     return math.prod(_share(problem, members) for members in _components(problem, sets))
+
+
+def completed_share(up_s: float, run_s: float, budget_s: float) -> float:
+    """Return the probability that a request that starts again when its board is lost has a whole run in the budget.
+
+    Losses are a Poisson process, one in ``up_s``, and the next run starts immediately, so this is the probability of a
+    gap of ``run_s`` between two losses, the start, or the end. A budget with many losses is divided, and runs from one
+    part into the next do not count.
+    """
+    losses, gap = budget_s / up_s, run_s / up_s
+    if losses > _MOST_LOSSES:
+        return 1 - (1 - completed_share(up_s, run_s, budget_s / 2)) ** 2
+    share = 0.0
+    most = _TERMS if gap * _TERMS <= losses else math.floor(losses / gap)
+    for n in range(1, most + 1):
+        left = losses - n * gap
+        share -= (-1) ** n * math.exp(-n * gap) * left ** (n - 1) / math.factorial(n - 1) * (1 + left / n)
+    return share
 
 
 def loss_states(problem: PlanningProblem, members: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

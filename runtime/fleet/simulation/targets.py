@@ -1,7 +1,8 @@
 """The smallest fleet that reaches a target: chosen by formula, confirmed by simulation.
 
 Fleets are tried in the order of their cost: the number of devices, then the number of copies of each block. The formula
-is the probability that each block has a holder, or gets one back within the budget. Each fleet that it does not rule
+is the probability that each block has a holder, or gets one back within the budget, which also has room for what runs
+again after a loss. Each fleet that it does not rule
 out is simulated until the interval of what is asked for lies on one side of the target.
 """
 
@@ -21,10 +22,10 @@ from ls_edge.core.parts import ShownPart, shown_parts
 from ls_edge.core.text import counted, show_hours, show_ms, show_nines, show_nines_range
 from ls_edge.evaluation.availability import Batches, ShareEstimate
 from ls_edge.evaluation.simulation_summary import FAILED, WHOLE, FleetSettings, SiteOutcome
-from ls_edge.runtime.fleet.planning.estimates import throughput_of
-from ls_edge.runtime.fleet.planning.problem import Placement, PlanningProblem
+from ls_edge.runtime.fleet.planning.estimates import estimate, throughput_of
+from ls_edge.runtime.fleet.planning.problem import Placement, PlanningProblem, holders_of
 from ls_edge.runtime.fleet.planning.scoring import requests_at_once
-from ls_edge.runtime.fleet.planning.survival import whole_share
+from ls_edge.runtime.fleet.planning.survival import completed_share
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, Site, plan_site
 from ls_edge.runtime.simulator.churn import Losses
@@ -157,12 +158,32 @@ def search_fleets(
 
 
 def formula_share(problem: PlanningProblem, placement: Placement, budget_s: float, down_s: float) -> float:
-    """Return the probability that each block has a holder, or gets one back within the budget.
+    """Return the probability of a whole answer, without queues.
+
+    Each block has a holder, or gets one back in time, and each board on the way is up for as long as the request is
+    there, or the budget has room to run its blocks again elsewhere.
 
     Times are exponential: the first of ``k`` lost holders is back within ``t`` with ``1 - exp(-k t / down)``. Counts
-    outages of a single block; those of several at once last longer.
+    outages of a single block; those of several at once last longer. A copy of the tokens is kept, so what a lost board
+    has run is lost, but nothing before; losses at two boards on the way count as if each had the spare time alone.
     """
-    return 1 - (1 - whole_share(problem, placement)) * math.exp(-problem.replicas * budget_s / down_s)
+    found = estimate(problem, placement)
+    assert found.latency_ms is not None
+    assert found.whole_share is not None
+    spare_s = budget_s - found.latency_ms / 1e3
+    if spare_s < 0:
+        return 0.0
+    visits = dict.fromkeys(found.route, 0.0)
+    for part, held in holders_of(problem, placement).items():
+        times = {name: problem.processes[name].part_ms(part) / 1e3 for name in held if name in visits}
+        if times:
+            visits[min(times, key=times.__getitem__)] += min(times.values())
+    share = 1 - (1 - found.whole_share) * math.exp(-problem.replicas * spare_s / down_s)
+    for name, run_s in visits.items():
+        loss = problem.processes[name].loss
+        if loss:
+            share *= completed_share(down_s * (1 - loss) / loss, run_s, spare_s + run_s)
+    return share
 
 
 def answer_text(targets: Sequence[Target], found: Sequence[FleetChoice]) -> str:

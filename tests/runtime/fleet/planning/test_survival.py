@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
-from ls_edge.runtime.fleet.planning.survival import EXACT, RARE, SAMPLES, loss_states, whole_share
+from ls_edge.runtime.fleet.planning.survival import EXACT, RARE, SAMPLES, completed_share, loss_states, whole_share
 
 
 def make_problem(losses, zones=None, zone_losses=None, blocks=4):
@@ -99,3 +99,30 @@ def test_states_have_probabilities_that_add_up_to_one_and_to_the_loss_of_each_de
     assert (lost[0] & lost[1]) @ chances == pytest.approx(
         0.25 + 0.75 * 0.05 * 0.1, abs=1e-12 if count < EXACT else 0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("up", "run", "budget"), [(1.0, 0.5, 2.0), (1.0, 1.5, 2.0), (10.0, 0.5, 0.9), (0.1, 0.3, 1.5), (1.0, 1.0, 15.0)]
+)
+def test_restarted_runs_get_through_as_often_as_drawn_ones(up, run, budget):
+    rng, count, through = random.Random(1), 20_000, 0
+    for _ in range(count):
+        at = 0.0
+        while at + run <= budget and (lost := rng.expovariate(1 / up)) < run:
+            at += lost
+        through += at + run <= budget
+    share = completed_share(up, run, budget)
+    assert share == pytest.approx(through / count, abs=4 * math.sqrt(share * (1 - share) / count) + 1e-4)
+
+
+def test_a_run_has_to_fit_into_the_budget():
+    assert completed_share(10.0, 1.01, 1.0) == 0.0
+    assert completed_share(10.0, 1.0, 1.0) == pytest.approx(math.exp(-0.1))
+    assert completed_share(10.0, 0.0, 1.0) == pytest.approx(1.0)
+    assert completed_share(60.0, 0.001, 600.0) == pytest.approx(1.0)
+
+
+def test_many_losses_in_a_budget_are_counted_on_the_safe_side():
+    """Runs across the middle of the budget are left out."""
+    half = completed_share(1.0, 5.0, 15.0)
+    assert half < completed_share(1.0, 5.0, 30.0) <= 1 - (1 - half) ** 2 < 1

@@ -1,13 +1,21 @@
 """The smallest fleet that reaches a target, against closed forms of boards that hold the whole model."""
 
 import dataclasses
+import math
 
 import pytest
 
 from ls_edge.core.errors import UsageError
-from ls_edge.evaluation.simulation_summary import FleetSettings
-from ls_edge.runtime.fleet.simulation.targets import Target, answer_text, search_fleets
+from ls_edge.evaluation.simulation_summary import FAILED, FleetSettings
+from ls_edge.runtime.fleet.planning import scoring
+from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
+from ls_edge.runtime.fleet.planning.survival import completed_share, whole_share
+from ls_edge.runtime.fleet.simulation.site_run import simulate_site
+from ls_edge.runtime.fleet.simulation.sites import Site
+from ls_edge.runtime.fleet.simulation.targets import Target, answer_text, formula_share, search_fleets
+from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.simulator.churn import Churn
+from ls_edge.runtime.simulator.simulation import Simulation
 
 CHURN = Churn(9.0, 1.0)
 """A board is down a tenth of the time."""
@@ -37,7 +45,8 @@ def test_boards_with_the_whole_model_are_as_many_as_the_formula_says(search):
     assert [one.verdict for one in found if one.devices == 1] == ["missed"]
     assert answer.startswith("2 devices with 2 copies of each block reach whole=0.96: ")
     for one in found:
-        assert one.formula == pytest.approx(1 - (0.1 * 2.718281828**-0.1) ** one.replicas, rel=1e-6)
+        spare = 0.1 - 0.008  # of the budget, after the time of a request
+        assert one.formula == pytest.approx(1 - (0.1 * math.exp(-spare)) ** one.replicas, rel=1e-6)
         assert one.whole.low <= one.formula <= one.whole.high
     assert sum(one.verdict == "met" for one in found) == 3
 
@@ -85,3 +94,66 @@ def test_targets_are_read(text, kind, value):
 def test_other_targets_are_refused(text):
     with pytest.raises(UsageError, match=r"cannot be read; write 0\.999 or 99\.9% for whole answers"):
         Target.parse(text)
+
+
+def boards(placement, blocks):
+    """Return the problem of boards that take a second for the whole model, and are lost every ten seconds."""
+    devices = tuple(PlannedDevice(name, 1e3 / blocks, blocks, loss=SHORT.loss) for name in placement)
+    return PlanningProblem(devices, blocks, replicas=3, source=PlannedDevice("source", 1.0, 0))
+
+
+SHORT = Churn(10.0, 0.3)
+WHOLE = dict.fromkeys("abc", tuple(range(12)))
+HALVES = {**dict.fromkeys("abc", tuple(range(6))), **dict.fromkeys("def", tuple(range(6, 12)))}
+
+
+def test_the_formula_knows_that_a_budget_may_be_too_short():
+    problem = boards(WHOLE, 12)
+    assert formula_share(problem, WHOLE, 0.9, SHORT.down) == 0.0
+    assert formula_share(problem, WHOLE, 1.001, SHORT.down) == pytest.approx(math.exp(-0.1), abs=1e-3)
+    assert formula_share(problem, WHOLE, 30.0, SHORT.down) == pytest.approx(1.0)
+
+
+class Restarting(Simulation):
+    """A simulation in which peers keep no copies of tokens: the source starts a request again that is lost."""
+
+    def _new_peer(self, name):
+        made = super()._new_peer(name)
+        made.reroute = made.custody.end
+        return made
+
+    def _new_source(self):
+        made = super()._new_source()
+        held = made.custody.held
+        made.custody.left_by = lambda name: [
+            (one, "") for one in held.values() if one.stage is Stage.AWAY and one.trail.holder == name
+        ]
+        return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("placement", "make"), [(WHOLE, Simulation), (WHOLE, Restarting), (HALVES, Simulation), (HALVES, Restarting)]
+)
+def test_the_formula_of_restarts_agrees_with_the_simulation(placement, make, monkeypatch):
+    """Requests of a second have a budget of 1.5 s: a second run fits if the first is lost in its first half.
+
+    A lost board costs one that holds everything the whole run, and with halves and copies of tokens half of it.
+    """
+    monkeypatch.setattr(scoring, "Simulation", make)
+    problem = boards(placement, 12)
+    settings = FleetSettings(
+        devices=len(placement),
+        requests=400,
+        policy="sequential",
+        budget_ms=1500.0,
+        rate=0.1,
+        outage_s=SHORT.down,
+        seed=3,
+    )
+    site = Site(0, problem, placement, {name: name for name in placement}, 400, 64, 0.1, settings, [SHORT])
+    misses = int((simulate_site(site).states == FAILED).sum())
+    expected = 1 - formula_share(problem, placement, 1.5, SHORT.down)
+    if make is Restarting:
+        expected = 1 - completed_share(SHORT.up, 1.0, 1.5) * whole_share(problem, placement)
+    assert misses == pytest.approx(400 * expected, abs=3 * math.sqrt(400 * expected) + 1)
