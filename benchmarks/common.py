@@ -210,6 +210,17 @@ def http_server(peers: Path, bundle: Path | None, *more: object) -> Iterator[tup
             process.terminate()
 
 
+def cpu_s(processes: Iterable[subprocess.Popen[Any]]) -> float:
+    """Return the CPU time of processes and of their children, in seconds (Linux)."""
+    pids, ticks = [process.pid for process in processes], 0
+    for pid in pids:
+        folder = Path(f"/proc/{pid}")
+        fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+        pids.extend(map(int, (folder / "task" / str(pid) / "children").read_text(encoding="utf-8").split()))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Child:
     """Process of a benchmark module that exchanges JSON lines over standard input and output."""
 

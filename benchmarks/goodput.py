@@ -5,7 +5,8 @@ connection sends the same JPEG again as soon as it has an answer; after 503 it w
 An answer is good if it has status 200 and comes within the budget. Rounds alternate, and begin with an idle server.
 The engines of ``slow`` servers wait for 160 ms an image: their rows depend on the queue, and little on the load of the
 machine; ``--computing`` leaves them out. Without FastAPI (``pip install fastapi uvicorn``), ``ls-edge serve`` is
-measured alone.
+measured alone. ``cpu ms`` is the CPU time of all processes of a server for one good answer: it depends less on the load
+of the machine than the rate does.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rich.console import Console
 from benchmarks.common import (
     Address,
     bundle_of,
+    cpu_s,
     http_server,
     in_turn,
     local_cluster,
@@ -58,25 +60,30 @@ def run(quick: bool, computing: bool = False) -> dict[str, Any]:
     rounds, seconds, levels = (1, 1.0, CONNECTIONS[:2]) if quick else (5, 3.5, CONNECTIONS)
     image = bombs.save(bombs.Image.effect_noise((640, 480), 64).convert("RGB"), "JPEG")
     found: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
+    used: dict[tuple[str, int], list[float]] = {}
     with contextlib.ExitStack() as stack:
         peers = stack.enter_context(local_cluster(bundle, {"a": "all", "b": "all"}))
-        servers = {"ls-edge serve": stack.enter_context(http_server(peers.path, bundle))[1]}
+        server, address = stack.enter_context(http_server(peers.path, bundle))
+        servers = {"ls-edge serve": (address, [server, *peers.processes.values()])}
         has_fastapi = importlib.util.find_spec("fastapi") is not None
         if has_fastapi:
             servers["FastAPI"] = stack.enter_context(_fastapi(bundle))
         if not computing:
             tiny = bundle_of("vit_digits")
             boards = stack.enter_context(local_cluster(tiny, {"a": "all", "b": "all"}, kind=_SlowBoards))
-            servers["ls-edge serve, slow"] = stack.enter_context(http_server(boards.path, tiny))[1]
+            server, address = stack.enter_context(http_server(boards.path, tiny))
+            servers["ls-edge serve, slow"] = address, [server, *boards.processes.values()]
             if has_fastapi:
                 servers["FastAPI, slow"] = stack.enter_context(_fastapi(tiny, SLOW_MS * 8 / 1e3))
         for _, name in in_turn(list(servers), rounds):
             path = "/predict" if name.startswith("FastAPI") else f"/predict?budget_ms={BUDGET_S * 1e3:g}"
+            address, processes = servers[name]
             for count in levels:
                 report_progress(f"{name}: {count} connections")
-                wait_for(lambda: _is_idle(servers[name], path, image), f"idle {name}")  # noqa: B023 - called here
-                answers = asyncio.run(_load(servers[name], path, image, count, seconds))
+                wait_for(lambda: _is_idle(address, path, image), f"idle {name}")  # noqa: B023 - called here
+                answers, cpu = asyncio.run(_load(address, path, image, count, seconds, processes))
                 found.setdefault((name, count), []).append(answers)
+                used.setdefault((name, count), []).append(cpu / max(1, sum(_is_good(*one) for one in answers)))
     rows = [
         {
             "server": name,
@@ -87,6 +94,7 @@ def run(quick: bool, computing: bool = False) -> dict[str, Any]:
             "refused": sum(status in (503, 504) for answers in runs for status, _ in answers),
             "late": sum(status == 200 and taken > BUDGET_S for answers in runs for status, taken in answers),
             "failed": sum(status not in (200, 503, 504) for answers in runs for status, _ in answers),
+            "cpu_ms": median(used[name, count]) * 1e3,
             "good_ms": ms([taken for answers in runs for status, taken in answers if _is_good(status, taken)] or [0.0]),
         }
         for (name, count), runs in found.items()
@@ -117,8 +125,10 @@ def _is_good(status: int, taken: float) -> bool:
     return status == 200 and taken <= BUDGET_S
 
 
-async def _load(address: Address, path: str, image: bytes, count: int, seconds: float) -> list[tuple[int, float]]:
-    """Return status and seconds of each answer that comes in the time, after an eighth of it to begin."""
+async def _load(
+    address: Address, path: str, image: bytes, count: int, seconds: float, processes: list[subprocess.Popen[Any]]
+) -> tuple[list[tuple[int, float]], float]:
+    """Return status and seconds of each answer, and the CPU time of the server, after an eighth of it to begin."""
     start = time.monotonic() + seconds / 8
     found: list[tuple[int, float]] = []
     request = f"POST {path} HTTP/1.1\r\nHost: {address[0]}\r\nContent-Length: {len(image)}\r\n\r\n".encode() + image
@@ -139,16 +149,19 @@ async def _load(address: Address, path: str, image: bytes, count: int, seconds: 
             found.append((0, 0.0))
 
     tasks = [asyncio.create_task(connection()) for _ in range(count)]
+    await asyncio.sleep(start - time.monotonic())
+    before = cpu_s(processes)
     await asyncio.sleep(start + seconds - time.monotonic())
+    used = cpu_s(processes) - before
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return found
+    return found, used
 
 
 @contextlib.contextmanager
-def _fastapi(bundle: Path, least_s: float = 0.0) -> Iterator[Address]:
-    """Start the service, whose engines take at least ``least_s`` seconds; yield its address."""
+def _fastapi(bundle: Path, least_s: float = 0.0) -> Iterator[tuple[Address, list[subprocess.Popen[bytes]]]]:
+    """Start the service, whose engines take at least ``least_s`` seconds; yield its address and process."""
     address = "127.0.0.1", free_ports(1)[0]
     words = [sys.executable, "-m", "uvicorn", "benchmarks.fastapi_service:app", "--workers", "2", "--port"]
     with subprocess.Popen(
@@ -166,7 +179,7 @@ def _fastapi(bundle: Path, least_s: float = 0.0) -> Iterator[Address]:
                 return False
 
             wait_for(is_up, "the FastAPI service")
-            yield address
+            yield address, [process]
         finally:
             process.terminate()
 
@@ -178,7 +191,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         f"{document['budget_ms']:g} ms, {document['rows'][0]['rounds']} rounds",
         (
             "server", "connections", "good/s", "deviation", "of the best", "refused", "late", "failed",
-            "good ms, p50, p90", "verdict",
+            "cpu ms", "good ms, p50, p90", "verdict",
         ),
         left=("server", "verdict"),
     )  # fmt: skip
@@ -188,6 +201,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         table.add_row(
             *(row["server"], str(row["connections"]), f"{row['good_per_s']:.1f}", f"{row['deviation']:.1f}"),
             *(f"{share:.2f}", str(row["refused"]), str(row["late"]), str(row["failed"])),
+            f"{row['cpu_ms']:.1f}",
             f"{row['good_ms']['p50']:.0f}, {row['good_ms']['p90']:.0f}",
             f"bar {document['bar']}: {'holds' if share >= document['bar'] else 'missed'}",
         )

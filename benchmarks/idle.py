@@ -10,7 +10,6 @@ that their logs report during both measurements.
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
 from collections import deque
@@ -22,7 +21,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import BenchmarkError, bundle_of, images_for, ready_source, report_progress, wait_for
+from benchmarks.common import BenchmarkError, bundle_of, cpu_s, images_for, ready_source, report_progress, wait_for
 from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.source.source import Source
@@ -102,13 +101,10 @@ def _cpu_share(peers: LocalCluster, seconds: float) -> float:
 
 
 def _cpu_s(peers: LocalCluster) -> float:
-    ticks = 0
-    for name, process in peers.processes.items():
+    for name in peers.processes:
         if not peers.alive(name):
             raise BenchmarkError(f"{name} has ended: {peers.last_log_line(name)}")
-        fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return cpu_s(peers.processes.values())
 
 
 def _answer(source: Source, bundle: Bundle, seconds: float, least: int) -> tuple[int, int, float]:

@@ -49,7 +49,7 @@ class HttpServer:
         self._listener = listener
         self._handler = handler
         self._connections = connections
-        self._tls = None if tls is None else tls.context
+        self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         with (cores or EngineCores()).others():  # where the threads that are started here stay
@@ -104,7 +104,7 @@ class HttpServer:
             auto_decompress=False,
         )  # fmt: skip
         tls, connect = self._tls, lambda: Connection(http(), self._connections)
-        accept = connect if tls is None else lambda: Handshake(connect, self._connections, tls)
+        accept = connect if tls is None else lambda: Handshake(connect, self._connections, tls.context)
         server = await self._loop.create_server(accept, sock=self._listener)
         await self._stopping.wait()
         server.close()
@@ -139,13 +139,12 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raise :class:`UsageError` if the files cannot be used."""
         self._files = certificate, key
-        self.context = self._newest = self._read()
-        """Context that uses the newest certificate for new connections."""
-        self.context.sni_callback = lambda connection, _name, _context: setattr(connection, "context", self._newest)
+        self.context = self._read()
+        """Context of new connections."""
 
     def reload(self) -> None:
         """Read the files again; raise :class:`UsageError` and keep what there was if they cannot be used."""
-        self._newest = self._read()
+        self.context = self._read()
 
     def _read(self) -> ssl.SSLContext:
         certificate, key = self._files
