@@ -1,7 +1,7 @@
 """Admission of processes and messages, based on ``peers.yaml`` and the bundle's manifest.
 
-``messages`` checks a message by itself, ``keys`` a key. This module checks whether a HELLO comes from a listed process
-with the same model (guarantee R7), and whether a RUN or STATE fits the model.
+``messages`` checks each message alone, and ``keys`` checks keys. This module checks whether a HELLO comes from a listed
+process with the same model (guarantee R7), and whether a RUN or STATE fits the model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def new_alias(name: str) -> str:
 
 
 def _readable(name: str, role: str) -> str:
-    """Return a name for messages: a source is known by its name, not by an alias."""
+    """Return the name to show: a source without the suffix of its alias."""
     return _ALIAS.sub("", name) if role == "source" else name
 
 
@@ -67,7 +67,7 @@ class Admission:
         self._bands = manifest.block_bands
 
     def change(self, peers: PeersFile) -> None:
-        """Use this file from now on; requests in flight may have been at holders of the previous file."""
+        """Use this file from now on; requests in flight may have visited holders of the previous file."""
         self._peers = peers
         before, self._blocks_of = self._listed_blocks_of, {p.name: frozenset(p.blocks) for p in peers.peers}
         self._listed_blocks_of = dict(self._blocks_of)
@@ -116,10 +116,10 @@ class Admission:
     def check_run(self, run: Run, sender: str) -> None:
         """Raise :class:`WireError` if ``sender`` may not send these tokens with this itinerary.
 
-        Each block of the model has to have run, to remain or to be skipped, so that none can be lost unnoticed; the
-        same holds for stem and head, or the request has neither. Parts have to have run at peers to which
-        ``peers.yaml`` gives them, in an order within the bands. A track has blocks of one band and is joined by a peer.
-        Sources send and receive only their own requests.
+        Each block of the model must have run, remain, or have been skipped, so that no block is lost unnoticed. The
+        same holds for stem and head, unless the request has neither. Each part must have run on a peer to which
+        ``peers.yaml`` assigns it, in an order that the bands allow. A track has blocks of one band and is joined by a
+        peer. Sources send and receive only their own requests.
         """
         check_payload(run, self.manifest)
         it = run.itinerary

@@ -1,8 +1,8 @@
 """Connections of a process: a ROUTER that other processes dial, and a DEALER for each peer that it dials.
 
 With separate DEALERs each connection is watched separately: the socket's monitor reports a lost connection immediately,
-ZMTP heartbeats report a silent one. libzmq dials lost connections again; if it gives up, after a failed handshake or an
-oversized frame, :class:`Dialer` dials. Host names are resolved on other threads, since libzmq would block; their
+ZMTP heartbeats report a silent one. libzmq redials lost connections; if it gives up, after a failed handshake or an
+oversized frame, :class:`Dialer` redials. Host names are resolved on other threads, since libzmq would block; their
 addresses are dialed in turn. An incoming connection is identified by its routing id, and its end by the file descriptor
 of its messages.
 """
@@ -57,7 +57,7 @@ REDIAL_S = 0.5
 DEALER_HEARTBEATS_SLOWER = 10
 """Heartbeat interval of a peer's DEALER, relative to that of its ROUTER."""
 _HUNG_UP = 256
-"""Number of links, the latest that were ended here, whose remaining messages are dropped."""
+"""Number of links, the last that this process has ended, whose remaining messages are dropped."""
 _MAX_TTL_MS = 6_553_500
 """Longest time to live in ZMTP: 65535 tenths of a second."""
 _ZAP_DOMAIN = "ls-edge"
@@ -98,7 +98,7 @@ class NoLink:
     final: bool = False
     """Whether further attempts fail until keys are changed; otherwise the peer may be restarting."""
     early: bool = False
-    """Whether the attempt has not failed yet, but takes long."""
+    """Whether the attempt is still pending after an unusually long time."""
 
 
 class Incoming(NamedTuple):
@@ -188,8 +188,10 @@ class Listener:
         self._failures = sockets.failures
         self._accepted: set[int] = set()
         self._links_at: dict[int, list[Link]] = {}
-        self._descriptor_of: dict[Link, int] = {}
-        self._hung_up: dict[bytes, None] = {}
+        self.descriptor_of: dict[Link, int] = {}
+        """File descriptor of each recorded link that has not ended."""
+        self.hung_up: dict[bytes, None] = {}
+        """Routing ids of connections that this process has ended, and whose remaining messages are dropped."""
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if sockets.curve is not None:
             self.socket.curve_server = True
@@ -220,15 +222,11 @@ class Listener:
             # None of these links is newer than the ended connection, see take_in.
             ended = self._links_at.pop(descriptor, [])
             for link in ended:
-                del self._descriptor_of[link]
+                del self.descriptor_of[link]
             return ended
         elif event != _REFUSED:  # counted and logged by the ZAP handler
             self._failures.note("", "handshake failed", peer="an incoming connection", why=_WHY_STRANGER_FAILED[event])
         return ()
-
-    def knows(self, link: Link) -> bool:
-        """Return whether a link was recorded and has not ended."""
-        return link in self._descriptor_of
 
     def take_in(self, link: Link, descriptor: int) -> bool:
         """Record the descriptor of a new link; return False if its connection has already ended.
@@ -238,43 +236,27 @@ class Listener:
         """
         if descriptor not in self._accepted:
             return False
-        self._descriptor_of[link] = descriptor
+        self.descriptor_of[link] = descriptor
         self._links_at.setdefault(descriptor, []).append(link)
         return True
 
     def forget(self, link: Link) -> None:
         """Forget a link on which nothing can be sent any more."""
-        descriptor = self._descriptor_of.pop(link, None)
+        descriptor = self.descriptor_of.pop(link, None)
         if descriptor is not None:
             links = self._links_at[descriptor]
             links.remove(link)
             if not links:
                 del self._links_at[descriptor]
 
-    def hung_up(self, routing_id: bytes) -> bool:
-        """Return whether this process has ended a connection, so that its remaining messages are dropped."""
-        return routing_id in self._hung_up
-
     def hang_up(self, link: Link) -> None:
-        """End a connection, for which libzmq has no call."""
-        self._hung_up[link.routing_id] = None
-        if len(self._hung_up) > _HUNG_UP:
-            del self._hung_up[next(iter(self._hung_up))]
-        descriptor = self._descriptor_of.get(link)
+        """End a connection through its descriptor, since libzmq has no call for that."""
+        self.hung_up[link.routing_id] = None
+        if len(self.hung_up) > _HUNG_UP:
+            del self.hung_up[next(iter(self.hung_up))]
+        descriptor = self.descriptor_of.get(link)
         if descriptor is not None:
             abort(descriptor)  # after shutdown() libzmq would still read
-
-
-class _Route(NamedTuple):
-    """Address and public key of a peer, and the key of this process."""
-
-    address: str
-    server_key: bytes
-    own_key: bytes
-
-
-def _route(address: str, curve: Curve | None, name: str) -> _Route:
-    return _Route(address, b"", b"") if curve is None else _Route(address, curve.peer_keys[name], curve.keys.public)
 
 
 class Dialer:
@@ -286,7 +268,8 @@ class Dialer:
         self._all, self._heartbeat_ms = sockets, heartbeat_ms
         self._failures, self._poller = sockets.failures, sockets.poller
         self._addresses: dict[str, str] = {}
-        self._route_of: dict[str, _Route] = {}
+        self._route_of: dict[str, tuple[str, bytes, bytes]] = {}
+        """Address and public key of each peer, and the key of this process; the keys are empty without CURVE."""
         self._dialed: dict[str, str] = {}
         """Numeric address at which each peer is dialed."""
         self._choices: dict[str, tuple[str, ...]] = {}
@@ -298,11 +281,19 @@ class Dialer:
         self.change(addresses)
 
     def change(self, addresses: Mapping[str, str]) -> list[str]:
-        """Dial these peers from now on, with the current keys; return the peers whose links this has ended.
+        """Dial these peers from now on, with the current keys; return the peers whose links were ended.
 
         A peer keeps its link if neither its address nor its key has changed.
         """
-        routes = {name: _route(address, self._all.curve, name) for name, address in addresses.items()}
+        curve = self._all.curve
+        routes = {
+            name: (
+                address,
+                b"" if curve is None else curve.peer_keys[name],
+                b"" if curve is None else curve.keys.public,
+            )
+            for name, address in addresses.items()
+        }
         changed = [name for name, route in self._route_of.items() if routes.get(name) != route]
         ended = [name for name in changed if name in self._up]
         for name in changed:
@@ -429,7 +420,7 @@ class Dialer:
         return was_up
 
     def pass_by(self, name: str) -> None:
-        """End the connection to a process that is another than ``name``, whose host name may have a new address."""
+        """End the connection to a process that is not ``name``, since the host name may have a new address."""
         if name in self._up and not numeric(self._addresses[name]):
             self._disconnect(name)
             self._look_up(name, wanted=True)

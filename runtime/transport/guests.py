@@ -102,7 +102,7 @@ class Guests:
             raise WireError(f"{kind} from the {role} {name}, which may not route; dropped")
 
     def _send_manifest(self, name: str, want: Want) -> None:
-        """Send a piece of the manifest, whose last piece is shorter than requested, or of an applied file."""
+        """Send a piece of an applied file or of the manifest, whose last piece is shorter than requested."""
         raw = b"" if self.installer is None else self.installer.files.content(want.digest)
         if not raw and want.digest.hex() == self._manifest.bundle_id:
             raw = msgspec.json.encode(self._manifest)

@@ -5,8 +5,8 @@ fleet. The peer with the greater name closes the connection that it dialed, and 
 peer ends.
 
 A handshake terminates. The side that dialed sends HELLO when the link is up, again after a delay that doubles until
-WELCOME arrives, and when its content changes. The reply is one WELCOME or COMPLAINT, which get no reply. A link belongs
-to one name, and with CURVE to the owner of the key.
+WELCOME arrives, and when its content changes. The reply is one WELCOME or COMPLAINT, which is not answered. A link
+belongs to one name, and with CURVE to the owner of the key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_SOURCES_OF_ONE_KEY = 64
 REST_AFTER = 1.0
 """Seconds for which a second connection between two peers is kept, so that messages in flight arrive."""
 TWO_AFTER = 10.0
-"""Seconds after which two processes of one name are alive; the end of an earlier one is noticed sooner."""
+"""Seconds after which two processes with one name both count as alive; the end of an earlier one is noticed sooner."""
 _MAX_REASON = 200
 """Longest reason of a BYE, in characters."""
 
@@ -59,7 +59,7 @@ class LinkedProcesses:
         self._rest_at: dict[str, float] = {}
         """Time at which to close the connection to a peer that this process dialed, if there is another."""
         self._two_at: dict[str, float] = {}
-        """Time at which a peer with links to two processes is known to be two."""
+        """Time at which two linked processes with the name of a peer both count as alive."""
 
     def change(self, peers: PeersFile) -> None:
         """Use the peers of this file from now on."""
@@ -110,7 +110,7 @@ class LinkedProcesses:
         return len({self._incarnation_of[link] for link in self.links_of.get(name, ())}) > 1
 
     def due_twos(self, now: float) -> list[str]:
-        """Return the names that two living processes use."""
+        """Return the names that two running processes share."""
         due = [name for name, at in self._two_at.items() if at <= now]
         for name in due:
             del self._two_at[name]
@@ -215,14 +215,9 @@ class Handshake:
             self.problems.note(event.link.dialed, "link", event.why)
             return
         if not self._linked.links_of.get(name):
-            self._forget(name, event.why, now)
+            self.forget(name, event.why, now)
         else:
             self._links.dialer.resume(name)
-
-    def no_link(self, name: str, why: str) -> None:
-        """Record why a peer cannot be dialed, unless it has dialed this process."""
-        if name not in self._linked.links_of:
-            self.problems.note(name, "link", why)
 
     def do_due(self, now: float) -> None:
         """Repeat HELLO and close second connections as they become due."""
@@ -268,10 +263,6 @@ class Handshake:
         else:
             self.problems.note(name, "complaint", f"it dropped a message of ours: {what}")
 
-    def on_bye(self, name: str, reason: str, now: float) -> None:
-        """Forget a process that leaves."""
-        self._forget(name, f"left ({one_line(reason)})" if reason else "left", now)
-
     def _refuse(self, event: Incoming, greeting: Hello | Welcome, reason: str) -> None:
         link, name, ours = event.link, greeting.name, self._admission.manifest.model_id
         whose = link.dialed or (name if event.user in ("", name) else "")
@@ -287,7 +278,8 @@ class Handshake:
                 self._linked.link_ended(link)
                 self._links.dialer.pass_by(link.dialed)
 
-    def _forget(self, name: str, why: str, now: float) -> None:
+    def forget(self, name: str, why: str, now: float) -> None:
+        """Forget a process that has left, or whose last link has ended."""
         was_pusher = self._linked.guests.get(name) == "pusher"
         self.problems.note(name, "link", why)
         self._linked.forget(name, now)

@@ -1,4 +1,4 @@
-"""Resolution of host names on threads of their own, since a name service may take seconds."""
+"""Resolution of host names on separate threads, since a name service may take seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numeric(address: str) -> bool:
 
 
 class HostNameResolver:
-    """Repeated look-ups of the host names that are wanted, each on its own thread: a slow one delays no other."""
+    """Repeated look-ups of the wanted host names, each on its own thread, so that a slow one does not delay others."""
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         """Resolve ``addresses``, which maps names of peers to ``tcp://host:port``."""
@@ -45,7 +45,7 @@ class HostNameResolver:
         self._closed = threading.Event()
 
     def want(self, name: str, *, wanted: bool) -> None:
-        """Continue or stop to resolve a name; unknown names are ignored."""
+        """Start or stop resolving a name; ignore unknown names."""
         with self._lock:
             if not wanted:
                 self._wanted.discard(name)

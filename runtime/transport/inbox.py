@@ -31,7 +31,7 @@ from ls_edge.runtime.transport.connections import Incoming
 from ls_edge.runtime.transport.guests import Guests
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
 from ls_edge.runtime.transport.outbox import NO_CODEC, LinkCounts
-from ls_edge.runtime.transport.problems import RefusedMessages
+from ls_edge.runtime.transport.problems import RefusedMessages, one_line
 
 _ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
 """Messages between processes that take part in routing."""
@@ -108,7 +108,8 @@ class Inbox:
         elif name is None:
             self._drop(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
         elif isinstance(message, Bye):
-            self._handshake.on_bye(name, message.reason, time.monotonic())
+            why = f"left ({one_line(message.reason)})" if message.reason else "left"
+            self._handshake.forget(name, why, time.monotonic())
         else:
             self._guests.receive(name, message)
 

@@ -35,7 +35,7 @@ class KeyPair:
     public: bytes
     secret: bytes = field(repr=False)
     path: Path | None = field(default=None, repr=False, compare=False)
-    """File from which it was read."""
+    """File from which the pair was read."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,6 @@ class ZapHandler:
             self.socket.send_multipart([b"1.0", request_id, b"400", b"key not in peers.yaml", b"", b""])
         else:
             self.socket.send_multipart([b"1.0", request_id, b"200", b"OK", name.encode(), b""])
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.socket.close()
 
 
 def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:

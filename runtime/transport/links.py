@@ -35,10 +35,10 @@ ZERO_COPY_FROM = 1024 * 1024
 """Size from which a frame is sent without a copy, in bytes: pyzmq wakes a thread when such a frame has been sent, which
 costs as much as copying half a megabyte (``docs/measurements.md``)."""
 FLOOD_MESSAGES = 4096
-"""Number of messages after which a link is ended if the end of its queue was never reached: its sender is faster than
-this process, and would fill the memory."""
+"""Number of messages after which a link is ended if its queue was never empty in between: its sender is faster than
+this process and would exhaust the memory."""
 _BACKLOG_LINKS = 4096
-"""Limit on links whose messages are counted for that."""
+"""Limit on links whose unread messages are counted."""
 
 # Plain integers: arithmetic on the enums takes as long as a small send.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -75,7 +75,7 @@ class Links:
             opened.callback(self._sockets.close)
             if curve is not None:
                 self._zap = ZapHandler(self._sockets.context, curve.names_by_key)
-                opened.callback(self._zap.close)
+                opened.callback(self._zap.socket.close)
                 self.poller.add(self._zap.socket)
             if bind is not None:
                 self._listener = Listener(self._sockets, bind)
@@ -198,7 +198,7 @@ class Links:
     ) -> None:
         link = Link(name, b"" if name else frames[0].bytes)
         key = link.routing_id
-        if self._listener is not None and self._listener.hung_up(key):
+        if self._listener is not None and key in self._listener.hung_up:
             return
         backlog[key] = waiting = backlog.get(key, 0) + 1
         if waiting >= FLOOD_MESSAGES:
@@ -217,7 +217,7 @@ class Links:
         """Record the descriptor of a new link."""
         listener = self._listener
         assert listener is not None
-        if listener.knows(link):
+        if link in listener.descriptor_of:
             return
         descriptor = int(frame.get(zmq.SRCFD))
         self._read_monitor(listener.monitor, "", events)
@@ -225,7 +225,7 @@ class Links:
             self._lost.append(link)
 
     def _hang_up(self, link: Link) -> None:
-        """End a connection that would fill the memory."""
+        """End a connection whose messages would exhaust the memory."""
         log.warning(
             "disconnected",
             extra={"peer": link.dialed or "an incoming connection", "why": "it sends faster than this process reads"},

@@ -70,7 +70,7 @@ _TOGETHER = frozenset((Arrived, Received, NeighborState, Computed, Decoded, Subm
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Process of a fleet, as its links need to know it."""
+    """Identity, files and settings of a process, for its links."""
 
     name: str
     role: str
@@ -92,7 +92,7 @@ class NodeSettings:
         return curve_of(self.peers, self.name, self.keys)
 
     def links(self) -> Links:
-        """Listen and dial."""
+        """Listen, dial, and return the links."""
         tokens, peers = self.manifest.tokens, self.peers
         tokens_frame = codecs.wire_bytes("raw", tokens.count, tokens.dim)
         own = next((p for p in peers.peers if p.name == self.name), None)
@@ -237,6 +237,10 @@ class Node:
             on_admitted=self._on_admitted,
             on_forgotten=self._on_forgotten,
         )
+        self.counts: Counter[str] = self._refused.counts
+        """Number of dropped messages and refused connections, by reason."""
+        self.mismatched = self._handshake.mismatched
+        """Peers with another model, each with its id and the message that names both ids."""
         self._guests = Guests(
             linked, settings.manifest, send=self.send_to, state=state, installer=installer, inspect=inspect
         )
@@ -253,16 +257,6 @@ class Node:
     def feed(self, event: Event) -> None:
         """Give the machine an event, as :meth:`MachineDriver.feed` does."""
         self.driver.feed(event)
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Number of dropped messages and refused connections, by reason."""
-        return self._refused.counts
-
-    @property
-    def mismatched(self) -> dict[str, tuple[str, str]]:
-        """Peers with another model, each with its id and the message that names both ids."""
-        return self._handshake.mismatched
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -328,8 +322,8 @@ class Node:
         elif isinstance(event, LinkDown):
             self._refused.forget(event.link)
             self._handshake.link_down(event, time.monotonic())
-        else:
-            self._handshake.no_link(event.name, event.why)
+        elif event.name not in self._linked.links_of:
+            self._handshake.problems.note(event.name, "link", event.why)
 
     def _end_turn(self, due: float | None) -> None:
         """Do what is due, and send the messages."""

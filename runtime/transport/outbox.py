@@ -25,7 +25,7 @@ HOLD_S = 0.1
 """Longest wait of a RELEASE or MOVED for another message to the same process, in seconds; alone, it would only wake its
 receiver. The wait is short compared with ``Limits.hop_floor`` and ``Limits.away_floor``."""
 MAX_HELD = 4
-"""Limit on such messages for one process, since its copies are kept until their RELEASE arrives."""
+"""Limit on such messages for one process, since it keeps copies until their RELEASE arrives."""
 _MAX_BODIES = framing.MAX_HEADER - 8
 """Limit on the messages in a header, in bytes."""
 NO_CODEC = "none"

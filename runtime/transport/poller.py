@@ -1,4 +1,4 @@
-"""Wait for many ZeroMQ sockets, at the cost of those with messages, and for other threads.
+"""Wait for ZeroMQ sockets, at a cost that depends only on those with messages, and for other threads.
 
 ``zmq_poll`` asks every socket in every call, so a peer's turn would take longer with each further peer. Here the
 operating system waits for the descriptor of each socket (``ZMQ_FD``). It becomes readable when libzmq has an event for
@@ -52,7 +52,7 @@ class SocketPoller:
         self._descriptors.discard(descriptor)
 
     def used(self, socket: zmq.Socket[bytes]) -> None:
-        """Look at this socket again in the next ``wait``; call it after any use but a read that emptied the socket."""
+        """Check this socket in the next ``wait``; call this after any use but a read that emptied the socket."""
         self._used[socket] = None
 
     def can_read(self, descriptor: int) -> bool:
