@@ -234,5 +234,5 @@ def source_name(peers: PeersFile, keys: KeyPair | None, default: str) -> str:
     if keys is not None:
         return peers.source_with_key(keys.public).name
     if peers.uses_keys:
-        raise UsageError(f"{peers.path} has keys, so this needs the key of a source: give --secret-key FILE")
+        raise UsageError(f"{peers.path} has keys, so this needs the key of a source: give --secret-key NAME.key_secret")
     return default

@@ -129,12 +129,12 @@ class Challenges:
 
 
 class Auditor:
-    """Selects answers of a source, recomputes them and counts the results; the source thread calls :meth:`offer`."""
+    """Recomputation of selected answers, with counts of the results; the source thread calls :meth:`offer`."""
 
     def __init__(
         self, share: float, recomputation: Recomputation | None, challenge: Callable[[Challenge], None]
     ) -> None:
-        """``challenge`` starts a challenge; the auditor's thread calls it."""
+        """Audit the fraction ``share`` of the answers; call ``challenge`` on another thread to start a challenge."""
         self._recomputation = recomputation
         self._challenge = challenge
         self._random = random.SystemRandom()
@@ -233,7 +233,7 @@ class Auditor:
 
 
 class PeerAuditor(Auditor):
-    """Lets a trusted peer repeat the selected answers, for a source without a bundle."""
+    """Auditor that makes a trusted peer repeat the selected answers, for a source without a bundle."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class PeerAuditor(Auditor):
         peer: str,
         tolerances: Tolerances,
     ) -> None:
-        """``peer`` is the trusted peer."""
+        """Make the trusted peer ``peer`` repeat answers."""
         super().__init__(share, None, challenge)
         self._peer, self._tolerances = peer, tolerances
 
@@ -264,7 +264,7 @@ class Tolerances:
     """Differences of logits or tokens that count as equal."""
 
     def __init__(self, manifest: Manifest, codecs: Mapping[str, str], bundle_of: Callable[[str], str]) -> None:
-        """``codecs`` has the codec of each peer; ``bundle_of`` returns the id of the bundle that a peer serves."""
+        """Use the codec of each peer, and the id of the bundle that it serves, which ``bundle_of`` returns."""
         self.codecs = dict(codecs)
         self._manifest, self._bundle_of = manifest, bundle_of
 

@@ -22,7 +22,7 @@ from ls_edge.runtime.transport.keys import KeyPair, curve_of
 log = logging.getLogger("ls_edge.runtime")
 
 _AGAIN_S = 5.0
-"""Seconds after which a file that could not be used is asked for again, if its holders do not change before."""
+"""Seconds after which a file that could not be used is requested again, unless its holders change earlier."""
 
 
 class Follower:
@@ -37,7 +37,7 @@ class Follower:
         self._thread: threading.Thread | None = None
         self._again_at = 0.0
         self._tried: dict[FileVersion, list[str]] = {}
-        """Files that were asked for the last time, with the peers that announced them."""
+        """Files of the latest attempt, with the peers that announced them."""
         self.reset(given, keys)
 
     def reset(self, given: PeersFile, keys: KeyPair | None) -> None:
@@ -49,7 +49,7 @@ class Follower:
     def look(self, hellos: Iterable[Hello]) -> bool:
         """Compare the files that linked peers announce with the present ones, and begin to follow others.
 
-        Return whether to look again soon, although the peers may announce nothing else.
+        Return whether to look again soon, even if the peers announce nothing new.
         """
         peers = [hello for hello in hellos if hello.role == "peer"]
         votes: dict[bytes, list[int]] = {}
@@ -57,7 +57,7 @@ class Follower:
             for digest, version in {file.digest: file.version for file in hello.files}.items():
                 votes.setdefault(digest, []).append(version)
         needed = max(len(peers) // 2 + 1, min(2, len(self._present.peers)))
-        # A file that is applied again has an older version on peers that serve by it; that many know this one or more.
+        # Peers that already use a file that is applied again know it by an older version.
         agreed = [
             FileVersion(sorted(found)[-needed], digest) for digest, found in votes.items() if len(found) >= needed
         ]
@@ -65,7 +65,7 @@ class Follower:
         if newest is None or not newest.version:
             return False
         is_settled = sum({file.digest for file in hello.files} == {newest.digest} for hello in peers) >= needed
-        # During a change, a file stays in use, also when the peers that have announced it are lost.
+        # During a change, a file stays in use even if the peers that have announced it are lost.
         known = {one.digest: one for one in sorted((*self.files, *agreed), key=lambda it: it.version)}
         latest = sorted(known.values(), key=lambda it: -it.version)[:MAX_FILES]
         files = (known[newest.digest],) if is_settled else tuple(latest)

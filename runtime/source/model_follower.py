@@ -21,7 +21,7 @@ from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 log = logging.getLogger("ls_edge.runtime")
 
 _AGAIN_S = 5.0
-"""Seconds after which a model that could not be used is asked for again, if no peer changes before."""
+"""Seconds after which a model that could not be used is requested again, unless a peer changes earlier."""
 _LOOK_S = 0.05
 
 Model = tuple[Bundle, tuple[str, ...]]
@@ -74,7 +74,7 @@ class ModelFollower:
                 self._pause(found)
 
     def _pause(self, found: SourceSnapshot) -> None:
-        """Wait until the peers of other models change, or a while."""
+        """Wait until the peers of other models change, at most :data:`_AGAIN_S` seconds."""
         self._loop.monitor.wait_for(lambda it: it.other_models != found.other_models, _AGAIN_S)
 
     def _next_of(self, found: SourceSnapshot) -> str:

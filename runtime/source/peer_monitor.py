@@ -112,7 +112,7 @@ class PeerEvents:
 
 
 class PeerMonitor:
-    """Publishes snapshots and events when peers or counts have changed.
+    """Publisher of snapshots and events when peers or counts have changed.
 
     Only the source thread calls :meth:`on_note`, :meth:`update`, :meth:`change_peers` and :meth:`close`.
     """

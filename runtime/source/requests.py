@@ -229,7 +229,7 @@ class WaitingLine:
     """Requests in order of submission, the first of them in flight; any thread may use it."""
 
     def __init__(self, max_inflight: int, start: Callable[[InFlightRequest, bool], None]) -> None:
-        """``start(request, is_alone)`` begins the stem of a request; ``is_alone`` if no other one is in flight."""
+        """Call ``start(request, is_alone)`` to begin a request; ``is_alone`` is true if no other one is in flight."""
         self.max_inflight = max_inflight
         self.is_closed = False
         self.submitted: deque[InFlightRequest] = deque()

@@ -89,7 +89,7 @@ class Settings:
         return cls(policy=policy, **given)
 
     def check_audit(self, *, is_thin: bool) -> None:
-        """Raise :class:`UsageError` if a source cannot audit with these settings; ``is_thin`` if it has no bundle."""
+        """Raise :class:`UsageError` if a source cannot audit with these settings; ``is_thin``: without a bundle."""
         if is_thin and self.audit and not self.auditor:
             raise UsageError(
                 "an audit recomputes answers, which needs the bundle; give it, or name a trusted peer that holds stem, "
@@ -131,10 +131,10 @@ def checked(name: str, value: Any, type_: Any) -> Any:
 
 
 class Itineraries:
-    """Creates the itineraries of a source's requests."""
+    """Factory of the itineraries of a source's requests."""
 
     def __init__(self, alias: str, settings: Settings, bundle: Bundle, *, is_thin: bool = False) -> None:
-        """``alias`` is the name that peers know; ``is_thin`` if peers run stem and head."""
+        """Use the name ``alias``, by which peers know the source; with ``is_thin``, peers run stem and head."""
         self._is_thin, self._auditor = is_thin, settings.auditor
         self._policy, self._seed, self._bands = find_policy(settings.policy), settings.seed, bundle.bands
         self._template = Itinerary(

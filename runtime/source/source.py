@@ -29,6 +29,7 @@ from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import AuditSummary, PeerEvent
 from ls_edge.runtime.clients.manifest import fetch_model
+from ls_edge.runtime.clients.session import source_name
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.follower import Follower
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Submits images and returns answers. Create it with :meth:`open`; close it, or use it in a ``with`` statement."""
+    """Submission of images to peers. Create it with :meth:`open`; close it, or use it in a ``with`` statement."""
 
     def __init__(
         self,
@@ -70,7 +71,8 @@ class Source:
         quickly. An exception that it raises is logged and has no other effect.
         """
         self.settings = settings or Settings()
-        self.name = _name_of(peers, keys) if name is None else _checked_name(name)
+        default = f"source-{secrets.token_hex(4)}"
+        self.name = source_name(peers, keys, default) if name is None else _checked_name(name)
         peers.check_codecs(CODECS)
         self.preprocess: Callable[..., Any]
         """Function that turns an image into an input of :meth:`submit`: an array for the stem, or an encoded image."""
@@ -89,17 +91,20 @@ class Source:
         self.bundle = bundle
         """The bundle; only its manifest if that comes from the peers."""
         self._given = peers
-        """``peers.yaml`` as last read, which counts until the peers agree on another file."""
+        """``peers.yaml`` as last read, which is in force until the peers agree on another file."""
         self.peers = peers = peers.of_model(bundle.num_blocks)
-        if self.settings.auditor:
-            _check_holds_all(peers, self.settings.auditor, bundle)
+        auditor = self.settings.auditor
+        if auditor and len(peers.peer(auditor).blocks) < bundle.num_blocks + len(ENDS):
+            raise UsageError(
+                f"auditor {auditor!r} does not hold stem, head and all blocks in {peers.path}; name a peer that does"
+            )
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._keys = keys
         self._limits, self._file = limits, self._given
         self._follower = Follower(self.name, self._given, keys, self._follow)
         self._loop = self._open_loop(bundle, on_event=on_event)
         self._next = self._loop, bundle.num_blocks
-        """Loop that was opened last, and the blocks of its model."""
+        """Loop that was opened last, and the number of blocks of its model."""
         self._models = None
         if self.witnesses:
             self._models = ModelFollower(self._loop, fetch=self._fetch, reopen=self._reopen, use=self._use_model)
@@ -339,18 +344,3 @@ def _checked_name(name: Any) -> str:
     if not isinstance(name, str):
         raise UsageError(f"name must be a string, not {type(name).__name__} {name!r}")
     return name
-
-
-def _check_holds_all(peers: PeersFile, auditor: str, bundle: Bundle) -> None:
-    if len(peers.peer(auditor).blocks) < bundle.num_blocks + len(ENDS):
-        raise UsageError(
-            f"auditor {auditor!r} does not hold stem, head and all blocks in {peers.path}; name a peer that does"
-        )
-
-
-def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:
-    if keys is not None:
-        return peers.source_with_key(keys.public).name
-    if peers.uses_keys:
-        raise UsageError(f"{peers.path} has keys, so a source needs its own: give --secret-key NAME.key_secret")
-    return f"source-{secrets.token_hex(4)}"

@@ -357,7 +357,7 @@ CASES = r"""
 2 | RUN --report empty | cannot write empty: it is a folder; name a file
 2 | RUN --trace empty | cannot write empty: it is a folder; name a file
 2 | RUN --secret-key k.key_secret | the secret key belongs to no source of good.yaml; add its public key under
-2 | run --peers keyed.yaml --bundle bundle --data digits | keyed.yaml has keys, so a source needs its own: give
+2 | run --peers keyed.yaml --bundle bundle --data digits | keyed.yaml has keys, so this needs the key of a source: give
 2 | run --peers keyed.yaml --bundle bundle --data digits --secret-key k.key_secret | the secret key belongs to no
 2 | run --peers beyond.yaml --bundle bundle --data digits | beyond.yaml:2:57: peer 'a' lists block 9, but the bundle
 1 | run --peers good.yaml --bundle cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256

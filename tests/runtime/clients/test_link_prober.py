@@ -47,7 +47,7 @@ def test_a_missing_peer_is_listed_and_keys_have_to_match(bundle, write_peers, se
     for name in "ab":
         serve(Peer.open(path, name, bundle.folder, secret_key=tmp_path / f"{name}.key_secret"))
     file = load_peers(path)
-    with pytest.raises(UsageError, match="give --secret-key FILE"):
+    with pytest.raises(UsageError, match=r"give --secret-key NAME\.key_secret"):
         LinkProber(file, bundle)
     with pytest.raises(UsageError, match="belongs to no source"):
         LinkProber(file, bundle, keys=load_secret(tmp_path / "a.key_secret"))
