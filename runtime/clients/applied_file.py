@@ -15,7 +15,7 @@ from ls_edge.runtime.protocol.messages import MAX_CHUNK, Chunk, Want
 from ls_edge.runtime.transport.keys import KeyPair
 
 WITHIN_S = 10.0
-"""Seconds for a file, which is small."""
+"""Seconds to receive a file, which is small."""
 REACH_S = 5.0
 """Seconds within which peers have to answer."""
 _STEP_S = 0.05

@@ -1,4 +1,4 @@
-"""Change of a running fleet to what a ``peers.yaml`` says, for ``ls-edge apply``.
+"""Change of a running fleet to match a ``peers.yaml``, for ``ls-edge apply``.
 
 The new file travels like a bundle. Each peer gets it with the parts that it lacks, builds its engines, and accepts the
 processes of both files. When all peers do, they switch one after the other, in an order in which every block keeps a
@@ -41,16 +41,15 @@ class Change:
     missing: Mapping[str, str]
     """Peers of the new file that do not answer, with the reasons."""
     sends: Mapping[str, int]
-    """Bytes that each peer gets at most."""
+    """Maximum number of bytes that each peer gets."""
     other_model: str
-    """Explanation if the peers serve another model than the bundle has; else empty."""
-
+    """Explanation if the peers serve another model than the bundle; else empty."""
     is_settled: bool
-    """Whether every peer that answers is as the file says, and accepts no processes of other files."""
+    """Whether every peer that answers matches the file, and accepts no processes of other files."""
 
 
 class Applier(Pusher):
-    """Changer of a fleet; used by one thread. A context manager."""
+    """Client that changes a fleet; used by one thread. A context manager."""
 
     def __init__(
         self,
@@ -92,12 +91,13 @@ class Applier(Pusher):
     def look(self) -> Change:
         """Compare the running fleet with the file; raise :class:`UsageError` if the file does not fit the bundle."""
         self.wait_until(
-            lambda: all(one.stored or one.complaint or one.final for one in self.sessions.values()), self._connect_s
+            lambda: all(one.stored or one.complaint or one.no_link.final for one in self.sessions.values()),
+            self._connect_s,
         )
         listed = {peer.name for peer in self._new.peers}
         silent = {name: one for name, one in self.sessions.items() if one.stored is None}
         missing = {
-            name: one.complaint or one.why or f"nobody has answered at {one.peer.address}"
+            name: one.complaint or one.no_link.why or f"nobody has answered at {one.peer.address}"
             for name, one in silent.items()
         }
         welcomes = {

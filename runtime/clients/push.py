@@ -29,7 +29,7 @@ MAX_INSTALLS = 3
 
 
 class Pusher(Sender):
-    """Pusher to the peers of a file; used by one thread. A context manager."""
+    """Client that pushes bundles to the peers of a file; used by one thread. A context manager."""
 
     _plan = Plan((), {}, {})
     _model_id = ""
@@ -195,7 +195,7 @@ class Pusher(Sender):
             return state is not None and wanted <= set(state.reaches)
 
         self.wait_until(is_reached, REACH_S)
-        self.listen(SETTLE_S)
+        self.wait_until(lambda: False, SETTLE_S)
 
     def _served_by(self, name: str) -> str:
         welcome = self.sessions[name].welcome

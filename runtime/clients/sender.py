@@ -133,16 +133,20 @@ class Sender(Client):
 
         def is_over() -> bool:
             sessions = [self.sessions[name] for name in self._targets]
-            return all(one.stored for one in sessions) or any(one.complaint or one.final for one in sessions)
+            return all(one.stored for one in sessions) or any(one.complaint or one.no_link.final for one in sessions)
 
         self.wait_until(is_over, self._connect_s)
         for name, target in self._targets.items():
             session = self.sessions[name]
             if session.stored is None:
-                target.failure = session.complaint or session.why or f"nobody has answered at {target.peer.address}"
+                target.failure = (
+                    session.complaint or session.no_link.why or f"nobody has answered at {target.peer.address}"
+                )
         failed = [name for name, target in self._targets.items() if target.failure]
         if failed:  # name one for which waiting is useless, if there is one, instead of one that is just starting
-            worst = max(failed, key=lambda name: bool(self.sessions[name].complaint or self.sessions[name].final))
+            worst = max(
+                failed, key=lambda name: bool(self.sessions[name].complaint or self.sessions[name].no_link.final)
+            )
             raise PushError(f"{worst}: {self._targets[worst].failure}; nothing was changed")
 
     def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
@@ -180,7 +184,9 @@ class Sender(Client):
                 self._stop(one, session.stored.reason)
         session = self.sessions[target.peer.name]
         if time.monotonic() > max(target.moved_at, session.up_at) + self._wait:
-            why = (session.stored.reason if session.stored is not None else session.why) or "it makes no progress"
+            why = (
+                session.stored.reason if session.stored is not None else session.no_link.why
+            ) or "it makes no progress"
             self._stop(target, f"{why}; waited {self._wait:.0f} s")
 
     def _warn(self, text: str) -> None:

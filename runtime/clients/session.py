@@ -31,6 +31,8 @@ _LOOK_EVERY_S = 0.05
 _FLUSH_S = 0.02
 """Seconds that :meth:`Client.close` gives libzmq's thread to write the last messages."""
 
+_NO_REASON = NoLink("", "")
+
 Self = TypeVar("Self", bound="Client")
 
 
@@ -41,14 +43,8 @@ class Session:
     peer: PeerConfig
     up: bool = False
     up_at: float = 0.0
-    refused: bool = False
-    """Whether a process answers, but the handshake failed."""
-    final: bool = False
-    """Whether another handshake would fail, too."""
-    early: bool = False
-    """Whether the attempt to dial has not failed yet."""
-    why: str = ""
-    """Reason for the missing link."""
+    no_link: NoLink = _NO_REASON
+    """Reason for the missing link; empty if it is unknown or there is a link."""
     complaint: str = ""
     """Complaint of the peer, or reason why its messages cannot be read."""
     greeted_at: float = 0.0
@@ -68,8 +64,9 @@ class Session:
 
     def is_hopeless(self, began: float) -> bool:
         """Return whether further waiting is useless, for a client that began to wait at ``began``."""
-        late = time.monotonic() > began + GIVE_UP_S and bool(self.why) and not self.refused and not self.early
-        return bool(self.complaint) or (not self.up and (self.final or late))
+        found, is_late = self.no_link, time.monotonic() > began + GIVE_UP_S
+        has_failed = bool(found.why) and not found.refused and not found.early
+        return bool(self.complaint) or (not self.up and (found.final or (is_late and has_failed)))
 
     def receive(self, message: wire.Message) -> None:
         """Handle a message of the peer."""
@@ -88,14 +85,15 @@ class Session:
         elif isinstance(message, Complaint):
             self.complaint = one_line(message.what)
         elif isinstance(message, Bye):  # the link ends next
-            self.up, self.why = False, f"it left ({one_line(message.reason)})" if message.reason else "it left"
+            why = f"it left ({one_line(message.reason)})" if message.reason else "it left"
+            self.up, self.no_link = False, NoLink(self.peer.name, why)
 
     def judge(self) -> tuple[PeerState, str | None]:
         """Return the state of the peer, and a note or the reason why it cannot be used."""
         peer, welcome, state = self.peer, self.welcome, self.state
         if not self.up:
-            lost = PeerState.REFUSED if self.refused else PeerState.LOST
-            return lost, self.why or f"nobody has answered at {peer.address} yet"
+            lost = PeerState.REFUSED if self.no_link.refused else PeerState.LOST
+            return lost, self.no_link.why or f"nobody has answered at {peer.address} yet"
         if self.complaint:
             return PeerState.REFUSED, self.complaint
         if welcome is None or state is None:
@@ -164,11 +162,7 @@ class Client:
 
     def send(self, name: str, message: wire.Message, *frames: bytes | memoryview) -> bool:
         """Send a message; return False if the link does not take it."""
-        return self.send_frames(name, framing.encode(message), *frames)
-
-    def send_frames(self, name: str, *frames: bytes | memoryview) -> bool:
-        """Send an encoded message; return False if the link does not take it."""
-        return self._links.send(Link(dialed=name), list(frames))
+        return self._links.send(Link(dialed=name), [framing.encode(message), *frames])
 
     def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
         """Handle events for at most ``seconds``, repeat greetings, and return the messages with their senders."""
@@ -192,10 +186,6 @@ class Client:
             self.step(min(left, _LOOK_EVERY_S))
         return True
 
-    def listen(self, seconds: float) -> None:
-        """Handle events for ``seconds``."""
-        self.wait_until(lambda: False, seconds)
-
     def greet(self, name: str) -> None:
         """Send HELLO."""
         session = self.sessions[name]
@@ -211,10 +201,9 @@ class Client:
         if isinstance(event, LinkUp):
             self.sessions[name] = Session(session.peer, up=True, up_at=time.monotonic())
         elif isinstance(event, LinkDown):
-            self.sessions[name] = Session(session.peer, up_at=session.up_at, why=event.why)
+            self.sessions[name] = Session(session.peer, up_at=session.up_at, no_link=NoLink(name, event.why))
         elif isinstance(event, NoLink):
-            session.why, session.refused, session.final = event.why, event.refused, event.final
-            session.early = event.early
+            session.no_link = event
         else:
             try:
                 messages = framing.decode(event.frames[0].buffer)

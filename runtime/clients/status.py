@@ -18,6 +18,7 @@ from ls_edge.core.text import name_blocks
 from ls_edge.runtime.clients.session import Client, Session, source_name
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Chunk, Complaint, FindingRow, Findings, Inspect, Message, Want, Welcome
+from ls_edge.runtime.transport.connections import Link
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 
@@ -28,7 +29,7 @@ LINKS_S = 1.0
 SAMPLES = 3
 """Greetings per peer; its latency is that of the fastest one. The last one is large."""
 LARGE = 16384
-"""Bytes added to a large greeting, and asked of the manifest: more than any packet carries."""
+"""Bytes added to a large greeting and requested from the manifest, more than any packet carries."""
 MTU = "large packets do not pass (MTU): small messages are answered, tokens will not be"
 MTU_FIX = "lower the MTU of the interface or VPN on the way, such as 'ip link set dev wg0 mtu 1280', on both ends"
 
@@ -100,7 +101,7 @@ class Observer(Client):
     def _send_large(self, name: str, session: Session) -> None:
         """Send a greeting that fills several packets, and ask for as much of the manifest."""
         awaited = {Welcome.__name__}
-        self.send_frames(name, framing.encode_padded(self.hello_to(name), LARGE))
+        self._links.send(Link(dialed=name), [framing.encode_padded(self.hello_to(name), LARGE)])
         if session.welcome is not None and len(session.welcome.bundle_id) == 64:
             self.send(name, Want(bytes.fromhex(session.welcome.bundle_id), 0, LARGE))
             awaited.add(Chunk.__name__)
@@ -109,7 +110,8 @@ class Observer(Client):
     def _judge_large(self, name: str, session: Session, now: float) -> None:
         """Record whether the large messages to a peer have been answered; their loss ends the link.
 
-        A peer need not send its manifest. Nothing passes a stuck piece of it, so the answer to a later greeting tells.
+        A peer need not send its manifest. Messages behind a stuck piece of it do not arrive, so the answer to a later
+        greeting decides.
         """
         asked, at, awaited = self._large.get(name, (session, now, set()))
         if awaited == {Chunk.__name__} and asked is session and now > at + self._patience / 2:
@@ -182,7 +184,7 @@ class Observer(Client):
             judged, reason = PeerState.SILENT, MTU
         if runs := self.other_file(session):
             reason = f"{reason}; {runs}" if reason else runs
-        key = "accepted" if session.up else "refused" if session.refused else "unknown"
+        key = "accepted" if session.up else "refused" if session.no_link.refused else "unknown"
         return PeerStatus(
             reachable=session.up,
             key=key if self.peers.uses_keys else "none",
@@ -255,5 +257,5 @@ def unreached_text(lacking: Mapping[str, Sequence[str]]) -> str:
 def _silence(session: Session) -> str:
     """Return the reason why a peer has not reported findings."""
     if session.complaint or not session.up:
-        return session.complaint or session.why or f"nobody has answered at {session.peer.address} yet"
+        return session.complaint or session.no_link.why or f"nobody has answered at {session.peer.address} yet"
     return "it has not answered; is its check still running, or is it an older version of ls-edge?"

@@ -1,4 +1,4 @@
-"""The bundle that a peer serves next: the one that it was given, or the active one of its store."""
+"""The next bundle of a peer: a given one, or the active bundle of its store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ls_edge.runtime.transport.keys import curve_of, load_secret, read_again
 log = logging.getLogger("ls_edge.runtime")
 
 MEMORY_PER_BYTE = 4
-"""Free memory to leave for engines next to the present ones, per byte of their files. A ViT-Ti needed 1.4 and 2.5 bytes
+"""Free memory that engines next to the present ones need, per byte of their files. A ViT-Ti needed 1.4 and 2.5 bytes
 for each byte of its float32 blocks, at batch sizes 1 and 8."""
 OPEN_WITHIN_S = 60.0
 """Limit on opening the next engines, half of the time for which a push waits without progress."""
@@ -95,7 +95,7 @@ class StoredBundle:
         self._opened: tuple[PeerSetup, BlockExecutor] | None = None
         """Next setup, and its engines that are warm."""
         self._opening: Future[Warm | LsEdgeError] | None = None
-        """Result of opening the next engines the last time."""
+        """Result of the latest attempt to open the next engines."""
         # Not on the store's thread, whose low priority the threads of an engine library would inherit.
         with given.cores.on_engine():
             self._loader: Worker[None] = Worker(f"next of {given.entry.name}", lambda: None)
@@ -140,7 +140,7 @@ class StoredBundle:
         return self.adopt(replace(setup, keys=load_secret(keys.path) if keys is not None and keys.path else keys))
 
     def _note_file(self) -> None:
-        """Log that an applied file counts instead of another one with which the peer was started."""
+        """Log that an applied file is used instead of the file with which the peer was started."""
         file = self._store.record.file
         if file is not None and file.digest != hashlib.sha256(self._given.raw).hexdigest():
             why = f"it was applied after {self._given.path}; change it with 'ls-edge apply'"
@@ -249,9 +249,9 @@ class StoredBundle:
         return setup.using(peers, setup.keys)
 
     def limited(self, setup: PeerSetup) -> PeerSetup:
-        """Return the setup with the parts that the store has, so that a changed entry does not stop the others.
+        """Limit a setup to the parts that the store has, so that a changed entry does not stop these.
 
-        Raise :class:`BundleError` if it has none of them.
+        Raise :class:`BundleError` if the store has none of them.
         """
         self._store.blocks, self.installer.lacking = setup.entry.blocks, ""
         if setup.bundle is None:

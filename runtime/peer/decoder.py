@@ -28,7 +28,7 @@ _NO_IMAGE = EncodedImage(b"\0")
 
 
 class Decoder:
-    """Decodes images one at a time, in order of arrival; used by the thread of the links."""
+    """Decoder of images, one at a time in order of arrival; used by the thread of the links."""
 
     def __init__(
         self, spec: ImageSpec, name: str, wake: Callable[[], None], is_held: Callable[[TransferId], bool]

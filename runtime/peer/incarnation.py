@@ -79,14 +79,14 @@ class Incarnation:
         )
         """HELLO without the fields that change."""
         self.machine = _new_machine(setup, self._greeting.blocks)
-        examine = setup.settings.examine
-        self._inspector = (
-            None
-            if examine is None
-            else Inspector(
-                examine, self._measure, lambda name, found: self.node.send_to(name, found), lambda: self.node.wake()
+        self._inspector: Inspector | None = None
+        if setup.settings.examine is not None:
+            self._inspector = Inspector(
+                setup.settings.examine,
+                self._measure,
+                lambda name, found: self.node.send_to(name, found),
+                lambda: self.node.wake(),
             )
-        )
         self._decoder: Decoder | None = None
         with setup.cores.others():
             self.node = self._new_node()
@@ -108,7 +108,7 @@ class Incarnation:
 
     @property
     def snapshot(self) -> PeerSnapshot:
-        """Work done and held; any thread may ask."""
+        """Completed and held work; any thread may read it."""
         machine, rules, engine = self.machine, self.machine.rules, self.machine.rules.engine
         return PeerSnapshot(
             name=self._greeting.name,
@@ -149,6 +149,8 @@ class Incarnation:
                     self.executor.close()
                 if self._decoder is not None:
                     self._decoder.close()
+                if self._inspector is not None:
+                    self._inspector.close(0.0)
 
     def _measure(self, seconds: float) -> bytes:
         """Time the engines, one call at a time between the calls of requests; return the JSON document."""

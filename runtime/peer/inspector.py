@@ -1,21 +1,20 @@
 """Checks of this machine for ``ls-edge doctor --peers``, and measurements of the engines, for observers.
 
-A low-priority thread runs them, one at a time. A result is reused for the same question for :data:`FRESH_S`.
+A low-priority thread runs them, one at a time. A result is reused for :data:`FRESH_S` seconds for the same request.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.records import MAX_TEXT
-from ls_edge.device.worker import introduce_thread
+from ls_edge.device.worker import Worker
 from ls_edge.runtime.protocol.messages import MAX_FINDINGS, FindingRow, Findings
 from ls_edge.runtime.transport.problems import one_line
 
@@ -29,8 +28,8 @@ MAX_ASKING = 64
 _NICENESS = 2
 
 
-class Inspector:
-    """Answers requests for a check or a measurement; used by the thread of the links."""
+class Inspector(Worker[tuple[int, Findings]]):
+    """Service for checks and measurements of this machine; used by the thread of the links."""
 
     def __init__(
         self,
@@ -39,12 +38,11 @@ class Inspector:
         send: Callable[[str, Findings], object],
         wake: Callable[[], None],
     ) -> None:
-        """Call ``examine`` and ``measure(seconds)``, which may take a minute, on another thread."""
-        self._examine, self._measure, self._send, self._wake = examine, measure, send, wake
+        """Call ``examine`` and ``measure(seconds)``, which may take a minute, on another thread, then ``wake``."""
+        super().__init__("inspector", wake, niceness=_NICENESS)
+        self._examine, self._measure, self._send = examine, measure, send
         self._asking: dict[int, set[str]] = {}
         """Waiting processes by the length of the measurement in milliseconds; 0 for checks."""
-        self._is_busy = False
-        self._new: deque[tuple[int, Findings]] = deque()
         self._found: tuple[int, Findings, float] | None = None
 
     def ask(self, name: str, measure_ms: int) -> None:
@@ -52,26 +50,19 @@ class Inspector:
         if self._found is not None and self._found[0] == measure_ms and time.monotonic() < self._found[2] + FRESH_S:
             self._send(name, self._found[1])
         elif sum(map(len, self._asking.values())) < MAX_ASKING:
+            if measure_ms not in self._asking:
+                self.submit(partial(self._look, measure_ms))
             self._asking.setdefault(measure_ms, set()).add(name)
-            self._begin()
 
     def step(self) -> None:
         """Send new findings."""
-        while self._new:
-            measure_ms, findings = self._new.popleft()
-            self._found, self._is_busy = (measure_ms, findings, time.monotonic()), False
-            for name in self._asking.pop(measure_ms, ()):
+        for measure_ms, findings in self.results():
+            self._found = measure_ms, findings, time.monotonic()
+            for name in self._asking.pop(measure_ms):
                 self._send(name, findings)
-            self._begin()
 
-    def _begin(self) -> None:
-        if self._asking and not self._is_busy:
-            self._is_busy = True
-            threading.Thread(target=self._look, args=(next(iter(self._asking)),), name="inspector", daemon=True).start()
-
-    def _look(self, measure_ms: int) -> None:
+    def _look(self, measure_ms: int) -> tuple[int, Findings]:
         """Check or measure; a peer that leaves meanwhile does not wait for it."""
-        introduce_thread("inspector", _NICENESS)
         rows: Sequence[FindingRow] = ()
         profile = b""
         try:
@@ -85,5 +76,4 @@ class Inspector:
             log.exception("the check of this machine failed")
             rows = [FindingRow("bad", "ls-edge doctor", f"the check failed: {error}", "run 'ls-edge doctor' there")]
         short = [FindingRow(*(one_line(text, MAX_TEXT) for text in msgspec.structs.astuple(row))) for row in rows]
-        self._new.append((measure_ms, Findings(tuple(short[:MAX_FINDINGS]), profile)))
-        self._wake()
+        return measure_ms, Findings(tuple(short[:MAX_FINDINGS]), profile)

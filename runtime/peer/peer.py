@@ -60,7 +60,7 @@ TRANSITIONS: Mapping[tuple[Phase, Outcome], Phase] = {
 
 
 class Peer:
-    """Serve the blocks that ``peers.yaml`` gives to ``name``; :meth:`serve` blocks until the peer has left."""
+    """A process that serves the blocks of its entry in ``peers.yaml``; :meth:`serve` blocks until it has left."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Peer:
 
     @property
     def snapshot(self) -> PeerSnapshot:
-        """Work done and held; any thread may ask. Counts begin again after a switch."""
+        """Completed and held work; any thread may read it. Counts begin again after a switch."""
         return PeerSnapshot(self.name) if self._incarnation is None else self._incarnation.snapshot
 
     def stop(self) -> None:
@@ -319,13 +319,10 @@ class Peer:
         assert self._incarnation is not None, "the peer of a store begins with serve()"
         return self._incarnation
 
-    def _check(self, bundle: Bundle) -> None:
-        self._setup.of_model(bundle)
-        self._setup.peers.check_codecs(CODECS)
-
     def _listen(self, bundle: Bundle | None) -> Incarnation:
+        setup = self._setup.of_model(bundle)
         if bundle is not None:
-            self._check(bundle)
-        setup = self._bundles.limited(self._setup.of_model(bundle))
+            setup.peers.check_codecs(CODECS)
+        setup = self._bundles.limited(setup)
         executor = self._bundles.opened_for(setup) or self._executor_of(setup)
         return Incarnation(setup, executor, self._bundles.installer)

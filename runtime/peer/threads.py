@@ -30,7 +30,7 @@ time that neighbors wait for a silent process."""
 _WATCH_EVERY_S = 0.05
 """Seconds between two checks of the loop thread's job: a trade-off between detection and wake-ups."""
 _WATCH_FOR_S = 1.0
-"""Seconds after the last short job until the worker stops checking, so that an idle process does not wake."""
+"""Seconds after the last short job until the worker stops checking, so that an idle process does not wake up."""
 
 
 class LoopThreads(JobQueue[T]):

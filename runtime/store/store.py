@@ -63,24 +63,20 @@ class Store(FileStore):
         self._path = self.folder / "store.json"
         self._change = threading.Lock()
         self._saved = True
-        self._record = self._read()
-
-    @property
-    def record(self) -> StoreRecord:
+        self.record = self._read()
         """Record of the served bundle and of the last switch."""
-        return self._record
 
     @property
     def is_confirmed(self) -> bool:
         """Whether ``store.json`` records that the active bundle was warm."""
-        record = self._record
+        record = self.record
         return self._saved and record.trial_starts is None and record.failed != record.active
 
     # The served bundle.
 
     def begin(self) -> None:
         """Count a start of the process, and give up a bundle that never becomes warm."""
-        starts = self._record.trial_starts
+        starts = self.record.trial_starts
         if starts is None:
             return
         if starts >= TRIAL_STARTS:
@@ -88,13 +84,13 @@ class Store(FileStore):
             return
         try:
             with self._change:
-                self._write(msgspec.structs.replace(self._record, trial_starts=starts + 1))
+                self._write(msgspec.structs.replace(self.record, trial_starts=starts + 1))
         except BundleError as error:
             log.warning("this start is not counted", extra={"why": str(error)})
 
     def open_active(self) -> Bundle | None:
         """Open the served bundle; return None if there is none. Raise :class:`BundleError` if it is damaged."""
-        return None if self._record.active is None else self.open(self._record.active)
+        return None if self.record.active is None else self.open(self.record.active)
 
     def open(self, manifest: str) -> Bundle:
         """Open a bundle of the store; its parts are verified when they are read."""
@@ -123,14 +119,14 @@ class Store(FileStore):
         """
         given = AppliedFile(0, hashlib.sha256(present).hexdigest())
         with self._change:
-            if self._record.file is None:  # the file with which the peer was started may be overwritten
+            if self.record.file is None:  # the file with which the peer was started may be overwritten
                 self._write_file(self._files / given.digest, present)
-            self._update(self._record.accepting(file, given))
+            self._update(self.record.accepting(file, given))
 
     def end_change(self) -> None:
         """Accept only the processes of the applied file; raise :class:`BundleError` if that cannot be recorded."""
         with self._change:
-            self._update(self._record.ended())
+            self._update(self.record.ended())
 
     def held(self, bundle: Bundle) -> HeldParts:
         """Return the parts that the peer should serve and that have arrived."""
@@ -151,18 +147,18 @@ class Store(FileStore):
         """
         self.open(manifest)
         with self._change:
-            self._update(self._record.switched(manifest, file, is_listed=is_listed))
+            self._update(self.record.switched(manifest, file, is_listed=is_listed))
 
     def confirm(self, manifest: str) -> None:
         """Record that a bundle is warm if it is the active one; raise :class:`BundleError` if that fails."""
         with self._change:
-            if self._record.active == manifest and not self.is_confirmed:
-                self._write(self._record.confirmed())
+            if self.record.active == manifest and not self.is_confirmed:
+                self._write(self.record.confirmed())
 
     def give_up(self, why: str) -> bool:
         """Go back to the previous bundle if that is complete; return whether it is."""
         with self._change:
-            record = self._record
+            record = self.record
             to = record.fallback
             is_same = record.before is not None and to.active == record.active
             fault = "" if is_same else self._fault_of(to.active, partly=to.file != record.file)
@@ -170,12 +166,12 @@ class Store(FileStore):
             reason = f"{fault}: {why}" if fault else f"went back to the previous {what}: {why}"
             log.error("cannot serve a bundle", extra={"bundle": self.shown_id(record.active or ""), "why": reason})
             if fault:
-                self._record = msgspec.structs.replace(record, failed=record.active, reason=reason)
+                self.record = msgspec.structs.replace(record, failed=record.active, reason=reason)
             else:
-                self._record = record.given_up(reason)
+                self.record = record.given_up(reason)
                 self._saved = False
                 with contextlib.suppress(BundleError):  # confirm() repeats it
-                    self._write(self._record)
+                    self._write(self.record)
             return not fault
 
     # Offered bundles. One thread at a time.
@@ -195,9 +191,9 @@ class Store(FileStore):
         """
         try:
             self._make_folder()
-            if not self._path.exists() and self._record.active is not None:  # the folder was removed
+            if not self._path.exists() and self.record.active is not None:  # the folder was removed
                 with self._change:
-                    self._write(self._record)
+                    self._write(self.record)
             if not self._holds(manifest):
                 if not size:
                     raise BundleError("that bundle is no longer in this store; push it again")
@@ -244,10 +240,10 @@ class Store(FileStore):
 
     def _write(self, record: StoreRecord) -> None:
         self._write_file(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-        self._record, self._saved = record, True
+        self.record, self._saved = record, True
 
     def _update(self, record: StoreRecord) -> None:
-        if record != self._record:
+        if record != self.record:
             self._write(record)
 
     def _fault_of(self, previous: str | None, *, partly: bool) -> str:
@@ -267,7 +263,7 @@ class Store(FileStore):
 
     def _collect(self, offered: set[str]) -> None:
         """Remove all files that none of the offered, the active and the previous bundle needs."""
-        record = self._record
+        record = self.record
         before = record.before or Before(None, None)
         keep = {*offered, *(f"{digest}.part" for digest in offered)}
         keep |= {file.digest for file in (record.file, before.file, *record.accepts) if file is not None}
