@@ -124,7 +124,7 @@ class End:
 def num_incoming(links):
     """Number of incoming connections that are open, or whose end was not read yet."""
     kept = links._listener
-    return max(len(kept._accepted | kept._links_at.keys()), len(kept._descriptor_of))
+    return max(len(kept._accepted | kept._links_at.keys()), len(kept.descriptor_of))
 
 
 @pytest.fixture
