@@ -23,11 +23,11 @@ from pathlib import Path
 
 from ls_edge.cli.command import DEGRADED
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import printable
+from ls_edge.core.errors import LinkError, printable
 from ls_edge.core.files import write_output
 from ls_edge.device.facts import facts, kernel_messages
 from ls_edge.report.terminal import open_console
-from ls_edge.runtime.fleet.local_cluster import free_ports
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.version import __version__
 
 TITLE = "# Hardware report"
@@ -38,8 +38,6 @@ LIMIT_S = 900.0
 
 _START_S = 60.0
 """Seconds to wait until peers listen: a slow board takes several to import the modules."""
-_END_S = 20.0
-"""Seconds for a peer to leave, more than it takes to drain."""
 _PYTHON = (sys.executable, "-m")
 _TRTEXEC = "/usr/src/tensorrt/bin/trtexec"
 
@@ -126,7 +124,7 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
         report.run("bench", folder)
         _run_pairs(report, bundle, Path(temporary) / "pairs")
         report.run("profile", folder, "--out", "profile.json", "--json")
-        _run_fleet(report, Path(temporary), folder, data)
+        _run_fleet(report, Path(temporary), bundle, data)
         report.add("kernel messages", kernel_messages())
     return not report.failed
 
@@ -143,15 +141,6 @@ def _run_pairs(report: BoardReport, bundle: Bundle, folder: Path) -> None:
     report.program(title, "pairs", (*_PYTHON, "ls_edge", "bench", str(folder)))
 
 
-def _end(peer: subprocess.Popen[bytes]) -> None:
-    assert peer.stdin is not None
-    peer.stdin.close()
-    try:
-        peer.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        peer.kill()
-
-
 def _trtexec(bundle: Bundle) -> tuple[str, ...]:
     tokens, file = bundle.manifest.tokens, bundle.folder.resolve() / bundle.part("block 0").file
     program = shutil.which("trtexec") or _TRTEXEC
@@ -161,38 +150,22 @@ def _trtexec(bundle: Bundle) -> tuple[str, ...]:
     return (program, f"--onnx={file}", shape, "--stronglyTyped", "--useCudaGraph", "--noDataTransfers", "--useSpinWait")
 
 
-def _run_fleet(report: BoardReport, place: Path, bundle: str, data: str | None) -> None:
+def _run_fleet(report: BoardReport, place: Path, bundle: Bundle, data: str | None) -> None:
     """Push the model to two peers of this machine, answer images, and add the logs of the peers."""
-    report.run("peers", "new", "a=127.0.0.1", "b=127.0.0.1", "--source", "here", "--bundle", bundle)
-    file = place / "peers.yaml"
-    if not file.exists():
-        return
-    text = file.read_text(encoding="utf-8")
-    for usual, port in zip((":5555", ":5556"), free_ports(2), strict=True):
-        text = text.replace(usual, f":{port}")
-    file.write_text(text, encoding="utf-8")
+    blocks, folder = range(bundle.num_blocks), str(bundle.folder.resolve())
+    cluster = LocalCluster(
+        place, folder, {"a": blocks, "b": blocks}, each={"threads": None}, sources=["here"], keys=True, stores=True
+    )
     to = ("--peers", "peers.yaml", "--secret-key", "here.key_secret")
     try:
-        with contextlib.ExitStack() as stack:
-            for name in ("a", "b"):
-                own = ("--peers", "peers.yaml", "--name", name, "--store", name, "--secret-key", f"{name}.key_secret")
-                log = stack.enter_context((place / f"{name}.log").open("w", encoding="utf-8"))
-                peer = stack.enter_context(
-                    subprocess.Popen(  # noqa: S603
-                        [*_PYTHON, "ls_edge", "peer", *own, "--until-eof"], stdin=subprocess.PIPE, stderr=log, cwd=place
-                    )
-                )
-                stack.callback(_end, peer)
-            end = time.monotonic() + _START_S
-            while not all("listening" in (place / f"{name}.log").read_text() for name in ("a", "b")):
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.1)
-            report.run("push", *to, "--bundle", bundle)
+        with cluster:
+            with contextlib.suppress(LinkError):  # the log says why
+                cluster.wait_settled(timeout=_START_S)
+            report.run("push", *to, "--bundle", folder)
             report.run("status", *to)
             if data is not None:
-                report.run("run", *to, "--bundle", bundle, "--data", data, "--limit", "100", "--json")
+                report.run("run", *to, "--bundle", folder, "--data", data, "--limit", "100", "--json")
     finally:
         for name in ("a", "b"):
             with contextlib.suppress(OSError):
-                report.add(f"log of peer {name}", (place / f"{name}.log").read_text(encoding="utf-8", errors="replace"))
+                report.add(f"log of peer {name}", cluster.log_path(name).read_text(encoding="utf-8", errors="replace"))

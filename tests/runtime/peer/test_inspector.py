@@ -36,8 +36,22 @@ class Machine:
         return len(self.sent) == count
 
 
-def test_one_check_answers_all_that_wait_and_later_questions(wait_until):
-    machine = Machine()
+@pytest.fixture
+def new_machine():
+    """A function that returns a new machine, whose thread ends with the test."""
+    machines = []
+
+    def new(error=None):
+        machines.append(Machine(error))
+        return machines[-1]
+
+    yield new
+    for machine in machines:
+        machine.inspector.close()
+
+
+def test_one_check_answers_all_that_wait_and_later_questions(wait_until, new_machine):
+    machine = new_machine()
     for name in ("laptop", "desk", "laptop"):
         machine.inspector.ask(name, 0)
     machine.go.set()
@@ -48,8 +62,8 @@ def test_one_check_answers_all_that_wait_and_later_questions(wait_until):
     assert machine.calls == ["check"]
 
 
-def test_different_questions_are_answered_one_after_the_other(wait_until):
-    machine = Machine()
+def test_different_questions_are_answered_one_after_the_other(wait_until, new_machine):
+    machine = new_machine()
     machine.inspector.ask("laptop", 0)
     machine.inspector.ask("desk", 1500)
     wait_until(lambda: machine.calls, what="a check that has begun")
@@ -63,8 +77,8 @@ def test_different_questions_are_answered_one_after_the_other(wait_until):
 @pytest.mark.parametrize(
     ("error", "what"), [(EngineError("no engine"), "engines"), (ValueError("x"), "ls-edge doctor")]
 )
-def test_a_failed_check_is_a_finding(error, what, wait_until):
-    machine = Machine(error=error)
+def test_a_failed_check_is_a_finding(error, what, wait_until, new_machine):
+    machine = new_machine(error=error)
     machine.go.set()
     machine.inspector.ask("laptop", 0)
     wait_until(lambda: machine.has_sent(1), what="an answer")
@@ -73,8 +87,8 @@ def test_a_failed_check_is_a_finding(error, what, wait_until):
     assert str(error) in findings.rows[0].detail
 
 
-def test_waiting_processes_are_bounded(wait_until):
-    machine = Machine()
+def test_waiting_processes_are_bounded(wait_until, new_machine):
+    machine = new_machine()
     for number in range(module.MAX_ASKING + 5):
         machine.inspector.ask(f"source-{number}", 0)
     machine.go.set()
