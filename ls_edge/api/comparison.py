@@ -129,7 +129,7 @@ def _quantities(run: ComparedDocument, other: ComparedDocument) -> list[tuple[st
 
 
 def _other_load(run: ComparedDocument, other: ComparedDocument) -> str:
-    """Return why throughputs cannot be compared: other requests in flight; empty for one request at a time."""
+    """Return why throughputs at different numbers of requests in flight cannot be compared, or an empty string."""
     if run.at_once in (None, 1) or other.at_once in (None, run.at_once):
         return ""
     flight = f"the run had {run.at_once} requests in flight, {other.name} has {other.at_once}"

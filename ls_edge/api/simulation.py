@@ -152,7 +152,7 @@ class Fleet:
 
     asked: SimulationSettings
     bundle: Bundle | None
-    """None for a model of which only the sizes are known."""
+    """None for a model with known sizes only."""
     problem: PlanningProblem
     costs: OrderCosts | None
     assumptions: Sequence[str]

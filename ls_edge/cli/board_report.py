@@ -67,7 +67,7 @@ class BoardReport:
         self.program(f"ls-edge {shlex.join(words)}", words[0], (*_PYTHON, "ls_edge", *words))
 
     def program(self, title: str, name: str, command: Sequence[str]) -> None:
-        """Add the output of a program, also if it fails, or is stopped at its time limit."""
+        """Add the output of a program, even if it fails or is stopped at its time limit."""
         self._console.print(title)
         began, limit, stopped = time.monotonic(), LIMITS_S.get(name, LIMIT_S), ""
         with tempfile.TemporaryFile() as output:
@@ -102,7 +102,7 @@ class BoardReport:
 
 
 def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
-    """Run everything that a board has to do, and write its output; return whether all of it worked."""
+    """Run all sections on this board, and write their output; return whether all of them worked."""
     folder = str(bundle.folder.resolve())
     with tempfile.TemporaryDirectory(prefix="ls-edge-") as temporary:
         report = BoardReport(path, Path(temporary))

@@ -48,7 +48,7 @@ def leave(number: int) -> NoReturn:
 class StopRequest:
     """Context in which the first signal sets :attr:`number`, and the second ends the process.
 
-    Commands use it to stop in order and print results. Without :func:`install` (in a program that imports this
+    Commands use it to stop cleanly and print results. Without :func:`install` (in a program that imports this
     package) signals are left alone.
     """
 

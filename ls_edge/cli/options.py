@@ -274,6 +274,22 @@ SOURCE = apply_options(
 )
 """Options that are arguments of ``Source.open``, with the same names."""
 
+PROFILES = apply_options(
+    names(
+        "--profiles",
+        "Files of 'ls-edge profile'; NAME,NAME=FILE for several devices of one kind.",
+        "FILE...",
+        required=True,
+    ),
+    click.argument("more", nargs=-1, metavar=""),
+    text("--source", "Profile of the source.  [default: the fastest device]", "FILE"),
+    path("--links", "File of 'ls-edge profile --links'."),
+    choice("--codec", ["raw", "fp16", "int8"], "Encoding of tokens.", default="raw"),
+    number("--mbit", "Megabits per second of links that were not measured.", "MBIT", 0.001, default=1000.0),
+    number("--link-ms", "Latency of links that were not measured.", "MS", default=0.3),
+    flag("--allow-throttled", "Accept profiles of devices that throttled."),
+)
+"""Options of commands that plan from profiles of devices and links."""
 
 SET = names("--set", "Any setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")
 

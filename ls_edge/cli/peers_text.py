@@ -61,7 +61,7 @@ def _peers(path: Path) -> tuple[str, yaml.SequenceNode]:
 
 
 def _end_of(text: str, entry: yaml.Node) -> int:
-    """Return where the line after an entry of a block sequence begins; comments after the entry do not belong to it."""
+    """Return the index of the line after an entry of a block sequence; comments after the entry stay."""
     end = (
         len(text[: entry.end_mark.index].rstrip()) if not getattr(entry, "flow_style", False) else entry.end_mark.index
     )

@@ -35,11 +35,11 @@ _KINDS = {"add": "added", "switch": "changed", "follow": "told of the others", "
     ),
 )
 @click.argument("new", type=options.FILE, metavar="NEW.yaml")
-@options.peers("File by which the peers can be reached now.  [default: the applied file]")
-@options.bundle("Folder of the model; needed if peers gain blocks that they do not have.")
+@options.peers("peers.yaml that the peers use now.  [default: the applied file]")
+@options.bundle("Folder of the model; needed if peers gain blocks that they lack.")
 @options.flag("--dry-run", "Show the difference and change nothing.")
-@options.flag("--yes", "Do not ask.")
-@options.flag("--allow-outage", "Go on although some blocks have no holder for a moment.")
+@options.flag("--yes", "Apply without asking.")
+@options.flag("--allow-outage", "Continue even if some blocks briefly have no holder.")
 @options.PUSH_KEY
 @options.PUSH_WAIT
 @options.JSON
@@ -59,9 +59,9 @@ def command(
     Shows the difference, asks, and carries it out over the encrypted links of peers with a --store: each peer gets the
     file and the parts that it lacks, and builds its engines. Then one peer after another switches, in an order in which
     every block keeps a holder. A peer records each step, and starts from the recorded file; so the same command
-    continues an interrupted change, and changes nothing in a fleet that is as the file says.
+    continues an interrupted change, and changes nothing in a fleet that already matches the file.
 
-    Ends with exit code 3, and names them, if some peers do not answer; run it again when they are back.
+    Exit code 3 if some peers do not answer, which are named; run it again when they are back.
     """
     current, keys = peers_to_ask(new if peers is None else peers, secret_key)
     file = current if peers is None else open_peers(new)
@@ -77,9 +77,9 @@ def command(
         if not as_json:
             _show(change, file, current)
         if (why := _outage(change)) and not dry_run and not allow_outage:
-            raise UsageError(f"{why}; to go on nevertheless, give --allow-outage")
+            raise UsageError(f"{why}; to continue anyway, give --allow-outage")
         is_over = dry_run or (change.is_settled and not change.missing)
-        if not is_over and not yes and not _confirm():
+        if not is_over and not yes and not (sys.stdin.isatty() and click.confirm("Apply this?", err=True)):
             raise UsageError("nothing was changed; to apply the file without a question, give --yes")
         if not is_over:
             try:
@@ -98,10 +98,6 @@ def command(
         names = ", ".join(map(printable, change.missing))
         warn(f"{names}: not reached; run 'ls-edge apply {new}' again when all peers of the file answer")
         raise SystemExit(DEGRADED)
-
-
-def _confirm() -> bool:
-    return sys.stdin.isatty() and click.confirm("Apply this?", err=True)
 
 
 def _outage(change: Change) -> str:

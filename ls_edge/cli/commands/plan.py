@@ -14,7 +14,6 @@ import yaml
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
-from ls_edge.cli.profile_options import PROFILES
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
@@ -49,7 +48,7 @@ _VERDICTS = {
     ),
 )
 @options.BUNDLE
-@PROFILES
+@options.PROFILES
 @options.choice("--objective", ["latency", "throughput", "energy", "survival"], "Quantity to optimize.")
 @options.names(
     "--target",

@@ -53,7 +53,14 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     """
     found = side_by_side(files)
     free = [] if freedom is None else evaluations_with_freedom(files)
-    pairs, alone = pairs_text(found), alone_text(found)
+    pairs = [
+        (pair.plan, pair.run, *_pair_text(pair.figure, pair.planned, pair.measured, pair.ratio))
+        for pair in found.planned_against_measured
+    ]
+    alone = [
+        (pair.run, pair.alone, *_pair_text(pair.figure, pair.fleet, pair.one, pair.ratio))
+        for pair in found.fleet_against_alone
+    ]
     try:
         if freedom is not None:
             from ls_edge.report.charts import freedom_figure, write_svg
@@ -129,22 +136,6 @@ def rows_text(found: SideBySide) -> list[tuple[str, ...]]:
         )
         cells.append((row.name, row.kind, *numbers, row.about))
     return cells
-
-
-def pairs_text(found: SideBySide) -> list[tuple[str, ...]]:
-    """Return the cells of each pair of a planned and a measured value."""
-    return [
-        (pair.plan, pair.run, *_pair_text(pair.figure, pair.planned, pair.measured, pair.ratio))
-        for pair in found.planned_against_measured
-    ]
-
-
-def alone_text(found: SideBySide) -> list[tuple[str, ...]]:
-    """Return the cells of each pair of a run through a fleet and one device alone."""
-    return [
-        (pair.run, pair.alone, *_pair_text(pair.figure, pair.fleet, pair.one, pair.ratio))
-        for pair in found.fleet_against_alone
-    ]
 
 
 def _pair_text(figure: str, one: float, other: float, ratio: float) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from ls_edge.runtime.source.source import Source
 LOST_FOR_S, UNUSABLE_FOR_S = 0.5, 1.0
 """Seconds until a block without a holder, or an unusable peer, is displayed; a restart takes less."""
 MAX_REMARKS = 10
-"""Largest number of idle peers named at the end of a run."""
+"""Maximum number of idle peers that are named at the end of a run."""
 
 
 @click.command(
@@ -134,7 +134,7 @@ def command(
     if local is not None and not options.is_typed("peers"):
         peers = None
     if (peers is None) == (local is None):
-        raise UsageError("name the peers with --peers FILE, or start some on this machine with --local N; one of them")
+        raise UsageError("name the peers with --peers FILE, or start some on this machine with --local N")
     file = None if peers is None else open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
     opened = None if bundle is None else Bundle.open(bundle)
     whole = open_data(data, "eval")
@@ -235,9 +235,9 @@ def _print(summary: RunSummary, measured: DatasetRun, classes: Sequence[str], *,
 def _write_files(
     summary: RunSummary, measured: DatasetRun, report: Path | None, trace_events: Path | None, page: dict[str, Any]
 ) -> list[str]:
-    """Write report and trace events; return the problems; a failure does not prevent the other file.
+    """Write report and trace events, even if one of them fails, and return the problems.
 
-    ``page`` are arguments of the report besides the run.
+    ``page`` has arguments of the report in addition to the run.
     """
 
     def write_html(path: Path, *run: Any) -> None:

@@ -12,7 +12,6 @@ from ls_edge.api.simulation import SWEPT, Fleet, SimulationSettings
 from ls_edge.cli import options
 from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.output import print_json
-from ls_edge.cli.profile_options import PROFILES
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 from ls_edge.runtime.fleet.simulation.site_pool import process_pool
@@ -28,7 +27,7 @@ from ls_edge.runtime.fleet.simulation.sweep import parse_sweep
     ),
 )
 @options.bundle("Folder of the exported model; or give --blocks and --tokens-bytes.")
-@PROFILES
+@options.PROFILES
 @options.settings(SimulationSettings)
 @options.text(
     "--until",
