@@ -126,34 +126,6 @@ def test_the_same_transfer_twice_is_accepted_twice_and_run_once(peer):
     assert len(peer.machine.held) == 1
 
 
-def test_credits_count_what_is_held_and_custody_apart():
-    peer = new_peer(limits=Limits(credits=2, custody=3))
-    peer.meets("b", [2, 3])
-    for number in range(3):
-        peer.gets("x", run_of(transfer(number), remaining=(2, 3), waves=BY_X))
-        (onward,) = peer.sent(Forward, "b")
-        assert peer.machine.rules.credits == min(2, 2 - number)  # what was sent counts as a copy
-        peer.hears("b", Accept(onward.transfer, 5))
-    assert peer.machine.rules.credits == 0
-    peer.gets("x", run_of(transfer(9), source="phone"))
-    assert peer.sent(Refuse)[0].reason == "busy"
-    for sent in list(peer.machine.custody.sent):
-        peer.hears("b", Release(sent, "b"))
-    assert peer.machine.rules.credits == 2
-
-
-def test_half_of_the_credits_are_for_transfers_from_peers():
-    peer = new_peer(limits=Limits(credits=4))
-    for number in range(2):
-        peer.gets("laptop", run_of(transfer(number)))
-        assert peer.sent(Accept, "laptop")[0].credits == 1 - number
-    peer.gets("laptop", run_of(transfer(2)))
-    assert peer.sent(Refuse, "laptop")[0].reason == "busy"
-    peer.gets("x", run_of(transfer(3)))
-    assert peer.sent(Accept, "x")[0].credits == 1
-    assert (peer.machine.rules.state("x").credits, peer.machine.rules.state("laptop").credits) == (1, 0)
-
-
 def credits_sent(peer):
     return {
         name: [state.credits for state in peer.sent(State, name)]
