@@ -180,7 +180,9 @@ class Fleet:
             check_policy(self.bundle, policy, self.costs)
         elif policy.needs_order_costs:
             raise UsageError(f"policy {policy.name} needs the order costs of a --bundle; use nearest or fastest")
-        skips = SourceSettings(policy=asked.policy, max_skips=asked.max_skips).skips_of(self.problem.num_blocks)
+        skips = SourceSettings.of({"policy": asked.policy, "max_skips": asked.max_skips}).skips_of(
+            self.problem.num_blocks
+        )
         churn = read_losses(asked.churn)
         outage_s = max((loss.outage_s for loss in churn), default=0.0)
         shared = {name: value for name, value in msgspec.structs.asdict(asked).items() if name in _SHARED}

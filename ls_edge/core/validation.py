@@ -92,7 +92,7 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
     if missing := re.search(r"missing required field `(.+)`", text):
         return InvalidValue(where, f"the key {missing[1]!r} is missing here; add it")
     found = at_path(value, where)
-    by_type = text.startswith(("Expected ", "Invalid enum value"))
+    by_type = text.startswith(("Expected ", "Invalid enum value", "Number out of range"))
     if not by_type and isinstance(found, dict):  # a struct's own check
         return InvalidValue(where, text)
     name = next((step for step in reversed(where) if isinstance(step, str)), "" if where else "the file")

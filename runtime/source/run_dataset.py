@@ -8,7 +8,6 @@ A run that is stopped or ended by an error still returns the records of its answ
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 import random
 import time
@@ -105,7 +104,7 @@ def run_dataset(
             "rate": rate,
             "images": len(images),
             "images_skipped": len(skipped),
-            **dataclasses.asdict(asked),
+            **msgspec.structs.asdict(asked),
             "max_skips": source.max_skips,
             "threads": 0 if engines is None else engines.threads,
             "engine": "" if engines is None else engines.engine,

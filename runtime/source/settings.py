@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta, inspect
 
+from ls_edge.core import validation
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import EngineKind, Threads
-from ls_edge.core.validation import describe_type, unknown_name
+from ls_edge.core.validation import describe_type
 from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT, Itinerary
 from ls_edge.runtime.routing.policies import find_policy, policy_of
 from ls_edge.runtime.routing.policies.policy import Policy
@@ -28,9 +27,8 @@ BudgetMs = Annotated[float, Meta(gt=0, le=MAX_BUDGET_MS)]
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="a whole number of 64 bits")]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a source; an invalid value raises :class:`UsageError`."""
+class Settings(validation.Settings, frozen=True):
+    """Settings of a source; :meth:`of` checks every value."""
 
     policy: str = "nearest"
     budget_ms: BudgetMs = 10_000.0
@@ -65,9 +63,7 @@ class Settings:
     """Whether to use only peers with exactly this bundle, not with other bundles of its model."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
-        for name, type_ in get_type_hints(Settings, include_extras=True).items():
-            object.__setattr__(self, name, checked(name, getattr(self, name), type_))
+        """Check relations between fields."""
         if find_policy(self.policy).runs_in_waves and self.via_source:
             raise UsageError(
                 f"policy {self.policy} needs peers that reach one another, so hops cannot go through the source; use "
@@ -78,15 +74,6 @@ class Settings:
                 f"auditor {self.auditor!r} recomputes a fraction of the answers, each in one order; set audit, and a "
                 "policy other than parallel"
             )
-
-    @classmethod
-    def of(cls, policy: str, given: Mapping[str, Any]) -> Settings:
-        """Create settings from keywords; raise :class:`UsageError` for an unknown one."""
-        known = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise UsageError(unknown_name("setting", name, known))
-        return cls(policy=policy, **given)
 
     def check_audit(self, *, is_thin: bool) -> None:
         """Raise :class:`UsageError` if a source cannot audit with these settings; ``is_thin``: without a bundle."""

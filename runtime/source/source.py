@@ -181,7 +181,7 @@ class Source:
         return cls(
             peers if isinstance(peers, PeersFile) else load_peers(peers),
             bundle if bundle is None or isinstance(bundle, Bundle) else Bundle.open(bundle),
-            Settings.of(policy, settings),
+            Settings.of({"policy": policy, **settings}),
             keys=load_secret(secret_key) if secret_key is not None else None,
             name=name,
             on_event=on_event,
