@@ -1,1 +1,1 @@
-"""Changes of a fleet: pure plans of what running peers do to serve what another file says."""
+"""Changes of a fleet: pure plans of the steps by which running peers follow another ``peers.yaml``."""

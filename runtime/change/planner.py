@@ -1,8 +1,8 @@
-"""Order of the steps from the state of a fleet to another one, so that every block keeps a holder: pure.
+"""Order of the steps of a change of the fleet in which every block keeps a holder. Pure.
 
 Each peer that has to change does so in one step. Usually it drains and serves nothing until it is warm again; so a step
-is safe if the other peers hold all blocks meanwhile. A peer that only has to learn of changed entries of other peers
-does not stop serving. Peers of different models do not work together; so in a change of the model a step is safe while
+is safe if the other peers hold all blocks meanwhile. A peer that only follows changed entries of other peers does not
+stop serving. Peers of different models do not work together; so in a change of the model a step is safe while
 the peers of the previous model hold all of its blocks, or those that have switched hold all blocks of the next one and
 sources may trust them.
 """
@@ -18,10 +18,10 @@ MAX_STATES = 5_000
 """Limit on the states that the search for a safe order visits; found within half a second on a laptop."""
 
 MAX_JUMP = 1 << 16
-"""Changes that most peers may have missed."""
+"""Maximum number of changes that most peers may have missed."""
 
 WITNESSES = 2
-"""Peers that have to serve a model until sources without a bundle use it, unless there are fewer."""
+"""Number of peers that must serve a model before sources without a bundle use it, unless the fleet has fewer."""
 
 D = TypeVar("D", str, bytes)
 Kind = Literal["add", "switch", "follow", "remove"]
@@ -189,7 +189,7 @@ def _ordered(steps: Sequence[Step], fleet: _Fleet) -> list[Step]:
 def _search(ranked: Sequence[Step], fleet: _Fleet) -> list[Step] | None:
     """Return an order of the steps in which no part lacks a holder, by depth-first search; None if there is none.
 
-    What is served depends on the steps that are done, and not on their order, so each set is visited once.
+    Only the set of completed steps determines the served blocks, not their order, so each set is visited once.
     """
     seen: set[frozenset[str]] = set()
     order: list[Step] = []

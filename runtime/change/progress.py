@@ -1,4 +1,4 @@
-"""Progress of a change of a fleet, as its pusher sees it: which instruction comes next. Pure.
+"""Progress of a change of a fleet, as its pusher sees it, and the next instruction. Pure.
 
 A change has phases: every peer gets its files (``send``), accepts the processes of the new file (``accept``), the
 sources follow (``follow``), one peer after the other switches (``cover``, ``leave``, ``switch``), and the peers drop
@@ -60,10 +60,10 @@ def next_instruction(
     is_whole: bool = True,
     impatient: Collection[Phase] = (),
 ) -> Instruction:
-    """Return what comes next in the change of the peers ``changing`` to the model ``model_id``.
+    """Return the next instruction in the change of the peers ``changing`` to the model ``model_id``.
 
-    A change that is not whole, because some peers are away, does not end. ``impatient`` has phases of which the pusher
-    no longer waits for the sources.
+    A change that is not whole, because some peers are away, does not end. ``impatient`` has the phases in which the
+    pusher no longer waits for the sources.
     """
     peers = {name: fleet[name] for name in changing}
     for name, seen in peers.items():

@@ -83,7 +83,7 @@ class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def confirmed(self) -> StoreRecord:
-        """Note that the active bundle is warm."""
+        """Record that the active bundle is warm."""
         record = msgspec.structs.replace(self, trial_starts=None, before=None)
         is_failed = self.failed is not None and self.failed in (self.active, self.file and self.file.digest)
         return msgspec.structs.replace(record, failed=None, reason="") if is_failed else record

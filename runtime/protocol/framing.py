@@ -36,7 +36,7 @@ def encode(message: Message) -> bytes:
 
 
 def encode_padded(message: Message, size: int) -> bytes:
-    """Return the header frame of a message with ``size`` more bytes, in a field that receivers ignore."""
+    """Return the header frame of a message with ``size`` additional bytes, in a field that receivers ignore."""
     return _PREFIX + _encoder.encode({**msgspec.msgpack.decode(_encoder.encode(message)), "padding": bytes(size)})
 
 

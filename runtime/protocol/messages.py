@@ -27,7 +27,7 @@ MAX_BUDGET_US = 600_000_000
 MAX_AVOID = 16
 MAX_CANCELED = 1024
 MAX_CHUNK = 48 * 1024
-"""Limit on the bytes of a file in one message, which delays other messages by 0.4 ms at 1 Gbit/s."""
+"""Limit on the bytes of a file in one message; at 1 Gbit/s it delays other messages by 0.4 ms."""
 MAX_MANIFEST = 16 * 1024 * 1024
 """Limit on an offered ``manifest.json``, in bytes."""
 MAX_FILES = 8
@@ -351,7 +351,7 @@ class StoreState(_Text):
     """State of an offered bundle. Receivers of STORED accept other words as well."""
 
     IDLE = "idle"
-    """The receiver has offered nothing."""
+    """The receiver of this STORED has offered no bundle."""
     BUSY = "busy"
     RECEIVING = "receiving"
     BUILDING = "building"
@@ -423,7 +423,7 @@ class Stored(_Message, frozen=True, tag="stored"):
     """Number of engines, of ``total``, that were built (``building``) or opened (``switching``) so far."""
     total: Count = 0
     step: ShortText = ""
-    """Current step of the engine after those."""
+    """Current step of the engine that is built or opened next."""
     behind: Annotated[tuple[Name, ...], Meta(max_length=MAX_BEHIND)] = ()
     """Linked sources that have not announced the offered ``peers.yaml`` yet."""
 
@@ -436,7 +436,7 @@ class FindingRow(msgspec.Struct, frozen=True, array_like=True):
     what: ShortText
     detail: ShortText
     fix: ShortText = ""
-    """Command or change that helps; empty if nothing is to be done."""
+    """Command or change that solves the problem; empty if there is none."""
 
 
 class Inspect(_Message, frozen=True, tag="inspect"):
