@@ -195,18 +195,15 @@ class Applier(Pusher):
         """Return the last report of a peer, with its files."""
         welcome, target = self.sessions[name].welcome, self._targets.get(name)
         files = () if welcome is None else welcome.files
-        is_cut_off = name in self._told and not self.sessions[name].up
+        # Peers end the links of this process with the change if the new file does not list it.
+        removes_itself = self._new.source(self._hello.name.rpartition(".")[0]) is None
+        is_cut_off = removes_itself and name in self._told and not self.sessions[name].up
         return replace(
             super()._seen(name),
             accepts=welcome is None or any(file.digest == self._digest for file in files),
-            has_ended=name in self._removed or files == (self._file,) or (is_cut_off and self._removes_itself),
+            has_ended=name in self._removed or files == (self._file,) or is_cut_off,
             late=frozenset(() if target is None or target.last is None else target.last.behind),
         )
-
-    @property
-    def _removes_itself(self) -> bool:
-        """Whether the new file does not list this process, so that peers end its links with the change."""
-        return self._new.source(self._hello.name.rpartition(".")[0]) is None
 
     def _wait_for(self, now: Instruction, target: Target | None) -> None:
         """Wait for a peer or for the sources."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,18 +32,13 @@ class EngineCores:
 
     @classmethod
     def of(cls, peers: PeersFile, entry: PeerConfig | SourceEntry | None) -> EngineCores:
-        """Return the cores that the key ``cpus`` of an entry asks for.
+        """Return the cores that the key ``cpus`` of an entry requests.
 
         Raise :class:`~ls_edge.core.errors.ConfigError` if the system does not give these cores to this process, or if
-        no core is left for the other threads. Outside Linux, log that the key has no effect.
+        no core is left for the other threads.
         """
         wanted = frozenset(() if entry is None else entry.cpus or ())
         if entry is None or not wanted:
-            return cls()
-        if not hasattr(os, "sched_setaffinity"):
-            log.warning(
-                "cpus have no effect", extra={"peer": entry.name, "why": "this system cannot reserve cores for threads"}
-            )
             return cls()
         own = frozenset(os.sched_getaffinity(0))
         given = _given(wanted, own)
@@ -105,13 +99,10 @@ def _move(cores: frozenset[int] | set[int]) -> None:
 
 @contextlib.contextmanager
 def batch_scheduling() -> Iterator[None]:
-    """Run the calling thread, and the threads that it starts, with ``SCHED_BATCH`` within the context; Linux only.
+    """Run the calling thread, and the threads that it starts, with ``SCHED_BATCH`` within the context.
 
     A thread keeps its policy if it is not the default one or the system forbids the change.
     """
-    if sys.platform != "linux":
-        yield
-        return
     usual, changed = os.sched_param(0), False
     with contextlib.suppress(OSError):  # forbidden by a sandbox, or missing in the C library
         if os.sched_getscheduler(0) == os.SCHED_OTHER:

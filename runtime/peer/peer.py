@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import AddressMissing, DeviceLost, LinkError, LsEdgeError, UsageError
+from ls_edge.core.logs import ignore_progress
 from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
@@ -279,7 +280,7 @@ class Peer:
 
     def open_engines(self, setup: PeerSetup, on_choice: OnChoice) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it; called on the engine's thread. Raise the library's errors."""
-        entry = setup.entry
+        entry, installer = setup.entry, self._bundles.installer
         assert setup.bundle is not None
         return open_block_engines(
             setup.bundle,
@@ -289,7 +290,7 @@ class Peer:
             threads=setup.settings.threads or entry.threads,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,
-            on_step=self._on_step,
+            on_step=ignore_progress if installer is None else installer.engines.report,
             on_choice=on_choice,
         )
 
@@ -300,10 +301,6 @@ class Peer:
         self._setup = setup
         self._running.change_peers(setup.of_model(self._running.setup.bundle).peers)
         return False
-
-    def _on_step(self, done: int, total: int, text: str) -> None:
-        if self._bundles.installer is not None:
-            self._bundles.installer.progress(done, total, text)
 
     def _executor_of(self, setup: PeerSetup) -> BlockExecutor:
         def choose(choice: EngineChoice) -> None:

@@ -140,7 +140,7 @@ class Installer:
         self.files = AnnouncedFiles(store, fleet)
         self._store, self._fleet = store, fleet
         self._thread = StoreThread(name)
-        self._engines = EngineBuild(fleet, self._thread.wake)
+        self.engines = EngineBuild(fleet, self._thread.wake)
         self._trial = Trial(store, self._thread, self._report_switch)
         self._machine: PeerMachine | None = None
         self._pushers: set[str] = set()
@@ -164,7 +164,7 @@ class Installer:
         self._trial.begin(self._store.record.active if serves else None)
         self._pushers.clear()
         self._push, self.is_switching = None, False
-        self._engines.progress = NO_PROGRESS
+        self.engines.progress = NO_PROGRESS
 
     def close(self) -> None:
         """Stop after the current job, and close the store."""
@@ -202,16 +202,12 @@ class Installer:
             self._trial.settle()
         if self._push is not None and self._push.state is StoreState.RECEIVING and self._push.file is not None:
             self._ask(self._push)
-        has_news, push = self._engines.has_news(), self._push
+        has_news, push = self.engines.has_news(), self._push
         if push is not None and push.applied is not None and push.behind != (behind := self.files.behind(push.applied)):
             push.behind = behind
             self._report(push.pusher)
         if has_news and push is not None and push.state in (StoreState.BUILDING, StoreState.SWITCHING):
             self._report(push.pusher)
-
-    def progress(self, done: int, total: int, text: str) -> None:
-        """Report the number of engines that are built or open, their total, and the next step; for any thread."""
-        self._engines.report(done, total, text)
 
     # Messages of pushers.
 
@@ -350,19 +346,19 @@ class Installer:
             push.state = StoreState.ACTIVE if self._trial.due is None else StoreState.SWITCHING
         else:
             push.state = StoreState.BUILDING
-            if self._engines.offered != push.offered:
+            if self.engines.offered != push.offered:
                 self._build_for(push.offered)
 
     def _build_for(self, offered: Offered) -> None:
         """Build the engines of a complete bundle for all pushers that offer it, until another one is offered."""
-        self._engines.begin(offered)
+        self.engines.offered, self.engines.progress = offered, NO_PROGRESS
         manifest, file = offered
 
         def is_wanted() -> bool:
             return self._push is None or self._push.offered == offered
 
         def ended(why: str = "") -> None:
-            self._engines.offered = None
+            self.engines.offered = None
             push = self._push
             if push is None or push.offered != offered or push.state is not StoreState.BUILDING:
                 return
@@ -377,7 +373,7 @@ class Installer:
             follow()
             ended()
 
-        self._thread.do(lambda: self._engines.run(self._store.open(manifest), file, is_wanted), built, ended)
+        self._thread.do(lambda: self.engines.run(self._store.open(manifest), file, is_wanted), built, ended)
 
     def _go_on(self, push: _Push) -> None:
         """Begin with the next file, or check all files after the last one."""
@@ -417,7 +413,7 @@ class Installer:
         record, push = self._store.record, self._push
         active, previous = bytes.fromhex(record.active or ""), bytes.fromhex(record.previous or "")
         if push is not None and push.pusher == pusher:
-            said = push.stored(active, previous, self._engines.progress)
+            said = push.stored(active, previous, self.engines.progress)
         elif other := self._other_holder(pusher):
             reason = f"{other} is pushing a bundle; try again when it has finished"
             said = Stored(StoreState.BUSY, b"", active, previous, reason=one_line(reason, MAX_TEXT))

@@ -104,10 +104,6 @@ class EngineBuild:
         self._reported = NO_PROGRESS
         self._fleet, self._wake = fleet, wake
 
-    def begin(self, offered: Offered) -> None:
-        """Start with an offered bundle."""
-        self.offered, self.progress = offered, NO_PROGRESS
-
     def run(self, bundle: Bundle, file: AppliedFile | None, is_wanted: Callable[[], bool]) -> Callable[[], bool]:
         """Build one engine after the other, then accept the file; return a function that uses it.
 

@@ -155,9 +155,12 @@ class Links:
         self._lost += [Link(dialed=name) for name in self.dialer.change(dial)]
 
     def hang_up(self, link: Link) -> None:
-        """End an incoming connection."""
-        if self._listener is not None:
-            self._listener.hang_up(link)
+        """End a connection; a peer that this process has dialed is dialed again."""
+        if not link.dialed:
+            if self._listener is not None:
+                self._listener.hang_up(link)
+        elif self.dialer.hang_up(link.dialed):
+            self._lost.append(link)
 
     def close(self) -> None:
         """Close all sockets, and drop unsent messages."""
@@ -203,7 +206,9 @@ class Links:
         backlog[key] = waiting = backlog.get(key, 0) + 1
         if waiting >= FLOOD_MESSAGES:
             del backlog[key]
-            self._hang_up(link)
+            who, why = link.dialed or "an incoming connection", "it sends faster than this process reads"
+            log.warning("disconnected", extra={"peer": who, "why": why})
+            self.hang_up(link)
         elif name:
             events.append(Incoming(link, frames, name))
         else:
@@ -222,17 +227,6 @@ class Links:
         descriptor = int(frame.get(zmq.SRCFD))
         self._read_monitor(listener.monitor, "", events)
         if not listener.take_in(link, descriptor) and link not in self._lost:
-            self._lost.append(link)
-
-    def _hang_up(self, link: Link) -> None:
-        """End a connection whose messages would exhaust the memory."""
-        log.warning(
-            "disconnected",
-            extra={"peer": link.dialed or "an incoming connection", "why": "it sends faster than this process reads"},
-        )
-        if not link.dialed:
-            self.hang_up(link)
-        elif self.dialer.hang_up(link.dialed):
             self._lost.append(link)
 
 

@@ -1,10 +1,8 @@
 """Cores and scheduling policy of real threads, as the system reports them."""
 
 import contextlib
-import logging
 import os
 import re
-import sys
 import threading
 from pathlib import Path
 
@@ -15,17 +13,14 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import ConfigError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.text import format_ranges
-from ls_edge.runtime.peer.cores import EngineCores, batch_scheduling
+from ls_edge.runtime.peer.cores import batch_scheduling
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
 
-needs_two_cores = pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
-)
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
 needs_default_policy = pytest.mark.skipif(
-    sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER,
-    reason="needs Linux and its usual scheduling policy",
+    os.sched_getscheduler(0) != os.SCHED_OTHER, reason="needs the usual scheduling policy"
 )
 
 
@@ -100,17 +95,6 @@ def test_unavailable_cores_and_a_reservation_of_all_cores_are_errors_of_one_line
         assert re.match(r"\S+peers\.yaml:\d+:\d+: cpus of 'a'", str(caught.value))
         assert "\n" not in str(caught.value)
         assert os.sched_getaffinity(0) == mine
-
-
-def test_a_system_that_cannot_reserve_cores_is_logged(write_peers, monkeypatch, caplog):
-    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
-    file = load_peers(write_peers({"a": range(6)}, cpus="0"))
-    with caplog.at_level(logging.WARNING, logger="ls_edge.runtime"):
-        cores = EngineCores.of(file, file.peer("a"))
-    assert cores == EngineCores()
-    assert [record.message for record in caplog.records] == ["cpus have no effect"]
-    with cores.on_engine(), cores.others():
-        pass
 
 
 def policies_of(pid):
