@@ -80,16 +80,11 @@ class Incarnation:
         """HELLO without the fields that change."""
         self.machine = _new_machine(setup, self._greeting.blocks)
         self._inspector: Inspector | None = None
-        if setup.settings.examine is not None:
-            self._inspector = Inspector(
-                setup.settings.examine,
-                self._measure,
-                lambda name, found: self.node.send_to(name, found),
-                lambda: self.node.wake(),
-            )
         self._decoder: Decoder | None = None
         with setup.cores.others():
             self.node = self._new_node()
+            if setup.settings.examine is not None:
+                self._inspector = Inspector(setup.settings.examine, self._measure, self.node.send_to, self.node.wake)
             if STEM in self._greeting.blocks:
                 # Pillow takes several megabytes, which a peer of blocks does not need.
                 from ls_edge.runtime.peer.decoder import Decoder
@@ -152,6 +147,10 @@ class Incarnation:
                 if self._inspector is not None:
                     self._inspector.close(0.0)
 
+    def _inspect(self, name: str, measure_ms: int) -> None:
+        assert self._inspector is not None
+        self._inspector.ask(name, measure_ms)
+
     def _measure(self, seconds: float) -> bytes:
         """Time the engines, one call at a time between the calls of requests; return the JSON document."""
         bundle = self.setup.bundle
@@ -192,7 +191,7 @@ class Incarnation:
             hello=self._hello,
             state=self.machine.rules.state,
             installer=self._installer,
-            inspect=None if self._inspector is None else self._inspector.ask,
+            inspect=None if setup.settings.examine is None else self._inspect,
         )
 
     @property
