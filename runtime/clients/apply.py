@@ -234,7 +234,7 @@ class Applier(Pusher):
         if target.peer.name not in self._removed:
             super()._stop(target, why)
         del self._targets[target.peer.name]
-        self._warn(f"{target.peer.name}: {one_line(why)}; it is removed all the same")
+        self._warn(f"{target.peer.name}: {one_line(why)}; it is removed anyway")
 
     def step(self, seconds: float) -> Sequence[tuple[str, Message]]:
         """Handle events, and dial a peer that moves at its new address once it has left the previous one."""

@@ -22,7 +22,7 @@ from ls_edge.runtime.transport.keys import KeyPair
 log = logging.getLogger("ls_edge.runtime")
 
 TELL_AFTER_S, TELL_EVERY_S = 1.0, 60.0
-"""Seconds until a source without a model logs what it waits for, the first time and again."""
+"""Seconds until a source without a model logs the reasons, first and repeatedly."""
 _STEP_S = 0.05
 
 

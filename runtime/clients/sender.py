@@ -88,7 +88,7 @@ class Sender(Client):
         on_change: Callable[[str, str, int, int], None] = lambda _name, _state, _missing, _total: None,
         on_warning: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """Dial the peers; ``only`` has the names of those that get the bundle (all if it is empty).
+        """Dial the peers; ``only`` names the peers that get the bundle, all if it is empty.
 
         ``wait`` limits the seconds that a peer may be away or make no progress, ``connect`` the seconds until all have
         answered. ``on_change(name, state, missing, total)`` reports progress in bytes. Raise :class:`UsageError` and

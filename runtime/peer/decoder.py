@@ -1,7 +1,7 @@
 """Decoder of images into the input of the stem, on a separate thread.
 
 The header of an image bounds the memory and the time that decoding takes (``ls_edge.data.decoding``). If a decoder
-hangs nevertheless, the image counts as undecodable, and another thread continues with the next one.
+hangs anyway, the image counts as undecodable, and another thread continues with the next one.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def join(bodies: Sequence[bytes]) -> bytes:
 
 
 def decode(frame: bytes | memoryview) -> list[Message]:
-    """Read the messages in a header frame; raise :class:`WireError` if any part of it is wrong."""
+    """Read the messages in a header frame; raise :class:`WireError` if any part is invalid."""
     view = memoryview(frame)
     if len(view) > MAX_HEADER:
         raise WireError(f"header of {len(view)} bytes, at most {MAX_HEADER} are allowed; dropped")

@@ -399,7 +399,7 @@ class Install(_Message, frozen=True, tag="install"):
 
     manifest: Digest
     ends_change: bool = False
-    """Whether all peers have switched, so that a peer that has done so accepts only the processes of its own file."""
+    """Whether all peers have switched; a peer that has switched then accepts only the processes of its own file."""
 
 
 class Stored(_Message, frozen=True, tag="stored"):

@@ -147,9 +147,7 @@ class LinkedProcesses:
         """Forget a process and its links; greet it again on a link that this process dialed and that still exists."""
         self.guests.pop(name, None)
         for link in self.links_of.pop(name, []):
-            self.name_of.pop(link, None)
-            self.user_of.pop(link, None)
-            self._incarnation_of.pop(link, None)
+            self.link_ended(link)
             if link.dialed:  # undone if the link ends soon, as usual after BYE
                 self.greeting_due[link] = (now + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
 

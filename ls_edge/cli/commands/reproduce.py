@@ -175,7 +175,7 @@ def _check(plan: Plan) -> None:
 
 
 def _trainings(plan: Plan, out: Path, seeds: int) -> Iterator[Training]:
-    """Yield the trainings of a plan, starting with the ones that others build on."""
+    """Yield the trainings of a plan, those without a start first."""
     from ls_edge.training.reproduction import START
 
     starts = {data: f"{START}-{data}" for data in plan.start}
