@@ -30,7 +30,7 @@ _NO_MODEL = Manifest(
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """Settings of a peer besides ``peers.yaml``."""
+    """Settings of a peer in addition to ``peers.yaml``."""
 
     engine: EngineKind | None = None
     """Engine of the blocks; by default the engine in ``peers.yaml``, and ``threads`` likewise."""

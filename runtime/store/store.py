@@ -7,9 +7,9 @@
     DIR/files/<sha256>.part    an incomplete file, as far as it has arrived
 
 A bundle consists of its manifest and the parts that this peer needs. The ``peers.yaml`` of ``ls-edge apply`` is a file
-like them; once there is one, it counts instead of the file with which the peer was started. A file loses ``.part`` once
-its digest is verified, and ``store.json`` is replaced atomically. So the process or the machine may stop at any moment:
-the served bundle is complete, and received data is kept.
+like them; once there is one, it is used instead of the file with which the peer was started. A file loses ``.part``
+once its digest is verified, and ``store.json`` is replaced atomically. So the process or the machine may stop at any
+moment: the served bundle is complete, and received data is kept.
 
 A failed write never stops the peer: it serves the bundle that it has, and the write is repeated later. A bundle that
 cannot be served is given up only for a complete previous one.

@@ -40,7 +40,7 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 @options.SECRET_KEY
 @options.bundle("Bundle to compare with.")
 @options.flag("--check", "Only check and describe peers.yaml, without the network.")
-@click.option("--verbose", "-v", is_flag=True, help="Also addresses, and why other engines are not used.")
+@click.option("--verbose", "-v", is_flag=True, help="Show addresses, and why other engines are not used.")
 @options.wait("Time for a peer to answer.", default=3.0, least=0.1, most=600)
 @options.JSON
 def command(

@@ -189,7 +189,7 @@ class EngineQueue:
     def _chain(self, batch: list[HeldRequest], first: int, usable: frozenset[int]) -> tuple[int, ...]:
         """Return the blocks that all requests of a batch would run here in sequence anyway, as many as fit one call.
 
-        A chain has only blocks that the policies choose whatever other processes there are: the next preferred block,
+        A chain has only blocks that the policies choose regardless of other processes: the next preferred block,
         if it is here. The preferred order keeps the bands, and so does a chain.
         """
         if not all(policy_of(request.itinerary.policy).chains_blocks for request in batch):

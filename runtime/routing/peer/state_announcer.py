@@ -1,4 +1,4 @@
-"""STATE messages of a peer: what each neighbor was told, and when it is told something else.
+"""STATE messages of a peer: their contents by neighbor, and the times at which they are sent.
 
 A neighbor that gives this peer work is a *user*: it receives STATE every ``Limits.state_every``, so that it notices a
 peer that falls silent, and earlier together with another message, since each message alone wakes its receiver.
@@ -60,7 +60,7 @@ class Listener:
 
 
 class StateAnnouncer:
-    """Decides which neighbors receive STATE, and notes which credits messages report."""
+    """Selection of the neighbors that receive STATE, and record of the credits that messages report."""
 
     def __init__(self, turn: Turn, custody: Custody, rules: Announced) -> None:
         self.due = INFINITY
@@ -77,7 +77,7 @@ class StateAnnouncer:
         self._reach: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
         """Links and blocks of all neighbors, as in a STATE."""
         self._views_of: tuple[object, ...] = ()
-        """Versions and processes from which these follow."""
+        """Versions and processes on which these depend."""
         self._credits_before = 0
         self._least_credits = 0
         """Fewest credits since the end of the last turn, as far as a message reported them."""
@@ -207,14 +207,14 @@ class StateAnnouncer:
         self._turn.send(name, state)
 
     def _tell(self, name: str, state: State) -> None:
-        """Note a STATE."""
+        """Record a STATE."""
         one = self._listener(name)
         one.has_credit = None
         self._report(one, state.credits)
         one.state, one.told_at, one.views = state, self._turn.now, self._views
 
     def _report(self, one: Listener, credit: int) -> None:
-        """Note the credits that a message reports."""
+        """Record the credits that a message reports."""
         if credit <= 0:
             one.has_credit = False
             self._least_credits = min(self._least_credits, self._rules.credits)
@@ -276,9 +276,9 @@ class StateAnnouncer:
     def _far_blocks(self, name: str, shared: State, near: Iterable[Neighbor]) -> tuple[tuple[int, ...], ...]:
         """Return the blocks that are 2, 3, … links away by a way that does not begin at ``name``, nearest first.
 
-        A neighbor is told neither what it has reported itself nor what others that have links to it tell it. So where
-        all have links to all nobody is told anything, and after the only holder of a block has gone nobody passes on
-        what others said before they knew. In a ring they do, until :data:`MAX_FAR` ends it.
+        A neighbor gets neither blocks that it has reported itself nor blocks that others with links to it report to it.
+        In a full mesh, nothing is therefore reported, and after the only holder of a block has gone, no peer repeats
+        outdated reports. In a ring, peers repeat them until :data:`MAX_FAR` ends it.
         """
         known = {*shared.reach_blocks, *self._rules.engine.usable_blocks}
         if len(known) >= self._turn.bands.num_blocks + len(ENDS):

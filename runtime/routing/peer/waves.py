@@ -163,7 +163,7 @@ class WaveJoiner:
             self.give_up(track.request)
 
     def _end_own_track(self, track: OpenTrack) -> None:
-        """End this process's own track after the engine has run what it could."""
+        """End this process's own track after the engine has run as many of its blocks as it could."""
         own, whole = track.request.engine, track.wave.request.engine
         queue = round((self._turn.now - track.began) * 1e6) - own.engine_us
         ran = tuple((block, self._turn.name) for block in own.ran)

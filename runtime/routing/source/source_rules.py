@@ -200,7 +200,7 @@ class SourceRules:
         """Continue with returned tokens if they are further; otherwise with the own copy, since they may be false."""
         run, sender, turn, old = event.run, event.sender, self._turn, request.copy
         avoid = old.itinerary.avoid
-        if run.returning == ReturnReason.UNREACHABLE:  # what is beyond the neighbors may be the only way
+        if run.returning == ReturnReason.UNREACHABLE:  # a holder beyond the neighbors may be the only one
             avoid = tuple(name for name in avoid if not turn.neighbors.is_beyond(name))
         itinerary, tokens = as_asked(request.asked, run.itinerary, avoid), event.tokens
         gained = itinerary.blocks_done > old.itinerary.blocks_done

@@ -200,7 +200,7 @@ class Complete(msgspec.Struct, frozen=True):
     tokens: Any
     attempts: int
     seen_holders: tuple[str, ...] = ()
-    """Processes that had the tokens, as observed by the source; the itinerary has what holders report."""
+    """Processes that had the tokens, as observed by the source; the itinerary has the reports of holders."""
     why_skipped: str = ""
     """Reason why blocks were skipped; empty if none were."""
 

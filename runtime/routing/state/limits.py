@@ -14,7 +14,7 @@ class Limits:
     ("tail") of the time of an answer; less than 6 % is noise. Two peers hold each half of 8 blocks of 4 ms +- 25 %,
     with 8 requests in flight. A peer is killed, hangs, is suspended, drains or is ten times slower; links are slow or
     cut; 5 % of what is sent fails; 48 requests share 4 credits a peer; blocks lose their only holder. "No effect" means
-    none in these courses: the number bounds what is rarer or lasts longer.
+    none in these courses: the number bounds rarer or longer faults.
     """
 
     credits: int = 16
@@ -28,7 +28,7 @@ class Limits:
     """Deadline of a hop in usual calls of its holder, as this process has seen them, plus usual transfers to it.
     1/4: 8 reroutes instead of none with a slow peer; x4: tail of a hang +47 %."""
     hop_most: float = 2.0
-    """Limit on what a slow link and earlier failures of a request add to that, in seconds. No effect."""
+    """Limit, in seconds, on what a slow link and earlier failures of a request add to a deadline. No effect."""
     call_factor: float = 10.0
     """Usual engine calls after which the engine of this process counts as stuck. No effect."""
     call_share: float = 0.25
@@ -55,8 +55,8 @@ class Limits:
     """Interval at which tokens that wait for a credit are decided again, and PROGRESS is sent to their keeper.
     x4: tail +6 % where sends fail."""
     pause: float = 0.1
-    """Interval of what no event marks: offers after REFUSE ``cold`` or ``draining``, ways home, ends of suspicions.
-    No effect."""
+    """Interval of checks that no event triggers: offers after REFUSE ``cold`` or ``draining``, ways home, ends of
+    suspicions. No effect."""
     skip_grace: float = 0.2
     """Wait of the source for an unreachable block before it skips it. With a holder back after 0.4 s, 1/4: 15 % more
     skips, mean -6 %; x4: no skips, mean +30 %, tail +74 %."""

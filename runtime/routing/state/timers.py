@@ -14,10 +14,10 @@ _SPARE = 64
 
 
 class Timed(Protocol):
-    """A request, or anything else that is to be checked at some time."""
+    """Request or other object that has a time of its next check."""
 
     number: int
-    """Rank among those that are due."""
+    """Rank among objects that are due."""
     check_at: float
     """Time of the next check."""
     timer_at: float
