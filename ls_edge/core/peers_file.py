@@ -355,10 +355,8 @@ def is_loopback(address: str) -> bool:
 
 def is_loopback_host(host: str) -> bool:
     """Return whether a host is the loopback interface; the only such host name is ``localhost``."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = ip_of(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def _host(address: str) -> str:
@@ -368,10 +366,15 @@ def _host(address: str) -> str:
 
 def is_ipv6(host: str) -> bool:
     """Return whether a host is an IPv6 address, without brackets."""
+    return isinstance(ip_of(host), ipaddress.IPv6Address)
+
+
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address of a numeric host, without brackets; None for a name."""
     try:
-        return ipaddress.ip_address(host).version == 6
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 def _is_taken(entry: PeerConfig | SourceEntry, peers: Collection[PeerConfig], sources: Collection[SourceEntry]) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
+from ls_edge.core.peers_file import ip_of
 from ls_edge.runtime.transport.poller import Waker
 
 LOOK_UP_EVERY = 0.5
@@ -18,11 +19,7 @@ LOOK_UP_EVERY = 0.5
 def numeric(address: str) -> bool:
     """Return whether the host of ``tcp://host:port`` is numeric, and the same on all machines."""
     host = _host_and_port(address)[0]
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return not _is_link_local(host)
+    return ip_of(host) is not None and not _is_link_local(host)
 
 
 class HostNameResolver:

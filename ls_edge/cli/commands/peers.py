@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 import platform
 import shlex
@@ -18,7 +17,7 @@ from ls_edge.cli.peers_text import with_entry, without_entry, write_checked
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
-from ls_edge.core.peers_file import is_loopback, is_name, load_peers, place_of_key
+from ls_edge.core.peers_file import ip_of, is_loopback, is_name, load_peers, place_of_key
 from ls_edge.core.text import format_ranges
 from ls_edge.runtime.transport.keys import KeyPair, new_keys
 
@@ -174,18 +173,10 @@ def _named(hosts: Sequence[str]) -> list[tuple[str, str]]:
     for number, text in enumerate(hosts):
         name, equals, host = text.rpartition("=")
         if not equals:
-            name = f"peer-{number}" if _is_address(host) else host.split(".")[0]
+            name = f"peer-{number}" if ip_of(host) is not None else host.split(".")[0]
         if not is_name(name) or not host:
             raise UsageError(f"{text!r} is not a host; write orin-0, 10.0.0.11 or orin-0=10.0.0.11")
         if name in dict(found):
             raise UsageError(f"two boards are called {name!r}; name them, for example {name}-b={host}")
         found.append((name, f"[{host}]" if ":" in host else host))
     return found
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
