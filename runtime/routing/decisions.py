@@ -137,7 +137,7 @@ class Decisions:
         candidates: Sequence[Neighbor] = ()
         step: Choice | Stay | None = self._after_too_many_hops(request) or policy.step_here(request.itinerary, local)
         if step is None:
-            candidates = self.reachable(request)
+            candidates = self._with_keeper(request, self.reachable(request))
             step = self._while_nobody_has_a_credit(request, local, candidates)
         if step is None:
             if request.avoid or request.itinerary.avoid:
@@ -185,9 +185,20 @@ class Decisions:
             choice = policy.next_step(itinerary, local, (), patient=patient)
             return choice if isinstance(choice, RunHere) else ReturnReason.VIA_SOURCE
         choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
+        if choice is ReturnReason.CREDIT:
+            choice = self._past_full_holders(request, policy, local, candidates) or choice
         if isinstance(choice, ReturnReason):
             return self._while_others_advance(request, candidates, choice) or self._back_out(request, choice) or choice
         return choice
+
+    def _past_full_holders(
+        self, request: HeldRequest, policy: Policy, local: LocalNode, candidates: Sequence[Neighbor]
+    ) -> SendTo | None:
+        """Hand a request to a neighbor that leads to other holders: those in sight may never have a credit."""
+        wanted, beyond = self._wanted(request), self._neighbors.leads_beyond
+        relays = [n for n in candidates if n.blocks.isdisjoint(wanted) and beyond(n)]
+        choice = policy.next_step(request.itinerary, local, relays, patient=False) if relays else None
+        return choice if isinstance(choice, SendTo) else None
 
     def _while_others_advance(
         self, request: HeldRequest, candidates: Sequence[Neighbor], reason: ReturnReason
@@ -217,6 +228,18 @@ class Decisions:
         if request.upstream is None and request.itinerary.hand_to:
             candidates = [n for n in candidates if n.name == request.itinerary.hand_to]
         return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
+
+    def keeper_of(self, request: HeldRequest) -> str:
+        """Return the neighbor that takes tokens back without a credit, since they replace its copy; "" without one.
+
+        Otherwise peers that need one another could fill up, each with tokens that wait for a credit of the other. In a
+        full mesh, sources leave them room instead.
+        """
+        return "" if request.owner in self._neighbors.by_name else request.relay and str(request.upstream)
+
+    def _with_keeper(self, request: HeldRequest, candidates: list[Neighbor]) -> list[Neighbor]:
+        keeper = self.keeper_of(request)
+        return [n.with_credit() if n.name == keeper else n for n in candidates] if keeper else candidates
 
     def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbor]) -> Sequence[Neighbor]:
         """Return the candidates without processes to avoid, if others can take the request."""
@@ -281,6 +304,8 @@ class Decisions:
         elif n is not None and not n.loses_tokens:  # a slow link: the copy that waits for it must not count as lost
             self.send_progress([request])
             self._custody.wait_for(request, (source,), now + limits.look_again)
+        elif self._has_no_source(request):
+            self.drop(request, self._turn.name, "its source was never linked")
         elif way := self._way_home(request):
             self._hand_on(request, SendTo(way, relay=True))
         elif since is not None and now - since >= limits.away_floor and not self._neighbors.reach(source):
@@ -304,6 +329,15 @@ class Decisions:
         if ways:
             return request.upstream if request.upstream in ways else min(ways)
         return next((visit.holder for visit in request.itinerary.visits if visit.holder in usable), "")
+
+    def _has_no_source(self, request: HeldRequest) -> bool:
+        """Return whether this process was the first to hold a request, but never had a link to its source.
+
+        While such work waited for a way home, it took the room of tokens that have one.
+        """
+        source, visits = request.itinerary.source, request.itinerary.visits
+        is_first = not visits or visits[0].holder == self._turn.name
+        return is_first and source not in self._neighbors.once_linked and not self._neighbors.reach(source)
 
     def canceled_on_way_home(self, request: HeldRequest, sender: str) -> None:
         """End a request if the only way home claims that it is canceled; that process could drop it anyway."""

@@ -192,7 +192,7 @@ class Machine(Generic[R]):
             request.avoid[sender] = n.backoff_until
             if not busy:
                 self.avoid(request, sender, n.backoff_until)
-        elif request.returning and busy:  # tokens go home without credits
+        elif busy and (request.returning or sender == self.decisions.keeper_of(request)):  # these need no credits
             request.avoid[sender] = self.turn.now + self.limits.pause
         if request.returning and message.reason == RefuseReason.CANCELED:
             self.decisions.canceled_on_way_home(request, sender)

@@ -1,6 +1,6 @@
 """Queue of a peer's engine, its calls and their typical times.
 
-The engine runs one call at a time. Sources take turns, and each source's oldest request comes first. Requests at the
+The engine runs one call at a time. Accounts take turns, and each account's oldest request comes first. Requests at the
 same block run as one batch of at most ``max_batch``, whatever their slots, since all blocks of a bundle take the same
 tokens.
 
@@ -88,7 +88,7 @@ class EngineQueue:
         """Calls that the engine has, the running one first."""
         self._start_at = 0.0
         self._served: dict[str, int] = {}
-        """Sequence number of each source's latest call; sources take turns."""
+        """Sequence number of each account's latest call; accounts take turns."""
         self._not_finite: dict[int, set[RequestId]] = {}
         """Consecutive requests without finite outputs, by block."""
         self._failures = Counter[int]()
@@ -146,7 +146,7 @@ class EngineQueue:
         served = self._served
         first = self.queued[0]
         if len(self.queued) > 1:
-            first = min(self.queued, key=lambda one: (served.get(one.owner, 0), one.arrived, one.transfer.request))
+            first = min(self.queued, key=lambda one: (served.get(one.account, 0), one.arrived, one.transfer.request))
         batch = [first]
         if self.max_batch > 1:
             block = first.engine.block
@@ -155,7 +155,7 @@ class EngineQueue:
         self._start_at = first.engine.queued_at + self._batch_wait
         if len(batch) < self.max_batch and (self._calls or now < self._start_at):
             return None
-        served[first.owner] = max(served.values(), default=0) + 1
+        served[first.account] = max(served.values(), default=0) + 1
         if len(served) > MAX_SOURCE_TURNS:
             del served[min(served, key=served.__getitem__)]
         blocks = self._chain(batch, first.engine.block, usable)

@@ -170,19 +170,20 @@ class PeerRules:
         if run.returning and run.itinerary.source == turn.name:
             self.joins.on_returned(event)
             return
-        reason = self._reason_to_refuse(event)
+        copy = self._copy_of(event)
+        reason = self._reason_to_refuse(event, copy)
         if reason is not None:
             credit = self.announcer.credits_in_answer(sender, accepted=False)
             turn.send(sender, Refuse(run.transfer, reason, credit))
             return
         if run.transfer not in self._custody.held:
-            if run.returning and (copy := self._copy_of_returned(event)) is not None:
+            if copy is not None:
                 self._machine.passed_on(copy, turn.name)
-            self._hold(event)
+            self._hold(event, copy)
         credit = self.announcer.credits_in_answer(sender, accepted=True)
         turn.send(sender, Accept(run.transfer, credit))
 
-    def _hold(self, event: Arrived) -> None:
+    def _hold(self, event: Arrived, copy: HeldRequest | None) -> None:
         run, sender, turn, custody = event.run, event.sender, self._turn, self._custody
         request = HeldRequest(
             transfer=run.transfer,
@@ -199,27 +200,33 @@ class PeerRules:
         )
         if sender == run.itinerary.owner:
             custody.credits.let_in(sender, turn.now)
-        custody.hold(request, f"from {sender}")
+        custody.hold(request, f"from {sender}", copy)
         source = run.itinerary.source
         if source != sender and source in turn.neighbors.by_name:
             turn.send(source, Moved(run.transfer, sender))
 
-    def _copy_of_returned(self, event: Arrived) -> HeldRequest | None:
-        """Return the copy that returned tokens replace: that of their last transfer, if it was from here.
+    def _copy_of(self, event: Arrived) -> HeldRequest | None:
+        """Return the copy that tokens replace: that of their last transfer, if it was from here.
 
-        Otherwise copies could fill a relay that is the only way home of these very requests.
+        Otherwise copies could fill a relay that is the only way home of these very requests, or to further blocks.
         """
         run, sender = event.run, event.sender
+        if not run.returning and (
+            run.itinerary.track is not None or run.itinerary.owner in self._turn.neighbors.by_name
+        ):
+            return None
         return next(
             (
                 request
                 for request in self._custody.sent.values()
-                if request.request == run.transfer.request and request.downstream == sender
+                if request.request == run.transfer.request
+                and request.downstream == sender
+                and (run.returning or request.relay)
             ),
             None,
         )
 
-    def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
+    def _reason_to_refuse(self, event: Arrived, copy: HeldRequest | None) -> RefuseReason | None:
         run, sender, turn, custody = event.run, event.sender, self._turn, self._custody
         owner = run.itinerary.owner
         if self.tombstones.holds((owner, run.transfer.request), turn.now):
@@ -229,7 +236,7 @@ class PeerRules:
         if not event.finite:
             return RefuseReason.NOT_FINITE
         if run.returning:
-            room = turn.limits.credits + turn.limits.custody + (self._copy_of_returned(event) is not None)
+            room = turn.limits.credits + turn.limits.custody + (copy is not None)
             theirs = sum(bool(request.returning) and request.upstream == sender for request in custody.held.values())
             return RefuseReason.BUSY if len(custody.held) >= room or theirs >= room // 2 else None
         if run.bundle_id and run.bundle_id != turn.model.bundle_id:
@@ -245,7 +252,7 @@ class PeerRules:
             return None
         account = custody.account_of(owner, sender)
         is_full = self.credits_for(sender) <= 0 or (account != sender and custody.credits.room(account) <= 0)
-        return RefuseReason.BUSY if is_full else None
+        return RefuseReason.BUSY if is_full and copy is None else None
 
     # Next step of a request.
 

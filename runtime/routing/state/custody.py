@@ -68,13 +68,15 @@ class Custody:
         self._on_leave = {stage: actions.on_leave for stage, actions in stages.items() if actions.on_leave is not None}
         self._on_end = stages[Stage.ENDED].on_due
 
-    def hold(self, request: HeldRequest, why: str) -> None:
-        """Hold a new request, and decide it at the end of this turn."""
+    def hold(self, request: HeldRequest, why: str, copy: HeldRequest | None = None) -> None:
+        """Hold a new request, and decide it at the end of this turn; it counts for the account of its ``copy``."""
         request.number = next(self.timers.numbers)
         request.owner = request.itinerary.owner
         if request.upstream not in (None, request.owner) and not request.returning:
             request.relay = str(request.upstream)
         request.account = self.account_of(request.owner, request.upstream)
+        if copy is not None and not request.returning:
+            request.account, request.relay = copy.account, copy.relay
         self.held[request.transfer] = request
         self.decide_again(request, why)
 

@@ -7,6 +7,7 @@ process that refuses or returns everything is passed over for a time that double
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -131,6 +132,12 @@ class Neighbor:
         if reported * (self.usual_link_us + 1) <= self.all.limits.window * 1e6 and self.usual_link_us:
             return max(0, reported - self.offers)  # not a slow link; the exact window would cost more than a decision
         return max(0, min(reported, self._window) - self.offers)
+
+    def with_credit(self) -> Neighbor:
+        """Return it with at least one credit, within the limits of its link."""
+        other = copy.copy(self)
+        other.reported_credits = max(self.reported_credits, self.offers + 1)
+        return other
 
     @property
     def window_left(self) -> int:
@@ -261,6 +268,8 @@ class Neighbors:
         """Counter of changes of links, of the availability of neighbors, and of the blocks that they reach."""
         self.reaches_version = 0
         """Counter of changes of the links that neighbors report."""
+        self.once_linked: dict[str, None] = {}
+        """Processes that have had a link to this one."""
         self.cuts: dict[str, tuple[int, int]] = {}
         """Incarnation of a process, and the number of its links in a row that ended while it was sent tokens."""
 
@@ -276,6 +285,9 @@ class Neighbors:
         n = self.by_name.setdefault(hello.name, Neighbor(hello, self))
         n.greeted(hello)
         self.reach_version += 1
+        self.once_linked[hello.name] = None
+        if len(self.once_linked) > MAX_UNANSWERED:
+            del self.once_linked[next(iter(self.once_linked))]
         if hello.name in self.losing_tokens and self.cuts[hello.name][0] == hello.incarnation:
             self.pause(n)
         return n

@@ -157,18 +157,65 @@ def test_a_line_answers_again_after_a_flood_of_work_without_a_source(at):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [("a",), ("b", "c"), ("c",)])
-def test_a_line_answers_during_a_flood_of_work_without_a_source(at):
-    """Peers share their credits among sources and the peers that send work of unknown ones."""
+@pytest.mark.parametrize(("at", "latency"), [("a", 0.005), ("bc", 0.005), ("bc", 0.05), ("ab", 0.1), ("c", 0.0005)])
+def test_a_line_answers_during_a_flood_of_work_without_a_source(at, latency):
+    """Peers share credits and turns among neighbors; work that comes back counts for those that it came from first.
+
+    The flood made the peers full of work that waited for credits of one another, and its returns filled them too.
+    """
     placement = {"a": (0,), "b": (1,), "c": (2, 3), "liar": ALL}
     links = [*in_a_line("a", "b", "c"), *(("liar", name) for name in at)]
-    sim = sparse(placement, links, {"liar": LIES["floods"]})
+    sim = sparse(placement, links, {"liar": LIES["floods"]}, latency=latency)
     sim.run(2.0)
     requests = []
     for _ in range(4):
         requests.append(sim.submit(policy="sequential", budget=BUDGET))
         sim.run(0.5)
     assert len(answers(sim, requests)) == len(requests)
+
+
+@pytest.mark.parametrize("policy", ["sequential", "fastest"])
+def test_a_holder_that_never_has_a_credit_does_not_hide_the_way_to_others(policy):
+    """It refuses everything as busy; its neighbors waited for it instead of going through ``b``."""
+    placement = {"a": (0,), "b": (0,), "c": (1, 2, 3), "liar": ALL}
+    sim = sparse(placement, [*in_a_line("a", "b", "c"), ("liar", "a")], {"liar": LIES["forges"]})
+    requests = [sim.submit(policy=policy, budget=BUDGET) for _ in range(2)]
+    assert len(answers(sim, requests)) == len(requests)
+
+
+def test_tokens_return_to_the_keeper_of_their_copy_without_a_credit_and_count_for_their_first_sender():
+    """Two peers that fill each other up would wait until they give up."""
+    peer = new_peer([0], limits=Limits().with_credits(1))
+    peer.meets("b", [1, 2, 3], credit=0)
+    peer.gets("b", run_of(source="far"))
+    peer.computes_next()
+    (back,) = peer.sent(Forward)
+    assert back.to == "b"
+    keeper = new_peer([1], limits=Limits().with_credits(1))
+    keeper.meets("first")
+    keeper.meets("next", [0])
+    keeper.meets("full", [2, 3], credit=0)
+    keeper.gets("first", run_of(source="far"))
+    (sent,) = keeper.sent(Forward)
+    keeper.hears(sent.to, Accept(sent.transfer, 0))
+    keeper.gets("first", run_of(transfer(1), source="far", remaining=(2, 3)))
+    again = run_of(transfer(hop=3), source="far", remaining=(1, 2, 3))
+    keeper.gets("next", again)
+    assert [accept.transfer for accept in keeper.sent(Accept, "next")] == [again.transfer]
+    assert keeper.machine.custody.credits.working_of == {"first": 2}
+
+
+def test_a_source_that_never_was_linked_gets_nothing_back():
+    """Returns of such work filled a relay, which then refused those that have a way home."""
+    peer = new_peer(blocks=())
+    peer.meets("liar", [])
+    peer.meets("next", [0, 1, 2, 3], reaches=("further",))
+    peer.gets("liar", run_of(source="ghost"))
+    (sent,) = peer.sent(Forward)
+    peer.hears("next", Accept(sent.transfer, 9))
+    visited = sent.itinerary.visits
+    peer.gets("next", run_of(transfer(hop=3), source="ghost", returning="unreachable", visits=visited))
+    assert not peer.machine.held
 
 
 def test_tokens_that_a_full_relay_refuses_wait_before_they_are_offered_again():
