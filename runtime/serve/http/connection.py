@@ -22,7 +22,10 @@ RECEIVE_S = 60.0
 HANDSHAKE_S = 10.0
 """Time for a client to agree on TLS, in seconds."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 72\r\n\r\n"
+    b'{"error": "the header of the request was not complete; send it faster"}\n'
+)
 _LAST_S = 0.25
 """Time for a request that was received to begin, before a connection is closed that takes no others, in seconds."""
 _PROBE_S = 0.05

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import socket
 import ssl
@@ -115,7 +116,12 @@ def statuses(received):
 def test_connection_without_whole_request_is_closed(connect, sent, expected):
     connection = connect()
     connection.sendall(sent)
-    assert statuses(read_all(connection)) == expected
+    received = read_all(connection)
+    assert statuses(received) == expected
+    if expected[-1:] == [408]:
+        header, _, body = received[received.rindex(b"HTTP/1.1 408") :].partition(b"\r\n\r\n")
+        assert int(re.search(rb"Content-Length: (\d+)", header)[1]) == len(body)
+        assert "send it faster" in json.loads(body)["error"]
 
 
 def test_time_of_a_header_does_not_restart_with_each_byte(connect):
