@@ -154,7 +154,7 @@ class LocalCluster:
         self.signal(name, signal.SIGKILL)
         self.processes[name].wait()
 
-    def terminate(self, name: str, timeout: float = 6.0) -> int:
+    def terminate(self, name: str, timeout: float = 60.0) -> int:
         """Terminate a peer and return its exit code."""
         self.signal(name, signal.SIGTERM)
         return self.processes[name].wait(timeout)
