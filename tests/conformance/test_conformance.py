@@ -547,7 +547,7 @@ def test_nobody_cancels_the_requests_of_others(js):
     source.next(Run)
 
 
-def test_what_it_refuses(js):
+def test_it_refuses_invalid_tokens_and_itineraries(js):
     source, peer = js.caller("laptop"), js.caller("a", role="peer")
     run, payload = js.run(plain())
     source.send(run, np.full(js.shape, np.nan, np.float32).tobytes())

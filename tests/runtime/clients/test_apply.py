@@ -255,7 +255,7 @@ def test_a_board_that_was_away_for_two_changes_is_told_and_is_changed_by_the_sam
     assert {status.reason for status in looked_at(peers, new).values()} == {None}
 
 
-def test_of_two_that_apply_at_the_same_time_one_succeeds(fleet):
+def test_one_of_two_simultaneous_applies_succeeds(fleet):
     peers = fleet({"a": "0-5", "b": "0-5", "c": "0-5"})
     files = {name: edited(peers, lambda named, _, i=i: named["b"].update(blocks=f"{i}-5"), f"{name}.yaml")
              for i, name in enumerate(("laptop", "desk"), 1)}  # fmt: skip

@@ -156,7 +156,7 @@ def test_a_rollback_after_half_a_push_leaves_the_other_peers(fleet, tiny_bundle,
         assert {record(peers, name)["active"] for name in "ab"} == {record(peers, "b")["active"]}
 
 
-def test_of_two_simultaneous_pushes_one_succeeds(fleet, tiny_bundle, half_bundle):
+def test_one_of_two_simultaneous_pushes_succeeds(fleet, tiny_bundle, half_bundle):
     with fleet(TWICE) as peers:
         refused = []
 

@@ -197,7 +197,7 @@ def test_requests_are_answered_by_the_honest(lie, says, policy):
 
 @pytest.mark.parametrize("policy", ["parallel", "fastest"])
 @pytest.mark.parametrize("reason", ["canceled", "not finite", "because", "busy", "draining"])
-def test_who_refuses_everything_delays_no_request_of_a_fresh_cluster(reason, policy):
+def test_a_peer_that_refuses_everything_delays_no_request_of_a_fresh_cluster(reason, policy):
     """Honest holders gave whole requests back as canceled, and were avoided in favor of the liar."""
     for seed in range(2):
         for liars in (["liar"], ["0", "z"]):
@@ -218,7 +218,7 @@ def test_who_refuses_everything_delays_no_request_of_a_fresh_cluster(reason, pol
 @pytest.mark.parametrize("policy", ["nearest", "parallel"])
 @pytest.mark.parametrize("accept", [True, False])
 @pytest.mark.parametrize("block_us", [50_000, 1_000_000, 2**32 - 1])
-def test_who_is_silent_is_not_waited_for_the_longer_for_being_slow_by_its_own_word(block_us, accept, policy):
+def test_an_announced_slowness_does_not_extend_the_wait_for_a_silent_holder(block_us, accept, policy):
     """It cost a quarter of the budget, several times in one request."""
     for budget in (10.0, 60.0):
         for liars in (["liar"], ["0", "z"]):
@@ -235,7 +235,7 @@ def test_who_is_silent_is_not_waited_for_the_longer_for_being_slow_by_its_own_wo
 
 
 @pytest.mark.parametrize("seconds", [0.4, 1.0])
-def test_who_is_slow_and_honest_is_waited_for(seconds):
+def test_a_slow_honest_holder_gets_time(seconds):
     sim = FaultySimulation({"a": (0, 1), "b": (2, 3), "c": (0, 1), "d": (2, 3)}, blocks=BLOCKS, block_seconds=seconds)
     sim.run(0.3)
     for _ in range(6):
@@ -260,7 +260,7 @@ def test_one_that_returns_everything_is_not_asked_all_the_time():
 
 @pytest.mark.parametrize("policy", ["nearest", "fastest"])
 @pytest.mark.parametrize("seed", range(1))
-def test_what_a_former_holder_sends_changes_nothing(policy, seed):
+def test_messages_of_a_former_holder_change_nothing(policy, seed):
     """It handed a request on, and sends old RUNs, returns, and answers to transfers that are not its own."""
     sim = FaultySimulation(
         {"a": (0, 1), "b": (2, 3), "c": range(BLOCKS), "liar": range(BLOCKS)}, blocks=BLOCKS, seed=seed, validate=True
@@ -311,7 +311,7 @@ def given(source, name="a", **how):
     return run
 
 
-def test_who_was_given_nothing_cannot_answer(source):
+def test_a_process_without_the_tokens_cannot_answer(source):
     run = given(source)
     for forged in (request_id(0), bytes(16), b"f" * 16):
         source.gets("b", run_of(TransferId(forged, 0, 1), remaining=(), returning="done", waves=ALL_BY_A))
@@ -335,7 +335,7 @@ def answers(source, name, run):
     return [s.request for s in source.said if isinstance(s, Complete)]
 
 
-def test_who_passed_a_request_on_that_was_passed_on_again_cannot_answer_it(source):
+def test_a_holder_cannot_answer_a_request_that_its_next_holder_has_passed_on(source):
     run = passed_on_twice(source)
     assert answers(source, "a", run) == []
     assert source.machine.rules.duplicates == {0: 1}
@@ -344,7 +344,7 @@ def test_who_passed_a_request_on_that_was_passed_on_again_cannot_answer_it(sourc
     assert source.machine.rules.duplicates == {0: 2}
 
 
-def test_who_still_keeps_its_copy_can(source):
+def test_a_holder_that_keeps_its_copy_can_answer(source):
     assert answers(source, "b", passed_on_twice(source)) == [0]
 
 
@@ -381,7 +381,7 @@ def test_moved_from_who_holds_nothing_changes_nothing(source):
     assert source.sent(Forward, "b")[0].transfer.request == run.transfer.request
 
 
-def test_what_was_asked_for_is_not_taken_from_the_wire(source):
+def test_the_request_itself_is_not_taken_from_the_wire(source):
     run = given(source, policy="fastest", max_skips=0)
     told = run_of(
         run.transfer, remaining=(3, 2), returning="credit", waves=((((0, "a"), (1, "a")),),), policy="random", skips=4,
@@ -400,7 +400,7 @@ def test_a_source_that_is_told_canceled_goes_on(source):
     assert len(source.sent(Forward, "b")) == 1
 
 
-def test_what_comes_back_as_it_was_is_not_taken_instead_of_what_was_sent(source):
+def test_unchanged_returned_tokens_do_not_replace_the_sent_ones(source):
     """A member could put other tokens under a request without a trace, and the honest who ran them were named."""
     submits(source, tokens=("mine",))
     (run,) = source.sent(Forward, "a")
@@ -620,7 +620,7 @@ def test_tokens_do_not_bounce_for_ever():
     assert [message.returning for message in peer.sent(Forward, "laptop")] == ["hops"]
 
 
-def test_who_waits_for_the_next_holder_is_not_suspected_itself():
+def test_a_process_that_waits_for_the_next_holder_is_not_suspected():
     """The deadline of who keeps the copy before fired first, and hit the wrong process."""
     peer = new_peer()
     peer.meets("b", [2, 3])

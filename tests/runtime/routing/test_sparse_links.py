@@ -98,7 +98,7 @@ def test_the_first_block_may_be_many_links_away(placement, policy):
         assert {o.itinerary.arrangement.order for o in outcomes(sim)} == {(0, 1, 2, 3, 4)}
 
 
-def test_what_is_announced_is_how_far_away_it_is_and_not_what_the_receiver_said():
+def test_blocks_are_announced_with_their_distance_and_not_back_to_their_reporter():
     sim = in_a_line(BACKWARDS)
     assert announced(sim, "a", SOURCE) == ((2,), (1,), (0,))
     assert announced(sim, "b", "a") == ((1,), (0,))
@@ -149,7 +149,7 @@ def test_news_of_a_holder_that_has_gone_ends_where_links_form_a_circle_and_nothi
     assert isinstance(sim.outcomes[request][0], Complete)
 
 
-def test_what_is_far_from_its_source_is_not_dropped_while_more_keeps_coming():
+def test_tokens_far_from_their_source_are_not_dropped_while_more_arrive():
     sim = line_of(IN_ORDER)
     for _ in range(100):
         sim.submit(budget=10.0)
@@ -159,7 +159,7 @@ def test_what_is_far_from_its_source_is_not_dropped_while_more_keeps_coming():
     assert not sim.notes
 
 
-def test_what_only_waits_for_a_credit_is_not_skipped():
+def test_a_block_that_only_waits_for_a_credit_is_not_skipped():
     sim = line_of(IN_ORDER, "d")
     for _ in range(REQUESTS):
         sim.submit(max_skips=2, budget=20.0)
@@ -179,7 +179,7 @@ def test_a_peer_in_the_middle_that_is_killed_and_comes_back():
     assert {type(outcome) for outcome in outcomes(sim)} == {Complete}
 
 
-def test_what_a_canceled_request_became_is_not_offered_again_and_again_to_the_only_way_home():
+def test_tokens_of_a_canceled_request_are_not_offered_repeatedly_to_the_only_way_home():
     peer = new_peer()
     peer.meets("b", [2], reaches=("laptop",))
     peer.meets("c", [3])

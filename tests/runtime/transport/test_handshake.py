@@ -284,7 +284,7 @@ def test_blocks_that_the_file_does_not_give_are_refused(bundle, write_peers, ser
     wait_until(lambda: "b" not in peer.node.problems, what="b to be well")
 
 
-def test_who_listens_at_the_address_of_another_is_refused(peer, file, sockets, hello_of, wait_until):
+def test_a_process_at_the_address_of_another_is_refused(peer, file, sockets, hello_of, wait_until):
     b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
     b.hears(Hello)
     b.says(Welcome(*msgspec.structs.astuple(hello_of("laptop", "source"))))
@@ -319,7 +319,7 @@ def scripted_pair(file, bundle, serve, sockets, hello_of):
         ends.close(0)
 
 
-def test_of_two_connections_the_one_that_the_greater_name_dialed_is_closed_and_dialed_again(scripted_pair, wait_until):
+def test_the_connection_that_the_greater_name_dialed_is_closed_and_dialed_again(scripted_pair, wait_until):
     b, listener, caller, ends = scripted_pair(77, 77)
     assert ends.poll(10_000), "the second connection stays"
     assert b.snapshot.linked == {"a"}

@@ -397,7 +397,7 @@ def runs_of(bundle, count):
     return [msgspec.structs.replace(run, transfer=TransferId(bytes([n]) * 16, 1, 0)) for n in range(count)], payload
 
 
-def test_of_several_messages_those_that_cannot_be_used_are_dropped_alone(peer, caller, tiny_bundle):
+def test_unusable_messages_are_dropped_without_the_others(peer, caller, tiny_bundle):
     caller.says(hello_of(tiny_bundle, "laptop", "source"))
     caller.hears(Welcome)
     (first, second, third), payload = runs_of(tiny_bundle, 3)
@@ -445,7 +445,7 @@ def test_complaints_are_counted_and_never_answered(peer, caller, tiny_bundle, wa
     assert not caller.socket.poll(100)
 
 
-def test_what_a_stranger_says_stays_on_its_line_of_the_log(peer, caller, wait_until, capsys):
+def test_text_of_a_stranger_stays_on_its_line_of_the_log(peer, caller, wait_until, capsys):
     set_up(as_json=False)
     caller.says(Complaint("x\n12:00:00.000\u2028refused\ta\x1b[31mconnection"))
     wait_until(lambda: peer.node.counts["complaints"] == 1, what="a complaint")

@@ -86,7 +86,7 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path, mode):
         load_secret(path)
 
 
-def test_what_is_no_secret_key(tmp_path):
+def test_files_without_a_secret_key_are_refused(tmp_path):
     pair, public_path, path = new_keys("a", tmp_path)
     other = new_keys("b", tmp_path)[0]
     with pytest.raises(UsageError, match="no such secret key; make one with 'ls-edge keys new NAME'"):

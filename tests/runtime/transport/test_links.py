@@ -206,7 +206,7 @@ def test_a_lost_link_is_dialed_again(end, address):
     assert again.frames() == [[b"found"]]
 
 
-def test_who_is_dialed_may_start_later(end, address):
+def test_a_dialed_process_may_start_later(end, address):
     dialler = end({"a": address})
     for _ in range(20):
         dialler.poll()
@@ -396,7 +396,7 @@ def test_connections_of_old_zmtp_are_refused_by_who_listens(end, address, revisi
 
 
 @pytest.mark.parametrize("revision", [0, 1, 3])
-def test_who_listens_and_speaks_old_zmtp_or_nonsense_is_dialed_again(end, revision):
+def test_a_listener_of_old_zmtp_or_nonsense_is_dialed_again(end, revision):
     """libzmq gives up then, in silence: a peer that comes to listen there would never be found."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -482,7 +482,7 @@ def test_a_connection_that_ends_while_much_of_it_is_unread_ends_no_process(end, 
         process.stdout.close()
 
 
-def test_who_sends_faster_than_can_be_read_is_hung_up_on(end, address):
+def test_a_sender_faster_than_the_reader_is_disconnected(end, address):
     listener, dialler = linked(end, address)
     gone = threading.Event()
 
@@ -505,7 +505,7 @@ def test_who_sends_faster_than_can_be_read_is_hung_up_on(end, address):
     assert len(listener.frames()) < 3 * FLOOD_MESSAGES
 
 
-def test_who_is_dialed_and_floods_is_hung_up_on_and_dialed_again(end):
+def test_a_dialed_process_that_floods_is_disconnected_and_dialed_again(end):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
         dialler = end({"a": f"tcp://127.0.0.1:{server.getsockname()[1]}"})

@@ -65,7 +65,7 @@ def test_messages_that_may_stay_unread_do_not_end_the_wait_and_a_wake_does(node,
     wait_until(lambda: node.step(0.0) or node.counts["before hello"] == 3, what="all three")
 
 
-def test_what_stayed_unread_is_read_when_its_time_is_over(node, stranger, wait_until):
+def test_unread_messages_are_read_when_their_time_is_over(node, stranger, wait_until):
     assert stranger()
     wait_until(lambda: node.step(0.05, unread_for=0.05) or node.counts["before hello"], what="the message")
 

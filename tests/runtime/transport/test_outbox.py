@@ -51,7 +51,7 @@ def test_long_tokens_go_before_what_could_wait(small, sent, monkeypatch):
     assert {kinds.index(wire.Run) < kinds.index(wire.Moved) for kinds in home} == {small == 16}
 
 
-def test_what_waited_for_a_process_that_has_gone_is_dropped():
+def test_messages_that_waited_for_a_lost_process_are_dropped():
     sent = []
     links = type("Recorder", (), {"send": lambda _self, link, frames: sent.append((link, frames)) or True})()
     queue = outbox.Outbox("c", links, {"a": ["link"]}, outbox.LinkCounts(["a"]))

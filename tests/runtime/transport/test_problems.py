@@ -138,7 +138,7 @@ def test_keys_that_do_not_fit(write_peers, bundle, serve, says, wait_until):
         assert "keys" in says(source, "no link to tcp://")  # who sees first that the other differs hangs up
 
 
-def test_what_a_peer_dropped_and_why_without_escape_sequences(file, bundle, says, wait_until):
+def test_complaints_are_shown_without_escape_sequences(file, bundle, says, wait_until):
     manifest = bundle.manifest
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, Source(file, bundle) as source:
         router.linger = 0

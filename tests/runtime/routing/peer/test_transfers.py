@@ -134,7 +134,7 @@ def credits_sent(peer):
     }
 
 
-def test_who_has_no_credit_is_sent_state_when_it_has_one_again():
+def test_a_sender_without_credit_gets_state_when_it_has_one_again():
     peer = new_peer(limits=Limits(credits=1))
     peer.meets("b", [2, 3])
     peer.gets("laptop", run_of())
@@ -164,7 +164,7 @@ def test_state_goes_with_another_message_once_the_last_one_is_old_enough():
     assert len(peer.sent(State, "laptop")) == 1  # alone
 
 
-def test_who_just_sent_tokens_is_told_that_others_took_its_credits():
+def test_a_recent_sender_is_told_that_others_took_its_credits():
     peer = new_peer(limits=Limits(credits=4))
     peer.meets("x")
     peer.meets("y")
@@ -426,7 +426,7 @@ def test_a_message_from_somebody_else_about_a_transfer_counts_for_nothing(peer):
         assert [item.stage for item in peer.machine.held.values()] == [Stage.OFFERED]
 
 
-def test_what_cannot_be_sent_is_tried_again_soon(peer):
+def test_unsendable_tokens_are_tried_again_soon(peer):
     peer.meets("b", [2, 3])
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
     (run,) = peer.sent(Forward, "b")

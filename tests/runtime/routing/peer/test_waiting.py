@@ -67,7 +67,7 @@ def test_a_credit_that_comes_meanwhile_is_used_at_once(peer):
     assert len(peer.sent(Forward, "b")) == 1
 
 
-def test_who_reaches_nobody_hands_back_to_the_source(peer):
+def test_a_peer_that_reaches_no_holder_hands_back_to_the_source(peer):
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
     assert [message.returning for message in peer.sent(Forward, "laptop")] == ["unreachable"]
 
@@ -82,7 +82,7 @@ def test_without_the_source_what_goes_home_goes_by_who_reaches_it(peer):
     assert home.itinerary.relays == ("a",)
 
 
-def test_who_relayed_them_here_may_relay_them_home(peer):
+def test_a_process_that_relayed_tokens_here_may_relay_them_home(peer):
     peer.meets("r", [], reaches=("laptop",))
     peer(NeighborDown("laptop", "cut"))
     peer.gets("r", run_of(remaining=(2, 3), relays=("r",), waves=BY_X))
@@ -233,7 +233,7 @@ def test_tombstones_end_with_their_budget():
     assert len(peer.machine.rules.tombstones.until) == 1
 
 
-def test_what_belongs_to_a_source_that_is_gone_is_dropped_after_a_while(peer):
+def test_requests_of_a_lost_source_are_dropped_after_a_while(peer):
     peer.gets("laptop", run_of(remaining=(2, 3), budget=60, waves=BY_X))
     peer(NeighborDown("laptop", "killed"))
     peer.passes(0.9)
@@ -271,7 +271,7 @@ def test_but_not_while_a_neighbor_reaches_it(peer):
 # What comes together.
 
 
-def test_what_comes_together_is_decided_once_and_shares_an_engine_call():
+def test_tokens_that_arrive_together_are_decided_once_and_share_an_engine_call():
     peer = new_peer(max_batch=2)
     runs = [run_of(transfer(number)) for number in (1, 2)]
     peer.together(*(Arrived("laptop", run, ()) for run in runs))
@@ -279,7 +279,7 @@ def test_what_comes_together_is_decided_once_and_shares_an_engine_call():
     assert [message.transfer for message in peer.sent(Accept)] == [run.transfer for run in runs]
 
 
-def test_what_is_canceled_together_with_its_tokens_is_not_computed(peer):
+def test_a_request_canceled_together_with_its_tokens_is_not_computed(peer):
     peer.together(Arrived("laptop", run_of(), ()), Received("laptop", cancel(0)))
     assert not [one for one in peer.said if isinstance(one, Compute)]
     assert not peer.machine.held

@@ -161,7 +161,7 @@ def test_they_are_left_out_where_the_request_says_so_and_skips_are_left(peer):
             assert home.itinerary.skipped == (1, 3)
 
 
-def test_what_a_track_ran_counts_and_the_rest_runs_later(peer):
+def test_blocks_that_a_track_ran_count_and_the_rest_runs_later(peer):
     sent = begins(peer)
     peer.hears("b", Accept(sent.transfer, 8))
     run, tokens = back(sent, blocks=(1,), why="unreachable")

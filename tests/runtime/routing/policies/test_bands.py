@@ -143,7 +143,7 @@ def test_without_the_only_holder_of_a_first_band_it_is_skipped_and_the_rest_runs
 
 
 @pytest.mark.parametrize(("policy", "skips"), [("sequential", 0), ("nearest", 0), ("fastest", 0)])
-def test_where_nothing_may_be_skipped_it_waits_until_its_budget_ends(policy, skips):
+def test_a_request_that_may_skip_nothing_waits_until_its_budget_ends(policy, skips):
     sim = FaultySimulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS)
     sim.run(0.3)
     sim.kill("b")

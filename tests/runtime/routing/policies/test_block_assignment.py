@@ -77,7 +77,7 @@ def test_a_chain_of_moves_makes_room():
     assert assign_blocks([0, 1, 2, 3], [1, 1, 1, 1], may, before=0, costs=None) == ((1,), (2,), (3,), (0,))
 
 
-def test_what_costs_much_side_by_side_shares_a_track():
+def test_blocks_that_cost_much_side_by_side_share_a_track():
     bad = {(0, 1), (2, 3), (4, 5)}
     costs = costs_of(6, lambda name, a, b: 1.0 if name == "beside" and (a, b) in bad else 0.0)
     one, _ = assign_blocks(range(6), [4, 2], [ALL, ALL], before=0, costs=costs)

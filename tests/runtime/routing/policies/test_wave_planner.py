@@ -52,7 +52,7 @@ def test_a_slower_device_gets_a_shorter_track():
 
 
 @pytest.mark.parametrize("far", [{"trip_us": 100_000}, {"wait_us": 80_000}, {"block_us": 70_000}])
-def test_who_is_not_worth_the_transfer_gets_nothing_and_is_named(far):
+def test_a_holder_that_is_not_worth_the_transfer_gets_nothing_and_is_named(far):
     tracks, unused = plan_wave(asked(), "a", own(), [peer("b", **far)])
     assert lengths(tracks) == {"a": 12}
     (unused,) = unused

@@ -167,7 +167,7 @@ def test_moved_that_overtakes_release_counts_as_one(source):
     assert [item.stage for item in source.machine.held.values()] == [Stage.AWAY]
 
 
-def test_what_comes_back_further_goes_on_and_what_is_behind_is_dropped(source):
+def test_returned_tokens_that_got_further_continue_and_others_are_dropped(source):
     source.meets("a", [0, 1])
     submits(source, budget=60)
     (run,) = source.sent(Forward, "a")

@@ -91,7 +91,7 @@ def test_a_source_in_whose_name_others_work_is_let_in_once_in_a_while():
     assert counts.guaranteed("laptop", 6.0) == 1
 
 
-def test_what_sources_sent_directly_is_bounded_whatever_they_are_guaranteed():
+def test_direct_transfers_are_bounded_regardless_of_guarantees():
     counts = holding(*[held(f"s{number}", f"s{number}") for number in range(LIMITS.credits)])
     assert counts.guaranteed("new", 0.0) == 0
 

@@ -51,7 +51,7 @@ def test_one_under_suspicion_that_is_silent_counts_as_busier_by_each_second():
     assert n.wait_us == 0
 
 
-def test_what_it_announces_counts_within_bounds():
+def test_announced_times_count_within_bounds():
     n = neighbor(wait_us=2**32 - 1, block_us=2**32 - 1)
     assert n.wait_us == MOST_WAIT_US
     n.offers = 1

@@ -46,7 +46,7 @@ def test_a_request_comes_up_again_until_its_time_is_changed():
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.one_of(st.none(), st.integers(0, 50))), max_size=200))
-def test_what_is_due_is_what_was_set(steps):
+def test_due_requests_are_those_whose_time_was_set(steps):
     timers, requests, times = Timers(), [Timer(number) for number in range(10)], {}
     for now, (number, at) in enumerate(steps):
         if at is None:

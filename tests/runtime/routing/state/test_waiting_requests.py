@@ -37,7 +37,7 @@ def decided(source, act):
     return source.machine.decisions.count - before
 
 
-def test_as_many_are_decided_as_there_are_credits_the_first_first(source):
+def test_each_credit_decides_one_request_in_order(source):
     assert decided(source, lambda: source.hears_state("a", credit=2)) == 2
     assert numbers(source) == [0, 1]
 
@@ -62,7 +62,7 @@ def test_one_that_was_refused_waits_behind_the_others(source):
 
 
 @pytest.mark.parametrize("changes", [{"queue": 3}, {"calls": 7}, {"wait_us": 500}, {"block_us": 2000}])
-def test_how_busy_others_are_decides_nothing(source, changes):
+def test_the_load_of_others_decides_nothing(source, changes):
     for name in ("a", "b", "c"):
         assert decided(source, lambda name=name: source.hears_state(name, credit=9 * (name != "a"), **changes)) == 0
 
@@ -82,14 +82,14 @@ def test_a_new_holder_is_given_what_waits(source):
     assert numbers(source) == [0, 1]
 
 
-def test_who_is_trusted_again_is_given_what_waits(source):
+def test_a_neighbor_that_is_trusted_again_gets_waiting_requests(source):
     source.meets("d", [0], credit=0)
     source.hears_state("d", credit=0, stuck=True)
     source.hears_state("d", credit=1)
     assert numbers(source) == [0]
 
 
-def test_what_waited_for_a_lost_neighbor_is_decided_at_once(source):
+def test_requests_that_waited_for_a_lost_neighbor_are_decided_immediately(source):
     assert decided(source, lambda: source(NeighborDown("a", "cut"))) == WAITING
     assert numbers(source) == [0, 1]
     assert {sent.to for sent in source.sent(Forward)} == {"b"}
