@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from importlib.resources import files
@@ -243,17 +245,14 @@ def _parameters(values: Mapping[str, str], most_ms: float) -> tuple[int, float, 
         raise Refusal(400, f"parameter {v2.shown(min(unknown))} is not known; use top, budget_ms or logits")
     if len(values) > len({*values}):
         raise Refusal(400, "a parameter is given twice; give each once")
-    top, budget_ms, logits = values.get("top"), values.get("budget_ms"), values.get("logits", "0")
-    # Digits alone: numbers of Python such as 1_0, nan or ٣ are refused.
-    if top is not None and not (top.isascii() and top.isdigit() and len(top) <= 9 and int(top) > 0):
-        raise Refusal(400, f"top {v2.shown(top)}: use a whole number from 1")
-    if budget_ms is not None and not _is_budget(budget_ms, most_ms):
-        raise Refusal(400, f"budget_ms {v2.shown(budget_ms)}: use milliseconds from 1 to {most_ms:g}")
-    if logits not in ("0", "1"):
-        raise Refusal(400, f"logits {v2.shown(logits)}: use 0 or 1")
-    count = DEFAULT_TOP if top is None else int(top)
-    return count, most_ms if budget_ms is None else float(budget_ms), logits == "1"
-
-
-def _is_budget(text: str, most_ms: float) -> bool:
-    return len(text) <= 16 and text.isascii() and text.replace(".", "", 1).isdigit() and 1 <= float(text) <= most_ms
+    accepted = {  # pattern, least and most
+        "top": (r"\d{1,9}", 1, math.inf, "a whole number from 1"),
+        "budget_ms": (r"\d{1,9}(\.\d*)?", 1, most_ms, f"milliseconds from 1 to {most_ms:g}"),
+        "logits": (r"\d", 0, 1, "0 or 1"),
+    }
+    for name, value in values.items():
+        pattern, least, most, use = accepted[name]
+        # Digits alone: numbers of Python such as 1_0, nan or ٣ are refused.
+        if not re.fullmatch(pattern, value, re.ASCII) or not least <= float(value) <= most:
+            raise Refusal(400, f"{name} {v2.shown(value)}: use {use}")
+    return int(values.get("top", DEFAULT_TOP)), float(values.get("budget_ms", most_ms)), values.get("logits") == "1"
