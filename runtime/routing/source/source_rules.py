@@ -208,6 +208,8 @@ class SourceRules:
         if gained:
             _learn_from(itinerary, old, turn)
         elif itinerary.remaining:
+            if old.downstream not in ("", sender):  # the way out: perhaps others announce a holder that is gone
+                old.avoid[old.downstream] = turn.now + turn.limits.pause
             if avoid == old.itinerary.avoid:
                 self._pass_over(old, sender)
             else:

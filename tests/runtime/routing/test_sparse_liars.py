@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release, State
+from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, RefuseReason, Release, Run, State
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.events import Complete, Forward
 from ls_edge.runtime.routing.state.limits import Limits
@@ -216,6 +216,21 @@ def test_a_source_that_never_was_linked_gets_nothing_back():
     visited = sent.itinerary.visits
     peer.gets("next", run_of(transfer(hop=3), source="ghost", returning="unreachable", visits=visited))
     assert not peer.machine.held
+
+
+def test_tokens_that_come_back_by_another_way_wait_before_they_go_out_again():
+    """Peers may announce a holder that is gone; tokens went round some hundred times in a second."""
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
+    source.meets("out", [], reaches=("x", "home"), reach_blocks=(0, 1, 2, 3))
+    source.meets("home", [], reaches=("x", "out"))
+    submits(source, budget=BUDGET)
+    (sent,) = source.sent(Forward)
+    source.hears("out", Accept(sent.transfer, 9))
+    back = Run(sent.transfer._replace(hop=3), 10**6, sent.itinerary, "raw", 1, 1, "unreachable")
+    source.gets("home", back)
+    assert not source.sent(Forward)
+    source.passes(Limits().pause + Limits().look_again)
+    assert [again.to for again in source.sent(Forward)] == ["out"]
 
 
 def test_tokens_that_a_full_relay_refuses_wait_before_they_are_offered_again():
