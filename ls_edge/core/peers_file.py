@@ -31,7 +31,7 @@ _ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
 _ALL = 10_000
 """Number of blocks that a file can name."""
 _MAX_INTERVAL_MS = 250
-"""Longest default time between two heartbeats."""
+"""Maximum default time between two heartbeats."""
 
 EngineKind = Literal["auto", "onnx", "tensorrt"]
 Name = Annotated[

@@ -59,7 +59,7 @@ DEALER_HEARTBEATS_SLOWER = 10
 _HUNG_UP = 256
 """Number of links, the last that this process has ended, whose remaining messages are dropped."""
 _MAX_TTL_MS = 6_553_500
-"""Longest time to live in ZMTP: 65535 tenths of a second."""
+"""Maximum time to live in ZMTP: 65535 tenths of a second."""
 _ZAP_DOMAIN = "ls-edge"
 """Domain that makes sockets refuse greetings of ZMTP 1.0 and 2.0: their connections have no metadata and can fail an
 assertion of libzmq. Without keys there is no ZAP handler, so the domain costs nothing."""

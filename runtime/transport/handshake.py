@@ -36,7 +36,7 @@ REST_AFTER = 1.0
 TWO_AFTER = 10.0
 """Seconds after which two processes with one name both count as alive; the end of an earlier one is noticed sooner."""
 _MAX_REASON = 200
-"""Longest reason of a BYE, in characters."""
+"""Maximum length of the reason of a BYE, in characters."""
 
 
 class LinkedProcesses:

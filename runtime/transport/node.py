@@ -62,7 +62,7 @@ from ls_edge.runtime.transport.poller import Waker
 from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
 
 MAX_WAIT_S = 1.0
-"""Longest wait of a turn, in seconds."""
+"""Maximum wait of a turn, in seconds."""
 _OF_NEIGHBORS = frozenset((NeighborUp, NeighborDown, NeighborState))
 _TOGETHER = frozenset((Arrived, Received, NeighborState, Computed, Decoded, Submit, Abandon, Unsendable))
 """Events that the machine handles together if they belong to one turn; it handles others one by one."""

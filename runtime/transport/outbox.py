@@ -22,7 +22,7 @@ from ls_edge.runtime.transport.links import Links
 SMALL_TOKENS = 64 * 1024
 """Largest tokens, in bytes, that are sent together with other messages."""
 HOLD_S = 0.1
-"""Longest wait of a RELEASE or MOVED for another message to the same process, in seconds; alone, it would only wake its
+"""Maximum wait of a RELEASE or MOVED for another message to the same process, in seconds; alone, it would only wake its
 receiver. The wait is short compared with ``Limits.hop_floor`` and ``Limits.away_floor``."""
 MAX_HELD = 4
 """Limit on such messages for one process, since it keeps copies until their RELEASE arrives."""

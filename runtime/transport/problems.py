@@ -26,7 +26,7 @@ COMPLAINT_LASTS = 30.0
 NOTES_A_MINUTE = 20
 """Limit on log lines per minute for one kind of note and one process."""
 MAX_SHOWN_EXPLANATION = 500
-"""Longest explanation that is sent or logged, in characters."""
+"""Maximum length of an explanation that is sent or logged, in characters."""
 _MAX_NOTE_KINDS = 4096
 """Maximum number of counted pairs of kind and process; beyond it, counting starts again."""
 COMPLAINTS_A_SECOND = 10

@@ -44,7 +44,7 @@ class Announced(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """What one process was told."""
+    """Latest report to one process."""
 
     state: State | None = None
     """Last STATE; None before the first, and if it has to be repeated."""

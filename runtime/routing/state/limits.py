@@ -111,7 +111,7 @@ class Limits:
     """Calls that an engine has: the running one and the next. With turns of 1 ms and calls of 2.4 ms, 1 answers 17 %
     less; 3 answer no more than 2, and close batches that others may join."""
     wave_gain: float = 0.95
-    """Longest expected time of a split wave, as a fraction of the time alone. The error of the expectation may exceed a
+    """Maximum expected time of a split wave, as a fraction of the time alone. The error of the expectation may exceed a
     smaller gain. With calls that vary by 20 %, 0.8 takes up to 43 % longer; 0.95 and 1 differ by less than 3 %."""
     swaps: int = 128
     """Swaps of blocks between tracks that a plan looks at. For 12 blocks 128 find the whole saving in 0.2 to 0.35 ms,
