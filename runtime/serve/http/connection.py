@@ -28,6 +28,8 @@ _TOO_SLOW = (
 )
 _LAST_S = 0.25
 """Time for a request that was received to begin, before a connection is closed that takes no others, in seconds."""
+_CLOSE_S = 0.5
+"""Time for a client to confirm the end of a TLS connection, in seconds; asyncio waits for 30 s."""
 _PROBE_S = 0.05
 """Time until a client that closed its side is checked again, in seconds; doubled after each check."""
 
@@ -242,7 +244,7 @@ class Connection(asyncio.Protocol):
         if self._has_begun:
             self._transport.write(_TOO_SLOW)
         self._transport.close()
-        self._timer = asyncio.get_running_loop().call_later(self._connections.receive_s, self.abort)
+        self._timer = asyncio.get_running_loop().call_later(_CLOSE_S, self.abort)
 
     def _probe_later(self, seconds: float = _PROBE_S) -> None:
         if self._is_half_closed:
