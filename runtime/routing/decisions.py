@@ -331,13 +331,13 @@ class Decisions:
         return next((visit.holder for visit in request.itinerary.visits if visit.holder in usable), "")
 
     def _has_no_source(self, request: HeldRequest) -> bool:
-        """Return whether this process was the first to hold a request, but never had a link to its source.
+        """Return whether this process was the first to hold a request, but never heard of its source.
 
         While such work waited for a way home, it took the room of tokens that have one.
         """
         source, visits = request.itinerary.source, request.itinerary.visits
         is_first = not visits or visits[0].holder == self._turn.name
-        return is_first and source not in self._neighbors.once_linked and not self._neighbors.reach(source)
+        return is_first and source not in self._neighbors.once_near and not self._neighbors.reach(source)
 
     def canceled_on_way_home(self, request: HeldRequest, sender: str) -> None:
         """End a request if the only way home claims that it is canceled; that process could drop it anyway."""

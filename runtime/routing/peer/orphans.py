@@ -7,9 +7,6 @@ from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.held_request import INFINITY
 from ls_edge.runtime.routing.state.turn import Turn
 
-MAX_SOURCES_NEAR = 1024
-"""Limit on remembered sources that were in reach; requests of forgotten ones are held until their budgets end."""
-
 
 class Orphans:
     """Sources out of reach: their requests are dropped when no linked process has reached them for a while."""
@@ -21,8 +18,6 @@ class Orphans:
         self._drop_at: dict[str, float] = {}
         self.next = INFINITY
         """Time of the next :meth:`drop`."""
-        self._once_near: dict[str, None] = {}
-        """Sources to which this process or a neighbor has had a link."""
 
     def look_for(self) -> None:
         """Update which sources of held requests no linked process reaches.
@@ -34,10 +29,7 @@ class Orphans:
         for name in sorted(sources):
             if name in neighbors.by_name or neighbors.reach(name):
                 self._drop_at.pop(name, None)
-                self._once_near[name] = None
-                if len(self._once_near) > MAX_SOURCES_NEAR:
-                    del self._once_near[next(iter(self._once_near))]
-            elif name in self._once_near or not any(map(neighbors.leads_beyond, neighbors)):
+            elif name in neighbors.once_near or not any(map(neighbors.leads_beyond, neighbors)):
                 self._drop_at.setdefault(name, turn.now + turn.limits.away_floor)
         self._drop_at = {name: at for name, at in self._drop_at.items() if name in sources}
         self.next = min(self._drop_at.values(), default=INFINITY)

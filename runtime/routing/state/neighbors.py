@@ -19,6 +19,8 @@ from ls_edge.runtime.routing.state.limits import Limits
 
 MAX_UNANSWERED = 1024
 """Limit on remembered transfers without a reply, whose time is measured."""
+MAX_NEAR = 4096
+"""Limit on remembered processes that were near."""
 CUTS = 3
 """Links to a process in a row that end while it is sent tokens, after which it gets new ones only after a pause."""
 _ALIAS = re.compile(r"\.[0-9a-f]{8}$")
@@ -268,8 +270,8 @@ class Neighbors:
         """Counter of changes of links, of the availability of neighbors, and of the blocks that they reach."""
         self.reaches_version = 0
         """Counter of changes of the links that neighbors report."""
-        self.once_linked: dict[str, None] = {}
-        """Processes that have had a link to this one."""
+        self.once_near: dict[str, None] = {}
+        """Processes to which this process or a neighbor has had a link."""
         self.cuts: dict[str, tuple[int, int]] = {}
         """Incarnation of a process, and the number of its links in a row that ended while it was sent tokens."""
 
@@ -285,12 +287,15 @@ class Neighbors:
         n = self.by_name.setdefault(hello.name, Neighbor(hello, self))
         n.greeted(hello)
         self.reach_version += 1
-        self.once_linked[hello.name] = None
-        if len(self.once_linked) > MAX_UNANSWERED:
-            del self.once_linked[next(iter(self.once_linked))]
+        self._were_near(hello.name)
         if hello.name in self.losing_tokens and self.cuts[hello.name][0] == hello.incarnation:
             self.pause(n)
         return n
+
+    def _were_near(self, *names: str) -> None:
+        self.once_near |= dict.fromkeys(names)
+        while len(self.once_near) > MAX_NEAR:
+            del self.once_near[next(iter(self.once_near))]
 
     def forget_transfers(self, n: Neighbor) -> None:
         """Forget the transfers to a process whose link has ended, and count a link on which some got no reply.
@@ -411,7 +416,9 @@ class Neighbors:
         if n.strikes and state.calls > n.calls_when_suspected:
             n.clear_suspicion()
         was_available, n.was_available = n.was_available, n.available
-        self.reaches_version += before is None or state.reaches != before.reaches
+        if before is None or state.reaches != before.reaches:
+            self.reaches_version += 1
+            self._were_near(*state.reaches)
         same_reach = before and (state.reach_blocks, state.far_blocks) == (before.reach_blocks, before.far_blocks)
         if n.was_available != was_available or not same_reach:
             self.reach_version += 1
