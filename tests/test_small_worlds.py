@@ -1,5 +1,7 @@
 """Every course of small worlds: the search finds a planted fault, and none in the routing."""
 
+import random
+
 import pytest
 
 from ls_edge.runtime.routing.state.events import Complete
@@ -43,3 +45,10 @@ def test_no_course_of_two_peers_breaks_a_guarantee():
 @pytest.mark.parametrize("name", [name for name in WORLDS if name != FULL])
 def test_no_course_of_other_worlds_breaks_a_guarantee_as_far_as_it_goes(name):
     assert explore(World(*WORLDS[name]), 1500).ends > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, world in WORLDS.items() if world[-1]])
+def test_no_drawn_course_with_states_in_any_order_breaks_a_guarantee(name):
+    held, policy, skips, _ = WORLDS[name]
+    assert explore(World(held, policy, skips, prompt=False), 1000, random.Random(0)).states >= 1000

@@ -111,6 +111,11 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
         """Replace some settings, written as in ``--sweep``; ``up`` and ``down`` are times of the first churn."""
         times = {key: values[key] for key in ("up", "down") if key in values}
         pieces = [piece for piece in "".join(self.churn[:1]).split(",") if piece]
+        if times and not any(piece.strip().startswith(("up=", "down=")) for piece in pieces):
+            raise UsageError(
+                f"--sweep {'='.join(next(iter(times.items())))} replaces a time of the first --churn, which has none; "
+                "write up=1h,down=3m there, and traces after it"
+            )
         kept = [piece for piece in pieces if piece.partition("=")[0].strip() not in times]
         churn = ",".join([*(f"{key}={value}" for key, value in times.items()), *kept])
         others = {key.replace("-", "_"): value for key, value in values.items() if key not in times}
@@ -201,6 +206,8 @@ class Fleet:
         self, executor: Executor | None, on_progress: OnProgress
     ) -> tuple[SimulationResult, list[SiteOutcome]]:
         """Simulate all sites, and run some of the orders."""
+        if self.asked.until is not None and not self.asked.churn:
+            raise UsageError("--until repeats until enough outages were seen; give --churn up=1h,down=3m, too")
         if (self.asked.execute is None) != (self.asked.data is None):
             raise UsageError("orders run on labeled images: give both --execute N and --data DATA")
         images = None if self.asked.data is None else open_data(self.asked.data, "eval")
@@ -259,6 +266,12 @@ class Fleet:
         return SweepResult(**msgspec.structs.asdict(found))
 
 
+def check_grid(sweep: Mapping[str, Sequence[Any]] | None, seeds: int, out: str | Path | None) -> None:
+    """Raise :class:`UsageError` if settings of a grid are given without one."""
+    if not sweep and (seeds != 1 or out is not None):
+        raise UsageError("--seeds and --out are for --sweep; add one, or use --seed, --until 10%, and --json > FILE")
+
+
 _SHARED = set(FleetSettings.__struct_fields__) & set(SimulationSettings.__struct_fields__)
 _PLANNING = ("source", "links", "codec", "mbit", "link_ms", "batch", "max_replicas", "allow_throttled")
 
@@ -290,6 +303,7 @@ def simulate(
     independent tasks of ``executor``, any of ``concurrent.futures``, such as ``client.get_executor()`` of Dask; without
     it, they run one after the other.
     """
+    check_grid(sweep, seeds, out)
     churn = settings.get("churn", ())
     fleet = Fleet.open(bundle, profiles, **{**settings, "churn": (churn,) if isinstance(churn, str) else churn})
     if sweep is None:

@@ -289,7 +289,7 @@ def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> 
     """Return warnings about an answer that is less certain than it looks."""
     if not context.churn:
         return []
-    if not losses:
+    if not losses and not whole.outages:
         return [
             f"no device was lost in {show_hours(whole.hours)}, so this says nothing about outages; simulate longer "
             "with more --requests, or with --until 10%"

@@ -7,6 +7,7 @@ random time with a random device; after the end comes the beginning.
 from __future__ import annotations
 
 import bisect
+import csv
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -42,14 +43,18 @@ class Trace:
             raise UsageError(f"--churn {path}: cannot be read ({error}); give a CSV of device,time,up|down") from None
         found: dict[str, list[tuple[float, str]]] = {}
         for number, line in enumerate(lines, 1):
-            if not line.strip() or line.startswith("#") or (not found and line.startswith("device,")):
+            if (
+                not line.strip()
+                or line.startswith("#")
+                or (not found and line.lower().replace('"', "").startswith("device,"))
+            ):
                 continue
             try:
                 for device, time, state in _events(line):
-                    if not 0 <= time < 1e12:
+                    if not device or not 0 <= time < 1e12:
                         raise ValueError
                     found.setdefault(device, []).append((time, _STATES[state]))
-            except (ValueError, LookupError):
+            except (ValueError, LookupError, csv.Error):
                 raise UsageError(
                     f"--churn {path}:{number}: {line[:60]!r} is not device,time,state; times are seconds, states up, "
                     f"down or {', '.join(LOSSES)}, or give event_trace.tab of the Failure Trace Archive"
@@ -92,8 +97,8 @@ def _events(line: str) -> list[tuple[str, float, str]]:
         state = {"1": "up", "0": "down"}[fields[_EVENT].strip()]
         after = "down" if state == "up" else "up"
         return [(fields[_NAME], float(fields[_START]), state), (fields[_NAME], float(fields[_END]), after)]
-    device, time, state = (part.strip() for part in line.split(","))
-    return [(device, float(time), state)]
+    device, time, state = (part.strip() for part in next(csv.reader([line])))
+    return [(device, float(time), state.lower())]
 
 
 def _changes(events: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:

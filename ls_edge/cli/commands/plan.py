@@ -106,6 +106,8 @@ def command(
     With --target, finds the smallest fleet of devices like the profiles that reaches it, by formula and by simulation.
     """
     targets = [Target.parse(text) for text in target]
+    if traces := [text for text in churn if Path(text).suffix in (".csv", ".tab")]:
+        raise UsageError(f"--churn {traces[0]}: a trace is for simulate; give mean times, such as up=1h,down=3m")
     losses = [Churn.parse(text) for text in churn]
     chances = _losses(loss_probability)
     alone = [loss.loss for loss in losses if loss.zone == 1 and not loss.is_source]

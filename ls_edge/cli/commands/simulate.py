@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ls_edge.api.simulation import SWEPT, Fleet, SimulationSettings
+from ls_edge.api.simulation import SWEPT, Fleet, SimulationSettings, check_grid
 from ls_edge.cli import options
 from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.output import print_json
@@ -81,6 +81,7 @@ def command(
     Exit code 3 if an answer skipped blocks or a request failed, 1 if none was answered.
     """
     grid = parse_sweep(sweep, SWEPT)
+    check_grid(grid, seeds, out)
     fleet = Fleet.open(bundle, (*profiles, *more), links=None if links is None else str(links), **given)
     is_one = not grid and fleet.asked.until is None and fleet.asked.devices <= fleet.asked.site_size
     cores = 1 if is_one else jobs or len(os.sched_getaffinity(0))

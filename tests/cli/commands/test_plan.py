@@ -363,6 +363,7 @@ def test_churn_is_the_loss_probability_of_every_device(command, bundle, profile)
     [
         ((), "give --objective latency, throughput, energy or survival, or --target 0.999 with --churn"),
         (("--target", "0.9"), "--target needs --churn up=1h,down=3m, and neither --objective nor --out"),
+        (("--target", "0.9", "--churn", "home.csv"), "--churn home.csv: a trace is for simulate; give mean times"),
         (("--target", "2", "--churn", "up=1h,down=3m"), "--target '2' cannot be read; write 0.999"),
     ],
 )

@@ -41,6 +41,12 @@ def test_a_csv_is_read_in_the_order_of_time(write):
     assert read_losses([str(write(CSV)), "up=1m,down=1s"]) == (trace, Churn(60.0, 1.0))
 
 
+def test_a_csv_of_a_spreadsheet_may_have_quotes_and_capitals(write):
+    quoted = "".join(",".join(f'"{one}"' for one in line.split(",")) + "\r\n" for line in CSV.upper().splitlines()[1:])
+    assert Trace.read(write(quoted)).devices == Trace.read(write(CSV)).devices
+    assert len(Trace.read(write('"a, left",1,down\n"a, left",9,up\n')).devices) == 1
+
+
 def test_an_event_trace_of_the_failure_trace_archive_is_read(write):
     lines = ["# event_id component_id node_id platform_id node_name event_type event_start_time event_stop_time"]
     for node, available, start, end in (("n1", 1, 50, 80), ("n1", 0, 80, 90), ("n2", 1, 60, 150), ("n1", 1, 90, 150)):
@@ -91,6 +97,7 @@ def test_further_sites_begin_at_other_times_and_devices(write):
         ("a,1\n", ":1: 'a,1' is not"),
         ("a,soon,up\n", ":1: 'a,soon,up' is not"),
         ("a,nan,up\n", "is not device,time,state"),
+        (",1,up\n", ":1: ',1,up' is not device,time,state"),
         ("a\tb\n", "is not device,time,state"),
         ("a,1,up\nb,1,down\n", "has no two times"),
         ("", "has no two times"),
