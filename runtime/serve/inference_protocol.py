@@ -53,30 +53,24 @@ _Size = Annotated[int, Meta(ge=0, le=1 << 31)] | Annotated[str, Meta(pattern="^[
 
 
 class _TensorParameters(msgspec.Struct, frozen=True):
+    binary_data_size: _Size | None = None  # of an input
+    binary_data: bool | None = None  # of an output, as the next one
+    classification: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
     shared_memory_region: msgspec.Raw = msgspec.Raw()
-
-
-class _InputParameters(_TensorParameters, frozen=True):
-    binary_data_size: _Size | None = None
 
 
 class _Input(msgspec.Struct, frozen=True):
     name: _Name
     shape: Annotated[list[_Side], Meta(min_length=1, max_length=8)]
     datatype: Annotated[str, Meta(max_length=16)]
-    parameters: _InputParameters | None = None
+    parameters: _TensorParameters | None = None
     data: msgspec.Raw = msgspec.Raw()
     """JSON of the values, flat or nested; empty without."""
 
 
-class _OutputParameters(_TensorParameters, frozen=True):
-    binary_data: bool | None = None
-    classification: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
-
-
 class _Output(msgspec.Struct, frozen=True):
     name: _Name
-    parameters: _OutputParameters | None = None
+    parameters: _TensorParameters | None = None
 
 
 class _Parameters(msgspec.Struct, frozen=True):
