@@ -87,8 +87,8 @@ class Churn:
         missing = [key for key in ("up", "down") if key not in given]
         if missing:
             raise UsageError(f"--churn {text!r} has no {' and no '.join(missing)}; write up=10m,down=30s")
-        weights = {key: _weight(text, key, value) for key, value in given.items() if key in LOSSES} or {"kill": 1.0}
-        weights = {key: weight for key, weight in weights.items() if weight}
+        weighed = {key: _within(text, key, given[key], 0, 9999) for key in given if key in LOSSES} or {"kill": 1.0}
+        weights = {key: weight for key, weight in weighed.items() if weight}
         if not weights:
             raise UsageError(f"--churn {text!r}: all weights are 0, so no device could be lost; leave --churn out")
         is_source, is_battery = given.get("of") == "source", given["up"] == "battery"
@@ -122,12 +122,6 @@ def _within(text: str, key: str, value: str, least: float, most: float, *, whole
     if not least <= number <= most:
         raise UsageError(f"--churn {text!r}: {key} {value!r} is not a number from {least:g} to {most:g}")
     return number
-
-
-def _weight(text: str, key: str, value: str) -> float:
-    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value):
-        raise UsageError(f"--churn {text!r}: {value!r} is not a weight of {key}; write a number such as 1 or 0.5")
-    return float(value)
 
 
 class Recorded(Protocol):
@@ -191,8 +185,8 @@ class ChurnProcess:
                 for name in names:
                     _Discharge(self, cause, loss, name, (batteries or {})[name], rng)
             else:
-                groups = [(SOURCE,)] if loss.is_source else _chunks(names, loss.zone)
-                for members in groups:
+                zones = [names[at : at + loss.zone] for at in range(0, len(names), loss.zone)]
+                for members in [(SOURCE,)] if loss.is_source else zones:
                     _Drawn(self, cause, loss, members, rng)
 
     def lose(self, members: Sequence[str], kind: str, cause: int, times: float = 1.0) -> list[str]:
@@ -363,7 +357,3 @@ class _Discharge:
     def _charged(self) -> None:
         self._process.bring_back((self._name,), self._cause)
         self._begin(1.0)
-
-
-def _chunks(names: Sequence[str], size: int) -> list[Sequence[str]]:
-    return [names[at : at + size] for at in range(0, len(names), size)]

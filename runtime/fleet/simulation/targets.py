@@ -178,12 +178,12 @@ def formula_share(problem: PlanningProblem, placement: Placement, budget_s: floa
         times = {name: problem.processes[name].part_ms(part) / 1e3 for name in held if name in visits}
         if times:
             visits[min(times, key=times.__getitem__)] += min(times.values())
-    share = 1 - (1 - found.whole_share) * math.exp(-problem.replicas * spare_s / down_s)
-    for name, run_s in visits.items():
-        loss = problem.processes[name].loss
-        if loss:
-            share *= completed_share(down_s * (1 - loss) / loss, run_s, spare_s + run_s)
-    return share
+    losses = {name: problem.processes[name].loss for name in visits}
+    return (1 - (1 - found.whole_share) * math.exp(-problem.replicas * spare_s / down_s)) * math.prod(
+        completed_share(down_s * (1 - losses[name]) / losses[name], run_s, spare_s + run_s)
+        for name, run_s in visits.items()
+        if losses[name]
+    )
 
 
 def answer_text(targets: Sequence[Target], found: Sequence[FleetChoice]) -> str:
@@ -194,13 +194,9 @@ def answer_text(targets: Sequence[Target], found: Sequence[FleetChoice]) -> str:
         close = next((one for one in found if one.verdict == "open"), None)
         if close is None:
             return f"no fleet of up to {SITE_SIZE} devices reaches {asked}"
-        return f"whether {_size(close)} reach {asked} is undecided: {_evidence(targets, close)}"
+        return f"whether {counted(close.devices, 'device')} reach {asked} is undecided: {_evidence(targets, close)}"
     held = counted(best.replicas, "copy", "copies")
-    return f"{_size(best)} with {held} of each block reach {asked}: {_evidence(targets, best)}"
-
-
-def _size(one: FleetChoice) -> str:
-    return counted(one.devices, "device")
+    return f"{counted(best.devices, 'device')} with {held} of each block reach {asked}: {_evidence(targets, best)}"
 
 
 def _evidence(targets: Sequence[Target], one: FleetChoice) -> str:
@@ -244,9 +240,11 @@ def judge_fleet(
     rate = settings.rate or _WAITS / settings.outage_s
     held = {name: tuple(blocks) for name, blocks in placement.items()}
     site = Site(0, problem, held, kinds, REQUESTS, requests_at_once(problem, placement), rate, own, churn)
-    outcomes = simulate_fleet(
-        [site], executor, grow=lambda outcomes: _grow(targets, _observe(outcomes, own)), most=MOST_RUNS
-    )
+
+    def grow(outcomes: Sequence[SiteOutcome]) -> float:
+        return 2.0 if _verdict(targets, _observe(outcomes, own)) == "open" else 1.0
+
+    outcomes = simulate_fleet([site], executor, grow=grow, most=MOST_RUNS)
     whole, answered, latency = _observe(outcomes, own)
     watts = [device.watts for device in used]
     return FleetChoice(
@@ -297,7 +295,3 @@ def _verdict_on(target: Target, observed: _Observed) -> str:
     if share.high < target.value:
         return "missed"
     return "met" if share.low >= target.value else "open"
-
-
-def _grow(targets: Sequence[Target], observed: _Observed) -> float:
-    return 2.0 if _verdict(targets, observed) == "open" else 1.0
