@@ -1,10 +1,10 @@
-"""Time a bundle on this machine: its parts as a chain, and one engine of the whole model (the monolith).
+"""Benchmark of a bundle on this machine: the chain of its parts, and one engine of the whole model (the monolith).
 
-Chain and monolith run by the same library with the same options, in turns of a few runs each, so that other load
-affects both. The monolith with ONNX Runtime's default options is timed afterwards, because its threads spin and would
-slow the others down (ONNX Runtime only).
+Chain and monolith use the same library and options and alternate after a few runs, so that other load affects both. The
+monolith with ONNX Runtime's default options is timed afterwards, because its threads spin and would slow down the
+others (ONNX Runtime only).
 
-The caller provides the monolith; ``ls_edge.export.merge``, which needs ``onnx``, makes it from the parts.
+The caller provides the monolith; ``ls_edge.export.merge``, which needs ``onnx``, can make it from the parts.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageSet
 
 RUNS_A_TURN = 6
-"""Maximum of counted runs per turn: with fewer, cold caches count more; with more, slow drifts hit one side only."""
+"""Maximum number of timed runs per turn: fewer give cold caches more weight, more let slow drifts affect one side."""
 
 
 class ChainAccuracy(msgspec.Struct, frozen=True):
-    """Accuracy of stem, blocks in trained order, and head."""
+    """Accuracy of the chain in trained order."""
 
     data: str
     images: int
@@ -56,7 +56,7 @@ class Bench(BatchTimes, frozen=True, kw_only=True):
     duration: float
     """Seconds for timing chain and monolith alternately."""
     memory_bytes: int
-    """Growth of the process and of the GPU's memory in use by opening the parts."""
+    """Growth of host and GPU memory when the parts are opened."""
     monolith_ms: Times | None
     chain_over_monolith: float | None
     monolith_default_ms: Times | None
@@ -78,8 +78,8 @@ def bench(
 ) -> Bench:
     """Time a bundle for about 1.75 times ``duration`` seconds, including single parts and default options.
 
-    ``monolith`` is the ONNX file of the whole model and its origin, or None and the reason. Raises :class:`UsageError`
-    for a batch or duration that is not positive, else as :meth:`Pipeline.open`.
+    ``monolith`` is the ONNX file of the whole model and its origin, or None and the reason why there is none. Raise
+    :class:`UsageError` for a batch or duration that is not positive, and the errors of :meth:`Pipeline.open`.
     """
     if batch < 1 or not 0 < duration < float("inf"):
         raise UsageError(f"cannot time batch {batch} for {duration} seconds; give numbers above 0")
@@ -133,7 +133,7 @@ def chain_accuracy(
     provider: str | None = None,
     kind: EngineKind = "auto",
 ) -> ChainAccuracy:
-    """Classify every image of a labeled set in batches; raise :class:`DataError` if no image can be used."""
+    """Classify all images of a labeled set in batches; raise :class:`DataError` if no image can be used."""
     from ls_edge.data.datasets import require_labels
     from ls_edge.data.preprocess import Preprocessor, iterate_batches
 

@@ -1,9 +1,9 @@
-"""Numbers of a board for its report: errors of each part, and times of visits in all ways to run them.
+"""Measurements on a board for its report: the error of each part, and the times of visits with all kinds of buffers.
 
-``python -m ls_edge.engines.board_numbers errors BUNDLE`` builds all engines twice in empty folders. It compares each
-part, with and without CUDA graphs, with the outputs that the bundle has from its export, and answers of both builds and
-of other splits with one another. ``visits BUNDLE usual|spin|blocking`` times visits of 1, 2
-and all blocks. Each line is printed as soon as it is known.
+``python -m ls_edge.engines.board_numbers errors BUNDLE`` builds all engines twice, each time in an empty folder. It
+compares each part, with and without CUDA graphs, with the reference outputs in the bundle, and compares the logits of
+both builds and of other splits with each other. ``visits BUNDLE usual|spin|blocking`` times visits of 1, 2, and all
+blocks. Results are printed as soon as they are known.
 
 Not run on hardware yet.
 """
@@ -33,12 +33,12 @@ from ls_edge.engines.tensorrt.build import EngineOptions, this_device
 from ls_edge.engines.tensorrt.engine import TensorRTEngine, open_tensorrt
 
 VISITS_S = 2.0
-"""Seconds for which each way to run visits is timed."""
+"""Seconds for which each variant of a visit is timed."""
 _WAITS = {"usual": None, "spin": SPIN, "blocking": BLOCKING}
 
 
 def errors(bundle: Bundle) -> None:
-    """Print the error of each part and of the whole chain, in two builds, with and without graphs."""
+    """Print the errors of all parts and of the whole chain, for two builds, with and without graphs."""
     parts, image = (STEM, *range(bundle.num_blocks), HEAD), noise_images(bundle, 1)
     runs: dict[str, dict[str, np.ndarray]] = {}
     chains: dict[str, np.ndarray] = {}
@@ -75,7 +75,7 @@ def errors(bundle: Bundle) -> None:
 
 
 def visits(bundle: Bundle, wait: str) -> None:
-    """Print the times of visits of TensorRT engines, with all kinds of buffers, with and without graphs."""
+    """Print the times of visits of TensorRT engines for each kind of buffer, with and without graphs."""
     flag = _WAITS[wait]
     if flag is not None:  # before anything else uses the GPU
         cuda_runtime().call("cudaSetDeviceFlags", flag, doing=f"asking for {wait} waits")

@@ -1,6 +1,6 @@
 """Checks of the engine libraries: ONNX Runtime and its execution providers, TensorRT, and CUDA.
 
-Each is checked in a subprocess with a time limit, by a small task of its kind: a provider works if it multiplies two
+Each library performs a small task in a subprocess with a time limit; for example, a provider works if it multiplies two
 matrices correctly.
 """
 
@@ -21,7 +21,7 @@ from ls_edge.device.diagnostics import (
 )
 from ls_edge.device.requirements import engine_advice, installed, numbers
 
-# Written by the package onnx, which boards do not have; a test compares them with its output.
+# Written with the package onnx, which boards do not have; a test compares them with its output.
 PRODUCT_MODEL = (
     "08083a450a110a01780a017812017922064d61744d756c12067371756172655a130a0178120e0a0c080112080a0208040a0208046213"
     "0a0179120e0a0c080112080a0208040a02080442040a00100d"
@@ -74,7 +74,7 @@ print(json.dumps({"path": cuda.path, "runtime": cuda.release_of("Runtime"), "dri
 
 
 def check_engines() -> Iterator[Finding]:
-    """Check the engine libraries, and report which one 'engine: auto' chooses and why it rejects better ones."""
+    """Check the engine libraries; report which one 'engine: auto' chooses and why it rejects better ones."""
     found = list(_check_each_engine())
     yield from found
     by_name = {finding.what: finding for finding in found}
@@ -107,7 +107,7 @@ def _check_each_engine() -> Iterator[Finding]:
 
 
 def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
-    """Check that TensorRT builds and runs a layer; if only the system has it, find out why it is not visible."""
+    """Check that TensorRT builds and runs a layer; if only the system has TensorRT, find out why it is not visible."""
     what = "engine TensorRT"
     if importlib.util.find_spec("tensorrt") is None:
         for outside in sorted(system.glob("python3*/dist-packages/tensorrt"))[:1]:
@@ -146,15 +146,15 @@ def check_cuda() -> Iterator[Finding]:
 
 
 def _fix_of(why: str, package: str) -> str:
-    """Return the advice at the end of an error of ls-edge, or the advice to reinstall the package."""
+    """Return the advice at the end of an ls-edge error, or the advice to reinstall the package."""
     _, found, fix = why.rpartition("; ")
     return fix if found else f"install {package} again as NVIDIA says for this device"
 
 
 def _numpy_fix(tried: ProbeResult) -> str | None:
-    """Return the fix if a package was built for numpy 1 and numpy 2 is installed."""
+    """Return a fix if a package was built for numpy 1 but numpy 2 is installed."""
     if "compiled using NumPy 1.x" in tried.errors or "_ARRAY_API not found" in tried.errors:
-        return "pip install 'numpy<2', which this wheel was made for (the extra jetson6 has it)"
+        return "pip install 'numpy<2', which this wheel was built for (part of the extra jetson6)"
     return None
 
 
@@ -171,7 +171,7 @@ def check_onnxruntime(build: str) -> Iterator[Finding]:
         yield Finding("bad", "engine ONNX Runtime", f"does not load: {listed.why}", fix)
         return
     if _numpy_fix(listed) is not None:
-        detail = f"was made for numpy 1, and numpy {installed('numpy')} is here"
+        detail = f"was built for numpy 1, but numpy {installed('numpy')} is installed"
         yield Finding("bad", "engine ONNX Runtime", detail, _numpy_fix(listed))
     for provider in listed.found["all"]:
         what = f"engine {provider}"

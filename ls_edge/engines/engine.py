@@ -1,7 +1,7 @@
-"""Interface of an engine: one part of a bundle on one device, with inputs, output, and checks of its arguments.
+"""Interface of an engine, which runs one part of a bundle on one device, and checks of its inputs.
 
-One thread at a time may use an engine, and the same thread all engines that share buffers. Engines that were opened
-separately, or by different processes, are independent. ``ls_edge.engines.opening`` opens engines.
+Only one thread at a time may use an engine, and engines that share buffers belong to the same thread. Engines that were
+opened separately are independent. ``ls_edge.engines.opening`` opens engines.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ls_edge.core.errors import EngineError
 
 @dataclass(frozen=True)
 class Tensor:
-    """Name, type and shape of an input or output."""
+    """Name, type, and shape of an input or output."""
 
     name: str
     dtype: str
     rest: tuple[int, ...]
     below: int | None = field(default=None, compare=False)
-    """Exclusive upper limit of the values, which are at least 0; None without limits."""
+    """Exclusive upper limit of the values, which must not be negative; None without limits."""
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -51,7 +51,7 @@ class Signature:
 
 
 def signature_of(manifest: Manifest, part: str) -> Signature:
-    """Return the signature of ``stem``, ``head``, ``whole`` or ``block 3``."""
+    """Return the signature of ``stem``, ``head``, ``whole``, or a block such as ``block 3``."""
     height, width = manifest.image.size
     images = Tensor("images", "float32", (3, height, width))
     rest = (manifest.tokens.count, manifest.tokens.dim)
@@ -71,9 +71,9 @@ class Engine(Protocol):
     """One part on one device, used by one thread at a time."""
 
     part: str
-    """``stem``, ``head`` or ``block 3``."""
+    """Name of the part, such as ``stem`` or ``block 3``."""
     kind: str
-    """``onnx`` or ``tensorrt``."""
+    """Library: ``onnx`` or ``tensorrt``."""
     provider: str
     """Provider that runs the part, such as ``CPUExecutionProvider``."""
     signature: Signature
@@ -88,7 +88,7 @@ class Engine(Protocol):
 
 
 def warm_up(engine: Engine, batch: int = 1) -> float:
-    """Run an engine twice on zeros, so that memory is allocated; return the milliseconds of the second run."""
+    """Run an engine twice on zeros, which allocates its memory; return the milliseconds of the second run."""
     inputs = {t.name: np.zeros(t.shape(batch), t.dtype) for t in engine.signature.inputs}
     engine.run(inputs)
     start = time.perf_counter()
@@ -111,27 +111,27 @@ def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarra
             raise EngineError(f"{part}: {tensor.name} is {found}, must be {tensor}, B at least 1")
         if tensor.below is not None and not 0 <= int(array.min()) <= int(array.max()) < tensor.below:
             raise EngineError(
-                f"{part}: {tensor.name} is {array.min()} to {array.max()}, must be 0 to {tensor.below - 1}; in the "
-                "file itself a negative one counts from the end"
+                f"{part}: {tensor.name} is {array.min()} to {array.max()}, must be 0 to {tensor.below - 1}; the file "
+                "would count a negative one from the end"
             )
     return batch
 
 
-# Tag of the key, its length and "location", each in any encoding that protobuf reads. Its C++ library, which engine
-# libraries use, ignores the bits of a tag above the 32nd.
+# Tag of the key, its length, and "location", each in any encoding that protobuf accepts. Its C++ library, which engine
+# libraries use, ignores all but the lowest 32 bits of a tag.
 _EXTERNAL_DATA = re.compile(rb"(?:\x0a|\x8a\x80*[\x00\x10\x20\x30\x40\x50\x60\x70])(?:\x08|\x88\x80*\x00)location")
 """Entry of a ``TensorProto`` with the name of the file of its weights."""
 
 
 def refuse_weights_elsewhere(raw: bytes, part: str) -> None:
-    """Raise :class:`EngineError` if a part has weights in another file, which an engine library would read.
+    """Raise :class:`EngineError` if a part refers to weights in another file, which an engine library would read.
 
-    The bytes are searched before any library parses them, and without the package ``onnx``.
+    The check searches the bytes before any library parses them and does not need the package ``onnx``.
     """
     if _EXTERNAL_DATA.search(raw):
         raise EngineError(f"{part} does not load: its weights are in another file; export it again")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of an error in one line of at most 300 characters."""
+    """Return the first line of an error's message, at most 300 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,8 +1,8 @@
-"""Executor of parts in sequence, with as few copies as the engines allow; for one process and for peers.
+"""Executor of parts in sequence, with as few copies as the engines allow; used by pipelines and peers.
 
-Engines that share memory on a GPU leave the tokens there: one copy in, one copy out, one synchronization. Sessions of
-ONNX Runtime in host memory are bound once to two buffers that they use in turn: the output of a part is the input of
-the next part, so a run copies and checks tokens once. Any other engine takes and returns arrays.
+Engines that share GPU memory leave tokens there, with one copy in, one copy out, and one synchronization. ONNX Runtime
+sessions in host memory are bound once to two buffers that they use alternately: the output of a part is the input of
+the next part, so a run copies and checks tokens only once. All other engines take and return arrays.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ls_edge.engines.providers import memory_of
 from ls_edge.engines.tensorrt.engine import TensorRTEngine
 
 GRAPH_TOLERANCE = 1e-4
-"""Largest difference between runs with and without a CUDA graph, relative to the largest value."""
+"""Maximum difference between runs with and without a CUDA graph, relative to the largest value."""
 KEPT_BATCH_SIZES = 32
-"""Number of batch sizes whose bindings are kept, a few KB per part; all share buffers of the largest size."""
+"""Maximum number of batch sizes with bindings, a few KB per part; all share the buffers of the largest size."""
 
 
 class PartFailed(EngineError):
-    """An engine failed; :attr:`part` is its key."""
+    """Failure of the engine of :attr:`part`."""
 
     def __init__(self, part: int, why: str) -> None:
         super().__init__(why)
@@ -37,12 +37,12 @@ class PartFailed(EngineError):
 
 
 class Executor:
-    """The engines of some parts, used by one thread at a time."""
+    """Engines of some parts, for one thread at a time."""
 
     def __init__(self, engines: Mapping[int, Engine]) -> None:
         self.engines = engines
         self.needs_slot = any(len(engine.signature.inputs) > 1 for engine in engines.values())
-        """Whether blocks take the number of blocks that ran before them."""
+        """Whether blocks take their slot as an input."""
         workspaces = {
             engine.workspace if isinstance(engine, (OnnxEngine, TensorRTEngine)) else None
             for engine in engines.values()
@@ -58,10 +58,10 @@ class Executor:
         slots: np.ndarray | None = None,
         seconds: list[float] | None = None,
     ) -> np.ndarray:
-        """Run parts in sequence on one batch, or on several batches that are joined; return a new array.
+        """Run parts in sequence on one batch, or on several batches that are concatenated; return a new array.
 
-        ``slots``, int64 ``[B]``, belong to the first block and are 0 by default. ``seconds`` receives the time of each
-        part; on a GPU, parts then run one at a time. Raises :class:`PartFailed`.
+        ``slots``, int64 ``[B]``, are the slots of the first block, by default 0. ``seconds`` receives the time of each
+        part; with it, parts on a GPU run one at a time. Raise :class:`PartFailed`.
         """
         rows = (inputs,) if isinstance(inputs, np.ndarray) else inputs
         if self._bound is not None:
@@ -82,7 +82,7 @@ class Executor:
             except DeviceLost:
                 raise
             except EngineError:
-                pass  # run them one at a time, to find the one that fails
+                pass  # run the parts one at a time to find the one that fails
         return self.steps(parts, _joined(rows), slots, seconds)[-1]
 
     def steps(
@@ -111,7 +111,7 @@ class Executor:
         return outputs
 
     def measure(self, max_batch: int) -> float:
-        """Warm up for one image and for ``max_batch``; return the typical milliseconds of a block for one image."""
+        """Warm up with one image and with ``max_batch``; return the typical milliseconds of a block for one image."""
         distinct = {id(engine): (part, engine) for part, engine in self.engines.items()}
         times: dict[int, float] = {}
         for batch in sorted({1, max_batch}, reverse=True):
@@ -120,9 +120,9 @@ class Executor:
         return typical_ms(times)
 
     def warm_up(self, batch: int) -> None:
-        """Bind all blocks at a batch size; on a GPU run them, so that graphs are made.
+        """Bind all blocks at a batch size; on a GPU, also run them to record graphs.
 
-        CUDA graphs are switched off if they return different values.
+        CUDA graphs are dropped if they return different values.
         """
         if self._bound is not None:
             self._bound.prepare(batch)
@@ -132,9 +132,8 @@ class Executor:
         first = self.engines[blocks[0]].signature.inputs[0]
         tokens = np.random.default_rng(0).standard_normal(first.shape(batch)).astype(first.dtype)
         orders = [blocks]
-        if (
-            not self.needs_slot
-        ):  # with slots there are no graphs; else each block runs in both directions between the buffers
+        # Graphs exist only without slots, one for each direction between the buffers.
+        if not self.needs_slot:
             orders = [blocks, blocks[1:] + blocks[:1]] if len(blocks) % 2 == 0 else [blocks + blocks]
         slots = np.zeros(batch, np.int64)
         for order in orders:
@@ -163,13 +162,13 @@ class _Batch:
         self.slots = np.zeros(size, np.int64)
         self.slot_value: Any = onnxruntime_module().OrtValue.ortvalue_from_numpy(self.slots)
         self.buffers: dict[tuple[Tensor, int], tuple[np.ndarray, Any]] = {}
-        """Arrays, and the ``OrtValue`` objects that share their memory, by tensor and side."""
+        """Arrays and the ``OrtValue`` objects that share their memory, by tensor and side."""
         self.steps: dict[tuple[int, int], Callable[[], None]] = {}
-        """Prepared calls by part and by the buffer (side) that the part reads."""
+        """Prepared calls by part and side, which is the buffer that the part reads."""
 
 
 class _BoundParts:
-    """Sessions of ONNX Runtime, each bound to read one of two buffers in host memory and to write the other."""
+    """ONNX Runtime sessions that are bound to two buffers in host memory, reading one and writing the other."""
 
     def __init__(self, engines: Mapping[int, OnnxEngine]) -> None:
         self._engines = engines
@@ -182,7 +181,7 @@ class _BoundParts:
 
     @classmethod
     def of(cls, engines: Mapping[int, Engine]) -> _BoundParts | None:
-        """Return None unless all engines are sessions of ONNX Runtime in host memory."""
+        """Return the bound engines, or None unless all of them are ONNX Runtime sessions in host memory."""
         found = {
             part: engine
             for part, engine in engines.items()
@@ -197,7 +196,7 @@ class _BoundParts:
         slots: np.ndarray | None,
         seconds: list[float] | None,
     ) -> np.ndarray | None:
-        """Run as :meth:`Executor.run` does; return None for arguments that the engines would refuse."""
+        """Run as :meth:`Executor.run` does; return None for arguments that the engines would reject."""
         size = len(rows[0]) if len(rows) == 1 else sum(map(len, rows))
         if not size or not parts or not self._takes(slots, size, parts):
             return None
@@ -227,7 +226,7 @@ class _BoundParts:
         return found
 
     def prepare(self, size: int) -> None:
-        """Bind all parts at a batch size, which the first run of each would do otherwise."""
+        """Bind all parts at a batch size in advance, instead of in their first runs."""
         batch = self._batches.get(size) or self._new_batch(size)
         for part in self._engines:
             for side in range(2):
@@ -247,7 +246,7 @@ class _BoundParts:
         return min(values) + (parts[0] == STEM) >= 0 and max(values) + blocks <= self._num_slots
 
     def _new_batch(self, size: int) -> _Batch:
-        """Make room for a batch size; drop the oldest if there are too many."""
+        """Add a batch size; drop the oldest one if there are too many."""
         if size > self._largest:
             self._batches.clear()
             self._memory.clear()
@@ -268,7 +267,7 @@ class _BoundParts:
         return found
 
     def _step(self, batch: _Batch, part: int, side: int) -> Callable[[], None]:
-        """Return the call that runs a part on the buffer of a side and writes to the other side."""
+        """Return the function that runs a part from the buffer of a side to the other one."""
         step = batch.steps.get((part, side))
         if step is None:
             engine = self._engines[part]
@@ -283,7 +282,7 @@ class _BoundParts:
 
 
 def typical_ms(times: Mapping[int, float]) -> float:
-    """Return the median of times by part over the blocks, or over stem and head without blocks."""
+    """Return the median time of the blocks, or of stem and head if there are no blocks."""
     return float(np.median([times[part] for part in times.keys() - ENDS.keys() or times]))
 
 
@@ -292,7 +291,7 @@ def _joined(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _first_slots(parts: Sequence[int], size: int) -> np.ndarray:
-    """Return the slots of the first part with which the first block has slot 0."""
+    """Return the slots of the first part such that the first block has slot 0."""
     return np.full(size, -1 if parts[0] == STEM else 0, np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Times and memory of open engines: parts, chains and visits, for ``bench``, ``profile`` and running peers."""
+"""Times and memory of open engines, by part, chain, and visit; for ``bench``, ``profile``, and running peers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
 
 LEAST_RUNS = 3
-"""Runs that are counted however long they take."""
+"""Minimum number of timed runs, however long they take."""
 
 
 def time_calls(calls: Sequence[Callable[[], object]], duration: float, *, most_runs: int = 1) -> list[list[float]]:
     """Warm up, then run calls in turns for ``duration`` seconds; return the seconds of each run, by call.
 
-    The turns change direction, so that other load affects all calls. With ``most_runs`` above 1, a call runs up to that
-    often per turn, and once before without being counted: it finds the weights of another call in the caches, unlike a
-    service.
+    The turns alternate in direction, so that other load affects all calls. With ``most_runs`` above 1, a call runs up
+    to that many times per turn, after one run that is not timed: unlike in a service, the caches still contain the
+    weights of another call.
     """
     began = time.perf_counter()
     for call in calls:
@@ -54,7 +54,7 @@ def time_calls(calls: Sequence[Callable[[], object]], duration: float, *, most_r
 def time_batch(
     pipeline: Pipeline, size: int, duration: float, sensors: Sensors, *, visits_s: float
 ) -> tuple[BatchTimes, PowerReading | None]:
-    """Time whole chains part by part for ``duration`` seconds and visits for ``visits_s``; return the power, too."""
+    """Time chains part by part for ``duration`` seconds, and visits for ``visits_s``; also return the power."""
     images = noise_images(pipeline.bundle, size)
     if not np.isfinite(pipeline.forward(images)).all():
         raise EngineError(f"{pipeline.bundle.folder} returns logits that are not finite; run 'ls-edge verify' on it")
@@ -82,10 +82,10 @@ def time_batch(
 def time_blocks(
     bundle: Bundle, executor: Executor, size: int, duration: float, call: Callable[[Callable[[], object]], None]
 ) -> BatchTimes:
-    """Time the open blocks of a peer; ``call`` runs a function on the thread that uses the engines."""
+    """Time the open blocks of a peer; ``call`` runs a function on the thread that owns the engines."""
     blocks = [part for part in executor.engines if part not in ENDS]
     if not blocks:
-        raise EngineError("this peer serves no blocks, which alone are timed")
+        raise EngineError("this peer serves no blocks; only blocks are timed")
     noise = _noise_tokens(bundle, size)
     runs: list[list[float]] = []
 
@@ -127,7 +127,7 @@ def _slowdown(chains: Sequence[float]) -> float:
 
 
 def noise_images(bundle: Bundle, batch: int) -> np.ndarray:
-    """Return a batch of noise; the time of an engine does not depend on its input."""
+    """Return a batch of noise, float32 ``[B, 3, H, W]``; the time of an engine does not depend on its input."""
     return np.random.default_rng(0).standard_normal((batch, 3, *bundle.manifest.image.size), dtype=np.float32)
 
 
@@ -137,13 +137,13 @@ def _noise_tokens(bundle: Bundle, batch: int) -> np.ndarray:
 
 
 REFERENCE_VALUES = 32
-"""Values of each output that a bundle keeps: a few KB for all parts."""
+"""Number of values that a bundle stores of each output: a few KB for all parts."""
 
 
 def reference_outputs(bundle: Bundle, run: Callable[[Sequence[int], np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
-    """Return some values of the output of each part on noise, which is the same everywhere, and of the whole chain.
+    """Return some output values of each part and of the whole chain, on noise that is the same on every machine.
 
-    The second output counts: a CUDA graph is recorded by then.
+    The values are those of the second run, in which a CUDA graph has been recorded.
     """
     parts, image, tokens = (STEM, *range(bundle.num_blocks), HEAD), noise_images(bundle, 1), _noise_tokens(bundle, 1)
     outputs = {part_name(part): [run((part,), image if part == STEM else tokens) for _ in range(2)] for part in parts}
@@ -158,9 +158,10 @@ def library_of(kind: str) -> str:
 
 
 def taken_bytes(files: int, resident: int | None, workspace: CudaWorkspace | None) -> int:
-    """Return the growth of this process since ``resident`` plus that of the GPU's memory, if it is separate memory.
+    """Return the growth of this process since ``resident``, plus the growth of GPU memory if that is separate.
 
-    It is at least ``files``, the bytes of the open parts: a process that reuses freed memory does not grow.
+    The result is at least ``files``, the size of the open parts, since a process that reuses freed memory does not
+    grow.
     """
     host = 0 if resident is None else (resident_bytes() or 0) - resident
     if workspace is None:
@@ -170,7 +171,7 @@ def taken_bytes(files: int, resident: int | None, workspace: CudaWorkspace | Non
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process, or None without /proc."""
+    """Return the resident memory of this process in bytes, or None without /proc."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
             pages = int(statm.read().split()[1])

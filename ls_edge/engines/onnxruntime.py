@@ -1,10 +1,10 @@
-"""Engines of ONNX Runtime: sessions with options for many small models in one process.
+"""ONNX Runtime engines: sessions with options for many small models in one process.
 
-By default, every session has a thread pool that spins between runs, and a memory arena: fourteen sessions in sequence
-then cost several times as much as one. Here, no pool spins and all sessions share one arena. With the CUDA provider,
-sessions share a stream and leave tokens on the GPU (:mod:`ls_edge.engines.cuda.memory`); its CUDA graphs are not used,
-since ONNX Runtime, at least up to 1.26, waits for the GPU after each. Opening fails if the requested provider does not
-load; there is no silent fallback. A part that refers to weights in another file does not load.
+By default, each session has a thread pool that spins between runs and its own memory arena, so fourteen sessions in
+sequence cost several times as much as one. Here, pools do not spin and all sessions share one arena. With the CUDA
+provider, sessions share a stream and leave tokens on the GPU (:mod:`ls_edge.engines.cuda.memory`). The provider's CUDA
+graphs are not used, because ONNX Runtime (at least up to 1.26) waits for the GPU after each. Opening fails if the
+requested provider does not load, without a silent fallback, or if a part refers to weights in another file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ls_edge.engines.providers import (
 from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 
 KEPT_QUEUED = 32
-"""Number of pairs of batch size and buffers whose binding to GPU memory is kept; each takes a few KB."""
+"""Maximum number of bindings to GPU memory, by batch size and buffers; each takes a few KB."""
 
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
@@ -52,7 +52,7 @@ def open_session(
 ) -> Any:
     """Create an ``InferenceSession`` of ``raw`` that runs on ``provider``; raise :class:`EngineError` if it cannot.
 
-    ``plain`` keeps the default options of sessions, for comparison only. ``providers`` come from
+    ``plain`` keeps ONNX Runtime's default options, for comparisons only. ``providers`` is a result of
     :func:`ls_edge.engines.providers.providers_of`.
     """
     ort = onnxruntime_module()
@@ -63,31 +63,31 @@ def open_session(
     options = ort.SessionOptions()
     options.log_severity_level = 4
     entries = {
-        # ONNX Runtime looks for weights in other files in the working directory; below this path there are none
+        # ONNX Runtime looks for weights in other files in the working directory; below this path, there are none.
         "session.model_external_initializers_file_folder_path": os.devnull,
-        "session.load_model_format": "ONNX",  # its own format was not searched for such weights
+        "session.load_model_format": "ONNX",  # ONNX Runtime's own format would not be searched for such weights
     }
     if not plain:
         _share_allocator(ort)
         options.intra_op_num_threads = threads or 0
         options.inter_op_num_threads = 1
         entries |= {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
-        if hardware.int8_products_saturate():  # without saturation this would take three times as long
+        if hardware.int8_products_saturate():  # without this option, products take three times as long or saturate
             entries["session.x64quantprecision"] = "1"
         if provider == CPU:
             entries["session.use_env_allocators"] = "1"
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     try:
-        # with the fallback, ONNX Runtime would print the reason and continue with other providers
+        # With the fallback, ONNX Runtime would print the reason and continue with other providers.
         session = ort.InferenceSession(raw, options, providers=providers or providers_of(provider), enable_fallback=0)
     except Exception as error:
         raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {first_line(error)}") from error
     if provider not in session.get_providers():
         why = why_not(ort, provider) or f"{', '.join(session.get_providers())} did"
-        raise EngineError(f"{part}: {provider} did not load ({why}); see 'ls-edge doctor', or ask for cpu")
+        raise EngineError(f"{part}: {provider} did not load ({why}); see 'ls-edge doctor', or use cpu")
     session.disable_fallback()
-    # kept for the disabled fallback: a second copy of all weights on a small board
+    # The session keeps these bytes for the disabled fallback: a second copy of all weights on a small board.
     session._model_bytes = None
     return session
 
@@ -98,19 +98,19 @@ def _check_provider(ort: Any, raw: bytes, part: str, provider: str) -> None:
     if provider not in available:
         raise EngineError(
             f"{provider} is not in this build of onnxruntime {ort.__version__} ({', '.join(available)}); install one "
-            "that has it, or ask for cpu"
+            "that has it, or use cpu"
         )
-    refuse_weights_elsewhere(raw, part)  # before 1.24 ONNX Runtime reads them if they are named by their full path
-    # CUDA has no kernels for products of its results either
+    refuse_weights_elsewhere(raw, part)  # before 1.24, ONNX Runtime reads files that are named by their full path
+    # The provider has no kernels for DynamicQuantizeLinear, nor for products of its results.
     if memory_of(provider) == "cuda" and b"DynamicQuantizeLinear" in raw:
         raise EngineError(
             f"{part} computes its int8 scales for each image, which {provider} leaves to the CPU; export with "
-            "--precision int8 --engine tensorrt --calibrate DATA, or ask for cpu"
+            "--precision int8 --engine tensorrt --calibrate DATA, or use cpu"
         )
 
 
 class OnnxEngine:
-    """A part in an ONNX Runtime session."""
+    """A part that runs in an ONNX Runtime session."""
 
     kind = "onnx"
 
@@ -127,8 +127,8 @@ class OnnxEngine:
     ) -> None:
         """Open ``raw``; raise :class:`EngineError` that names the part if it or the provider does not load.
 
-        With a ``workspace``, only for the CUDA provider, tokens stay on the GPU between engines that share it.
-        ``options`` are for providers that build engines, and limit GPU memory.
+        With a ``workspace`` (CUDA provider only), tokens stay on the GPU between engines that share it. ``options``
+        apply to providers that build engines, and limit GPU memory.
         """
         self.part = part
         self.signature = signature
@@ -159,7 +159,7 @@ class OnnxEngine:
         return self._session
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Run on arrays that are checked against the manifest, and return a new array; raises :class:`EngineError`."""
+        """Check the arrays against the manifest, run, and return a new array; raise :class:`EngineError`."""
         check_inputs(self.part, self.signature, inputs)
         session = self.session
         if self.workspace is not None:
@@ -189,7 +189,7 @@ class OnnxEngine:
             self._queued.popitem(last=False)
         if self._run_options is None:
             self._run_options = onnxruntime_module().RunOptions()
-            # a visit waits once, at its end
+            # A visit waits only once, at its end.
             self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         try:
             self.session.run_with_iobinding(binding, self._run_options)
@@ -197,9 +197,9 @@ class OnnxEngine:
             raise self._failed(error) from error
 
     def bind(self, inputs: Mapping[str, Any], output: Any) -> Callable[[], None]:
-        """Return a call that runs on these ``OrtValue`` objects, without any check or allocation.
+        """Return a function that runs on these ``OrtValue`` objects without checks and allocations.
 
-        Binding for each run would cost ten times as much as copying a vision transformer's tokens.
+        Binding for each run would cost ten times as much as copying the tokens of a vision transformer.
         """
         session, binding = self.session, self.session.io_binding()
         for name, value in inputs.items():
@@ -218,7 +218,7 @@ class OnnxEngine:
         """Free memory and threads; a second call does nothing."""
         self._queued.clear()
         if self._session is not None and self.workspace is not None:
-            self._session = None  # before the stream that it runs on
+            self._session = None  # must be freed before its stream
             self.workspace.release()
         self._session = None
 
@@ -246,7 +246,7 @@ class OnnxEngine:
 def onnxruntime_module() -> Any:
     """Import ``onnxruntime``; raise :class:`EngineError` if it is missing or does not load.
 
-    Its telemetry, which newer builds enable, is disabled unless ``ORT_DISABLE_TELEMETRY`` is set.
+    Disable its telemetry, which newer builds enable, unless ``ORT_DISABLE_TELEMETRY`` is set.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
@@ -260,7 +260,7 @@ def onnxruntime_module() -> Any:
 
 @functools.cache
 def _share_allocator(ort: Any) -> None:
-    """Use one CPU memory arena for all sessions of the process, unless one is registered already."""
+    """Register one CPU memory arena for all sessions of the process, unless one is registered already."""
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     with contextlib.suppress(Exception):
         ort.create_and_register_allocator(info, None)

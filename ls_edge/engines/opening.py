@@ -1,7 +1,8 @@
-"""Opening of engines: choice of the library, and engines of single parts or of several parts.
+"""Choice of the engine library, and opening of engines.
 
-:func:`choose` returns the choice with the rejected alternatives and the reasons. An engine that the user named is used
-or raises; otherwise the next choice is tried if an engine cannot be built or loaded. No fallback is silent.
+:func:`choose` returns the choice, the rejected alternatives, and the reasons. If the user named an engine, it is used
+or an error is raised; otherwise, the next choice is tried if an engine cannot be built or loaded. Fallbacks are always
+reported.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ OnStep = Callable[[int, int, str], None]
 
 
 class EngineSettings(TypedDict, total=False):
-    """Settings of engines that are opened together, with the names and defaults of ``peers.yaml``."""
+    """Settings of engines that are opened together; names and defaults are those of ``peers.yaml``."""
 
     kind: EngineKind
     provider: str | None
     threads: int | None
     max_batch: int | None
-    """Largest batch of engines that are built."""
+    """Maximum batch size of engines that are built."""
     gpu_mem_limit: int | None
-    """Bytes of GPU memory for working memory of all engines."""
+    """Bytes of GPU working memory for all engines together."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class EngineChoice:
 
     kind: Literal["onnx", "tensorrt"]
     provider: str
-    """Full name of ONNX Runtime's provider; for TensorRT its version and the GPU."""
+    """Full name of ONNX Runtime's provider, or the version of TensorRT and the GPU."""
     passed_over: tuple[str, ...] = ()
-    """Rejected alternatives that would have been better, with the reasons."""
+    """Better alternatives that were rejected, with the reasons."""
 
     def __str__(self) -> str:
         """Format the choice for HELLO and reports."""
@@ -71,19 +72,19 @@ def choose(
 ) -> EngineChoice:
     """Choose the library, and ONNX Runtime's provider, for a bundle.
 
-    ``auto`` is TensorRT if it is installed with a GPU, no provider is named and TensorRT can read the bundle; else ONNX
-    Runtime on CUDA if ``part`` loads on it; else on the CPU. The choice has the reasons for the rejected ones.
-    ``failed`` has the known reasons against ``tensorrt`` or CUDA's provider. A named provider (``cpu``, ``cuda``,
-    ``tensorrt``, or ONNX Runtime's own name) is not checked; opening a part shows whether it loads. Raises
-    :class:`UsageError` for another kind or for TensorRT with a provider, and :class:`EngineError` if all libraries that
-    may be chosen are missing.
+    ``auto`` chooses TensorRT if it is installed, there is a GPU, TensorRT can read the bundle, and no provider is
+    named; otherwise ONNX Runtime on CUDA if ``part`` loads there; otherwise ONNX Runtime on the CPU. ``failed``
+    contains known reasons against ``tensorrt`` or the CUDA provider. A named provider (``cpu``, ``cuda``,
+    ``tensorrt``, or ONNX Runtime's own name) is not checked here; opening a part shows whether it loads. Raise
+    :class:`UsageError` for another kind or for TensorRT with a provider, and :class:`EngineError` if no suitable
+    library is installed.
     """
     if kind not in ("auto", "onnx", "tensorrt"):
         raise UsageError(f"engine {kind!r} is not known; use auto, onnx or tensorrt")
     named = provider not in (None, "auto")
     if kind == "tensorrt":
         if named:
-            raise UsageError(f"engine tensorrt has no providers, only ONNX Runtime has; leave out {provider!r}")
+            raise UsageError(f"provider {provider!r}: only ONNX Runtime has providers; leave it out for tensorrt")
         return EngineChoice("tensorrt", str(this_device()))
     if named:
         return EngineChoice("onnx", full_name(str(provider)))
@@ -97,7 +98,7 @@ def choose(
             passed_over.append(f"tensorrt: {_reason(error)}")
     try:
         why = failed.get(CUDA) or _why_not_cuda(bundle, part)
-    except EngineError as error:  # ONNX Runtime is missing, too
+    except EngineError as error:  # ONNX Runtime is missing as well
         raise EngineError("; ".join((*passed_over, str(error)))) from error
     if not why:
         return EngineChoice("onnx", CUDA, tuple(passed_over))
@@ -105,9 +106,10 @@ def choose(
 
 
 def _tensorrt_for(bundle: Bundle) -> str:
-    """Return TensorRT and the GPU if they may run a bundle; raise :class:`EngineError` if not."""
+    """Return TensorRT and the GPU; raise :class:`EngineError` if they cannot run the bundle."""
     if bundle.manifest.verified.get("int8") == "dynamic":
-        raise EngineError("the bundle's int8 is dynamic, export with --engine tensorrt --calibrate DATA")
+        # A comma, so that :func:`_reason` keeps the advice.
+        raise EngineError("the bundle's int8 is dynamic, export it with --engine tensorrt --calibrate DATA")
     return str(this_device())
 
 
@@ -130,7 +132,7 @@ def open_engine(
     on_step: OnStep = lambda _done, _total, _text: None,
     **settings: Unpack[EngineSettings],
 ) -> Engine:
-    """Open one part of a bundle, reading only its file; see :func:`open_parts`."""
+    """Open one part of a bundle as :func:`open_parts` does."""
     return open_parts(bundle, [part], on_step=on_step, **settings)[part]
 
 
@@ -144,9 +146,9 @@ def open_parts(
 ) -> dict[str, Engine]:
     """Open several parts for one thread; blocks that share a file share an engine.
 
-    If an engine that was not named does not open, the next choice is tried; ``on_choice`` is called with each.
-    ``on_step`` is called before each engine is opened, with the status of a build, and at the end. Raises
-    :class:`EngineError` if the engine, its library or the provider does not load, and
+    If an engine does not open and the user did not name it, the next choice is tried; ``on_choice`` receives each
+    choice. ``on_step`` is called before each engine is opened, with the status of a build, and at the end. Raise
+    :class:`EngineError` if the engine, its library, or the provider does not load, and
     :class:`ls_edge.core.errors.BundleError` if a file does not match the manifest.
     """
     kind, provider = settings.get("kind", "auto"), settings.get("provider")
@@ -174,14 +176,14 @@ def _open_with(
     options: EngineOptions,
     on_step: OnStep,
 ) -> dict[str, Engine]:
-    """Open parts with the chosen engine; if one fails to open, close the others."""
+    """Open parts with the chosen engine; if one of them does not open, close the others."""
     workspace = _workspace(choice, bundle, options)
     if workspace is not None:
         workspace.hold()  # freed at the end if no engine opens
     engines: dict[str, Engine] = {}
     by_file: dict[str, Engine] = {}
     num_engines = len({bundle.part(name).file for name in names})
-    # sessions of ONNX Runtime do not share working memory
+    # ONNX Runtime sessions do not share working memory.
     share = replace(options, gpu_mem_limit=options.gpu_mem_limit and options.gpu_mem_limit // num_engines)
 
     def on_status(text: str) -> None:
@@ -206,7 +208,7 @@ def _open_with(
                     )
             engines[name] = by_file[file]
         if choice.provider != CPU:
-            for engine in by_file.values():  # memory may run out only now, while there are other choices
+            for engine in by_file.values():  # if memory runs out only in a run, there are still other choices
                 warm_up(engine)
     except BaseException:
         for engine in by_file.values():
@@ -228,7 +230,8 @@ def build_engines(
 ) -> Iterator[BuiltPart]:
     """Build the engines that :func:`open_parts` would build, one at a time; none if it would choose ONNX Runtime.
 
-    Raises :class:`EngineError` if an engine that was named cannot be built or kept; others are skipped with a warning.
+    If an engine cannot be built or written, raise :class:`EngineError` if the user named TensorRT; otherwise, log a
+    warning and stop.
     """
     kind = settings.get("kind", "auto")
     if kind == "onnx" or settings.get("provider") not in (None, "auto"):
@@ -248,7 +251,7 @@ def build_engines(
 
 
 def _workspace(choice: EngineChoice, bundle: Bundle, options: EngineOptions) -> CudaWorkspace | None:
-    """Return the GPU memory that the engines share; None if they need none, or if ONNX Runtime cannot use it."""
+    """Return the GPU memory that engines share; None if they do not need it or ONNX Runtime cannot use it."""
     if choice.kind == "onnx" and choice.provider != CUDA:
         return None
     try:
@@ -280,7 +283,7 @@ def open_block_engines(
 
 
 def _why_not_cuda(bundle: Bundle, part: str) -> str:
-    """Return why ONNX Runtime does not run a part on CUDA, or an empty string if it does."""
+    """Return the reason why ONNX Runtime cannot run a part on CUDA, or an empty string if it can."""
     ort = onnxruntime_module()
     if CUDA not in ort.get_available_providers():
         return f"not in this build of onnxruntime {ort.__version__}"
@@ -292,12 +295,12 @@ def _why_not_cuda(bundle: Bundle, part: str) -> str:
 
 
 def _reason(error: EngineError) -> str:
-    """Return the reason of an error without the advice, short enough for HELLO."""
+    """Return the reason from an error's message, without the advice, short enough for HELLO."""
     return first_line(error).split("; ")[0][:160]
 
 
 def usable_threads(threads: int | None) -> int:
-    """Return ``threads``, by default the number of usable cores; raise :class:`UsageError` below one."""
+    """Return ``threads``, by default the number of usable cores; raise :class:`UsageError` if it is below one."""
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} threads are too few; use 1 or more, or leave it out for all cores")
     return hardware.cores() if threads is None else threads

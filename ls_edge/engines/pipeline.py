@@ -1,9 +1,7 @@
-"""All parts of a bundle in one process: the performance of one device, and the reference for distributed answers.
+"""All parts of a bundle in one process: the baseline of a single device and the reference for distributed answers.
 
-``Pipeline.open(bundle)`` has the methods of a torch model view, on numpy arrays: ``stem``, ``block``, ``head``, and
-``forward`` in any arrangement.
-
-One thread at a time uses a pipeline.
+A :class:`Pipeline` has the methods of a torch model view, but on numpy arrays: ``stem``, ``block``, ``head``, and
+``forward`` in any arrangement. Only one thread at a time may use it.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class Pipeline:
         on_step: OnStep = lambda _done, _total, _text: None,
         **settings: Unpack[EngineSettings],
     ) -> Pipeline:
-        """Open every part except ``whole``; arguments and errors are those of :func:`open_block_engines`."""
+        """Open all parts except ``whole``; arguments and errors are those of :func:`open_block_engines`."""
         parts, choices = (STEM, *range(bundle.num_blocks), HEAD), list[EngineChoice]()
         engines = open_block_engines(bundle, parts, on_step=on_step, on_choice=choices.append, **settings)
         return cls(bundle, engines, choices[-1])
@@ -54,7 +52,7 @@ class Pipeline:
         return self.executor.engines[STEM].run({"images": images})
 
     def block(self, index: int, tokens: np.ndarray, slot: int | np.ndarray = 0) -> np.ndarray:
-        """Run a block on tokens ``[B, N, D]``; ``slot`` (int or int64 ``[B]``) counts if the bundle needs it."""
+        """Run a block on tokens ``[B, N, D]``; ``slot`` (int or int64 ``[B]``) only matters if the bundle needs it."""
         inputs = {"tokens": tokens}
         if self.bundle.manifest.needs_slot:
             inputs["slot"] = np.broadcast_to(np.asarray(slot, dtype=np.int64), tokens.shape[:1])

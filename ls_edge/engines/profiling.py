@@ -1,7 +1,7 @@
 """Measure the parts of a bundle on this device: the document of ``ls-edge profile``.
 
 The parts are opened one after the other; then whole chains run for a while at each batch size. The state of the device
-is read before and after, to tell whether it throttled, and why.
+is read before and after, to detect throttling and its causes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ls_edge.engines.opening import OnStep, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 
 IDLE_S = 1.0
-"""Seconds for which the power of the idle device is measured; a longer time averages more, but users wait for it."""
+"""Seconds for which idle power is measured; a longer time averages more, but keeps users waiting."""
 _PACKAGES = ("ls-edge", "numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "pyzmq")
 
 
 class MeasuredDevice:
-    """The device that is measured: its facts and its sensors."""
+    """Facts and sensors of the device that is measured."""
 
     def __init__(self, name: str | None = None, sensors: Sensors | None = None) -> None:
-        """``name`` is the name in plans, by default the host name; raise :class:`UsageError` if no peer may have it."""
+        """Name the device, by default after the host; raise :class:`UsageError` if no peer may have this name."""
         self.sensors = sensors or Sensors()
         named = platform.node().split(".")[0] if name is None else name
         if not is_name(named):
@@ -78,7 +78,7 @@ def profile_bundle(
 ) -> DeviceProfile:
     """Time a bundle on this device for about ``duration`` seconds at each batch size.
 
-    Raises :class:`UsageError` for a batch or duration that is not positive, else as :meth:`Pipeline.open`.
+    Raise :class:`UsageError` for a batch or duration that is not positive, and the errors of :meth:`Pipeline.open`.
     """
     sizes = sorted(set(batches))
     if not sizes or sizes[0] < 1 or not 0 < duration < float("inf"):
@@ -138,10 +138,10 @@ def profile_blocks(
     duration: float,
     call: Callable[[Callable[[], object]], None],
 ) -> DeviceProfile:
-    """Time the open blocks of a peer for ``duration`` seconds at one image and at ``max_batch``.
+    """Time the open blocks of a peer for ``duration`` seconds, with one image and with ``max_batch``.
 
-    ``call`` runs a function on the thread that uses the engines. Idle power is unknown, and of the memory of engines
-    that are open already only that of the GPU is known.
+    ``call`` runs a function on the thread that owns the engines. Idle power is unknown; since the engines are already
+    open, only their GPU memory is known.
     """
     engine = next(iter(executor.engines.values()))
     before = device.sensors.state()
@@ -177,7 +177,7 @@ def _document(
     multiprocessors: int | None,
     **measured: Any,
 ) -> DeviceProfile:
-    """Return the profile of a measurement that ends now; ``measured`` are further fields of it."""
+    """Return the profile of a measurement that ends now; ``measured`` contains its other fields."""
     after, manifest = device.sensors.state(), bundle.manifest
     slowed_by = throttling(before, after)
     return DeviceProfile(
@@ -204,11 +204,11 @@ def _multiprocessors(workspace: CudaWorkspace | None) -> int | None:
 
 
 _Mark = tuple[str, float, int | None]
-"""Step of opening parts, and time and memory of this process at its beginning."""
+"""Step of opening parts, with the time and the memory of this process at its start."""
 
 
 def _loads(bundle: Bundle, marks: Sequence[_Mark]) -> list[PartLoad]:
-    """Return time and memory of opening each part; one that shares the engine of another part took nothing."""
+    """Return the time and memory of opening each part; both are 0 for a part that shares the engine of another."""
     built = {text.partition(":")[0] for text, *_ in marks if ":" in text}
     found: dict[str, PartLoad] = {}
     for (name, began, before), (_, ended, after) in itertools.pairwise(mark for mark in marks if ":" not in mark[0]):

@@ -1,8 +1,8 @@
 """ONNX Runtime's execution providers: names, memory, and the options that make them exact.
 
-Answers must be the same on every device (guarantee R2), so float32 stays float32: NVIDIA's libraries would otherwise
-round products to TF32 (10 bits), and OpenVINO computes in half precision on GPUs and in bfloat16 on newer CPUs. ONNX
-Runtime's documentation of each provider explains its options.
+Answers must be the same on every device (guarantee R2), so float32 must remain float32: by default, NVIDIA's libraries
+round products to TF32 (10 bits), and OpenVINO computes in half precision on GPUs and in bfloat16 on newer CPUs. The
+options are explained in ONNX Runtime's documentation of each provider.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _MEMORY = {
     "CANNExecutionProvider": "cann",
     "WebGpuExecutionProvider": "webgpu",
 }
-"""Name of the memory of each provider in ``OrtValue``; all other providers use memory of the CPU."""
+"""Memory of each provider by its name in ``OrtValue``; all other providers use CPU memory."""
 _LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
 
 
 def full_name(provider: str) -> str:
-    """Return ONNX Runtime's name for ``cpu``, ``cuda`` and ``tensorrt``; other names unchanged."""
+    """Return ONNX Runtime's name for ``cpu``, ``cuda``, and ``tensorrt``; return other names unchanged."""
     return _SHORT.get(provider.lower(), provider)
 
 
 def memory_of(provider: str) -> str:
-    """Return the memory of inputs and outputs by ONNX Runtime's name, such as ``cpu`` or ``cuda``."""
+    """Return ONNX Runtime's name for the memory of inputs and outputs, such as ``cpu`` or ``cuda``."""
     return _MEMORY.get(provider, "cpu")
 
 
@@ -57,12 +57,12 @@ def providers_of(
 ) -> list[tuple[str, dict[str, str]]]:
     """Return the providers of a session with their options: ``provider``, its fallbacks for single nodes, and the CPU.
 
-    ``signature`` and ``options`` determine TensorRT's batch profile and the memory of this session, which has its own
-    arena; ``stream`` is the CUDA stream that all sessions of a thread share. TensorRT keeps built engines only for
-    a file with a digest (``onnx_sha256``). Raises :class:`EngineError` if the folder of built engines cannot be used,
-    or if TensorRT would choose the precision of layers.
+    ``signature`` and ``options`` determine TensorRT's batch profile and the memory limit of the session, which has its
+    own arena; ``stream`` is the CUDA stream that all sessions of a thread share. TensorRT caches built engines only if
+    ``onnx_sha256``, the digest of the file, is given. Raise :class:`EngineError` if the cache folder cannot be used, or
+    if TensorRT would choose the precision of layers.
     """
-    # by default the arena grows by doubling, which a board with shared memory cannot afford
+    # By default, the arena grows by doubling, which a board with shared memory cannot afford.
     cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
     if stream is not None:
         cuda["user_compute_stream"] = str(stream)
@@ -73,7 +73,7 @@ def providers_of(
     if provider == CUDA:
         return [(CUDA, cuda), (CPU, {})]
     if provider == TENSORRT:
-        # nodes that TensorRT does not take run on CUDA, not on the CPU
+        # Nodes that TensorRT does not support run on CUDA, not on the CPU.
         return [(TENSORRT, _tensorrt(options, signature, onnx_sha256)), (CUDA, cuda), (CPU, {})]
     if provider == "OpenVINOExecutionProvider" and options.precision == "fp32":
         return [(provider, {"precision": "FP32"}), (CPU, {})]
@@ -81,16 +81,16 @@ def providers_of(
 
 
 def switch_off_tf32() -> None:
-    """Switch off TF32 for NVIDIA's libraries in this process; ONNX Runtime's TensorRT provider has no option for it.
+    """Disable TF32 for NVIDIA's libraries in this process; ONNX Runtime's TensorRT provider has no option for it.
 
-    The libraries read the variable on first use.
+    The libraries read the environment variable on first use.
     """
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 
 @functools.cache
 def preload(ort: Any) -> None:
-    """Load pip's CUDA libraries once, because ONNX Runtime might not find them; log its output."""
+    """Load pip's CUDA libraries once, since ONNX Runtime may not find them; log the output."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(Exception):
         ort.preload_dlls()  # new in 1.21
@@ -98,7 +98,7 @@ def preload(ort: Any) -> None:
 
 
 def why_not(ort: Any, provider: str) -> str:
-    """Return the loader's reason why the library of a provider does not load, or an empty string."""
+    """Return the loader's error for the library of a provider, or an empty string if it loads."""
     library = _LIBRARIES.get(provider)
     if library is None:
         return ""
@@ -112,15 +112,15 @@ def why_not(ort: Any, provider: str) -> str:
 
 
 def _tensorrt(wanted: EngineOptions, signature: Signature | None, onnx_sha256: str) -> dict[str, str]:
-    """Return the options of ONNX Runtime's TensorRT provider, whose truth values have to be these words.
+    """Return the options of ONNX Runtime's TensorRT provider, which spells booleans ``True`` and ``False``.
 
-    It names a cached engine after the graph, not after its weights (ONNX Runtime's issue 6455), so blocks that differ
-    only in weights would load each other's engines: the prefix keeps them apart.
+    The provider names cached engines after the graph, not after the weights (ONNX Runtime's issue 6455), so without the
+    prefix, blocks that differ only in weights would load each other's engines.
     """
     if wanted.precision != "fp32":
         raise EngineError(
-            f"{TENSORRT} runs {wanted.precision} parts with LayerNorm and softmax in half precision, too; use engine: "
-            "tensorrt, which computes what the file says, or provider: cuda"
+            f"{TENSORRT} also runs LayerNorm and softmax of {wanted.precision} parts in half precision; use engine: "
+            "tensorrt, which follows the types in the file, or provider: cuda"
         )
     folder = EngineCache(default_folder().with_name("onnxruntime-tensorrt")).folder  # private to this user
     options = {

@@ -24,7 +24,7 @@ def numbers(*words, doubles=True):
 def test_each_part_is_compared_in_two_builds_with_and_without_graphs(tiny_bundle):
     done = numbers("errors", tiny_bundle)
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"block \d' status='building an engine: there is none of this file yet", done.stderr)) == 12
+    assert len(re.findall(r"block \d' status='building an engine: this file has none yet", done.stderr)) == 12
     assert done.stdout.count("layers of block 0:\nLayers:") == 2
     assert "verbosity 2" in done.stdout
     for part in ("stem", "block 0", "block 5", "head", "chain"):

@@ -87,7 +87,7 @@ def test_dynamic_int8_on_cuda_is_refused_with_advice(bundle, ort, tmp_path):
 
     model = onnx.load_model_from_string(bundle.read("block 0"))
     model.graph.node.add(op_type="DynamicQuantizeLinear", input=["tokens"], output=["a", "b", "c"], name="dynamic")
-    words = "computes its int8 scales for each image, .*--engine tensorrt --calibrate DATA, or ask for cpu"
+    words = "computes its int8 scales for each image, .*--engine tensorrt --calibrate DATA, or use cpu"
     for provider in (CUDA, TENSORRT):
         with pytest.raises(EngineError, match=words):
             open_session(model.SerializeToString(), "block 0", provider=provider, threads=1)

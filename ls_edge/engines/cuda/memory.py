@@ -1,10 +1,10 @@
-"""One CUDA stream and the memory that all engines of one thread share.
+"""CUDA stream and memory that all engines of one thread share.
 
-During a *visit*, tokens are copied to the GPU, several engines run on them in sequence, and the result is copied back:
-:meth:`CudaWorkspace.visit` makes one copy in, one copy out and one synchronization, however many engines there are.
-Engines write to two buffers alternately. Host buffers are pinned, because only then are copies asynchronous and at the
-full speed of the bus. An integrated GPU shares the memory of the host, but does not cache pinned memory: tokens between
-engines stay in memory of the GPU there, too. Mapped buffers, which engines read and write in place, are only measured.
+During a *visit*, tokens are copied to the GPU, several engines run on them in sequence, and the result is copied back.
+:meth:`CudaWorkspace.visit` needs one copy in, one copy out, and one synchronization for any number of engines. Engines
+write to two buffers alternately. Host buffers are pinned, because only then are copies asynchronous and as fast as the
+bus. An integrated GPU shares the host's memory, but does not cache pinned memory, so tokens between engines stay in GPU
+memory there as well. Mapped buffers, which engines read and write in place, are used for measurements only.
 
 Not run on a Jetson yet: the calls of the CUDA runtime ran on an NVIDIA H200, the rest on doubles of CUDA and TensorRT
 (``tests/doubles``).
@@ -26,7 +26,7 @@ from ls_edge.engines.cuda.runtime import LOST, MAPPED, NON_BLOCKING, TO_DEVICE, 
 from ls_edge.engines.engine import Signature, Tensor, signature_of
 
 ALIGNMENT = 256
-"""Alignment of tensors in bytes, which TensorRT asks for."""
+"""Alignment of tensors in bytes, as TensorRT requires."""
 
 
 class DeviceEngine(Protocol):
@@ -36,7 +36,7 @@ class DeviceEngine(Protocol):
     signature: Signature
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
-        """Queue one run at a batch size; ``addresses`` are those of inputs and output by name."""
+        """Queue one run at a batch size; ``addresses`` contains the addresses of inputs and output by name."""
         ...
 
 
@@ -49,11 +49,10 @@ class CudaWorkspace:
     def __init__(
         self, signatures: Sequence[Signature], max_batch: int, *, slot_rows: int = 0, is_mapped: bool = False
     ) -> None:
-        """Create the stream; the first visit allocates buffers for any tensor of the signatures.
+        """Create the stream; the first visit allocates buffers for the largest tensor of the signatures.
 
-        ``slot_rows`` is the largest number of engines in a visit with slots; with ``is_mapped``, engines read and write
-        the memory of the host. Raises :class:`EngineError` if CUDA
-        does not work.
+        ``slot_rows`` is the maximum number of engines in a visit with slots. With ``is_mapped``, engines read and write
+        host memory. Raise :class:`EngineError` if CUDA does not work.
         """
         self.cuda = cuda_runtime()
         self.max_batch = max_batch
@@ -79,7 +78,7 @@ class CudaWorkspace:
 
     @property
     def stream(self) -> int:
-        """Address of the stream; raises :class:`EngineError` after everything was freed."""
+        """Address of the stream; raises :class:`EngineError` after the workspace was freed."""
         if self._stream is None:
             raise EngineError("the memory of these engines was freed; open them again")
         return self._stream
@@ -89,12 +88,12 @@ class CudaWorkspace:
         self._holders += 1
 
     def release(self) -> None:
-        """Discount a user; the last one frees stream and memory."""
+        """Remove a user; the last one frees stream and memory."""
         self._holders -= 1
         if self._holders > 0 or self._stream is None:
             return
         stream, self._stream = self._stream, None
-        # Errors do not matter here: the first one has been reported, and everything else still has to be freed.
+        # Ignore errors: the first one has been reported already, and the remaining memory must still be freed.
         self.cuda.attempt("cudaStreamSynchronize", stream)
         self.cuda.attempt("cudaFree", self._scratch[0])  # may be 0
         for buffer in self._buffers:
@@ -102,11 +101,11 @@ class CudaWorkspace:
         self.cuda.attempt("cudaStreamDestroy", stream)
 
     def taken_bytes(self) -> int:
-        """Return the decrease of the GPU's free memory since this was created, before any engine was opened."""
+        """Return the decrease of free GPU memory since the workspace was created, before any engine was opened."""
         return max(0, self._free_bytes - free_bytes(self.cuda))
 
     def scratch(self, size: int) -> tuple[int, int]:
-        """Return address and size of scratch memory, at least ``size`` bytes, which engines share one at a time."""
+        """Return address and size of at least ``size`` bytes of scratch memory, which one engine at a time uses."""
         address, available = self._scratch
         if size > available or not address:
             self.synchronize("waiting for engines that run")
@@ -125,10 +124,10 @@ class CudaWorkspace:
     def visit(
         self, engines: Sequence[DeviceEngine], rows: Sequence[np.ndarray], slots: np.ndarray | None = None
     ) -> np.ndarray:
-        """Run engines in sequence on batches that are joined; return the output of the last engine in a new array.
+        """Run engines in sequence on concatenated batches; return the output of the last engine in a new array.
 
-        ``slots``, int64 ``[B]``, belong to the first engine; they grow by one with each engine. Batches above
-        ``max_batch`` are split. Arguments are not checked; raises :class:`EngineError` if an engine or CUDA fails.
+        ``slots``, int64 ``[B]``, are the slots of the first engine and increase by one with each engine. Batches larger
+        than ``max_batch`` are split. Arguments are not checked. Raise :class:`EngineError` if an engine or CUDA fails.
         """
         output, size = engines[-1].signature.output, sum(map(len, rows))
         result = np.empty(output.shape(size), output.dtype)
@@ -169,7 +168,7 @@ class CudaWorkspace:
                 source, target = target, source
             source.copy(TO_HOST, data, result.nbytes, self.stream)
         except BaseException:
-            # The queued work uses these buffers; it has to end before they are filled again.
+            # The queued work uses these buffers, so it must end before they are filled again.
             if self.cuda.attempt("cudaStreamSynchronize", self._stream) in LOST:
                 self.synchronize(f"running {_parts(engines)}")
             raise
@@ -178,7 +177,7 @@ class CudaWorkspace:
 
 
 class _Buffer:
-    """Pinned host memory and GPU memory, which are the same if they are shared."""
+    """Pinned host memory and GPU memory; if ``is_shared``, both are the same memory."""
 
     def __init__(self, cuda: CudaRuntime, size: int, *, is_shared: bool) -> None:
         self._cuda, self._size, self._is_shared = cuda, size, is_shared
@@ -187,7 +186,7 @@ class _Buffer:
         self.array = np.empty(0, np.uint8)
 
     def make(self, doing: str) -> None:
-        """Allocate the memory, once."""
+        """Allocate the memory on the first call."""
         size = self._size
         if not self._host:
             self._host = self._cuda.call("cudaHostAlloc", size, MAPPED if self._is_shared else 0, doing=doing)
@@ -198,12 +197,12 @@ class _Buffer:
             self.device = self._cuda.call("cudaMalloc", size, doing=doing)
 
     def values(self, start: int, tensor: Tensor, batch: int) -> np.ndarray:
-        """Return the tensor at byte ``start`` of the host memory."""
+        """Return the tensor at byte ``start`` of host memory."""
         stop = start + math.prod(tensor.shape(batch)) * tensor.numpy_dtype.itemsize
         return self.array[start:stop].view(tensor.numpy_dtype).reshape(tensor.shape(batch))
 
     def copy(self, kind: int, start: int, size: int, stream: int) -> None:
-        """Queue a copy of some bytes to or from the GPU, if it has its own memory."""
+        """Queue a copy of some bytes to or from the GPU unless the memory is shared."""
         if not self._is_shared:
             ends = (self.device + start, self._host + start)[:: 1 if kind == TO_DEVICE else -1]
             self._cuda.call("cudaMemcpyAsync", *ends, size, kind, stream, doing="copying to or from the GPU")
@@ -221,7 +220,7 @@ class _Buffer:
 def free_bytes(cuda: CudaRuntime) -> int:
     """Return the free memory of the GPU; raise :class:`EngineError` if CUDA does not work."""
     memory = hardware.memory_gib() if cuda.is_integrated() else None
-    if memory is not None:  # CUDA would count the page cache, which Linux gives back, as used
+    if memory is not None:  # CUDA counts the page cache as used, although Linux can reclaim it
         return round(memory[1] * 2**30)
     free, _ = cuda.call("cudaMemGetInfo", doing="asking for free memory")
     return int(free)

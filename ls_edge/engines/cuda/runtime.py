@@ -1,10 +1,11 @@
-"""The installed CUDA runtime library, called through ctypes, which releases the GIL during each call.
+"""Calls of the installed CUDA runtime library through ctypes, which releases the GIL during each call.
 
-TensorRT, JetPack and the CUDA packages of pip each bring the library ``libcudart``. It must not be newer than the
-driver supports, on a Jetson not even by a minor version. Candidates are tried in turn; the first that works is used.
+TensorRT, JetPack, and the CUDA packages of pip each provide ``libcudart``. The library must not be newer than the
+driver supports; on a Jetson, not even by a minor version. The first candidate that works is used.
 
-The functions and their parameters are compared with the headers of CUDA 12.6, 12.9 and 13.0
-(``tests/engines/cuda/test_runtime.py``), and ran on an H200 with CUDA 13.0 (``test_on_a_gpu.py``), but on no Jetson.
+Functions and parameters are compared with the headers of CUDA 12.6, 12.9, and 13.0
+(``tests/engines/cuda/test_runtime.py``). They ran on an H200 with CUDA 13.0 (``test_on_a_gpu.py``), but not on a
+Jetson yet.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ls_edge.core.errors import DeviceLost, EngineError
 
 _POINTER, _SIZE, _ENUM = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _PROPERTIES = ctypes.c_char * 8192
-"""Room for ``cudaDeviceProp``, which has other fields in each release but always begins with the name."""
+"""Space for ``cudaDeviceProp``, which has different fields in each release but always begins with the name."""
 
 
 class _Out:
-    """A parameter through which a function returns a value of this type."""
+    """Output parameter of a type."""
 
     def __init__(self, kind: type[Any]) -> None:
         self.kind = kind
@@ -56,7 +57,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaGraphExecDestroy": (_POINTER,),
     "cudaGraphDestroy": (_POINTER,),
 }
-"""Parameters of each function that is called; each returns an error code."""
+"""Parameters of each function in use; all functions return an error code."""
 TO_DEVICE, TO_HOST = 1, 2
 """``cudaMemcpyKind``."""
 NON_BLOCKING = 1
@@ -70,17 +71,17 @@ SPIN, BLOCKING = 1, 4
 CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED, MULTIPROCESSORS = 75, 76, 18, 16
 """``cudaDeviceAttr``."""
 DRIVER_TOO_OLD = 35
-"""``cudaErrorInsufficientDriver``: the runtime is newer than the driver supports."""
+"""``cudaErrorInsufficientDriver``: the driver does not support this runtime."""
 LOST = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
-"""Errors after which every call of the process fails: those that "must be terminated and relaunched" by
-``driver_types.h`` of CUDA 12.6 to 13.0, and ``cudaErrorUnknown``."""
+"""Errors after which all calls of the process fail: those for which ``driver_types.h`` of CUDA 12.6 to 13.0 says that
+the process "must be terminated and relaunched", and ``cudaErrorUnknown``."""
 
 
 class CudaRuntime:
-    """One loaded library."""
+    """A loaded CUDA runtime library."""
 
     def __init__(self, library: Any, path: str) -> None:
-        """Declare the functions of ``library``; raises AttributeError if one is missing."""
+        """Declare the functions of ``library``; raise AttributeError if one is missing."""
         self.path = path
         library.cudaGetErrorString.restype, library.cudaGetErrorString.argtypes = ctypes.c_char_p, (ctypes.c_int,)
         self._words = library.cudaGetErrorString
@@ -91,9 +92,9 @@ class CudaRuntime:
             function.restype = ctypes.c_int
 
     def call(self, name: str, *given: Any, doing: str) -> Any:
-        """Call a function; return its output, a list of several or None.
+        """Call a function; return its output, a list of several outputs, or None.
 
-        Raises :class:`EngineError`, or :class:`DeviceLost` if only a new process can use the GPU again.
+        Raise :class:`EngineError`, or :class:`DeviceLost` if only a new process can use the GPU again.
         """
         code, outputs = self._call(name, given)
         if code:
@@ -105,7 +106,7 @@ class CudaRuntime:
         return values if len(values) > 1 else values[0] if values else None
 
     def attempt(self, name: str, *given: Any) -> int:
-        """Call a function whose failure does not matter, such as freeing memory; return the error code."""
+        """Call a function that may fail, such as freeing memory; return the error code."""
         return self._call(name, given)[0]
 
     def _call(self, name: str, given: tuple[Any, ...]) -> tuple[int, list[Any]]:
@@ -117,16 +118,16 @@ class CudaRuntime:
             else:
                 arguments.append(next(inputs))
         code = int(self._functions[name](*arguments))
-        if code:  # other libraries would take it for theirs, after a launch
+        if code:  # otherwise, other libraries would report it as their own error after a launch
             self._functions["cudaGetLastError"]()
         return code, outputs
 
     def is_integrated(self) -> bool:
-        """Return whether the GPU shares the memory of the host, as on a Jetson."""
+        """Return whether the GPU shares the host's memory, as on a Jetson."""
         return bool(self.attribute(INTEGRATED))
 
     def attribute(self, which: int) -> int:
-        """Return an attribute of the GPU that is in use."""
+        """Return an attribute of the current GPU."""
         number = self.call("cudaGetDevice", doing="looking for a GPU")
         return int(self.call("cudaDeviceGetAttribute", which, number, doing="looking at the GPU"))
 
@@ -161,7 +162,7 @@ def cuda_runtime() -> CudaRuntime:
 
 
 def _candidates() -> Iterator[str]:
-    """Yield the CUDA runtimes of the system, which match its driver best, then those of pip; newest first."""
+    """Yield the system's CUDA runtimes, which match its driver best, then those from pip, newest first."""
     for folder in sorted(Path("/usr/local").glob("cuda*/lib64"), reverse=True):
         yield from sorted(map(str, folder.glob("libcudart.so.[0-9]*")), key=len)[:1]
     yield from ("libcudart.so.13", "libcudart.so.12")

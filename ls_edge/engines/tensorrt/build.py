@@ -1,12 +1,12 @@
-"""Build a TensorRT engine from an ONNX part, on the device that will run it.
+"""Build of a TensorRT engine from an ONNX part, on the device that will run it.
 
-Supports TensorRT 10.3, the version of JetPack 6, to 11. The network is strongly typed: the ONNX file says which numbers
-are half, int8 or float (``export --precision``). TF32 is switched off, since what is float must be the same on every
-device. One profile for single images and one tuned for the largest batch. Identical blocks share
-TensorRT's timing cache, so the first takes long and the others seconds.
+Supports TensorRT 10.3 (JetPack 6) to 11. The network is strongly typed: the ONNX file determines which numbers are
+float16, int8, or float32 (``export --precision``). TF32 is disabled, since float32 must give the same results on every
+device. There is one profile for single images and one that is tuned for the largest batch. Identical blocks share
+TensorRT's timing cache, so only the first build takes long; the others take seconds.
 
 Not run on hardware yet: names and signatures are checked against the published Python bindings of TensorRT 10.3, 10.16,
-11.0 and 11.4, and the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
+11.0, and 11.4, and the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
 """
 
 from __future__ import annotations
@@ -24,38 +24,27 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.device.requirements import numbers
 from ls_edge.engines.cuda.runtime import CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS, cuda_runtime
 from ls_edge.engines.engine import first_line, refuse_weights_elsewhere
-from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, OnStatus
+from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, OnStatus, TensorRTDevice
 
 log = logging.getLogger("ls_edge.engines")
 
 LEAST_MAX_BATCH = 8
-"""Smallest value of the largest batch: an engine that was built without knowing ``max_batch`` serves up to this."""
+"""Lower limit of the largest batch, which an engine supports if it was built without ``max_batch``."""
 PROGRESS_EVERY_S = 5.0
-"""Shortest time between two lines about one build."""
+"""Minimum time between two status lines of a build."""
 WORKSPACE = 1 << 30
-"""Bytes that kernels may use while they run, unless ``gpu_mem_limit`` is less."""
-
-
-@dataclass(frozen=True)
-class TensorRTDevice:
-    """TensorRT and the GPU that engines are built for."""
-
-    tensorrt: str
-    gpu: str
-    capability: str
-    multiprocessors: int
-
-    def __str__(self) -> str:
-        return f"TensorRT {self.tensorrt} on {self.gpu}"
+"""Bytes that kernels may use while they run, unless ``gpu_mem_limit`` is lower."""
 
 
 def tensorrt_module() -> Any:
-    """Import ``tensorrt``, version 10.3 to 11; raise :class:`EngineError` if it is missing."""
+    """Import ``tensorrt``; raise :class:`EngineError` if it is missing, does not load, or is not version 10.3 to 11."""
     if importlib.util.find_spec("tensorrt") is None:
         raise EngineError(
             "tensorrt is not installed; follow NVIDIA's instructions for this device, or use --engine onnx"
@@ -73,7 +62,7 @@ def tensorrt_module() -> Any:
 
 
 def this_device() -> TensorRTDevice:
-    """Return TensorRT and GPU of this machine; raise :class:`EngineError` if one is missing."""
+    """Return TensorRT and the GPU of this machine; raise :class:`EngineError` if one is missing."""
     trt, cuda = tensorrt_module(), cuda_runtime()
     number = cuda.call("cudaGetDevice", doing="looking for a GPU")
     name = cuda.call("cudaGetDeviceProperties", number, doing="looking at the GPU").decode(errors="replace")
@@ -83,17 +72,17 @@ def this_device() -> TensorRTDevice:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Everything that an engine depends on besides file and device; made by :meth:`of`."""
+    """Everything that an engine depends on besides its file and the device; made by :meth:`of`."""
 
     precision: str = "fp32"
-    """Precision of the bundle: ``fp32``, ``fp16`` or ``int8``."""
+    """Precision of the bundle: ``fp32``, ``fp16``, or ``int8``."""
     max_batch: int = LEAST_MAX_BATCH
     gpu_mem_limit: int | None = None
-    """Bytes of GPU memory for working memory of all engines that are opened together."""
+    """Bytes of GPU working memory for all engines that are opened together."""
 
     @classmethod
     def of(cls, bundle: Bundle, max_batch: int | None = None, gpu_mem_limit: int | None = None) -> EngineOptions:
-        """Return the options for batches up to ``max_batch``, rounded up to 8, 16, 32 ..., so that few serve all."""
+        """Return the options for batches up to ``max_batch``, rounded up to 8, 16, 32, ... to need fewer builds."""
         largest = LEAST_MAX_BATCH
         while largest < (max_batch or 1):
             largest *= 2
@@ -105,13 +94,10 @@ PLAIN = EngineOptions()
 
 
 def key_of(onnx_sha256: str, device: TensorRTDevice, options: EngineOptions) -> EngineKey:
-    """Return the key of the engine of a part in the cache."""
+    """Return the cache key of the engine of a part."""
     return EngineKey(
+        **msgspec.structs.asdict(device),
         onnx_sha256=onnx_sha256,
-        tensorrt=device.tensorrt,
-        gpu=device.gpu,
-        capability=device.capability,
-        multiprocessors=device.multiprocessors,
         profiles=((1, 1, 1), (2, options.max_batch, options.max_batch)),
         workspace=min(WORKSPACE, options.gpu_mem_limit or WORKSPACE),
     )
@@ -124,7 +110,7 @@ def profile_of(batch: int) -> int:
 
 @dataclass(frozen=True)
 class BuiltPart:
-    """An engine of a part, in the cache."""
+    """A built engine of a part, in the cache."""
 
     part: str
     key: EngineKey
@@ -142,10 +128,10 @@ def build_part(
     on_status: OnStatus = lambda _: None,
     must_keep: bool = True,
 ) -> BuiltPart:
-    """Return the engine of a part for this device, from the cache or built now; log and report the progress.
+    """Return the engine of a part for this device from the cache, or build it; log and report the progress.
 
-    ``ls-edge build`` and peers get all engines from here. Raises :class:`EngineError` if TensorRT, CUDA or a GPU
-    is missing, or the part cannot be built or, with ``must_keep``, written.
+    ``ls-edge build`` and peers get all engines from here. Raise :class:`EngineError` if TensorRT, CUDA, or a GPU is
+    missing, if the part cannot be built, or, with ``must_keep``, if the engine cannot be written.
     """
     key = key_of(bundle.part(part).sha256, this_device(), options)
     cache = cache if cache is not None else EngineCache()
@@ -169,9 +155,9 @@ def build_part(
 
 @functools.cache
 def tensorrt_logger(trt: Any) -> Any:
-    """Return the logger of this process, whose ``take()`` returns the last error.
+    """Return the TensorRT logger of this process; its method ``take()`` returns the last error.
 
-    All of TensorRT logs to the first logger that it receives, and may do so as long as any of its objects lives.
+    TensorRT uses the first logger that it receives for everything, as long as any of its objects exists.
     """
 
     class Logger(trt.ILogger):  # type: ignore[misc]
@@ -180,7 +166,7 @@ def tensorrt_logger(trt: Any) -> Any:
             self.last = ""
 
         def take(self) -> str:
-            """Return the last error, once."""
+            """Return and clear the last error."""
             last, self.last = self.last, ""
             return last or "it gave no reason"
 
@@ -195,7 +181,7 @@ def tensorrt_logger(trt: Any) -> Any:
 
 
 def tensorrt_object(trt: Any, kind: str) -> Any:
-    """Return a ``Builder`` or ``Runtime``; raise :class:`EngineError` if there is no memory for it."""
+    """Return a ``Builder`` or ``Runtime``; raise :class:`EngineError` if TensorRT cannot create it."""
     try:
         return getattr(trt, kind)(tensorrt_logger(trt))
     except TypeError as error:  # raised by the bindings for a null pointer
@@ -205,16 +191,16 @@ def tensorrt_object(trt: Any, kind: str) -> Any:
 
 @functools.cache
 def tensorrt_runtime(trt: Any) -> Any:
-    """Return the runtime of all engines of this process, which may not outlive it."""
+    """Return the TensorRT runtime of this process, which must outlive all engines."""
     return tensorrt_object(trt, "Runtime")
 
 
 @contextlib.contextmanager
 def _progress_monitor(trt: Any, report: OnStatus) -> Iterator[Any]:
-    """Return an object for TensorRT's callbacks that reports phases and steps, at most every few seconds.
+    """Yield an object for TensorRT's callbacks that reports phases and steps, at most every few seconds.
 
-    TensorRT prints and drops exceptions of callbacks, including those of Python's signal handlers. The first one ends
-    the build, and is raised at the end of the context.
+    TensorRT prints and discards exceptions from callbacks, including those from Python's signal handlers. Here, the
+    first exception stops the build and is raised when the context ends.
     """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
@@ -263,14 +249,14 @@ def build(
 ) -> tuple[bytes, bytes]:
     """Build ``raw`` for ``key``; return the serialized engine and the updated timing cache.
 
-    ``report`` is called every few seconds with the progress. Raises :class:`EngineError` with the name of the part if
-    TensorRT cannot read or build it.
+    ``report`` receives the progress every few seconds. Raise :class:`EngineError` with the name of the part if TensorRT
+    cannot read or build it.
     """
     trt = tensorrt_module()
     logger = tensorrt_logger(trt)
     logger.take()
     builder = tensorrt_object(trt, "Builder")
-    # TensorRT 10 needs this flag; 11, in which every network is strongly typed, ignores it
+    # TensorRT 10 needs this flag; TensorRT 11, in which all networks are strongly typed, ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(raw):
@@ -286,7 +272,7 @@ def build(
         )
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, key.workspace)
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for a report: costs no time when engines run
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for hardware reports; does not slow engines down
     config.clear_flag(trt.BuilderFlag.TF32)
     for batches in key.profiles:
         profile = builder.create_optimization_profile()

@@ -1,14 +1,14 @@
-"""Cache of built engines on disk, keyed by everything that an engine depends on; loads only files of this user.
+"""Cache of built engines on disk, keyed by everything that an engine depends on; only loads files of this user.
 
-A TensorRT engine is code for one GPU and one TensorRT. It is never part of a bundle: each device builds its own and
-keeps it in ``$LS_EDGE_CACHE/engines`` (default ``~/.cache/ls-edge/engines``), a folder of mode 0700. Loading an engine
-executes it, so the folder and each file must belong to this user and be writable by nobody else, links are not
-followed, and a file must have the digest that was recorded when it was written.
+A TensorRT engine is code for one GPU and one version of TensorRT. It is never part of a bundle: each device builds its
+own engines and keeps them in ``$LS_EDGE_CACHE/engines`` (default ``~/.cache/ls-edge/engines``), a folder of mode 0700.
+Loading an engine executes it. Therefore the folder and its files must belong to this user and must not be writable by
+others, links are not followed, and a file must have the digest that was recorded when it was written.
 
-An entry consists of ``KEY.engine`` and ``KEY.json`` (key and digest); it is complete once the latter exists. One
-process at a time builds, under a lock on the folder: a second process waits and then finds the engine, and ``timing``
-(TensorRT's measurements of kernels, shared by the identical blocks of a model) has one writer. Nothing is deleted here;
-old entries can be removed at any time.
+An entry consists of ``KEY.engine`` and ``KEY.json`` (key and digest) and is complete once the latter exists. A lock on
+the folder lets one process at a time build: a second process waits and then finds the engine, and the file ``timing``
+(TensorRT's kernel measurements, shared by the identical blocks of a model) has a single writer. Entries are never
+deleted here; old ones can be removed at any time.
 
 The cache needs neither TensorRT nor a GPU; the caller provides the build (``ls_edge.engines.tensorrt.build``).
 """
@@ -33,23 +33,31 @@ OnStatus = Callable[[str], None]
 """Callback that receives the reason for a build or a wait."""
 
 
-class EngineKey(msgspec.Struct, frozen=True):
-    """Everything that an engine depends on."""
+class TensorRTDevice(msgspec.Struct, frozen=True):
+    """TensorRT and the GPU that engines are built for."""
 
-    onnx_sha256: str
     tensorrt: str
     gpu: str
     capability: str
     multiprocessors: int
     """Streaming multiprocessors; the power modes of a Jetson switch some off."""
+
+    def __str__(self) -> str:
+        return f"TensorRT {self.tensorrt} on {self.gpu}"
+
+
+class EngineKey(TensorRTDevice, frozen=True):
+    """Everything that an engine depends on."""
+
+    onnx_sha256: str
     profiles: tuple[tuple[int, int, int], ...]
-    """Smallest, best and largest batch of each profile."""
+    """Minimum, optimal, and maximum batch of each profile."""
     workspace: int
     """Bytes that kernels may use."""
     system: str = f"{platform.system()} {platform.machine()}"
 
     def digest(self) -> str:
-        """Return the SHA-256 that names the entry."""
+        """Return the SHA-256 that names the files of an entry."""
         return digest_of(msgspec.to_builtins(self))
 
 
@@ -75,10 +83,10 @@ def default_folder() -> Path:
 
 
 class EngineCache:
-    """Folder of engines; created if it is missing."""
+    """Folder of built engines."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Create the folder; raise :class:`EngineError` if that fails, or if other users can write to it."""
+        """Create the folder if needed; raise :class:`EngineError` if that fails or if other users can write to it."""
         self.folder = folder if folder is not None else default_folder()
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -100,11 +108,12 @@ class EngineCache:
         *,
         must_keep: bool = True,
     ) -> bytes:
-        """Return the engine for ``key``; build it under the lock if there is none.
+        """Return the engine for ``key``; build it under the lock if it is missing.
 
-        ``build`` takes the timing cache (empty at first) and returns engine and timing cache; ``on_status`` receives
-        the reason. Raises :class:`EngineError` if files belong to another user, or if ``must_keep`` and they cannot be
-        written; otherwise an engine that cannot be written serves this process, and ``on_status`` receives the error.
+        ``build`` takes the timing cache (initially empty) and returns the engine and the new timing cache;
+        ``on_status`` receives the reason for the build. Raise :class:`EngineError` if files belong to another user, or
+        if they cannot be written and ``must_keep`` is set. Without ``must_keep``, an engine that cannot be written is
+        used by this process only, and ``on_status`` receives the error.
         """
         engine, _ = self._find(key)
         if engine is not None:
@@ -128,11 +137,11 @@ class EngineCache:
         return engine
 
     def forget(self, key: EngineKey) -> None:
-        """Drop an entry that did not load."""
+        """Remove an entry that did not load."""
         self._path(key, "json").unlink(missing_ok=True)
 
     def _find(self, key: EngineKey) -> tuple[bytes | None, str]:
-        """Return the engine, or None and the reason."""
+        """Return the engine, or None and the reason why there is none."""
         noted = self._read(self._path(key, "json"))
         if noted is None:
             return None, self._why(key)
@@ -142,7 +151,7 @@ class EngineCache:
         return engine, ""
 
     def _why(self, key: EngineKey) -> str:
-        """Return how the key differs from that of another engine of the same file."""
+        """Describe how the key differs from the key of another engine of the same file."""
         for path in sorted(self.folder.glob("*.json"), key=lambda p: p.name):
             try:
                 other = msgspec.json.decode(self._read(path) or b"", type=_Entry).key
@@ -155,7 +164,7 @@ class EngineCache:
                     if getattr(other, name) != getattr(key, name)
                 ]
                 return ", ".join(changes)
-        return "there is none of this file yet"
+        return "this file has none yet"
 
     def _path(self, key: EngineKey, ending: str) -> Path:
         return self.folder / f"{key.digest()}.{ending}"
@@ -200,7 +209,7 @@ class EngineCache:
 
 
 def _note(key: EngineKey, engine: bytes) -> bytes:
-    """Return the JSON that is written next to an engine once it is complete."""
+    """Return the JSON that marks an engine as complete."""
     return msgspec.json.encode(_Entry(key, hashlib.sha256(engine).hexdigest()))
 
 
@@ -208,10 +217,10 @@ def _check_owner(found: os.stat_result, path: Path) -> None:
     if found.st_uid != os.geteuid():
         raise EngineError(
             f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}; built engines are executed, so only "
-            "one's own are loaded: set LS_EDGE_CACHE to a folder of yours"
+            "your own are loaded: set LS_EDGE_CACHE to a folder of yours"
         )
     if found.st_mode & 0o022:
         raise EngineError(
-            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); built engines are executed: "
-            "remove it, or chmod go-w it if nobody else has"
+            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); built engines are executed, "
+            "so remove it, or run chmod go-w if you trust its content"
         )

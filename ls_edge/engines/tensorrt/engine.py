@@ -1,11 +1,11 @@
-"""TensorRT engines: numpy in, numpy out, tokens on the GPU in between. No torch.
+"""TensorRT engines with numpy inputs and outputs, which keep tokens on the GPU in between. Does not need torch.
 
-An engine comes from this user's cache or is built now (:func:`open_tensorrt`). Engines of one thread share a
-:class:`~ls_edge.engines.cuda.memory.CudaWorkspace`: stream, buffers, and memory for activations, which one engine at a
-time uses. Single images and batches have separate profiles and contexts. For one image and for the largest batch, a
-run becomes a CUDA graph when it is queued for the second time, which costs one call instead of one per kernel; if CUDA
-refuses, it runs without (:attr:`TensorRTEngine.no_graphs` has the reason). Larger batches are split. One thread at a
-time.
+:func:`open_tensorrt` loads an engine from this user's cache or builds it. The engines of a thread share a
+:class:`~ls_edge.engines.cuda.memory.CudaWorkspace`: a stream, buffers, and memory for activations, which one engine at
+a time uses. Single images and batches have separate profiles and contexts. For one image and for the largest batch, a
+run becomes a CUDA graph when it is queued for the second time; a graph needs one call instead of one per kernel. If
+CUDA cannot record a graph, runs continue without one (:attr:`TensorRTEngine.no_graphs` has the reason). Larger batches
+are split. Only one thread at a time may use an engine.
 
 Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
 """
@@ -27,7 +27,6 @@ from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
 from ls_edge.engines.tensorrt.build import (
     BuiltPart,
     EngineOptions,
-    TensorRTDevice,
     build_part,
     profile_of,
     tensorrt_logger,
@@ -35,24 +34,24 @@ from ls_edge.engines.tensorrt.build import (
     tensorrt_runtime,
     this_device,
 )
-from ls_edge.engines.tensorrt.cache import EngineCache, OnStatus
+from ls_edge.engines.tensorrt.cache import EngineCache, OnStatus, TensorRTDevice
 
 log = logging.getLogger("ls_edge.engines")
 
 
 @dataclass
 class _Context:
-    """An execution context, and its graph if it always runs at one batch size between the same addresses."""
+    """An execution context, and its graph if it always runs with the same batch size and addresses."""
 
     context: Any
     generation: int
     """Generation of the workspace when the context was created."""
     graph: Any = None
-    """``cudaGraphExec_t``; None until the second run, and without graphs."""
+    """``cudaGraphExec_t``; None before the second run and without graphs."""
 
 
 class TensorRTEngine:
-    """A part in a TensorRT engine."""
+    """A part that runs in TensorRT."""
 
     kind = "tensorrt"
 
@@ -65,7 +64,7 @@ class TensorRTEngine:
         self.provider = str(device)
         self.workspace = workspace
         self.no_graphs = "it takes a slot, whose address changes with each run" if len(signature.inputs) > 1 else ""
-        """Reason why runs do not become CUDA graphs; empty while they do."""
+        """Reason why runs do not become CUDA graphs; empty if they do."""
         self._trt = tensorrt_module()
         self._engine: Any = tensorrt_runtime(self._trt).deserialize_cuda_engine(plan)
         if self._engine is None:
@@ -75,20 +74,20 @@ class TensorRTEngine:
         self._check_signature()
         workspace.hold()
         self._contexts: dict[tuple[int, ...], _Context] = {}
-        """Contexts by batch and addresses of runs with a graph, else by profile.
+        """Contexts, by batch and addresses for runs with a graph, otherwise by profile.
 
-        The first run creates each of them, since each takes memory. A graph has its own context, because it is bound to
-        the state of the context that it was captured from.
+        A context is created on its first run, because it takes memory. Each graph has its own context, because it
+        depends on the state of the context that it was captured from.
         """
         try:
             self._scratch_bytes = int(self._engine.device_memory_size_v2)
-            workspace.scratch(self._scratch_bytes)  # all engines are opened before one runs, so this is allocated once
+            workspace.scratch(self._scratch_bytes)  # allocated once, since all engines are opened before the first run
         except BaseException:
             self.close()
             raise
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Run on arrays that are checked against the manifest, and return a new array; raises :class:`EngineError`."""
+        """Check the arrays against the manifest, run, and return a new array; raise :class:`EngineError`."""
         check_inputs(self.part, self.signature, inputs)
         return self.workspace.visit([self], (inputs[self.signature.inputs[0].name],), inputs.get("slot"))
 
@@ -110,18 +109,18 @@ class TensorRTEngine:
         self._execute(found.context)
 
     def drop_graphs(self, why: str) -> None:
-        """Run without CUDA graphs from now on; nothing may be queued."""
+        """Run without CUDA graphs from now on; must not be called while work is queued."""
         self.no_graphs = why
         for key in list(self._contexts):
             self._drop(key)
 
     def layers(self) -> str:
-        """Return TensorRT's description of the engine's layers, one a line."""
+        """Return TensorRT's description of the engine's layers, one per line."""
         oneline = self._trt.LayerInformationFormat.ONELINE
         return str(self._engine.create_engine_inspector().get_engine_information(oneline))
 
     def close(self) -> None:
-        """Free memory on the GPU; a second call does nothing."""
+        """Free GPU memory; a second call does nothing."""
         if self._engine is None:
             return
         for key in list(self._contexts):
@@ -130,7 +129,7 @@ class TensorRTEngine:
         self.workspace.release()
 
     def _launch(self, found: _Context) -> bool:
-        """Run the graph of a context that ran once, recording it if needed; return False if CUDA cannot record it."""
+        """Run the graph of a context after its first run, recording it if needed; return False if that fails."""
         if found.graph is None:
             try:
                 found.graph = self._capture(found.context)
@@ -144,7 +143,7 @@ class TensorRTEngine:
     def _capture(self, context: Any) -> Any:
         """Record one run as a graph; restore the state of the stream even if that fails."""
         cuda, stream, call = self.workspace.cuda, self.workspace.stream, self.workspace.cuda.call
-        # records only calls of this thread: other threads of the process may allocate meanwhile
+        # This mode records only calls of this thread; other threads of the process may allocate meanwhile.
         call("cudaStreamBeginCapture", stream, THREAD_LOCAL, doing="recording a graph")
         try:
             self._execute(context)
@@ -169,7 +168,7 @@ class TensorRTEngine:
             raise EngineError(
                 f"{self.part}: no memory for the engine on {self.provider} ({self._why}); serve fewer blocks"
             )
-        # only the first context of an engine gets a profile automatically
+        # Only the first context of an engine gets a profile automatically.
         try:
             context.set_optimization_profile_async(profile_of(batch), self.workspace.stream)
         except RuntimeError as error:
@@ -217,15 +216,14 @@ def open_tensorrt(
     options: EngineOptions,
     workspace: CudaWorkspace,
     *,
-    cache: EngineCache | None = None,
     on_status: OnStatus = lambda _: None,
 ) -> TensorRTEngine:
     """Open a part from the cache of built engines; build it if it is missing.
 
-    Engines with the same ``workspace`` belong to one thread; ``on_status`` receives the reason for a build. Raises
-    :class:`EngineError` if TensorRT, CUDA or a GPU is missing, or the part cannot be built.
+    Engines with the same ``workspace`` belong to one thread; ``on_status`` receives the reason for a build. Raise
+    :class:`EngineError` if TensorRT, CUDA, or a GPU is missing, or if the part cannot be built.
     """
-    cache = cache if cache is not None else EngineCache()
+    cache = EngineCache()
 
     def load(built: BuiltPart) -> TensorRTEngine:
         return TensorRTEngine(built.plan, part, signature, this_device(), workspace)

@@ -10,8 +10,8 @@ import pytest
 from ls_edge.core.errors import EngineError
 from ls_edge.engines.opening import open_block_engines, open_engine
 from ls_edge.engines.tensorrt import build as tensorrt_build
-from ls_edge.engines.tensorrt.build import EngineOptions, TensorRTDevice, key_of
-from ls_edge.engines.tensorrt.cache import default_folder
+from ls_edge.engines.tensorrt.build import EngineOptions, key_of
+from ls_edge.engines.tensorrt.cache import TensorRTDevice, default_folder
 from tests.engines.bundles import edited
 from tests.engines.reference import ORDER, tokens
 
@@ -32,7 +32,7 @@ def test_the_error_has_tensorrts_reason_and_the_progress_is_reported(bundle, gpu
             bundle, "block 0", kind="tensorrt", on_step=lambda _done, _total, text: reported.append(text)
         ).close()
     assert (reported.pop(0), reported.pop()) == ("block 0", "ready")
-    assert reported[0] == "block 0: building an engine: there is none of this file yet"
+    assert reported[0] == "block 0: building an engine: this file has none yet"
     assert "block 0: Building Engine, step 1 of 2" in reported
     assert reported[-1].startswith("block 0: ready after ")
     assert [f"{record.part}: {record.status}" for record in caplog.records if record.message == "engine"] == reported

@@ -63,7 +63,7 @@ def test_a_peer_loads_the_engines_that_build_made(board, tiny_bundle, write_peer
     peers = write_peers({"a": [0, 2, 3], "b": [1, 4, 5]}, engine="tensorrt", max_batch=4, gpu_mem_limit=1 << 28)
     done = board("build", tiny_bundle, "--blocks", "0,2-3", "--json")
     assert list(keys(done)) == ["block 0", "block 2", "block 3"]
-    assert "block 2: building an engine: there is none of this file yet" in done.stderr
+    assert "block 2: building an engine: this file has none yet" in done.stderr
     assert "block 2: ready after 0 s" in done.stderr
     by_name = board("build", tiny_bundle, "--peers", peers, "--name", "a", "--json")
     assert keys(by_name).keys() == keys(done).keys()
@@ -93,7 +93,7 @@ def test_a_peer_loads_the_engines_that_build_made(board, tiny_bundle, write_peer
             process.wait(30)
             process.stderr.close()
     assert "building an engine" not in logs[0]
-    assert "building an engine: there is none of this file yet" in logs[1]
+    assert "building an engine: this file has none yet" in logs[1]
     assert "engine chosen  engine=tensorrt" in logs[0]
     for name, log in zip("ab", logs, strict=True):
         counted = json.loads(Path(f"{board.counts}.{name}").read_text())

@@ -47,7 +47,7 @@ def test_an_engine_is_built_once_and_the_timing_is_shared(cache):
     assert cache.get(other, builder(calls, b"other"), reported.append) == b"other"
     assert cache.get(KEY, never) == b"engine"
     assert calls == [b"", b"t"]
-    assert reported == ["building an engine: there is none of this file yet"] * 2
+    assert reported == ["building an engine: this file has none yet"] * 2
     assert not [path for path in cache.folder.iterdir() if path.name.endswith(".part")]
     assert cache.folder.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o022 == 0 for path in cache.folder.iterdir())
