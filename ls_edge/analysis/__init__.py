@@ -1,9 +1,9 @@
 """Analysis of the blocks of a model: their function, and how much it depends on their slot.
 
-Each kind of analysis is a file of :mod:`ls_edge.analysis.blocks` or, if it needs the weights of a run, of
-:mod:`ls_edge.analysis.inside`. To add one, write its file and give it a field of :class:`Analysis`. All kinds stay
-within the model's bands and are measured in one pass over the images. Sums are float64. Memory does not grow with the
-images: tokens of one batch, two arrays for each block, and outputs of a bounded number of images.
+Each kind of analysis is a file in :mod:`ls_edge.analysis.blocks` or, if it needs the weights of a run, in
+:mod:`ls_edge.analysis.inside`. To add a kind, write its file and add a field to :class:`Analysis`. All kinds respect
+the model's bands and are measured in one pass over the images. Sums are float64. Memory does not grow with the number
+of images: it holds the tokens of one batch, two arrays for each block, and the outputs of a limited number of images.
 
 :mod:`ls_edge.analysis.trace` analyzes the orders of a run instead.
 """
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 FIRST_IMAGES = 256
-"""Number of first images on which a run is inspected; the kinds that follow gradients take fewer."""
+"""Maximum number of images on which a run is inspected; kinds that follow gradients use fewer."""
 NOT_ASKED = "not asked for"
 TOO_FEW = "there are too few images, or no band of several blocks"
 
 
 class Analysis(msgspec.Struct, frozen=True):
-    """Document of ``analyze --json``: a field for each kind; if it is None, ``reasons`` says why."""
+    """Document of ``analyze --json``, with a field for each kind; if it is None, ``reasons`` has the reason."""
 
     schema: int
     images: int
@@ -79,7 +79,7 @@ class Analysis(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
 
     def finding(self, name: str) -> str:
-        """Return the sentence about a kind, or the reason for its absence."""
+        """Return a sentence about the result of a kind, or the reason why there is none."""
         result = getattr(self, name)
         if result is None:
             return f"None: {printable(self.reasons.get(name, 'a value is not finite'))}."
@@ -87,7 +87,7 @@ class Analysis(msgspec.Struct, frozen=True):
 
     @property
     def measured(self) -> list[tuple[str, MeasuredKind | InspectedKind, Any]]:
-        """Name, description and result of each kind that has a result."""
+        """Name, description, and result of each kind that has a result."""
         results = ((name, kind, getattr(self, name)) for name, kind in KINDS.items())
         return [found for found in results if found[2] is not None]
 
@@ -97,7 +97,7 @@ KINDS: dict[str, MeasuredKind | InspectedKind] = {
     for name, hint in get_type_hints(Analysis, include_extras=True).items()
     for kind in getattr(hint, "__metadata__", ())
 }
-"""Kinds by name: values of ``--what`` and fields of :class:`Analysis`."""
+"""Kinds by name, which is a value of ``--what`` and a field of :class:`Analysis`."""
 
 
 def check_kinds(names: Sequence[str] | None) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def analyze(
     inspected: Inspected | None = None,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Analysis:
-    """Measure the kinds of a plan; a run is also ``inspected``.
+    """Measure the kinds of a plan; ``inspected`` is required for kinds that need a run.
 
     See :func:`measure_orders` for the other arguments and errors.
     """

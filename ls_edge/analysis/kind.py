@@ -1,7 +1,7 @@
-"""Description of a kind of analysis: measurement, words and charts.
+"""Description of a kind of analysis: measurement, text, and charts.
 
-Each kind has its own file with the document of its result, its measurement, its sentence and its charts. torch and
-Altair are imported in functions, so that results can be read and printed without either.
+The file of a kind contains the document of its result, its measurement, its sentence, and its charts. torch and Altair
+are imported in functions, so that results can be read and printed without them.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ class Kind:
     """Kind of analysis; its functions take a result."""
 
     summary: str
-    """Line in the help of the command."""
+    """Line in the help text of the command."""
     text: str
-    """Description of the section of a page."""
+    """Description of the section on a page."""
     finding: Callable[[Any], str]
-    """Sentence about the result of one model."""
+    """Function that returns a sentence about the result of one model."""
     charts: Callable[[Any], list[Chart]] = lambda _: []
     columns: Callable[[Any], dict[str, list[str]]] = lambda _: {}
-    """Columns of the table of blocks: headings, and a cell for each block."""
+    """Function that returns columns of the table of blocks: cells for each block, by heading."""
     empty_cells: Callable[[Any, Sequence[Sequence[int]]], str] = lambda _found, _bands: ""
-    """Reason for empty cells of the table or the charts, given the bands; an empty string without such cells."""
+    """Function of result and bands that returns the reason for empty cells, or an empty string if there are none."""
     layout: Literal["large", "pairs", "triples"] = "large"
-    """Arrangement of the pictures of the result."""
+    """Layout of the pictures of the result."""
     needs_run: bool = False
-    """Whether the kind has no result for a bundle."""
+    """Whether the kind needs a run and has no result for a bundle."""
     in_terminal: bool = True
-    """Whether terminals show the sentence, in addition to the columns."""
+    """Whether terminals show the sentence in addition to the columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredKind(Kind):
-    """Kind that is measured while the blocks run on all images."""
+    """Kind that is measured while blocks run on all images."""
 
     measure: Callable[[TokenModel, AnalysisPlan], Measure]
     """Constructor of the measure, which may raise :class:`NotMeasurable`; kinds with the same constructor share it."""
     result: Callable[[Any], Any]
-    """Function from the measure to the result, which is None or empty with too few images."""
+    """Function of the measure that returns the result, or None or an empty result with too few images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedKind(Kind):
-    """Kind that inspects weights, attention or gradients of a run, on the first images."""
+    """Kind that inspects weights, attention, or gradients of a run on the first images."""
 
     needs_run: bool = True
     inspect: Callable[[Inspected, Sequence[LabeledImages]], Any]
-    """Function from the run and the images to the result; may raise :class:`NotMeasurable`."""
+    """Function of the run and the images that returns the result; may raise :class:`NotMeasurable`."""
 
 
 def number_text(value: float | None, form: str = ".3f") -> str:
@@ -79,12 +79,12 @@ def number_text(value: float | None, form: str = ".3f") -> str:
 
 
 def block_names(rows: Sequence[Any]) -> list[str]:
-    """Return the numbers of the blocks of ``rows``, as labels."""
+    """Return the numbers of blocks as labels, one for each of ``rows``."""
     return [str(block) for block in range(len(rows))]
 
 
 def sentence(text: str) -> str:
-    """Return a text as a sentence; an empty text stays empty."""
+    """Return text as a sentence, with a capital letter and a period; an empty text remains empty."""
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 

@@ -25,7 +25,7 @@ def about_analysis(found: Analysis) -> str:
 
 
 def verdict(found: Analysis) -> str:
-    """Return the verdict in one sentence; empty if neither agreement nor importance was measured."""
+    """Return a verdict in one sentence, or an empty string if neither agreement nor importance was measured."""
     said = []
     fixed = len(found.settings["bands"]) == found.settings["blocks"]
     if found.agreement is not None and not fixed:
@@ -47,13 +47,13 @@ def verdict(found: Analysis) -> str:
 
 
 def empty_cells(found: Analysis) -> dict[str, str]:
-    """Return the reason for empty cells of tables and charts, by kind."""
+    """Return the reason for empty cells in tables and charts, by kind."""
     reasons = {name: kind.empty_cells(result, found.settings["bands"]) for name, kind, result in found.measured}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
 def block_table(found: Analysis) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return headings, and a row for each block, of the kinds that were measured."""
+    """Return headings, and a row for each block with the columns of the measured kinds."""
     columns = {"block": [str(block) for block in range(found.settings["blocks"])]}
     for _, kind, result in found.measured:
         columns |= kind.columns(result)

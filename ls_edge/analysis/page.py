@@ -1,4 +1,4 @@
-"""HTML pages of an analysis, of models or of the orders of a run; need the extra ``report``."""
+"""HTML pages of the analysis of models, or of the orders of a run; they need the extra ``report``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def write_analysis(path: str | Path, analyses: Sequence[Analysis]) -> None:
-    """Write a page with the analysis of a model, or of several side by side."""
+    """Write a page with the analysis of a model, or of several models side by side."""
     names = distinct_names([found.settings["of"] for found in analyses]) if len(analyses) > 1 else [""]
     shown = {name: KINDS[name] for found in analyses for name, _, _ in found.measured}
     absent = [

@@ -24,7 +24,7 @@ class AnalysisSettings(ModelSettings, frozen=True, kw_only=True):
     orders: Annotated[Orders, flag("Random orders of all blocks.")] = 16
     pool: Annotated[
         Literal["mean", "first"],
-        flag("Tokens that stand for an image: their mean, or the first one (the class token, if any)."),
+        flag("Tokens that represent an image: their mean, or the first one (the class token, if any)."),
     ] = "mean"
     block: Annotated[
         Annotated[int, Meta(ge=0, le=65_536)] | None,

@@ -1,7 +1,7 @@
-"""Orders and skipped blocks of the answers in a trace of ``run --trace``, and their effect on the answers.
+"""Analysis of a trace of ``run --trace``: orders and skipped blocks, and their effect on the answers.
 
-Lines are read one by one; memory grows with the number of images and of orders, not of requests. Charts need
-Altair, which is imported in functions.
+Lines are read one by one; memory grows with the number of images and orders, but not with the number of requests.
+Charts need Altair, which is imported in functions.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ls_edge.report.theme import Chart
 
 START = b'{"id":'
 MOST_ROWS = 24
-"""Largest number of orders, mistakes or images in a result."""
+"""Maximum number of orders, mistakes, and images in a result."""
 SHOWN_ORDERS = 8
-"""Largest number of orders on a terminal."""
+"""Maximum number of orders on a terminal."""
 FEWEST_ANSWERS = 30
-"""Fewest answers in an order to compare its accuracy: the 95 % interval is then up to 35 points wide."""
+"""Minimum number of answers for comparing orders; the 95 % interval is then up to 35 points wide."""
 
 
 class TraceLine(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class TraceLine(msgspec.Struct, frozen=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """Number of some answers, and the accuracy of those with labels."""
+    """Number of answers in a group, and the accuracy of those with labels."""
 
     of: str
     answers: int
@@ -57,7 +57,7 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class SkippedBlock(msgspec.Struct, frozen=True):
-    """Answers without a block and with it."""
+    """Answers without and with a block."""
 
     block: int
     without: Answers
@@ -72,7 +72,7 @@ class SkipMistake(msgspec.Struct, frozen=True):
     prediction: int
     skipped: tuple[int, ...]
     right_otherwise: bool
-    """Whether the image was answered correctly when no block was skipped."""
+    """Whether an answer to the image without skipped blocks was right."""
 
 
 class DependentImage(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class DependentImage(msgspec.Struct, frozen=True):
     label: int | None
     answers: int
     predictions: dict[str, int]
-    """Answers by predicted class, the most frequent one first."""
+    """Number of answers by predicted class, most frequent first."""
     same: float
     """Fraction of the answers with the most frequent class."""
 
@@ -102,13 +102,13 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     by_block: list[SkippedBlock]
     mistakes_after_skips: int
     mistakes: list[SkipMistake]
-    """Mistakes, first those on images that were answered correctly with all blocks."""
+    """Mistakes, beginning with images that were right with all blocks."""
     repeated: int
     """Number of images that were answered more than once."""
     dependent: int
     """Number of images with different answers."""
     images: list[DependentImage]
-    """Images with different answers, those with the least agreement first."""
+    """Images with different answers, least agreement first."""
     settings: dict[str, Any]
 
 
@@ -124,7 +124,7 @@ class TraceCounts:
         self._predictions: dict[str, Counter[int]] = {}
         self._labels: dict[str, int | None] = {}
         self._right_whole: set[str] = set()
-        """Images that were answered correctly when no block was skipped."""
+        """Images with a right answer without skipped blocks."""
         self._mistakes: dict[tuple[str, tuple[int, ...]], TraceLine] = {}
         self._after_skips = 0
 
@@ -201,7 +201,7 @@ def is_trace(path: Path) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[tuple[TraceLine, int]]:
-    """Yield the lines of a trace and the bytes read so far; raise :class:`DataError` for any other line."""
+    """Yield each line of a trace and the number of bytes read so far; raise :class:`DataError` for an invalid line."""
     decoder = msgspec.json.Decoder(TraceLine)
     with path.open("rb") as stream:
         done = 0
@@ -223,7 +223,7 @@ def print_trace_analysis(found: TraceAnalysis, console: Console) -> None:
 
 
 def trace_findings(found: TraceAnalysis) -> dict[str, str]:
-    """Return the finding of each section, by its heading."""
+    """Return the finding of each section by heading."""
     return {
         "Orders": _orders_seen(found),
         "Skipped blocks": _skips_seen(found),
@@ -240,9 +240,9 @@ def _orders_seen(found: TraceAnalysis) -> str:
     )
     known = [(one.top1, one.of) for one in found.by_order if one.top1 is not None and one.answers >= FEWEST_ANSWERS]
     if len(known) < 2:
-        return f"{text}. No two orders have {FEWEST_ANSWERS} answers, so their accuracies do not compare."
+        return f"{text}. No two orders have {FEWEST_ANSWERS} answers, too few to compare their accuracies."
     (low, worst), (high, best) = min(known), max(known)
-    return f"{text}. Accuracy is from {show_percent(low)} ({worst}) to {show_percent(high)} ({best})."
+    return f"{text}. Accuracy ranges from {show_percent(low)} ({worst}) to {show_percent(high)} ({best})."
 
 
 def _skips_seen(found: TraceAnalysis) -> str:
@@ -267,19 +267,19 @@ def _mistakes_seen(found: TraceAnalysis) -> str:
     if not found.by_block:
         return "No answer skipped a block."
     certain = sum(one.right_otherwise for one in found.mistakes)
-    shown = f", of which {len(found.mistakes)} are here" if found.mistakes_after_skips > len(found.mistakes) else ""
+    shown = f" ({len(found.mistakes)} are shown)" if found.mistakes_after_skips > len(found.mistakes) else ""
     return (
         f"{counted(found.mistakes_after_skips, 'wrong answer')} had skipped blocks{shown}; {certain} of these images "
-        "were answered right with all blocks."
+        "were right with all blocks."
     )
 
 
 def _dependents_seen(found: TraceAnalysis) -> str:
     if not found.repeated:
-        return "Every image was answered once, so nothing is known; repeat them with a --limit above their number."
+        return "Every image has a single answer; repeat images with a --limit above their number to compare answers."
     return (
-        f"{found.dependent:,} of the {counted(found.repeated, 'image')} with several answers have different ones, by "
-        "order, subset or faulty peer; the least certain come first."
+        f"{found.dependent:,} of the {counted(found.repeated, 'image')} with several answers have different ones, "
+        "because of the order, the subset, or a faulty peer; the least certain come first."
     )
 
 
@@ -289,13 +289,13 @@ def order_chart(found: TraceAnalysis) -> Chart | None:
 
 
 def skips_chart(found: TraceAnalysis) -> Chart | None:
-    """Draw the accuracy by number of skipped blocks; None if all answers skipped as many."""
+    """Draw the accuracy by number of skipped blocks; return None if all answers skipped the same number."""
     rows = [(f"{one.of} skipped", "", one) for one in found.by_skips]
     return _trace_chart(rows) if len(rows) > 1 else None
 
 
 def blocks_chart(found: TraceAnalysis) -> Chart | None:
-    """Draw the accuracy of the answers without and with each block."""
+    """Draw the accuracy of answers without and with each block."""
     kinds = ("without the block", "with it")
     without = [(f"block {one.block}", kinds[0], one.without) for one in found.by_block]
     return _trace_chart([*without, *((f"block {one.block}", kinds[1], one.with_it) for one in found.by_block)], kinds)

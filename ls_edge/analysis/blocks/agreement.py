@@ -1,4 +1,4 @@
-"""Agreement with the trained order of answers in random order and with blocks left out."""
+"""Agreement of answers in random order, and with blocks left out, with the answers in trained order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AnswersCompared(msgspec.Struct, frozen=True):
     all_same_class: float
     """Fraction of images with the class of the trained order in all orders."""
     total_variation: float | None
-    """Mean of half the sum of the absolute differences of the class probabilities."""
+    """Mean total variation distance: half the sum of the absolute differences of the class probabilities."""
     orders: int
 
 

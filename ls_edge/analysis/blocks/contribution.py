@@ -1,6 +1,6 @@
 """Norm of a block's addition to a token relative to the norm of the token, ``|f(x) - x| / |x|``, by block and slot.
 
-arXiv 2407.04513 compares blocks by their position.
+For the comparison of blocks by position, see arXiv 2407.04513.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Contribution(msgspec.Struct, frozen=True):
 
     trained: list[float | None]
     random: list[list[float | None]]
-    """Means by block and slot over the random orders with the block there; None without such an order."""
+    """Means by block and slot over the random orders with the block in this slot; None without such an order."""
     orders: int
 
 

@@ -1,6 +1,6 @@
 """Accuracy and loss with each block left out, and with each block moved to the other end of its band.
 
-Findings are about accuracy: McNemar tests on the same images, corrected for all blocks.
+Findings about accuracy are McNemar tests on the same images, corrected for all blocks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ls_edge.evaluation.spread import LEVEL, holm, images_needed, sign_test_p
 from ls_edge.report.theme import Chart
 
 SHOWN = 0.01
-"""Difference of accuracy for which the number of images is estimated."""
+"""Difference in accuracy for which the required number of images is estimated."""
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Images that are right in trained order and wrong in another order, or the reverse."""
+    """Numbers of images that are right only in trained order (``lost``) or only in another order (``won``)."""
 
     lost: int
     won: int
@@ -37,7 +37,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of :attr:`cost` (of paired differences, with continuity correction)."""
+        """The 95 % interval of :attr:`cost` for paired differences, with continuity correction."""
         changed, net = self.lost + self.won, self.lost - self.won
         half = (1.96 * math.sqrt(changed - net**2 / self.images) + 1) / self.images
         return self.cost - half, self.cost + half
@@ -65,12 +65,12 @@ class Importance(msgspec.Struct, frozen=True):
 
     @property
     def costs(self) -> str:
-        """Statement about the block whose absence costs most accuracy, or that no cost is beyond chance."""
+        """Statement about the block that costs most accuracy if left out, or that all costs may be chance."""
         return self._said({f"leaving out block {one.block}": one.left_out_changes for one in self.blocks})
 
     @property
     def moves(self) -> str:
-        """Statement about the move that costs most accuracy, or that no cost is beyond chance; empty without moves."""
+        """Statement about the move that costs most accuracy, or that all costs may be chance; empty without moves."""
         return self._said(
             {
                 f"moving block {one.block} to slot {one.moved_to}": one.moved_changes
@@ -80,7 +80,7 @@ class Importance(msgspec.Struct, frozen=True):
         )
 
     def _said(self, changes: dict[str, Changes]) -> str:
-        """Test the changes (McNemar), corrected for both kinds of change (Holm)."""
+        """Describe the changes after McNemar tests, corrected for both kinds of change (Holm)."""
         if not changes:
             return ""
         tests = 2 * len(self.blocks)
@@ -99,7 +99,7 @@ class Importance(msgspec.Struct, frozen=True):
         return (
             f"cannot tell with {counted(worst.images, 'image')} whether {next(iter(changes)).split()[0]} a block costs "
             f"accuracy: the largest change, {_points(-worst.cost)}, may be chance; about "
-            f"{images_needed(changed, SHOWN, tests):,} images would do to see a cost of one point"
+            f"{images_needed(changed, SHOWN, tests):,} images would show a cost of one point"
         )
 
 

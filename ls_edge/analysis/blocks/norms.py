@@ -14,15 +14,15 @@ BINS = 24
 _RIDGE = 54
 """Height of a ridge in pixels."""
 _OVERLAP = 1.6
-"""Height of the highest ridge over the distance between two rows."""
+"""Height of the highest ridge relative to the distance between two rows."""
 
 
 class AddedNorms(msgspec.Struct, frozen=True):
-    """Norm of a block's addition to the pooled token, relative to the block's largest norm, by block and slot."""
+    """Norm of a block's addition to the pooled token relative to the block's largest norm, by block and slot."""
 
     mean: list[list[float | None]]
     shares: list[list[list[float]]]
-    """Histogram from 0 to 1, as fractions of the images; empty for a slot without images."""
+    """Histograms from 0 to 1 as fractions of the images; empty for a slot without images."""
     pool: str
     images: int
 

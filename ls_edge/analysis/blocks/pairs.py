@@ -15,11 +15,11 @@ from ls_edge.evaluation.orders import spearman
 from ls_edge.report.theme import Chart
 
 MOST_IMAGES = 256
-"""Number of first images to measure: more of them hardly change a mean over tokens."""
+"""Maximum number of images to measure; more images hardly change a mean over tokens."""
 
 
 class Pairs(msgspec.Struct, frozen=True):
-    """Mean of ``|g(f(x)) - f(g(x))| / |g(f(x)) - x|`` over images and tokens, for blocks ``f`` before ``g``."""
+    """Mean of ``|g(f(x)) - f(g(x))| / |g(f(x)) - x|`` over images and tokens, for a block ``f`` before ``g``."""
 
     difference: list[list[float | None]]
     """``[earlier][later]``: 0 for a pair that commutes; None across bands and outside the upper triangle."""
@@ -29,7 +29,7 @@ class Pairs(msgspec.Struct, frozen=True):
 
     @property
     def rank_correlation(self) -> float | None:
-        """Spearman's correlation of differences and costs over the pairs; None without costs or variation."""
+        """Spearman's rank correlation of differences and costs over all pairs; None without costs or variation."""
         if self.inverted is None:
             return None
         found = [
@@ -90,8 +90,8 @@ def _finding(found: Pairs) -> str:
         return "The bands have no pair of blocks that may change places."
     low, high = min(pairs), max(pairs)
     text = (
-        f"Blocks {low[1]} and {low[2]} commute best: exchanged, their result differs by {low[0]:.2f} of what both add; "
-        f"{high[1]} and {high[2]} worst, by {high[0]:.2f}."
+        f"Blocks {low[1]} and {low[2]} commute best: exchanging them changes {low[0]:.2f} of what both add; "
+        f"{high[1]} and {high[2]} commute worst, with {high[0]:.2f}."
     )
     rank = found.rank_correlation
     return text if rank is None else f"{text} The rank correlation with the order costs is {rank:+.2f}."

@@ -16,18 +16,18 @@ from ls_edge.evaluation.spread import LEVEL, holm, images_needed
 from ls_edge.report.theme import Chart
 
 SHOWN = 0.05
-"""Difference of accuracy for which the number of images is estimated."""
+"""Difference in accuracy for which the required number of images is estimated."""
 FOLDS = 5
-"""Number of folds of the images, and the fewest images of a slot."""
+"""Number of folds of the images, and minimum number of images of a slot."""
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Accuracy, by block, of a linear classifier of the slot from the pooled output, on images left out of its fit."""
+    """Cross-validated accuracy, by block, of a linear classifier that predicts the slot from the pooled output."""
 
     accuracy: list[float | None]
-    """None for a block with a single slot, or with too few images."""
+    """Accuracy; None for a block with a single slot or with too few images."""
     shuffled: list[float | None]
-    """The same with the slots shuffled among the images."""
+    """Accuracy after the slots were shuffled among the images."""
     chance: list[float]
     images: int
 
@@ -62,7 +62,7 @@ def _probed(outputs: np.ndarray, slots: np.ndarray) -> float:
 
 
 def _finding(found: Probe) -> str:
-    """Test, corrected for all blocks, whether a probe is right more often than a guess and than with shuffled slots."""
+    """Test, corrected for all blocks, if a probe is better than guessing and than with shuffled slots."""
     known = {
         block: (value, max(control, found.chance[block]))
         for block, (value, control) in enumerate(zip(found.accuracy, found.shuffled, strict=True))
@@ -75,16 +75,16 @@ def _finding(found: Probe) -> str:
     if not proven:
         guess = float(np.mean([guess for _, guess in known.values()]))
         return (
-            f"Cannot tell with {counted(found.images, 'image')} whether the outputs tell their slot: a linear probe "
+            f"Cannot tell with {counted(found.images, 'image')} whether the outputs reveal their slot: a linear probe "
             f"reads at most {show_percent(max(value for value, _ in known.values()))}, a guess is right in "
             f"{show_percent(guess)}. About {images_needed(2 * guess * (1 - guess), SHOWN, len(known)):,} images would "
-            f"do to see {100 * SHOWN:.0f} points more."
+            f"show a difference of {100 * SHOWN:.0f} points."
         )
     best = max(proven, key=lambda block: known[block][0])
     low, high = wilson(round(known[best][0] * found.images), found.images) or (0.0, 1.0)
     return (
         f"A linear probe reads the slot of {show_percent(known[best][0])} of the outputs of block {best} (95 % "
-        f"interval {show_percent(low)} to {show_percent(high)}); with slots exchanged at random "
+        f"interval {show_percent(low)} to {show_percent(high)}); with shuffled slots, of "
         f"{show_percent(found.shuffled[best])}. Beyond chance for {name_blocks(proven)} of "
         f"{counted(len(known), 'block')}."
     )
@@ -96,7 +96,7 @@ def _charts(found: Probe) -> list[Chart]:
     from ls_edge.report.charts.specification import bars_chart, chart_of, percent_axis, row_of, tooltip_of
     from ls_edge.report.theme import color
 
-    names = ["outputs", "slots exchanged at random"]
+    names = ["outputs", "shuffled slots"]
     rows = [
         row_of(block=block, what=name, value=value, guess=found.chance[block])
         for block, values in enumerate(zip(found.accuracy, found.shuffled, strict=True))
@@ -116,8 +116,8 @@ def _columns(found: Probe) -> dict[str, list[str]]:
 
 PROBE = MeasuredKind(
     summary="accuracy of reading the slot from a block's output",
-    text="Accuracy of a linear classifier of the slot from the pooled output of a block, on images left out of its "
-    "fit. The line on a bar is a guess.",
+    text="Accuracy of a linear classifier that predicts the slot from the pooled output of a block, on images that it "
+    "was not fitted to. The line on a bar is a guess.",
     measure=SlotOutputs,
     result=_result,
     finding=_finding,

@@ -26,21 +26,21 @@ class Similarity(msgspec.Struct, frozen=True):
     pool: str
     cka_images: int
     cosine: list[float | None]
-    """Cosine by block between its additions to a token in trained and random orders; None if it adds nothing."""
+    """Cosine between a block's additions to a token in trained and in random orders; None if it adds nothing."""
     orders: int
 
 
 def cka_matrix(steps: Sequence[Floats]) -> list[list[float | None]]:
     """Return the linear centered kernel alignment (arXiv 1905.00414) of each pair of representations ``[images, D]``.
 
-    With centered kernels ``K = X X'`` and ``L = Y Y'``: ``<K, L> / (|K| |L|)``. None if a kernel is all zeros.
+    With centered kernels ``K = X X'`` and ``L = Y Y'``, it is ``<K, L> / (|K| |L|)``, or None if a kernel is all zeros.
     """
     kernels = []
     for values in steps:
         centered = values - values.mean(axis=0)
         kernel = centered @ centered.T
         size = float(np.linalg.norm(kernel))
-        # Equal rows leave only rounding errors.
+        # If all rows are equal, only rounding errors remain.
         alike = size <= 1e-20 * max(float(np.square(values).sum()), 1e-300)
         kernels.append(None if alike or not math.isfinite(size) else kernel / size)
     return [
@@ -95,8 +95,8 @@ def _empty_cells(found: Similarity, _: Sequence[Sequence[int]]) -> str:
 
 
 SIMILARITY = MeasuredKind(
-    summary="of tokens after each step (CKA), and of what blocks add",
-    text="Linear centered kernel alignment of the pooled tokens after each two steps in trained order: 1 means equal "
+    summary="similarity of tokens after each step (CKA), and of what blocks add",
+    text="Linear centered kernel alignment of the pooled tokens after any two steps in trained order: 1 means equal "
     "except for rotation and scale.",
     measure=TokenAdditions,
     result=_result,

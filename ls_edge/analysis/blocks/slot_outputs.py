@@ -14,13 +14,13 @@ from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Mean, Measure, TokenModel
 
 MOST_IMAGES = 1000
-"""Number of images whose outputs are kept, as in the paper."""
+"""Maximum number of images whose outputs are kept, as in the paper."""
 MOST_VALUES = 2**26
-"""Number of values kept for a map: 256 MiB. Maps of large models have fewer images."""
+"""Maximum number of values that are kept for a map (256 MiB); maps of large models have fewer images."""
 
 
 class SlotOutputs(Measure):
-    """Outputs of every block in the slot that it had in the order of an image."""
+    """Outputs of each block by its slot in the order of an image."""
 
     def __init__(self, model: TokenModel, plan: AnalysisPlan) -> None:
         self._model, self.plan = model, plan
@@ -47,7 +47,7 @@ class SlotOutputs(Measure):
             self.images += 1
 
     def _run(self, order: Sequence[int], tokens: Any) -> np.ndarray:
-        """Return the logits of one image; keep the outputs of its blocks, if there is room for them."""
+        """Return the logits of one image; keep the outputs of its blocks while the limits allow it."""
         drawn = order[self.images % len(order)]
         before = self._pooled(self._model.array_of(tokens)[0])
         for slot, block in enumerate(order):
@@ -79,6 +79,6 @@ class SlotOutputs(Measure):
 
     @property
     def chances(self) -> list[float]:
-        """Probability of guessing the slot of each block among those of its band."""
+        """Probability of guessing the slot of each block among the slots of its band."""
         bands = self.plan.bands
         return [1 / len(bands.groups[bands.band_of(block)]) for block in range(bands.num_blocks)]

@@ -14,7 +14,7 @@ from ls_edge.evaluation.spread import LEVEL, chi_square_p, holm, images_needed
 from ls_edge.report.theme import Chart
 
 SHOWN = 0.05
-"""Difference of accuracy for which the number of images is estimated."""
+"""Difference in accuracy for which the required number of images is estimated."""
 
 
 class SlotAccuracy(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ def _result(measure: SlotOutputs) -> SlotAccuracy:
 
 
 def _finding(found: SlotAccuracy) -> str:
-    """Test by chi-square, corrected for all blocks, whether accuracy differs between the slots of a block."""
+    """Test by chi-square, corrected for all blocks, if accuracy depends on the slot of a block."""
     rows: dict[int, list[tuple[float, int, int]]] = {}
     for block, cells in enumerate(zip(found.accuracy, found.images, strict=True)):
         known = [
@@ -52,7 +52,7 @@ def _finding(found: SlotAccuracy) -> str:
         needed = slots * images_needed(2 * max(mean * (1 - mean), 0.01), SHOWN, len(rows) * slots * (slots - 1) // 2)
         return (
             f"Cannot tell with {counted(images, 'image')} whether the slot of a block matters: differences between "
-            f"slots may be chance. About {needed:,} images would do to see one of {100 * SHOWN:.0f} points."
+            f"slots may be chance. About {needed:,} images would show a difference of {100 * SHOWN:.0f} points."
         )
     block = min(proven, key=lambda one: (ps[one], one))
     (worst, few, bad), (best, many, good) = min(rows[block]), max(rows[block])
@@ -69,7 +69,7 @@ def _finding(found: SlotAccuracy) -> str:
 
 
 def _chance(row: Sequence[tuple[float, int, int]]) -> float:
-    """Return the probability of such differences between slots with equal accuracy."""
+    """Return the probability of such differences between slots of equal accuracy."""
     total = sum(count for _, count, _ in row)
     mean = sum(value * count for value, count, _ in row) / total
     if not 0 < mean < 1:

@@ -11,7 +11,7 @@ from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Floats, Mean, Measure, TokenModel, starts_of
 
 MOST_CKA_IMAGES = 1000
-"""Number of first images to compare: memory holds a kernel matrix for each step."""
+"""Maximum number of images to compare, since memory holds a kernel matrix for each step."""
 
 
 class TokenAdditions(Measure):
@@ -29,7 +29,7 @@ class TokenAdditions(Measure):
         self._added: dict[int, tuple[np.ndarray, Floats]] = {}
         """Additions of each block in trained order to this batch, and their norms."""
         self.pooled: list[list[Floats]] = [[] for _ in range(len(plan.trained) + 1)]
-        """Vectors of the first images after each step in trained order."""
+        """Pooled tokens of the first images after each step in trained order."""
 
     def begin(self, start: Any, labels: np.ndarray) -> None:  # noqa: ARG002
         """Begin a batch with the tokens of the stem."""
@@ -54,7 +54,7 @@ class TokenAdditions(Measure):
         usable = inputs > 0
         ratio = float((norms[usable] / inputs[usable]).sum())
         count = int(usable.sum())
-        if in_place:  # walked before all paths that leave the trained order
+        if in_place:  # always visited before the paths that leave the trained order
             self.trained_ratios[block].add(ratio, count)
             self._added[block] = added, norms
             self._keep(slot + 1, after)

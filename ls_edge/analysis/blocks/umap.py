@@ -1,4 +1,4 @@
-"""Maps of outputs by slot and block; need umap-learn and scikit-learn (extra ``analyze``)."""
+"""UMAP maps of outputs by slot and block; they need umap-learn and scikit-learn (extra ``analyze``)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Map(msgspec.Struct, frozen=True):
     blocks: list[int]
     slots: list[int]
     neighbors: float
-    """Fraction of the points whose slot is the most frequent one of their :data:`NEIGHBORS` nearest points."""
+    """Fraction of points whose slot is the most frequent one among their :data:`NEIGHBORS` nearest points."""
     chance: float
 
 
 def _result(measure: SlotOutputs) -> list[Map]:
-    """Fit the maps that have enough images for neighbors."""
+    """Fit the maps that have enough images."""
     found = []
     for of, steps in measure.mapped.items():
         if len(steps) > 2 * NEIGHBORS:
@@ -44,7 +44,7 @@ def _result(measure: SlotOutputs) -> list[Map]:
 def _embedded(vectors: np.ndarray, seed: int) -> np.ndarray:
     """Return points ``[images, 2]``."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings that it runs on one thread, and without tensorflow
+        warnings.simplefilter("ignore")  # warnings about a single thread and a missing tensorflow
         from umap import UMAP
 
         points: np.ndarray = UMAP(n_components=2, random_state=seed, n_jobs=1).fit_transform(vectors)
@@ -52,7 +52,7 @@ def _embedded(vectors: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _neighbors(points: np.ndarray, slots: np.ndarray) -> float:
-    """Return the fraction of points whose slot is the most frequent one of their nearest points."""
+    """Return the fraction of points whose slot is the most frequent one among their nearest points."""
     from sklearn.neighbors import NearestNeighbors
 
     nearest = slots[NearestNeighbors(n_neighbors=NEIGHBORS).fit(points).kneighbors(return_distance=False)]
@@ -63,7 +63,7 @@ def _finding(found: list[Map]) -> str:
     one = found[0]
     look = "slots overlap" if one.neighbors >= 1.5 * one.chance else "the slots are mixed"
     if one.neighbors > 3 * one.chance:
-        look = "the output tells its slot, and each slot forms its own cloud"
+        look = "the output reveals its slot, and each slot forms its own cloud"
     return sentence(
         f"{one.of}: {look}. The nearest points name the slot of {show_percent(one.neighbors)} of the points; chance is "
         f"{show_percent(one.chance)}"

@@ -1,7 +1,7 @@
 """Distance and entropy of attention by block and head in trained order.
 
-The mean attention distance is defined as in arXiv 2010.11929: the distance between a patch and the patches that it
-attends to, weighted by attention.
+As in arXiv 2010.11929, the attention distance is the distance between a patch and the patches that it attends to,
+weighted by attention.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AttentionStatistics(msgspec.Struct, frozen=True):
-    """Attention in trained order by block and head; means over images and queries."""
+    """Attention in trained order by block and head, averaged over images and queries."""
 
     distance: list[list[float]]
     """Mean distance between patches that attend to each other, weighted by attention, in patches."""
@@ -29,11 +29,11 @@ class AttentionStatistics(msgspec.Struct, frozen=True):
     """Entropy of the attention of a token over all tokens, in nats."""
     grid: tuple[int, int]
     prefix_tokens: int
-    """Tokens before the patches, which distances leave out."""
+    """Number of tokens before the patches, which distances exclude."""
 
 
 class AttentionMeasure(Measure):
-    """Means over queries, float64, summed over images; raises :class:`NotMeasurable` without plain attention."""
+    """Sums over images of means over queries, float64; raises :class:`NotMeasurable` without plain attention."""
 
     def __init__(self, model: TokenModel, _: AnalysisPlan) -> None:
         if not hasattr(model, "view"):

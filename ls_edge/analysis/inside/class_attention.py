@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_IMAGES = 64
-"""Number of images whose maps are compared."""
+"""Maximum number of images whose maps are compared."""
 
 
 class ClassAttention(msgspec.Struct, frozen=True):
     """Attention of the class token to the patches (CaiT, arXiv 2103.17239), by layer and head."""
 
     entropy: list[list[float]]
-    """Entropy in trained order of the attention over class token and patches, in nats."""
+    """Entropy of the attention over class token and patches in trained order, in nats."""
     own: list[list[float]]
     """Attention of the class token to itself in trained order."""
     correlation: float

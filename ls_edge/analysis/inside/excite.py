@@ -1,4 +1,4 @@
-"""Images from gradient ascent on a channel of a block's addition to the tokens."""
+"""Images that excite a channel of a block's addition to the tokens, by gradient ascent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STEPS = 200
 MOST_IMAGES = 64
-"""Number of images whose largest value is compared with the value of the ascent."""
+"""Maximum number of images whose largest value is compared with the value that the ascent reaches."""
 
 
 class Excitation(msgspec.Struct, frozen=True):
@@ -28,9 +28,9 @@ class Excitation(msgspec.Struct, frozen=True):
     blocks: list[int]
     channels: list[int]
     noise: list[float]
-    """Value of the noise at the start."""
+    """Value of the initial noise."""
     most: list[float]
-    """Largest value among images of the data."""
+    """Largest value over images of the data."""
     reached: list[float]
     images: int
     steps: int
@@ -38,7 +38,7 @@ class Excitation(msgspec.Struct, frozen=True):
 
 
 def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Excitation:
-    """Return an image for each of some blocks that excites the channel that varies most over the data."""
+    """Return, for each of some blocks, an image that excites the channel that varies most over the data."""
     import torch
 
     from ls_edge.training.inspection.gradients import descend, gray_noise
@@ -66,7 +66,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Excitatio
 
 
 def _added(inspected: Inspected, index: int, colors: Tensor) -> Tensor:
-    """Return the change that a block makes to the tokens in trained order, ``[B, N, D]``."""
+    """Return a block's addition to the tokens in trained order, ``[B, N, D]``."""
     from ls_edge.training.inspection.gradients import run_blocks
 
     before = run_blocks(inspected, colors, range(index))
@@ -87,8 +87,8 @@ def _finding(found: Excitation) -> str:
 
 EXCITE = InspectedKind(
     summary="images that raise a channel of a block",
-    text="Images that gradient ascent makes from noise for the channel that varies most in what a block adds, with "
-    "blur and shifts against noise.",
+    text="Images that gradient ascent makes from noise for the channel that varies most in what a block adds; blur and "
+    "shifts suppress noise.",
     inspect=inspect,
     finding=_finding,
     layout="pairs",

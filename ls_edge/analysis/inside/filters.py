@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_COMPONENTS = 28
-"""Principal components in the picture and the chart, as in arXiv 2010.11929, Figure 7."""
+"""Maximum number of principal components in the picture and the chart, as in arXiv 2010.11929, Figure 7."""
 
 
 class PatchFilters(msgspec.Struct, frozen=True):
     """Principal components of the filters of the patch embedding (arXiv 2010.11929, Figure 7)."""
 
     explained: list[float]
-    """Share of the variance by component, the largest first."""
+    """Fraction of the variance by component, largest first."""
     smoothness: float
-    """Correlation of neighboring pixels of a filter, about 0: 0 for noise, near 1 for smooth filters."""
+    """Correlation of neighboring pixels of a filter: 0 for noise, near 1 for smooth filters."""
     filters: int
     size: tuple[int, int]
     """Height and width of a filter in pixels."""
@@ -41,7 +41,7 @@ class PatchFilters(msgspec.Struct, frozen=True):
 
 
 def inspect(inspected: Inspected, _batches: Sequence[LabeledImages]) -> PatchFilters:
-    """Return the principal components of a patch embedding of one layer of RGB patches, the largest variance first."""
+    """Return the principal components of a patch embedding that is one layer of RGB patches, largest variance first."""
     from torch import nn
 
     from ls_edge.training.inspection.inspected import class_of

@@ -23,24 +23,24 @@ IMAGES = 2
 
 
 class Inversion(msgspec.Struct, frozen=True):
-    """Images reconstructed from the tokens after a block by gradient descent on their squared distance, by block.
+    """Images reconstructed from the tokens after each block, by gradient descent on the squared distance of tokens.
 
-    Distances are relative to the squared norm of the tokens, and averaged over the images.
+    Distances are relative to the squared norm of the tokens and averaged over the images.
     """
 
     blocks: list[int]
     noise: list[float]
-    """Distance of the noise at the start."""
+    """Distance of the initial noise."""
     reached: list[float]
     shifted: list[float]
-    """Distance of the image with Gaussian noise of 1/20 of the range of a pixel."""
+    """Distance of the image after Gaussian noise of 1/20 of the pixel range was added."""
     images: int
     steps: int
     pictures: list[Picture]
 
     @property
     def factors(self) -> list[float]:
-        """Factor by which descent lowered the distance, by block."""
+        """Factors by which descent lowered the distance, by block."""
         return [noise / max(reached, 1e-12) for noise, reached in zip(self.noise, self.reached, strict=True)]
 
 
@@ -101,7 +101,7 @@ def _charts(found: Inversion) -> list[Chart]:
 INVERSION = InspectedKind(
     summary="images made from a block's output",
     text="Images that gradient descent makes from noise until their tokens after a block match those of an image: "
-    "the less of it returns, the more the blocks have discarded. Distances are relative to the norm of the tokens.",
+    "details that do not return were discarded by the blocks. Distances are relative to the norm of the tokens.",
     inspect=inspect,
     finding=_finding,
     charts=_charts,

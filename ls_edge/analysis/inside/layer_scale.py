@@ -43,7 +43,7 @@ def inspect(inspected: Inspected, _batches: Sequence[LabeledImages]) -> LayerSca
 
 
 def _scale(layer: nn.Module, branch: int) -> float | None:
-    """Return the mean LayerScale of a branch of a timm block, under one of timm's names; None without one."""
+    """Return the mean magnitude of LayerScale in a branch of a timm block, or None if it has none."""
     from torch import Tensor
 
     for name in (f"ls{branch}", f"gamma_{branch}"):

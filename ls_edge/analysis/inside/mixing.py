@@ -1,4 +1,4 @@
-"""Weights by which a block mixes tokens, as maps over the patches (MLP-Mixer, ResMLP, gMLP)."""
+"""Weights with which a block mixes tokens, as maps over the patches (MLP-Mixer, ResMLP, gMLP)."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_MAPS = 16
-"""Number of maps of mixing weights in the picture of a block, the ones with the largest norms."""
+"""Maximum number of maps in the picture of a block, those with the largest norms."""
 
 
 class TokenMixing(msgspec.Struct, frozen=True):
-    """Weights by which a block mixes tokens, as maps over the patches (MLP-Mixer, ResMLP, gMLP)."""
+    """Weights with which a block mixes tokens, as maps over the patches (MLP-Mixer, ResMLP, gMLP)."""
 
     spread: list[float]
     """Standard distance, in patches, of the squared weights of a map from their center; mean over maps."""
     uniform: float
-    """Spread of weights that are equal everywhere."""
+    """Spread of equal weights."""
     grid: tuple[int, int]
     pictures: list[Picture]
 
 
 def inspect(inspected: Inspected, _batches: Sequence[LabeledImages]) -> TokenMixing:
-    """Return the weights of linear layers over the tokens as maps over the patches: one map for each output."""
+    """Return the weights of linear layers over the tokens as maps over the patches, one for each output."""
     from ls_edge.training.inspection.inspected import class_of, grid_of
 
     view, grid = inspected.model.view, grid_of(inspected.model)
@@ -77,7 +77,8 @@ def _finding(found: TokenMixing) -> str:
     seen = "some blocks mix close patches" if share < 0.8 else "no block prefers close patches"
     return (
         f"The weights of block {local} are closest together, {found.spread[local]:.2f} patches from their center, "
-        f"and of block {wide} farthest apart, {found.spread[wide]:.2f}; equal weights have {found.uniform:.2f}: {seen}."
+        f"those of block {wide} farthest apart, {found.spread[wide]:.2f}; equal weights have {found.uniform:.2f}: "
+        f"{seen}."
     )
 
 
@@ -90,9 +91,9 @@ def _charts(found: TokenMixing) -> list[Chart]:
 
 
 MIXING = InspectedKind(
-    summary="weights by which MLP models mix tokens",
-    text="Weights by which a block mixes tokens: a tile has the weights of one output over the patches, gray is 0. The "
-    "chart has their distance from their center.",
+    summary="weights with which MLP models mix tokens",
+    text="Weights with which a block mixes tokens: a tile shows the weights of one output over the patches, gray is 0. "
+    "The chart shows their distance from their center.",
     inspect=inspect,
     finding=_finding,
     charts=_charts,

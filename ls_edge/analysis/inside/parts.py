@@ -1,4 +1,4 @@
-"""Contribution of the parts of a block: norms, residual branches, and the path around the block."""
+"""Contribution of the parts of a block: norms, residual branches, and the residual path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = {
     "mlp": "MLP",
     "mlp_channels": "MLP",
 }
-"""Names of the layers of branches, by timm's names."""
+"""Names of residual branches by timm's name of their layer."""
 
 
 class WithoutPart(msgspec.Struct, frozen=True):
@@ -34,9 +34,9 @@ class WithoutPart(msgspec.Struct, frozen=True):
 
     name: str
     blocks: list[Score]
-    """Without the part in one block."""
+    """Scores without the part in one block, by block."""
     everywhere: Score
-    """Without it in all blocks."""
+    """Score without the part in all blocks."""
 
     def costs(self, trained: Score) -> list[float]:
         """Return the loss of accuracy without the part, in points, by block."""
@@ -44,7 +44,7 @@ class WithoutPart(msgspec.Struct, frozen=True):
 
 
 class PartsWorth(msgspec.Struct, frozen=True):
-    """Accuracy and loss in trained order, with all parts of a block and without each."""
+    """Accuracy and loss in trained order, with all parts of the blocks and without each part."""
 
     trained: Score
     parts: list[WithoutPart]
@@ -52,7 +52,7 @@ class PartsWorth(msgspec.Struct, frozen=True):
 
 
 def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> PartsWorth:
-    """Return accuracy and loss in trained order without each part, in one block and in all."""
+    """Return accuracy and loss in trained order without each part, in one block and in all blocks."""
     model, trained = inspected.model, inspected.trained
     changes = _changes(inspected)
     sums: dict[tuple[str, int | None], tuple[Mean, Mean]] = {}
@@ -83,7 +83,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> PartsWort
 
 
 def _changes(inspected: Inspected) -> dict[str, Callable[[int, Tensor], Tensor]]:
-    """Return a function for each part that runs a block without it, given its index and tokens."""
+    """Return a function for each part that runs a block without the part, given index and tokens."""
     import torch
 
     from ls_edge.training.inspection.inspected import class_of
@@ -144,9 +144,9 @@ def _charts(found: PartsWorth) -> list[Chart]:
 
 PARTS = InspectedKind(
     summary="accuracy without norms, attention, MLP, or residual path",
-    text="Accuracy in trained order without a part of one block, and of all blocks: norms as identity, the layer of a "
-    "residual branch as zero, and only what the block adds passed on (residual). The dashed line is the accuracy with "
-    "all parts.",
+    text="Accuracy in trained order without a part in one block and in all blocks: norms become the identity, the "
+    "layer of a residual branch returns zero, or the block returns only what it adds (residual). The dashed line is "
+    "the accuracy with all parts.",
     inspect=inspect,
     finding=_finding,
     charts=_charts,

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_QUERIES = 8
-"""Number of rows and of columns of patches whose similarities are shown."""
+"""Maximum number of rows and of columns of patches whose similarities are shown."""
 
 
 class PositionEmbeddings(msgspec.Struct, frozen=True):
     """Cosine similarity of the position embeddings of patches (arXiv 2010.11929, Figure 7)."""
 
     by_distance: list[tuple[float, float]]
-    """Distance in patches, and mean cosine of the pairs that far apart."""
+    """Distances in patches, and the mean cosine of the pairs at each distance."""
     correlation: float
     """Correlation of the cosine with the distance over all pairs."""
     grid: tuple[int, int]
@@ -60,7 +60,7 @@ def _finding(found: PositionEmbeddings) -> str:
     grid = (
         "close patches have similar embeddings"
         if found.correlation < -0.3
-        else "embeddings do not show how far patches are apart"
+        else "embeddings do not reflect the distance between patches"
     )
     return (
         f"Neighbors have a cosine of {near:+.2f}, patches {apart:.0f} apart {far:+.2f}: {grid} (correlation with the "

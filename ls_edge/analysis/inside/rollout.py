@@ -1,6 +1,7 @@
 """Attention rollout (arXiv 2005.00928, as in arXiv 2010.11929): the patches that reach the answer through all blocks.
 
-Weights averaged over heads, plus the identity, each row adding up to 1, multiplied through the blocks.
+The weights of each block are averaged over heads, added to the identity, normalized by row, and multiplied through all
+blocks.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_IMAGES = 256
-"""Number of images whose rollouts in trained and in random order are compared."""
+"""Maximum number of images whose rollouts in trained and in random order are compared."""
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """Attention rollout over the patches, row by row, of the first images."""
+    """Attention rollout over the patches, row by row, for the first images."""
 
     trained: list[list[float]]
     random: list[list[float]]
-    """The same images, each in its own random order."""
+    """Rollout of the same images, each in its own random order."""
     correlation: float
     """Correlation of the two maps of an image, averaged over the images."""
     peak: float
-    """Mean of the largest value of a map in trained order over its mean: 1 for a map that is equal everywhere."""
+    """Largest value of a map in trained order relative to its mean, averaged over the images; 1 for a constant map."""
     images: int
     grid: tuple[int, int]
     pictures: list[Picture]
 
 
 def rollout_of(inspected: Inspected, tokens: Tensor, order: Sequence[int]) -> np.ndarray:
-    """Return the rollout over the patches, float64 ``[B, rows, columns]``, of tokens of the stem.
+    """Return the rollout of the stem's tokens over the patches, float64 ``[B, rows, columns]``.
 
-    It is the row of the class token, else the mean over tokens.
+    It is the row of the class token or, without one, the mean over tokens.
     """
     import torch
 
@@ -63,7 +64,7 @@ def rollout_of(inspected: Inspected, tokens: Tensor, order: Sequence[int]) -> np
 
 
 def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Rollout:
-    """Return the rollout of the first images, in trained order and in a random order for each image."""
+    """Return the rollout of the first images in trained order and in a random order for each image."""
     from ls_edge.training.inspection.attention_weights import plain_attention
     from ls_edge.training.inspection.inspected import MOST_PICTURES, compare, images_of
 

@@ -1,4 +1,4 @@
-"""Pixels on which the answer depends, by the gradient of its logit."""
+"""Pixels on which the answer depends, according to the gradient of its logit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 MOST_IMAGES = 64
-"""Number of images whose maps are compared."""
+"""Maximum number of images whose maps are compared."""
 
 
 class Saliency(msgspec.Struct, frozen=True):
-    """Gradient of the logit of the answer with respect to the pixels; its largest absolute value over the colors."""
+    """Gradient of the answer's logit with respect to the pixels, as the maximum magnitude over the colors."""
 
     top_share: float
     """Share of a map in the tenth of the pixels with the largest gradients: 0.1 for a map that is equal everywhere."""
@@ -34,7 +34,7 @@ class Saliency(msgspec.Struct, frozen=True):
 
 
 def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Saliency:
-    """Return the gradients of the answer's logit, in trained order and in a random order for each image."""
+    """Return the gradients of the answer's logit in trained order and in a random order for each image."""
     from ls_edge.training.inspection.inspected import compare, images_of
 
     images = images_of(batches, MOST_IMAGES)
@@ -52,7 +52,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Saliency:
 
 
 def saliency_map(inspected: Inspected, colors: Tensor, order: Order, answer: int) -> np.ndarray:
-    """Return the magnitude of the gradient of a class's logit by pixel, the maximum over the colors, ``[H, W]``."""
+    """Return the magnitude of the gradient of a class's logit by pixel, ``[H, W]``, as the maximum over the colors."""
     import torch
 
     from ls_edge.training.inspection.gradients import run_blocks
@@ -67,7 +67,7 @@ def _finding(found: Saliency) -> str:
     if not found.top_share:
         return "The answer does not depend on the pixels."
     return (
-        f"A tenth of the pixels has {show_percent(found.top_share)} of the gradient. In random order the answer "
+        f"A tenth of the pixels has {show_percent(found.top_share)} of the gradient. In random order, the answer "
         f"depends on {pixels_compared(found.correlation)} pixels: maps correlate by {found.correlation:+.2f}, over "
         f"{counted(found.images, 'image')}."
     )

@@ -67,7 +67,7 @@ def test_the_page_shows_the_images(command, trace, tmp_path):
     assert code == 0, err
     assert "7 answers took 4 orders; the most frequent one, 0 1 2, 42.9 % of them" in out
     assert "Block 2 was missed most: 0.0 % right without it in 2 answers, 80.0 % with it" in out
-    assert "2 wrong answers had skipped blocks; 1 of these images were answered right" in out
+    assert "2 wrong answers had skipped blocks; 1 of these images were right" in out
     page = (tmp_path / "t.html").read_text()
     assert page.count("data-chart=") == 3
     assert page.count('<img src="data:image/png;base64,') == 4
