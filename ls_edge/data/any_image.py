@@ -1,4 +1,4 @@
-"""Images of every kind that a program may have, without a decoder: one way for sources with and without a bundle."""
+"""Input images of any kind, without decoding them; used by sources with and without a bundle."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import PIL.Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""Pillow decoders in use; the others start programs or are rarely tested."""
+"""Pillow decoders in use; other decoders start programs or are rarely tested."""
 
 MAX_BYTES = 1 << 28
-"""Limit on a file or standard input."""
+"""Size limit of a file and of standard input."""
 
 Image: TypeAlias = "bytes | bytearray | memoryview | str | os.PathLike[str] | np.ndarray | PIL.Image.Image"
-"""The bytes of a file, also as a uint8 array; its path; pixels as uint8 ``[H, W, 3]`` or ``[H, W]``; a Pillow image."""
+"""Bytes of a file (also as a uint8 array), a path, pixels as uint8 ``[H, W, 3]`` or ``[H, W]``, or a Pillow image."""
 
 
 def read_any(image: Any, name: str) -> bytes | np.ndarray | PIL.Image.Image:
     """Return the bytes of a file, pixels as uint8 ``[H, W, 3]`` or ``[H, W]``, or a Pillow image.
 
-    Raise :class:`DataError` for a file that cannot be read, and :class:`UsageError` for any other object.
+    Raise :class:`DataError` for a file that cannot be read and :class:`UsageError` for an object of another kind.
     """
     if isinstance(image, (str, os.PathLike)):
         try:
@@ -42,7 +42,7 @@ def read_any(image: Any, name: str) -> bytes | np.ndarray | PIL.Image.Image:
         raise UsageError(
             f"{name} must be pixels, a Pillow image, or the bytes or the path of a file, not {type(image).__name__}"
         )
-    if image.dtype == np.uint8 and image.ndim == 1:  # as of cv2.imencode
+    if image.dtype == np.uint8 and image.ndim == 1:  # a result of cv2.imencode
         return image.tobytes()
     if image.dtype == np.uint8 and image.size and image.ndim in (2, 3) and image.shape[2:] in ((), (1,), (3,)):
         return image if image.shape[2:] != (1,) else image[..., 0]
@@ -50,9 +50,10 @@ def read_any(image: Any, name: str) -> bytes | np.ndarray | PIL.Image.Image:
 
 
 def _unread(image: Any) -> bytes | None:
-    """Return the file of a Pillow image whose pixels are not loaded; limits of decoding hold for it, too.
+    """Return the file of a Pillow image if its pixels are not loaded, so that the limits of decoding apply.
 
-    Pillow maps an uncompressed gray TIFF into memory and then mixes up its rows when it turns it.
+    This also avoids a fault of Pillow, which maps uncompressed gray TIFF files into memory and mixes up their rows when
+    it rotates them.
     """
     if (
         not (getattr(image, "tile", None) and getattr(image, "fp", None))
@@ -68,7 +69,7 @@ def _unread(image: Any) -> bytes | None:
 
 
 def read_whole(stream: IO[bytes], name: str) -> bytes:
-    """Return the content of a stream; raise :class:`DataError` if it is empty or too long."""
+    """Return the content of a stream; raise :class:`DataError` if it is empty or too large."""
     content = stream.read(MAX_BYTES + 1)
     if not content:
         raise DataError(f"{name} is empty; give an encoded image, such as a JPEG")

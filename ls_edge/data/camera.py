@@ -1,7 +1,7 @@
 """Frames of cameras, network streams, and video files, decoded by OpenCV (extra ``camera``).
 
-A live source (``camera``, ``camera:1``, ``rtsp://...``, ``http://...``) returns its newest frame: frames that arrive
-while an image is being answered are dropped. A video file returns every frame.
+A live source (``camera``, ``camera:1``, ``rtsp://...``, ``http://...``) returns its newest frame; frames that arrive
+while a request is in progress are dropped. A video file returns every frame.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ls_edge.device.requirements import require_import
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm")
 STREAMS = ("rtsp://", "rtsps://", "http://", "https://")
 _KEPT = 8
-"""Number of decoded frames of a file that are kept for threads that read slightly out of order."""
+"""Number of decoded frames that are kept for threads that read slightly out of order."""
 _JOIN_S = 2.0
-"""Limit on the wait for the last frame of a live source, in seconds."""
+"""Maximum wait for the last frame of a live source, in seconds."""
 
 
 def is_live(given: str) -> bool:
@@ -53,7 +53,7 @@ def frames(given: str) -> Generator[np.ndarray, None, None]:
 
 
 class LiveFrames:
-    """A camera or a network stream; a thread keeps its newest frame."""
+    """A camera or network stream; a thread keeps its newest frame."""
 
     def __init__(self, given: str) -> None:
         self.name = given
@@ -73,7 +73,7 @@ class LiveFrames:
         self._thread: threading.Thread | None = None
 
     def read(self) -> np.ndarray:
-        """Wait for a frame that was not returned yet, and return the newest frame in RGB.
+        """Wait for a new frame and return the newest one as RGB pixels, uint8 ``[H, W, 3]``.
 
         Raise :class:`DataError` once the source has ended.
         """
@@ -105,12 +105,12 @@ class LiveFrames:
             self.ended = True
         if self._thread is None:
             self._capture.release()
-        else:  # which releases the camera after the next frame
+        else:  # the thread releases the camera after the next frame
             self._thread.join(_JOIN_S)
 
 
 class VideoFile:
-    """The frames of a video file, which any thread may read."""
+    """Frames of a video file; any thread may read them."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -125,7 +125,7 @@ class VideoFile:
 
     @functools.cached_property
     def count(self) -> int:
-        """Number of frames in the file; its header may give another one."""
+        """Number of frames in the file, counted because headers may be wrong."""
         capture, count = self._opened(), 0
         while capture.grab():
             count += 1
@@ -149,7 +149,7 @@ class VideoFile:
     def _at(self, index: int) -> np.ndarray | None:
         with self._lock:
             if index < self._next and index not in self._recent:
-                # OpenCV seeks by the header's count and by key frames, and may arrive at another frame.
+                # OpenCV seeks by the frame count in the header and by key frames, so it may miss the frame.
                 self._capture.release()
                 self._capture, self._next = self._opened(), 0
                 self._recent.clear()
@@ -172,12 +172,12 @@ def _rgb(frame: np.ndarray) -> np.ndarray:
 
 
 def _open(what: int | str, problem: str) -> Any:
-    """Open a capture while OpenCV's log is silent; raise :class:`DataError` if it cannot be opened."""
+    """Open a capture with OpenCV's log silenced; raise :class:`DataError` with ``problem`` if that fails."""
     cv2 = opencv()
     logs, variable = cv2.utils.logging, "OPENCV_FFMPEG_LOGLEVEL"
     level, before = logs.getLogLevel(), os.environ.get(variable)
     logs.setLogLevel(logs.LOG_LEVEL_SILENT)
-    os.environ.setdefault(variable, "-8")  # quiet; read when FFmpeg opens its first source
+    os.environ.setdefault(variable, "-8")  # quiet; FFmpeg reads it when it opens its first source
     try:
         capture = cv2.VideoCapture(what)
     finally:

@@ -1,17 +1,17 @@
 """Images with labels, without torch: class folders, tars of them, and the embedded digits.
 
 An :class:`ImageSet` lists images; reading one returns encoded bytes or raw pixels, which the caller decodes
-(``ls_edge.data.preprocess`` on a board, timm's transforms in training). :func:`open_data` understands
+(``ls_edge.data.preprocess`` on a board, timm's transforms in training). :func:`open_data` accepts
 
-- a folder of class folders, or a tar of one: the first folder below the top is the class, deeper ones are kept
-  in the names; a tar may wrap everything in additional folders, and hold a tar per class;
-- the same in splits: a folder or tar with a training and a held-out split (:func:`split_of`; each may be a tar). Other
-  splits are refused, since they would become classes. A held-out split without class folders, as in
-  ImageNet's archive, is labeled by one of :data:`LABEL_FILES` next to it;
-- a flat folder or tar of images without labels, or one image; these have no accuracy;
+- a folder of class folders, or a tar of it: the top-level folder is the class, and deeper folders become part of the
+  image names. A tar may wrap everything in additional folders and contain one tar per class;
+- a folder or tar with a training and a held-out split (:func:`split_of`), each of which may be a tar. Other splits are
+  refused, since they would become classes. A held-out split without class folders, as in ImageNet's archive, is labeled
+  by one of :data:`LABEL_FILES` next to it;
+- a flat folder or tar of images, or a single image; without labels, there is no accuracy;
 - a video file, frame by frame, and the newest frame of a camera or network stream (``ls_edge.data.camera``);
 - ``digits``, which is part of the package (``assets/digits.md``);
-- names of timm's factory and of Hugging Face's data sets (``ls_edge.data.timm_data``).
+- names from timm's factory and of Hugging Face's data sets (``ls_edge.data.timm_data``).
 
 ``ls_edge.data.image_files`` reads the files.
 """
@@ -55,20 +55,20 @@ if TYPE_CHECKING:
     from PIL import Image
 
 LABEL_FILES = ("LOC_val_solution.csv", "imagenet_2012_validation_synset_labels.txt")
-"""Lists of the classes of ImageNet's validation images: Kaggle's, by file name, and TensorFlow's, in order."""
+"""Lists of the classes of ImageNet's validation images: Kaggle's (by file name) and TensorFlow's (in order)."""
 _TIMM_PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
 
 
 @dataclass(frozen=True)
 class ImageRef:
-    """One image: its name inside the set, its class, and how to read it."""
+    """Name, class, and reader of an image in a set."""
 
     name: str
-    """Path inside the set, ``class/file``; unique."""
+    """Unique path in the set, ``class/file``."""
     label: int | None
     """Index into :attr:`ImageSet.classes`; None if the set has no labels."""
     read: Callable[[], bytes | np.ndarray | Image.Image] = field(repr=False)
-    """Return the encoded file, pixels uint8 ``[H, W, 3]``, or (timm's data sets) an image; called from any thread."""
+    """Reader of the encoded file, pixels uint8 ``[H, W, 3]``, or (timm's data sets) an image; called by any thread."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +82,23 @@ class ImageSet:
     """Sorted folder names; empty if the data has no labels."""
     images: tuple[ImageRef, ...]
     empty_classes: tuple[str, ...] = ()
-    """Folders without an image, which do not count as classes."""
+    """Folders without images, which are not classes."""
     live: LiveFrames | None = None
-    """Camera or stream that provides every image; :meth:`take` creates the images."""
+    """Camera or stream that provides the images, which :meth:`take` lists."""
     in_order: bool = False
     """Whether :meth:`take` keeps the order, as for the frames of a video."""
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Number of files that are not used, by reason, such as ``.heic`` or ``empty``."""
     where: str = ""
-    """Folder of the class folders, if it is not :attr:`source`."""
+    """Folder that contains the class folders, if it is not :attr:`source`."""
 
     def __len__(self) -> int:
         return len(self.images)
 
     def account(self, unreadable: Iterable[str] = ()) -> dict[str, Any]:
-        """Return what the data is, for the JSON of every command that reads it; see :func:`describe`.
+        """Return a description of the data for the JSON of commands; :func:`describe` formats it.
 
-        ``unreadable``: images that could not be decoded, by name or error message; each counts once.
+        ``unreadable`` lists the images that could not be decoded, by name or error message; each counts once.
         """
         left_out = len(set(unreadable))
         return {
@@ -111,19 +111,19 @@ class ImageSet:
         }
 
     def digest(self) -> str:
-        """Return the SHA-256 of the sorted names: the same for a folder and a tar of it, and with repeated images."""
+        """Return the SHA-256 of the sorted names, equal for a folder and a tar of it and with repeated images."""
         names = sorted({unicodedata.normalize("NFC", image.name) for image in self.images})
         return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
     def fingerprint(self) -> str:
-        """Return a digest that changes if images are added, removed, renamed or exchanged, by their names and sizes."""
+        """Return a digest of names and sizes, which changes if images are added, removed, renamed, or exchanged."""
         lines = sorted(f"{image.name}\0{getattr(image.read, 'size', '')}" for image in self.images)
         return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def labels_for(self, model_classes: Sequence[str]) -> list[int | None]:
-        """Return the label of each image as an index into ``model_classes``, matched by name; None without a label.
+        """Return the label of each image as an index into ``model_classes``, matched by name, or None without a label.
 
-        Raises :class:`DataError` with the classes that the model does not have.
+        Raise :class:`DataError` with the classes that the model lacks.
         """
         index = {unicodedata.normalize("NFC", name): position for position, name in enumerate(model_classes)}
         own = [unicodedata.normalize("NFC", name) for name in self.classes]
@@ -138,9 +138,9 @@ class ImageSet:
     def take(self, count: int | None) -> ImageSet:
         """Draw ``count`` images, by default all, spread evenly over the classes and always in the same sequence.
 
-        Sorted names begin with a single class. So images are taken in strides of about the golden section of the set,
-        and every part of the sequence, however short, is a fair sample. A ``count`` above the number
-        of images repeats the sequence. Frames of videos keep their order, and a camera needs a ``count``.
+        Since sorted names begin with a single class, images are taken in strides of about the golden section of the
+        set, so that every part of the sequence, however short, is a fair sample. A ``count`` above the number of images
+        repeats the sequence. Frames of videos keep their order, and a camera needs a ``count``.
         """
         if count is not None and count < 1:
             raise UsageError(f"a limit of {count} images leaves none; give at least 1")
@@ -159,12 +159,12 @@ class ImageSet:
 
 
 def natural_order(classes: Iterable[str]) -> tuple[str, ...]:
-    """Return class names in timm's order: numbers by value, upper case as lower case."""
+    """Return class names in timm's order: numbers by value, ignoring case."""
     return tuple(sorted(classes, key=_natural))
 
 
 def read_classes(path: str | Path) -> tuple[str, ...]:
-    """Return the class names in a text file, one a line; raise :class:`DataError` if it has none or one twice."""
+    """Return the class names in a text file, one per line; raise :class:`DataError` for duplicates or an empty file."""
     try:
         lines = read_file(Path(path)).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
@@ -183,7 +183,7 @@ def _natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
 
 
 def describe(account: Mapping[str, Any]) -> str:
-    """Return one line about a data set from :meth:`ImageSet.account`: images, classes, ignored files by reason."""
+    """Return one line about a data set from :meth:`ImageSet.account`: images, classes, and ignored files by reason."""
     names = account["classes"]
     listed = ", ".join(names if len(names) <= 4 else [*names[:2], "…", names[-1]])
     classes = f"{counted(len(names), 'class', 'classes')} ({listed})" if names else "no classes"
@@ -193,7 +193,7 @@ def describe(account: Mapping[str, Any]) -> str:
 
 
 def describe_ignored(reasons: Mapping[str, int]) -> str:
-    """Return how many files are ignored, by reason, to append to a line; empty if there are none."""
+    """Return the number of ignored files by reason, to append to a line, or an empty string if there are none."""
     if not reasons:
         return ""
     listed = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
@@ -201,7 +201,7 @@ def describe_ignored(reasons: Mapping[str, int]) -> str:
 
 
 def image_warnings(images: ImageSet, trained_on: str) -> list[str]:
-    """Return warnings about the name, class folders without images, and images that a model was trained on."""
+    """Return warnings about images that a model was trained on, class folders without images, and ambiguous names."""
     found = [trained_on_warning(images, trained_on), empty_classes_warning(images)]
     if images.source in ("digits", "camera") and Path(images.source).exists():
         found.append(f"{images.source} is not the file or folder of that name; write ./{images.source} for that")
@@ -209,10 +209,10 @@ def image_warnings(images: ImageSet, trained_on: str) -> list[str]:
 
 
 def trained_on_warning(images: ImageSet, trained_on: str) -> str:
-    """Return a warning if a model was trained on these images, else an empty string.
+    """Return a warning if a model was trained on these images, otherwise an empty string.
 
-    ``trained_on`` is the digest of its training images, empty if unknown. A split that training does not use never
-    counts, whatever the names.
+    ``trained_on`` is the digest of its training images, or empty if unknown. There is no warning for a held-out split,
+    even if the names are equal.
     """
     if images.part == "val" or not trained_on or images.digest() != trained_on:
         return ""
@@ -220,7 +220,7 @@ def trained_on_warning(images: ImageSet, trained_on: str) -> str:
 
 
 def empty_classes_warning(images: ImageSet) -> str:
-    """Return a warning if class folders have no images, else an empty string."""
+    """Return a warning if class folders have no images, otherwise an empty string."""
     names = images.empty_classes
     if not names:
         return ""
@@ -256,8 +256,8 @@ def is_timm_name(source: str) -> bool:
 def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
     """List the images of ``source`` for training or evaluation; see the docstring of this module.
 
-    Raises :class:`DataError` if there are none, :class:`UsageError` for a name of timm's factory if timm
-    is not installed.
+    Raise :class:`DataError` if there are none, and :class:`UsageError` for a named data set if its library is not
+    installed.
     """
     if source == "digits":
         return _digits(part)
@@ -278,7 +278,7 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
 
 
 def _in_listing(listing: Listing, source: str, part: Literal["train", "eval"], *, is_tar: bool) -> ImageSet:
-    """Choose the split; raise :class:`DataError` for several that are none of a training and a held-out one."""
+    """Choose the split; raise :class:`DataError` for splits that are not a training and a held-out one."""
     between = ":" if is_tar else "/"
     listing, wrapper = unwrap(expand(listing, source + between))
     tops = {path for path in listing.folders if "/" not in path}
@@ -296,7 +296,7 @@ def _in_listing(listing: Listing, source: str, part: Literal["train", "eval"], *
 
 
 def _refuse_splits(listing: Listing, source: str, inside: str) -> None:
-    """Raise :class:`DataError` if the folders at the top are splits of a data set, whose classes are inside them."""
+    """Raise :class:`DataError` if the top-level folders are splits of a data set that contain the classes."""
     inner: dict[str, set[str]] = {}
     for path in listing.images:
         top, *rest = path.split("/")
@@ -314,7 +314,7 @@ def _refuse_splits(listing: Listing, source: str, inside: str) -> None:
 
 
 def _labeled(tree: dict[str, ImageFile], folder: Path) -> dict[str, ImageFile]:
-    """Sort images without class folders into classes by a list in ``folder``, if there is one."""
+    """Assign classes to images without class folders by a list in ``folder``, if there is one."""
     path = next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
     if path is None or not tree:
         return tree

@@ -1,7 +1,8 @@
-"""Encoded images to RGB, with Pillow, within fixed bounds of memory and time.
+"""Decoding of images to RGB with Pillow, within fixed limits of memory and time.
 
-A file of a few kilobytes can describe an image of gigabytes. Everything that determines the memory is therefore read
-from the header and checked before a pixel is decoded. Every image for answers, calibration or training is decoded here.
+A file of a few kilobytes can describe an image of gigabytes. Therefore, everything that determines the memory is read
+from the header and checked before any pixel is decoded. All images for answers, calibration, and training are decoded
+here.
 """
 
 from __future__ import annotations
@@ -19,38 +20,38 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 from ls_edge.core.errors import DataError, LsEdgeError
 from ls_edge.data.any_image import FORMATS, read_any
 
-# The sender of a damaged file chooses the text of the warning, which Python would print and remember forever.
+# The sender of a damaged file controls the text of the warning, which Python would print and remember forever.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 MAX_SIDE = 1 << 14
-"""Largest width or height, in pixels. Pillow keeps a pointer for each row, so tall images cost more than their area."""
+"""Maximum width and height in pixels. Pillow keeps a pointer for each row, so tall images need additional memory."""
 MAX_PIXELS = 1 << 26
 MAX_DECODED_BYTES = 3 << 27
-"""Memory for one image while it is decoded, in bytes: 67 million pixels of RGB, 25 million of 16-bit gray."""
+"""Maximum memory for decoding one image, in bytes: 67 million pixels of RGB or 25 million pixels of 16-bit gray."""
 MAX_SLOW_PIXELS, MAX_SLOW_BYTES = 1 << 20, 1 << 22
-"""Limits for containers that Pillow decodes in Python, at about 0.5 us per sample."""
+"""Limits of containers that Pillow decodes in Python, at about 0.5 us per sample."""
 
 SMALL_BYTES = 1 << 25
-"""Memory up to which an image counts as small: 8 million pixels of RGB, or 1.5 million of a progressive JPEG."""
+"""Maximum memory of a small image: 8 million pixels of RGB, or 1.5 million pixels of a progressive JPEG."""
 
-# Pillow parses headers and chunks in Python, with one to three reads for each marker, chunk or block. So these limits
-# keep the time for any number of them to a fraction of a second.
+# Pillow parses headers and chunks in Python, with one to three reads for each marker, chunk, or block. These limits
+# bound the time for any number of them to a fraction of a second.
 MAX_HEADER_READS, MAX_READS = 1 << 13, 1 << 16
-"""Reads of a file until its size is known, and in total."""
-# Number of strips or tiles above which an image is not small: Pillow decodes them one by one.
+"""Maximum reads of a file before its size is known, and in total."""
+# Number of strips or tiles above which an image is not small, since Pillow decodes them one by one.
 _MANY_TILES = 1 << 10
-# Area above which a JPEG is decoded at half its width and height.
+# Number of pixels above which a JPEG is decoded at half its width and height.
 _DRAFT_PIXELS = 1 << 24
 _MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
-"""Marker of a JPEG; zero and restart markers are part of the pixels."""
+"""Marker of a JPEG, without zero and restart markers, which are part of the pixels."""
 _MAX_SCANS = 100
-"""Scans of a JPEG; encoders write about ten, and a scan of 100 bytes can pass over the whole image."""
-# Pixels in all scans of a progressive JPEG.
+"""Maximum scans of a JPEG; encoders write about ten, and a scan of 100 bytes can cover the whole image."""
+# Maximum pixels in all scans of a progressive JPEG.
 _MAX_SCANNED = 1 << 30
-# Fewest bits per pixel of uncompressed files, by mode.
+# Minimum bits per pixel of uncompressed files, by mode.
 _RAW_BITS = {"1": 1, "P": 1, "L": 2, "RGB": 15}
 _MAX_TIFF_NUMBERS = 1 << 17
-"""Numbers in the tags of a TIFF: offsets and sizes of 65,536 strips."""
+"""Maximum numbers in the tags of a TIFF: offsets and sizes of 65,536 strips."""
 _TIFF_BYTE_TYPES = (1, 2, 6, 7)
 
 _ORIENTATION = 0x0112
@@ -93,21 +94,20 @@ def decode(
 ) -> Image.Image:
     """Decode an image of any kind (:mod:`ls_edge.data.any_image`) to RGB.
 
-    Decode to 8-bit gray if the image is gray and ``keep_gray`` is set, for a third of the memory.
+    With ``keep_gray``, decode a gray image to 8-bit gray, which needs a third of the memory. With
+    ``exif_orientation``, turn the image upright by its EXIF orientation.
 
-    Turn the image upright by its EXIF orientation if ``exif_orientation`` is set.
-
-    ``on_large`` is called before decoding an image that needs more than :data:`SMALL_BYTES`, or a comparable time. It
+    ``on_large`` is called before an image is decoded that needs more than :data:`SMALL_BYTES`, or a comparable time. It
     may wait, and an :class:`LsEdgeError` that it raises ends the decoding.
 
-    Raises :class:`DataError` with ``name`` if the image cannot be read, is damaged, exceeds a limit of this module, or
-    has pixels of unknown range (see :func:`to_rgb`), and :class:`UsageError` for an object that is no image.
+    Raise :class:`DataError` with ``name`` if the image cannot be read, is damaged, exceeds a limit of this module, or
+    has pixels of unknown range (see :func:`to_rgb`), and :class:`UsageError` for an object that is not an image.
     """
     content = read_any(image, name)
     try:
         if not isinstance(content, bytes):
             picture = Image.fromarray(content) if isinstance(content, np.ndarray) else content
-            picture.load()  # which turns a TIFF
+            picture.load()  # also turns a TIFF upright
             picture = picture.copy() if "transparency" in picture.info else picture
             return to_rgb(_upright(picture) if exif_orientation else picture, name, keep_gray=keep_gray)
         _check_tiff_tags(content, name)
@@ -126,26 +126,26 @@ def decode(
         reason = "its format is not supported"
     except OSError as error:
         reason = str(error).strip(". ")
-    except Exception:  # noqa: BLE001 - decoders raise errors of every kind, whose words are those of Python
+    except Exception:  # noqa: BLE001 - decoders raise errors of all kinds, with messages about Python internals
         reason = "it is damaged"
     raise DataError(f"cannot decode {name}: {reason}; replace or remove it")
 
 
-def thumbnail(image: Any, side: int = 96) -> bytes:
-    """Return an image as a PNG file of at most ``side`` pixels a side; errors as :func:`decode`."""
+def thumbnail(image: Any) -> bytes:
+    """Return an image as a PNG file of at most 96 x 96 pixels; raise as :func:`decode` does."""
     small = decode(image, exif_orientation=True)
-    small.thumbnail((side, side))
+    small.thumbnail((96, 96))
     encoded = io.BytesIO()
     small.save(encoded, "PNG")
     return encoded.getvalue()
 
 
 def to_rgb(image: Image.Image, name: str = "image", *, keep_gray: bool = False) -> Image.Image:
-    """Convert an image of any mode to 8-bit RGB; metadata about transparency is removed from ``image``.
+    """Convert an image of any mode to 8-bit RGB; remove metadata about transparency from ``image``.
 
-    16-bit integers (12-bit in a TIFF that declares it) are scaled to 8 bits, floats from 0..1; Pillow's own conversion
-    clips both at 255. Raises :class:`DataError` for floats outside 0..1 and for 32-bit integers, whose white level is
-    unknown.
+    Integers of 16 bits (or 12 bits, if a TIFF declares them) and floats from 0..1 are scaled to 8 bits; Pillow's own
+    conversion would clip both at 255. Raise :class:`DataError` for floats outside 0..1 and for 32-bit integers, whose
+    white level is unknown.
     """
     if _is_wide(image):
         return _from_wide(image, name)
@@ -156,8 +156,7 @@ def to_rgb(image: Image.Image, name: str = "image", *, keep_gray: bool = False) 
 def _check_tiff_tags(encoded: bytes, name: str) -> None:
     """Raise :class:`DataError` if the tags of a TIFF would fill the memory while Pillow and libtiff read the header.
 
-    Tags may overlap in the file, and each strip of a list becomes an object. The layout is read exactly as Pillow
-    reads it.
+    Tags may overlap in the file, and each strip in a list becomes an object. The layout is parsed exactly as in Pillow.
     """
     if encoded[:2] not in (b"II", b"MM"):
         return
@@ -174,9 +173,9 @@ def _check_tiff_tags(encoded: bytes, name: str) -> None:
 
 
 def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bool) -> int:
-    """Raise :class:`DataError` if decoding would exceed a limit; make large JPEGs decode at half their size.
+    """Raise :class:`DataError` if decoding would exceed a limit; let Pillow decode large JPEGs at half their size.
 
-    Return the bytes that decoding needs, or more if it takes as long as a larger image.
+    Return the number of bytes that decoding needs, or a larger number if it takes as long as for a larger image.
     """
     width, height = opened.size
     pixels = width * height
@@ -209,7 +208,7 @@ def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bo
     by_mode = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # including the copy in RGB
     needed += pixels * ((16 if _is_wide(opened) else by_mode.get(opened.mode, 8)) + 4 * copies)
     if opened.format == "WEBP":
-        needed += 12 * pixels  # two canvases of libwebp, and the bytes that Pillow makes of one
+        needed += 12 * pixels  # two canvases of libwebp, and the bytes object that Pillow makes from one
     if isinstance(opened, TiffImagePlugin.TiffImageFile):
         tags = opened.tag_v2
         needed += 4 * pixels + 16 * tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_LENGTH, 0)  # a strip, a tile of libtiff
@@ -222,7 +221,7 @@ def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bo
 
 
 def _scans(jpeg: bytes) -> int:
-    """Return the scans of a JPEG up to its end, which a video may follow (motion photos)."""
+    """Return the number of scans of a JPEG up to its end marker, since a video may follow (motion photos)."""
     scans, at = 0, 0
     for _ in range(MAX_READS):
         found = _MARKER.search(jpeg, at)
@@ -236,7 +235,7 @@ def _scans(jpeg: bytes) -> int:
 
 
 def _is_slow(opened: ImageFile.ImageFile) -> bool:
-    """Return whether Pillow decodes the pixels in Python, in some containers with a read for each pixel."""
+    """Return whether Pillow decodes the pixels in Python, for some containers with one read per pixel."""
     return bool(opened.tile) and opened.tile[0][0] in Image.DECODERS
 
 
@@ -257,10 +256,10 @@ def _from_wide(image: Image.Image, name: str) -> Image.Image:
     if image.mode == "F":
         low, high = float(values.min()), float(values.max())
         if not 0 <= low <= high <= 1:  # also false for NaN
-            raise DataError(f"{name} has float pixels from {low:g} to {high:g}, and white is 1; {advice}")
+            raise DataError(f"{name} has float pixels from {low:g} to {high:g}, but white is 1; {advice}")
         gray = np.rint(values * np.float32(255)).astype(np.uint8)
     else:
-        if image.mode == "I" and image.format not in ("PNG", "PPM"):  # those two have 16-bit pixels
+        if image.mode == "I" and image.format not in ("PNG", "PPM"):  # these two have 16-bit pixels
             raise DataError(
                 f"{name} has 32-bit or signed integer pixels from {values.min()} to {values.max()} and an unknown "
                 f"white level; {advice}"
@@ -278,7 +277,7 @@ def _from_wide(image: Image.Image, name: str) -> Image.Image:
 
 
 def is_turned(encoded: bytes) -> bool:
-    """Return whether an encoded image has an EXIF orientation by which viewers, but not Pillow, turn or mirror it."""
+    """Return whether an encoded image has an EXIF orientation that viewers apply, but Pillow does not."""
     try:
         with Image.open(_Reader(encoded, "image"), formats=FORMATS) as image:
             return image.format != "TIFF" and _turn_of(image) is not None
@@ -287,16 +286,16 @@ def is_turned(encoded: bytes) -> bool:
 
 
 def _turn_of(image: Image.Image) -> Image.Transpose | None:
-    """Return how to turn an image upright by its EXIF orientation; None for not at all, or if that cannot be read."""
+    """Return the transposition that turns an image upright by its EXIF orientation; None if there is none to apply."""
     try:
         orientation = image.getexif().get(_ORIENTATION)
-    except Exception:  # noqa: BLE001 - damaged metadata raises anything, and the pixels are good
+    except Exception:  # noqa: BLE001 - damaged metadata raises errors of all kinds, but the pixels are good
         return None
     return _TURNS.get(orientation) if isinstance(orientation, int) else None
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return the image turned and mirrored by its EXIF orientation."""
+    """Return the image, turned and mirrored by its EXIF orientation."""
     method = _turn_of(image)
     if method is None:
         return image

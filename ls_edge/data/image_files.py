@@ -1,8 +1,9 @@
-"""Image files below a folder or inside a tar, by name, with a reader for each, and what is ignored there.
+"""Image files in a folder or a tar, with a reader for each, and the files that are ignored.
 
-One walk serves both, so a folder and a tar of it give the same images. Nothing is extracted to disk: a plain tar is
-read by offset; a compressed tar is unpacked into memory and has to fit. Links are followed within the folder or tar; a
-link in a tar that leads out of it is ignored, and so are devices and everything without the extension of an image.
+Folders and tars are listed by the same code, so a folder and a tar of it contain the same images. Nothing is extracted
+to disk: a plain tar is read by offset; a compressed tar is unpacked into memory, where it must fit. Links within the
+folder or tar are followed; links that lead out of a tar, devices, and files without the extension of an image are
+ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _SYSTEM_FOLDERS = frozenset(
 """Folders of operating systems and network storage, in lower case."""
 _ENDING = re.compile(r"\.(?=.*[a-z])\w{1,9}")
 _MOST_LINKS = 40
-"""Links that may lead to each other, as on Linux."""
+"""Maximum number of links in a chain, as on Linux."""
 BROKEN, OUTSIDE, IRREGULAR, EMPTY, HIDDEN, STRAY, UNLABELED = (
     "broken link", "link out of the archive", "not a regular file", "empty", "hidden", "not in a class folder",
     "no label",
@@ -53,13 +54,13 @@ BROKEN, OUTSIDE, IRREGULAR, EMPTY, HIDDEN, STRAY, UNLABELED = (
 
 @dataclass(frozen=True)
 class ImageFile:
-    """Reader of an encoded file, which may be called from any thread."""
+    """Reader of an encoded file; any thread may call it."""
 
     source: str | bytes = field(repr=False)
     """Path of the file or tar, or the content of a tar."""
     size: int
     pieces: tuple[tuple[int, int, int], ...] | None = None
-    """Position in the file, offset in ``source`` and length of each piece; zeros lie between. None: all of it."""
+    """Position in the file, offset in ``source``, and length of each piece, with zeros between; None for all of it."""
 
     def __call__(self) -> bytes:
         """Return the content; raise :class:`DataError` if it cannot be read."""
@@ -76,17 +77,17 @@ class ImageFile:
 
 @dataclass
 class Listing:
-    """Content of a folder or tar, by path below its top with forward slashes."""
+    """Content of a folder or tar, by relative path with forward slashes."""
 
     images: dict[str, ImageFile] = field(default_factory=dict)
     archives: dict[str, ImageFile] = field(default_factory=dict)
-    """Tars, by path without the ending; they are read as folders if there is no image (:func:`expand`)."""
+    """Tars, by path without the extension; they are read as folders if there are no images (:func:`expand`)."""
     ignored: dict[str, str] = field(default_factory=dict)
-    """Reason by path, of all files that are not images."""
+    """Reason, by path, for all files that are not images."""
     folders: set[str] = field(default_factory=set)
 
     def add(self, path: str, name: str, file: ImageFile | str, hidden: str) -> None:
-        """Add a file, or the reason why it is not one; ``hidden`` is the reason to ignore its whole folder."""
+        """Add a file, or the reason why it cannot be used; ``hidden`` is the reason to ignore its whole folder."""
         ending = _ending(name)
         stem = tar_stem(name) if isinstance(file, ImageFile) else None
         if hidden or is_hidden(name):
@@ -136,10 +137,10 @@ def read_tar(path: Path) -> Listing:
 
 
 def unwrap(listing: Listing) -> tuple[Listing, str]:
-    """Remove the top-level folders that wrap all class folders; return their path, too.
+    """Remove the top-level folders that wrap all class folders; return the listing and their path.
 
-    Images next to such a folder are ignored. A single folder of images is a class, unless it has two or more folders
-    of images, too.
+    Images next to such a folder are ignored. A single folder of images is a class, unless it also contains two or more
+    folders of images.
     """
     wrapper = ""
     while True:
@@ -178,7 +179,7 @@ def expand(listing: Listing, place: str) -> Listing:
 
 
 def tar_stem(name: str) -> str | None:
-    """Return ``train`` for ``train.tar.xz``; None if the name is not that of a tar."""
+    """Return the name of a tar without its extension, ``train`` for ``train.tar.xz``; None for any other file."""
     for ending in _TAR_ENDINGS:
         if name.lower().endswith(ending):
             return name[: -len(ending)]
@@ -186,7 +187,7 @@ def tar_stem(name: str) -> str | None:
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file is an image by its content, whatever its name."""
+    """Return whether a file is an image according to its content."""
     try:
         with path.open("rb") as stream:
             return stream.read(4).startswith(_IMAGE_STARTS)
@@ -195,7 +196,7 @@ def is_image(path: Path) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder is ignored."""
+    """Return whether a file or folder is ignored because of its name."""
     return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
@@ -219,7 +220,7 @@ class _DiskFolder:
     """Device and inode."""
 
     def children(self) -> Iterator[tuple[str, _DiskFolder | ImageFile | str]]:
-        """Yield name and folder, file, or the reason why it is neither."""
+        """Yield the name of each entry and its folder or file, or the reason why it is neither."""
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
@@ -258,7 +259,7 @@ class _TarFolder:
         return id(self)
 
     def folder(self, parts: tuple[str, ...]) -> _TarFolder:
-        """Return the folder at a path, and make it if there is none."""
+        """Return the folder at a path, and create it if it is missing."""
         here = self
         for part in parts:
             inner = here.entries.get(part)
@@ -270,7 +271,7 @@ class _TarFolder:
         return here
 
     def children(self) -> Iterator[tuple[str, _TarFolder | ImageFile | str]]:
-        """Yield name and folder, file, or the reason why it is neither; links are followed."""
+        """Yield the name of each entry and its folder or file, following links, or the reason why it is neither."""
         for name, node in self.entries.items():
             yield name, self._follow(node, _MOST_LINKS) if isinstance(node, _Link) else node
 
@@ -291,7 +292,7 @@ class _TarFolder:
 
 
 def _read_archive(file: ImageFile) -> _TarFolder:
-    """Return the top folder of a tar, which may be part of another one; raise one of :data:`_DAMAGED`."""
+    """Return the top folder of a tar, which may be inside another tar; raise one of :data:`_DAMAGED`."""
     source, start, end = file.source, 0, file.size
     if file.pieces is not None and len(file.pieces) > 1:
         source = file()
@@ -314,7 +315,7 @@ def _read_members(stream: IO[bytes], end: int, source: str | bytes) -> _TarFolde
     top = _TarFolder()
     with tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
-            if member.offset >= end:  # an inner tar without a mark at its end
+            if member.offset >= end:  # an inner tar without an end marker
                 return top
             *above, name = _parts(member.name) or ("",)
             if name in ("", ".."):
@@ -325,7 +326,7 @@ def _read_members(stream: IO[bytes], end: int, source: str | bytes) -> _TarFolde
                 top.folder((*above, name))
             else:
                 top.folder(tuple(above)).entries[name] = _member(member, source)
-        # tarfile mistakes a broken header for the end; a real end is a block of zeros or, with some writers, nothing
+        # tarfile mistakes a broken header for the end. A real end is a block of zeros or, from some writers, nothing.
         stream.seek(archive.offset)
         if archive.offset > end or (archive.offset < end and stream.read(tarfile.BLOCKSIZE).strip(b"\0")):
             raise tarfile.ReadError(f"broken or cut off at byte {archive.offset}")
@@ -340,7 +341,7 @@ def _member(member: tarfile.TarInfo, source: str | bytes) -> ImageFile | _Link |
     if not member.isreg():
         return IRREGULAR
     pieces, offset = [], member.offset_data
-    holes: Any = member.sparse  # declared as a number, which it is not
+    holes: Any = member.sparse  # declared as a number by mistake
     for position, length in holes or [(0, member.size)]:
         pieces.append((position, offset, length))
         offset += length
@@ -348,13 +349,13 @@ def _member(member: tarfile.TarInfo, source: str | bytes) -> ImageFile | _Link |
 
 
 def _ending(name: str) -> str:
-    """Return the extension of a file in lower case; empty if it has none, or a number."""
+    """Return the extension of a file in lower case; empty if there is none or it is a number."""
     ending = os.path.splitext(name)[1].lower()
     return ending if _ENDING.fullmatch(ending) else ""
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a path in a tar; a name from the root counts from the top of the tar, as tar unpacks it."""
+    """Return the parts of a path in a tar; an absolute path is relative to the top of the tar, as for ``tar``."""
     return tuple(part for part in name.split("/") if part not in ("", "."))
 
 

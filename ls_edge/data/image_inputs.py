@@ -1,4 +1,4 @@
-"""Images named on a command line: files, folders, standard input, and frames of cameras, streams, and videos."""
+"""Images from command-line arguments: files, folders, standard input, and frames of cameras, streams, and videos."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ls_edge.data.image_files import EXTENSIONS, read_folder
 
 @dataclass(frozen=True)
 class ImageInput:
-    """An image, or a camera, stream, or video with a sequence of frames."""
+    """An image, or a camera, stream, or video that provides a sequence of frames."""
 
     name: str
     read: Callable[[], Any] | None = None
     error: DataError | None = None
     note: str = ""
-    """Account of the folder of which this is the first image."""
+    """Summary of the folder, for its first image; otherwise empty."""
 
 
 def expand_argument(given: str) -> Iterator[ImageInput]:
@@ -64,7 +64,7 @@ def _folder(given: str) -> Iterator[ImageInput]:
 
 
 def read_images(inputs: Iterable[ImageInput]) -> Generator[tuple[str, bytes | np.ndarray | DataError], None, None]:
-    """Yield name and content of each image, or the :class:`DataError` of one that cannot be read.
+    """Yield the name of each image and its content, or a :class:`DataError` if it cannot be read.
 
     Frames are RGB pixels.
     """

@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image
 
 LEAST_SIDE = 96
-"""Width in pixels from which a picture is not enlarged."""
+"""Width in pixels below which pictures are enlarged."""
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """A picture and the text below it."""
+    """A picture and its caption."""
 
     text: str
     source: str
@@ -23,9 +23,9 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 def picture(values: np.ndarray) -> str:
-    """Return values 0 to 1, ``[H, W]`` gray or ``[H, W, 3]``, as a PNG file in a data URI; NaN is transparent.
+    """Return values from 0 to 1, ``[H, W]`` (gray) or ``[H, W, 3]``, as a PNG file in a data URI; NaN is transparent.
 
-    A value covers a whole number of pixels.
+    Small pictures are enlarged by a whole factor.
     """
     colors = values if values.ndim == 3 else np.repeat(values[..., None], 3, axis=2)
     solid = np.isfinite(colors).all(axis=2, keepdims=True)
@@ -44,7 +44,7 @@ def data_uri(png: bytes) -> str:
 
 
 def tiles(arrays: Sequence[np.ndarray] | np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
-    """Return arrays of one shape next to each other, ``gap`` transparent values apart."""
+    """Arrange arrays of the same shape in ``columns``, ``gap`` transparent values apart."""
     first = np.asarray(arrays[0])
     height, width = first.shape[0] + gap, first.shape[1] + gap
     rows = -(-len(arrays) // columns)
@@ -63,6 +63,6 @@ def shades(values: np.ndarray) -> np.ndarray:
 
 
 def around_gray(values: np.ndarray) -> np.ndarray:
-    """Scale values so that 0 is gray, in the middle, and the largest magnitude is at an end."""
+    """Scale values so that 0 becomes gray (0.5) and the largest magnitude becomes black or white."""
     found: np.ndarray = 0.5 + values / (2 * max(float(np.abs(values).max()), np.finfo(np.float64).tiny))
     return found

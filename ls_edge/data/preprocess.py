@@ -1,13 +1,12 @@
-"""Preprocessing of images for the stem, with Pillow and numpy alone.
+"""Preprocessing of images for the stem, with Pillow and numpy only.
 
-The steps are those of timm's transform for evaluation (``timm.data.create_transform``), which the model was trained and
-measured with: RGB, the shorter side (or what the crop mode says) scaled to ``size / crop_pct``, a center crop, scaled
-to 0..1, normalized. As in timm, transparency is dropped and an animation is represented by its first frame. The EXIF
-orientation is applied only if :attr:`ls_edge.core.bundle.ImageSpec.exif_orientation` is set. Unlike timm, 16-bit and
-float images keep their range (:func:`ls_edge.data.decoding.to_rgb`), in training as well.
+The steps are those of timm's evaluation transform (``timm.data.create_transform``), with which the model was trained
+and measured: convert to RGB, scale the shorter side (or as the crop mode says) to ``size / crop_pct``, crop the center,
+scale to 0..1, normalize. As in timm, transparency is dropped, and only the first frame of an animation is used. The
+EXIF orientation is applied only if :attr:`ls_edge.core.bundle.ImageSpec.exif_orientation` is set. Unlike in timm,
+16-bit and float images keep their range (:func:`ls_edge.data.decoding.to_rgb`), in training as well.
 
-An image that cannot be decoded or exceeds a limit raises :class:`DataError` with its name; :func:`iterate` leaves it
-out.
+An image that cannot be decoded or exceeds a limit raises :class:`DataError` with its name; :func:`iterate` skips it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from ls_edge.core.bundle import INTERPOLATIONS, ImageSpec
-from ls_edge.core.errors import BundleError, DataError, UsageError
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.datasets import ImageRef, ImageSet
 from ls_edge.data.decoding import decode
 
@@ -33,23 +32,17 @@ T = TypeVar("T")
 
 
 class Preprocessor:
-    """Callable that turns one image into the stem's input, float32 ``[3, H, W]``; safe to share between threads."""
+    """Callable that converts an image to the stem's input, float32 ``[3, H, W]``; safe to share between threads."""
 
     def __init__(self, spec: ImageSpec) -> None:
-        """Raise :class:`BundleError` for an unknown interpolation."""
-        if spec.interpolation not in INTERPOLATIONS:
-            raise BundleError(
-                f"image.interpolation is {spec.interpolation!r}, not one of {', '.join(INTERPOLATIONS)}; export the "
-                "run again"
-            )
         self.spec = spec
         self._scale = (1 / (255 * np.asarray(spec.std, dtype=np.float64))).astype(np.float32)[:, None, None]
         self._offset = (np.asarray(spec.mean) / np.asarray(spec.std)).astype(np.float32)[:, None, None]
 
     def __call__(self, image: Any, name: str = "image", on_large: Callable[[], None] = lambda: None) -> np.ndarray:
-        """Return an image of any kind as float32 ``[3, H, W]``; arrays of this kind are checked and returned.
+        """Return an image of any kind as float32 ``[3, H, W]``; an array of this type is checked and returned.
 
-        :func:`~ls_edge.data.decoding.decode` explains ``on_large`` and the errors.
+        See :func:`~ls_edge.data.decoding.decode` for ``on_large`` and the errors.
         """
         name = name or "image"
         if isinstance(image, np.ndarray) and image.dtype == np.float32:
@@ -81,7 +74,7 @@ class Preprocessor:
             )
         if image.size != (scaled_width, scaled_height):
             image = image.resize((scaled_width, scaled_height), Image.Resampling[self.spec.interpolation.upper()])
-        if width > scaled_width or height > scaled_height:  # by the crop mode, or black for a crop_pct above 1
+        if width > scaled_width or height > scaled_height:  # crop mode "border", or a crop_pct above 1 (black)
             mean = tuple(round(255 * value) for value in self.spec.mean)
             color = mean if self.spec.crop_mode == "border" else (0, 0, 0)
             padded = Image.new("RGB", (max(width, scaled_width), max(height, scaled_height)), color)
@@ -113,12 +106,11 @@ def iterate(
     threads: int = 2,
     ahead: int = 8,
 ) -> Iterator[tuple[int, ImageRef, T]]:
-    """Yield ``(index, image, prepared)`` in the order of the set; up to ``ahead`` images are prepared in advance.
+    """Yield ``(index, image, prepared)`` in the order of the set; prepare up to ``ahead`` images in advance.
 
-    ``prepared`` is the result of ``preprocessor``, such as the float32 ``[3, H, W]`` of a :class:`Preprocessor`.
-
-    ``on_skip`` is called with each image that cannot be used, ``on_time`` with the milliseconds of each other image;
-    both run in the consumer's thread. Raises :class:`DataError` at the end if no image could be used.
+    ``prepared`` is the result of ``preprocessor``, such as float32 ``[3, H, W]`` from a :class:`Preprocessor`.
+    ``on_skip`` receives each image that cannot be used, ``on_time`` the milliseconds of each other image; both run in
+    the consumer's thread. Raise :class:`DataError` at the end if no image could be used.
     """
 
     def load(image: ImageRef) -> tuple[T, float]:
@@ -129,7 +121,7 @@ def iterate(
     used = 0
     first: DataError | None = None
     live = image_set.live
-    ahead = ahead if live is None else 1  # a frame that waits is outdated
+    ahead = ahead if live is None else 1  # a frame that waits becomes outdated
     pending: deque[tuple[int, ImageRef, Future[tuple[T, float]]]] = deque()
     upcoming = enumerate(image_set.images)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")

@@ -1,4 +1,4 @@
-"""Names of the splits of data sets."""
+"""Recognition of the splits of data sets by folder name."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Literal
 Split = Literal["train", "val", "all"]
 
 _HELD_OUT = ("val", "validation", "valid", "dev", "test", "testing", "eval", "evaluation", "holdout")
-"""Names of held-out splits; the first of them that exists is used."""
+"""Names of held-out splits; the first one that exists is used."""
 _THINGS = r"(?:images?|imgs?|data|dataset|set|split)"
 _SPLIT = re.compile(
     rf"(?:{_THINGS}[-_ ]?)?"
     rf"(?:(?P<train>train|training)|(?P<held>{'|'.join(_HELD_OUT)}|hold[-_ ]out|held[-_ ]?out)|fold(?=[-_ ]?\d))"
     rf"(?:[-_ ]?(?:{_THINGS}|\d{{1,4}}))?"
 )
-"""Folder names, case-folded, that are splits of a data set: ``train``, ``val_images``, ``test2017``, ``fold0``."""
+"""Case-folded folder names of splits, such as ``train``, ``val_images``, ``test2017``, and ``fold0``."""
 
 
 def split_of(name: str) -> Literal["train", "val", "fold", None]:
-    """Return the kind of split that a folder name stands for, such as ``val`` for ``test_images``; None for a class."""
+    """Return the kind of split for a folder name, such as ``val`` for ``test_images``, or None for a class."""
     found = _SPLIT.fullmatch(name.casefold())
     if found is None:
         return None
@@ -29,10 +29,10 @@ def split_of(name: str) -> Literal["train", "val", "fold", None]:
 
 
 def choose_part(tops: Collection[str], part: Literal["train", "eval"]) -> tuple[str | None, Split]:
-    """Return the folder to use and the split that it is; None if all folders are classes.
+    """Return the folder to use and its split; the folder is None if all folders are classes.
 
-    One of the names among others is a class (COCO has a class "train"); a single folder only wraps the classes. What
-    all names have in common does not count: ``seg_train`` and ``seg_test`` are splits.
+    A name of a split among names of classes is a class (COCO has a class "train"); a single folder only wraps the
+    classes. Words that all names share are ignored: ``seg_train`` and ``seg_test`` are splits.
     """
     kinds: dict[str | None, list[str]] = {"train": [], "val": []}
     own = _own_names(tops)
@@ -44,7 +44,7 @@ def choose_part(tops: Collection[str], part: Literal["train", "eval"]) -> tuple[
 
 
 def _own_names(tops: Collection[str]) -> dict[str, str]:
-    """Return the names without their first and last words that all of them share."""
+    """Return the names without the first and last words that all names share."""
     words = {top: re.split(r"[-_ ]+", top) for top in tops}
     first, last = _shared(words.values()), _shared(row[::-1] for row in words.values())
     return {top: " ".join(row[first : len(row) - last]) for top, row in words.items()}

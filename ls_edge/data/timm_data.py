@@ -1,8 +1,8 @@
-"""Data sets by name: ``torch/...`` of timm's factory, and ``hfds/...`` of Hugging Face's ``datasets``.
+"""Data sets by name: ``torch/...`` from timm's factory, and ``hfds/...`` from Hugging Face's ``datasets``.
 
-``torch/...`` sets are kept in ``$LS_EDGE_DATA``, by default ``~/.cache/ls-edge/data``; ``hfds/...`` in Hugging
-Face's own cache. Both are downloaded if they are not there. Images are encoded files, because the conversions of these
-libraries clip pixels of more than 8 bits.
+``torch/...`` sets are stored in ``$LS_EDGE_DATA``, by default ``~/.cache/ls-edge/data``, and ``hfds/...`` sets in
+Hugging Face's own cache. Both are downloaded if they are missing. Images are read as encoded files, because the
+conversions of these libraries clip pixels of more than 8 bits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ls_edge.core.errors import DataError, LsEdgeError, UsageError
+from ls_edge.data.image_files import read_image
 from ls_edge.data.splits import Split, choose_part, split_of
 from ls_edge.device.requirements import require_import
 
 _IMAGENET_CLASSES = 1000
 Named = tuple[Split, Sequence[str], list[tuple[int | None, Callable[[], Any]]]]
-"""Split, class names, and label and reader of each image."""
+"""Split, class names, and the label and reader of each image."""
 
 
 def read_named(source: str, part: Literal["train", "eval"]) -> Named:
-    """Open a data set; a label is None if it is hidden or the set has none."""
+    """Open a data set; a label is None if it is hidden or the set has no labels."""
     kind, name = source.split("/", 1)
     advice = "; or give a folder of class folders, a tar of one, or 'digits'"
     if kind not in ("torch", "hfds"):
@@ -70,7 +71,7 @@ def _of_hugging_face(name: str, part: Literal["train", "eval"]) -> Named:
 
 
 def _column(name: str, features: Any, kind: type, usual: Sequence[str]) -> str | None:
-    """Return the column of a kind: of a usual name or the only one, or else any column of a usual name."""
+    """Return the column of a kind with a usual name, or the only column of the kind, or a column with a usual name."""
     typed = [key for key, feature in features.items() if isinstance(feature, kind)]
     found = next((key for key in usual if key in typed), None) or (typed[0] if len(typed) == 1 else None)
     if found is None and len(typed) > 1:
@@ -79,9 +80,9 @@ def _column(name: str, features: Any, kind: type, usual: Sequence[str]) -> str |
 
 
 def _named(source: str, values: Sequence[Any], names: Sequence[str] | None) -> tuple[list[int | None], Sequence[str]]:
-    """Return labels and class names; without names, these are the values that occur.
+    """Return labels and class names; without ``names``, the values that occur are the classes.
 
-    Hidden labels are None, or -1 among labels with names or if there is no other one.
+    A hidden label is None; so is -1 if labels have names or if all labels are -1.
     """
     hides = names is not None or all(value == -1 for value in values)
     labels = [None if value == -1 and hides else value for value in values]
@@ -99,7 +100,7 @@ def _named(source: str, values: Sequence[Any], names: Sequence[str] | None) -> t
 
 
 class _Row:
-    """Reader of the encoded image of a row."""
+    """Reader of the encoded image in a row."""
 
     def __init__(self, table: Any, column: str, row: int) -> None:
         self._table, self._column, self._row = table, column, row
@@ -112,7 +113,7 @@ class _Row:
         try:
             with importlib.import_module("fsspec").open(cell["path"], "rb") as stream:  # maybe inside an archive
                 found: bytes = stream.read()
-        except Exception as error:  # noqa: BLE001 - so many file systems, so many errors
+        except Exception as error:  # noqa: BLE001 - each file system raises its own errors
             raise DataError(f"row {self._row} has no image ({error})") from None
         return found
 
@@ -129,7 +130,7 @@ def _of_torchvision(source: str, part: Literal["train", "eval"]) -> Named:
             reasons.append(error)
             continue
         if hasattr(data, "loader"):  # torchvision's folders
-            data.loader = _read_file
+            data.loader = read_image
         targets = getattr(data, "targets", None)
         labels = [int(one) for one in ([row[1] for row in data] if targets is None else targets)]
         names = getattr(data, "classes", None) or ()
@@ -141,7 +142,3 @@ def _of_torchvision(source: str, part: Literal["train", "eval"]) -> Named:
 
 def _read_image(data: Any, index: int) -> Any:
     return data[index][0]
-
-
-def _read_file(path: str) -> bytes:
-    return Path(path).read_bytes()

@@ -79,7 +79,7 @@ def test_cuda_computes_the_same_values(bundle):
 
 def test_a_session_on_cuda_that_does_not_load_gives_the_reason(bundle, ort):
     ort.broken = (CUDA,)
-    with pytest.raises(EngineError, match=rf"^block 0: {CUDA} did not load \(.*\); see 'ls-edge doctor', or ask"):
+    with pytest.raises(EngineError, match=rf"^block 0: {CUDA} did not load \(.*\); see 'ls-edge doctor', or use cpu"):
         open_engine(bundle, "block 0", provider="cuda", threads=1)
 
 

@@ -38,7 +38,7 @@ def test_nodes_that_tensorrt_rejects_run_on_cuda():
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_onnxruntimes_tensorrt_is_refused_where_it_would_round_norms(precision):
     """With its flag for half precision, TensorRT chooses the precision of each layer, whatever the file says."""
-    with pytest.raises(EngineError, match=f"runs {precision} parts with LayerNorm and softmax in half precision"):
+    with pytest.raises(EngineError, match=f"runs LayerNorm and softmax of {precision} parts in half precision"):
         providers_of(TENSORRT, options=EngineOptions(precision))
 
 

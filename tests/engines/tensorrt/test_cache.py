@@ -80,7 +80,7 @@ def test_a_change_of_anything_in_the_key_builds_the_engine_again_and_reports_the
         (lambda engine, note: engine.write_bytes(b""), "damaged"),
         (lambda engine, note: engine.unlink(), "missing"),
         (lambda engine, note: note.write_bytes(note.read_bytes()[:-9]), "damaged"),
-        (lambda engine, note: note.unlink(), "none of this file"),
+        (lambda engine, note: note.unlink(), "this file has none yet"),
     ],
 )
 def test_a_damaged_entry_is_built_again(cache, spoil, words):
