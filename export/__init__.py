@@ -1,6 +1,6 @@
-"""From a trained model to a bundle of verified ONNX files.
+"""Export of a trained model to a bundle of verified ONNX files.
 
-The package is callable: ``ls_edge.export(run, out)`` is :func:`ls_edge.export.writer.export`.
+The package is callable: ``ls_edge.export(run, out)`` calls :func:`ls_edge.export.writer.export`.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Calibration images, for the ranges of activations, the accuracy and the order costs that an export measures.
+"""Calibration images, with which an export measures ranges of activations, accuracy, and order costs.
 
-Half of the images are for fitting (ranges, costs); the other half is held out to judge the result. Both halves are
-spread evenly over the classes. All are kept in memory, 0.6 MB per image of 224 x 224 pixels.
+Half of the images are for fitting (ranges, costs); the other half is held out to evaluate the result. Both halves are
+spread evenly over the classes. All images are kept in memory: 0.6 MB for each image of 224 x 224 pixels.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ls_edge.export.int8 import linear_layers
 IMAGES = 512
 """Default number of images."""
 LEAST = 16
-"""Smallest number of images for which accuracy and order costs are meaningful."""
+"""Minimum number of images for meaningful accuracies and order costs."""
 RANGE_IMAGES = 64
 """Number of images used to measure activation ranges."""
 RANGE_ORDERS = 2
 """Number of random orders used to measure ranges, in addition to the trained order."""
 PERCENTILE = 99.99
-"""Percentile of a batch's magnitudes; the few values above it are clipped."""
+"""Percentile of the magnitudes in a batch that becomes the range; larger values are clipped."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Preprocessed images float32 ``[n, 3, H, W]`` and their labels int64 ``[n]``, if they have labels."""
+    """Preprocessed images, float32 ``[n, 3, H, W]``, and their labels, int64 ``[n]``, if they have any."""
 
     images: np.ndarray
     labels: np.ndarray | None
@@ -55,7 +55,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Images from DATA, half for fitting and half held out."""
+    """Images from DATA, half of them for fitting and half held out."""
 
     source: str
     fit: Samples
@@ -71,9 +71,9 @@ def read_calibration(
     limit: int = IMAGES,
     on_warning: OnWarning = warn_in_python,
 ) -> Calibration:
-    """Read up to ``limit`` images of DATA, leaving out those that cannot be decoded, with a warning.
+    """Read up to ``limit`` images of DATA; skip images that cannot be decoded, with a warning.
 
-    Raises :class:`DataError` if fewer than :data:`LEAST` remain or the classes differ from the model's.
+    Raise :class:`DataError` if fewer than :data:`LEAST` remain or if the classes differ from the model's.
     """
     found = open_data(data, "eval") if isinstance(data, str) else data
     matched = match_classes(found, classes) if found.classes else found
@@ -100,10 +100,10 @@ def read_calibration(
 
 
 def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray, bands: Bands) -> list[dict[str, float]]:
-    """Return the largest magnitude at each linear layer of each block, by the name of its input.
+    """Return the largest magnitudes in the inputs of each block's linear layers, by the name of the input.
 
     The ``tokens`` ``[n, N, D]`` of the stem run through the blocks in trained order and in random orders within
-    ``bands``, since a block sees both in use.
+    ``bands``, since blocks run in both.
     """
     watched = [_watched(block) for block in blocks]
     sessions = [
@@ -126,7 +126,7 @@ def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray, ban
 
 
 def _watched(block: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """Return the block with the inputs of its linear layers as additional outputs, and their names."""
+    """Return a copy of the block with the inputs of its linear layers as additional outputs, and their names."""
     model = onnx.ModelProto()
     model.CopyFrom(block)
     names = list(dict.fromkeys(linear.activations for linear in linear_layers(block)))

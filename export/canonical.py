@@ -1,10 +1,10 @@
 """Canonical form of the files in a bundle. Needs ``onnx``, but not torch.
 
-A part is one self-contained graph of standard operators: opset 20, IR version 10 at most (TensorRT 10.3 on JetPack 6
-reads no later ones), fixed tensor names, a batch axis called ``batch`` and no other dynamic axis. :func:`canonicalize`
-removes everything that depends on how and where a graph was traced (names of intermediate values, stack traces,
-metadata), so that the same weights give the same bytes; :func:`identified` adds metadata for readers of the file.
-:func:`check` compares a file with this form; ``ls_edge.export.verify`` compares the numbers.
+A part is a self-contained graph of standard operators: opset 20, IR version at most 10 (TensorRT 10.3 on JetPack 6
+does not read later ones), fixed tensor names, a batch axis called ``batch``, and no other dynamic axes.
+:func:`canonicalize` removes everything that depends on how and where a graph was traced (names of intermediate values,
+stack traces, metadata), so that equal weights give equal bytes; :func:`identified` adds metadata for readers of the
+file. :func:`check` compares a file with this form; ``ls_edge.export.verify`` compares its results.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PRODUCER = "ls-edge"
 
 
 def canonicalize(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
-    """Return ``model`` reduced to the computation.
+    """Return ``model`` reduced to its computation.
 
-    ``names`` has the new names of initializers; others become ``const_0`` and so on in order of their first use. Unused
-    initializers are dropped. Names of inputs and outputs stay.
+    ``names`` maps initializers to new names; other initializers become ``const_0``, ``const_1``, ... in order of first
+    use. Unused initializers are dropped. Names of inputs and outputs are kept.
     """
     graph = model.graph
     rename = {"": "", **{value.name: value.name for value in (*graph.input, *graph.output)}}
@@ -72,9 +72,9 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _attributes(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> list[onnx.AttributeProto]:
-    """Return the attributes sorted, without documentation, and without ``allowzero`` unless it has an effect.
+    """Return the sorted attributes without documentation.
 
-    Not every parser supports ``allowzero``.
+    Drop ``allowzero`` if it has no effect, since not every parser supports it.
     """
     kept = []
     for attribute in sorted(node.attribute, key=lambda a: a.name):
@@ -98,7 +98,7 @@ def _value(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
 def rewritten(
     model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], initializers: Iterable[onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """Return ``model`` with other nodes and initializers."""
+    """Return a copy of ``model`` with these nodes and initializers."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     del result.graph.node[:], result.graph.initializer[:]
@@ -108,7 +108,7 @@ def rewritten(
 
 
 def identified(model: onnx.ModelProto, part: str, draft: Manifest) -> onnx.ModelProto:
-    """Return ``model`` with a graph name and metadata that identify it, the same in every export of a run."""
+    """Return ``model`` with a graph name and metadata that identify it and are equal in all exports of a run."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     result.graph.name = f"{PRODUCER}-{draft.model_id[:16]}-{part.replace(' ', '-')}"
@@ -117,7 +117,7 @@ def identified(model: onnx.ModelProto, part: str, draft: Manifest) -> onnx.Model
 
 
 def to_bytes(model: onnx.ModelProto, name: str) -> bytes:
-    """Return the deterministic serialization; raises :class:`VerificationError` above protobuf's 2 GB."""
+    """Serialize a model deterministically; raise :class:`VerificationError` above protobuf's limit of 2 GB."""
     try:
         return bytes(model.SerializeToString(deterministic=True))
     except ValueError as error:
@@ -127,11 +127,11 @@ def to_bytes(model: onnx.ModelProto, name: str) -> bytes:
 
 
 def check(raw: bytes, name: str, signature: Signature) -> None:
-    """Check a part's bytes; raises :class:`VerificationError` with the part's name and its problems."""
+    """Check the bytes of a part; raise :class:`VerificationError` with the part's name and all problems."""
     try:
         model = onnx.load_model_from_string(raw)
         onnx.checker.check_model(model, full_check=True)
-    except Exception as error:  # noqa: BLE001 - protobuf, the checker and shape inference raise different kinds
+    except Exception as error:  # noqa: BLE001 - protobuf, the checker, and shape inference raise different kinds
         text = " ".join(str(error).split())
         raise VerificationError(f"{name} is not a valid ONNX file ({text[:300]}); export the run again") from None
     found = _problems(model)

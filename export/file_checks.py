@@ -1,7 +1,8 @@
-"""Checks of a bundle's files: present, unchanged, loadable. Needs neither torch nor ``onnx``.
+"""Checks that the files of a bundle are present, unchanged, and loadable. Needs neither torch nor ``onnx``.
 
-If the package ``onnx`` is installed, it checks each file too. ONNX Runtime compares inputs and outputs with the
-manifest; the metadata in each file must name its place, the model, and (head) the classes in the manifest's order.
+If ``onnx`` is installed, each file is also checked with it. If ONNX Runtime is installed, inputs and outputs are
+compared with the manifest, and the metadata in each file must name its part, the model, and (for the head) the classes
+in the manifest's order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ls_edge.engines.providers import CPU
 
 @dataclass(frozen=True)
 class FileReport:
-    """The result for one part."""
+    """Result of the checks of a part."""
 
     part: str
     file: str
@@ -27,13 +28,13 @@ class FileReport:
 
 
 def check_files(bundle: Bundle) -> list[FileReport]:
-    """Check every part of the manifest; a problem is reported, not raised."""
+    """Check all parts of the manifest; return problems instead of raising them."""
     checks = checked_with()
     return [FileReport(name, part.file, _problem(bundle, name, checks)) for name, part in bundle.manifest.part_names()]
 
 
 def checked_with() -> list[str]:
-    """Return the checks that this machine can run: ``digests``, and ``onnx`` and ``onnxruntime`` if installed."""
+    """Return the checks that this machine can run: ``digests``, plus ``onnx`` and ``onnxruntime`` if installed."""
     checks = ["digests"]
     if importlib.util.find_spec("onnx") is not None:
         checks.append("onnx")
@@ -63,7 +64,7 @@ def _problem(bundle: Bundle, name: str, checks: list[str]) -> str | None:
 
 
 def _misplaced(bundle: Bundle, name: str, found: Mapping[str, str]) -> str | None:
-    """Return the first difference between the metadata in the file of a part and its place in the manifest."""
+    """Describe the first difference between the metadata in a part's file and the manifest; None without any."""
     kind, _, index = name.partition(" ")
     owner = f"block {bundle.owners[int(index)]}" if kind == "block" else name
     for key, wanted in part_metadata(bundle.manifest, owner).items():
@@ -76,7 +77,7 @@ def _misplaced(bundle: Bundle, name: str, found: Mapping[str, str]) -> str | Non
 
 
 def raise_problems(bundle: Bundle, reports: list[FileReport]) -> None:
-    """Raise one :class:`BundleError` with all problems, if there are any."""
+    """Raise a single :class:`BundleError` with all problems, if there are any."""
     problems = [report.problem for report in reports if report.problem is not None]
     if problems:
         raise BundleError(f"{bundle.folder}: {len(problems)} of {len(reports)} parts are wrong: {'; '.join(problems)}")

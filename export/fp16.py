@@ -1,14 +1,14 @@
 """Float16 for a traced part: weights and matrix products in half precision, all sums in float32.
 
-The files are strongly typed, as TensorRT 11 requires: ``Cast`` nodes in the graph set the precision and nothing is left
-to a builder's flags. Float16 is for matrix products, convolutions, and operators that only move, scale or bias their
-results. Float32 is for the tokens at both ends, residual sums, LayerNorm, softmax, LayerScale and rotary tables:
-residuals of a vision transformer reach thousands, and their squares inside a norm overflow half precision.
+The files are strongly typed, as TensorRT 11 requires: ``Cast`` nodes in the graph determine the precision, not flags of
+the builder. Matrix products, convolutions, and operators that only move, scale, or bias their results are float16.
+Tokens at both ends, residual sums, LayerNorm, softmax, LayerScale, and rotary tables are float32, because residuals of
+a vision transformer reach thousands, and their squares inside a norm overflow half precision.
 
-On a CPU without half-precision arithmetic ONNX Runtime computes such a part in float32 between the casts, which is
-correct, but slower than the float32 file, and hides values beyond the range of half precision. So :func:`beyond_half`
-looks for them; an export keeps the nodes that compute or read such values in float32. This precision is meant for GPUs
-and for halving the files.
+On a CPU without half-precision arithmetic, ONNX Runtime computes such a part in float32 between the casts. This is
+correct but slower than the float32 file, and it hides values beyond the range of half precision. Therefore,
+:func:`beyond_half` looks for such values, and an export keeps the nodes that compute or read them in float32. This
+precision is meant for GPUs and for smaller files.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _FOLLOWERS = (
 )  # fmt: skip
 """Operators that keep the precision of their first input."""
 _INTEGERS = ("Shape", "Size", "QuantizeLinear")
-"""Operators whose results are integers."""
+"""Operators with integer results."""
 
 
 LARGEST = 65_504.0
-"""Largest number in float16."""
+"""Largest float16 number."""
 HALF_IMAGES = 32
-"""Largest number of images on which values are looked at, in one batch."""
+"""Maximum number of images in the batch on which values are inspected."""
 
 
 def to_half(model: onnx.ModelProto, wide: Collection[str] = ()) -> onnx.ModelProto:
-    """Return the graph with products in float16, those of Q/DQ pairs too; inputs and outputs keep their type.
+    """Return the graph with products in float16, including those of Q/DQ pairs; inputs and outputs keep their type.
 
-    Nodes that compute or read a value in ``wide``, found by :func:`beyond_half`, stay in float32.
+    Nodes that compute or read a value in ``wide`` (see :func:`beyond_half`) remain in float32.
     """
     return HalfPrecisionRewriter(model, wide).convert()
 
 
 def nodes_in_float(model: onnx.ModelProto, wide: Collection[str]) -> list[str]:
-    """Return the nodes that run in float32 because of ``wide``; each product with the name of its weights."""
+    """Return the nodes that run in float32 because of ``wide``; products are followed by the name of their weights."""
     usual, kept = HalfPrecisionRewriter(model), HalfPrecisionRewriter(model, wide)
     usual.convert(), kept.convert()
     weights = {linear.node.name: f" ({linear.weight})" for linear in usual.linears.values()}
@@ -60,7 +60,7 @@ def nodes_in_float(model: onnx.ModelProto, wide: Collection[str]) -> list[str]:
 def beyond_half(
     bundle: Bundle, images: np.ndarray, orders: Sequence[Sequence[int]], largest: float = LARGEST
 ) -> dict[str, list[str]]:
-    """Return the float16 values that are not within ``largest``, by part; blocks that share a file are the first.
+    """Return the names of float16 values that exceed ``largest``, by part; blocks that share a file count as the first.
 
     Up to :data:`HALF_IMAGES` of ``images`` run through the parts in each order.
     """
@@ -90,9 +90,9 @@ def beyond_half(
 
 
 def _with_halves_as_outputs(raw: bytes, part: str) -> tuple[Any, list[str]]:
-    """Return a session with every float16 value as an additional output, and the names of these values.
+    """Return a session with all float16 values as additional outputs, and the names of these values.
 
-    A CPU computes in float32 between the casts; only as an output is a value rounded, and infinite beyond the range.
+    A CPU computes in float32 between the casts; only outputs are rounded, and become infinite beyond the range.
     """
     model = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(raw))
     found = [value for value in model.graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT16]
@@ -101,7 +101,7 @@ def _with_halves_as_outputs(raw: bytes, part: str) -> tuple[Any, list[str]]:
 
 
 class HalfPrecisionRewriter:
-    """A rewrite of a graph in one pass that tracks the precision of every value."""
+    """Rewriter of a graph in one pass, which tracks the precision of every value."""
 
     def __init__(self, model: onnx.ModelProto, wide: Collection[str] = ()) -> None:
         self.source = model
@@ -138,7 +138,7 @@ class HalfPrecisionRewriter:
     def _without_gemm(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Split a ``Gemm`` of activations and constants into ``MatMul`` and ``Add``.
 
-        The engine tract refuses a half-precision ``Gemm`` with a bias.
+        The engine tract rejects a half-precision ``Gemm`` with a bias.
         """
         linear = self.linears.get(node.output[0])
         if node.op_type != "Gemm" or linear is None:
@@ -158,7 +158,7 @@ class HalfPrecisionRewriter:
         ]
 
     def _runs_in_half(self, node: onnx.NodeProto) -> bool:
-        """Return True for products, and for operators after one that neither add activations nor need range."""
+        """Return whether a node is a product, or follows one and neither adds activations nor needs a large range."""
         if not self.wide.isdisjoint((*node.input, *node.output)):
             return False
         if node.op_type == "DequantizeLinear":
@@ -190,7 +190,7 @@ class HalfPrecisionRewriter:
         self.nodes += [node, *casts]
 
     def _retype(self, node: onnx.NodeProto, in_half: bool) -> None:
-        """Give ``node`` its floating-point inputs in one precision."""
+        """Convert the floating-point inputs of ``node`` to one precision."""
         for place, name in enumerate(node.input):
             if name in self.constants:
                 node.input[place] = self._constant(name, in_half and name in self.floats)
@@ -206,7 +206,7 @@ class HalfPrecisionRewriter:
             return name
         half = f"{name}_half"
         if half not in self.kept:
-            with np.errstate(over="ignore"):  # an infinity is for the verification to find
+            with np.errstate(over="ignore"):  # the verification detects infinite values
                 array = numpy_helper.to_array(self.constants[name]).astype(np.float16)
             self.kept[half] = numpy_helper.from_array(array, half)
         return half

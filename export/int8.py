@@ -1,14 +1,14 @@
 """Int8 for the linear layers of a block.
 
-Only products with a constant matrix are quantized, with symmetric weights by output channel. Attention's own products,
-residual sums, norms and softmax stay in float32, and so do stem and head, which cost little and matter much. Quantizing
+Only products with a constant matrix are quantized, with symmetric weights per output channel. Attention's own products,
+residual sums, norms, and softmax remain in float32, and so do stem and head, which are cheap but sensitive. Quantizing
 the residual sums as well, the default of most tools, ruins vision transformers: a few large tokens stretch the scale,
-and a handful of steps remains for all others. There are two forms:
+which leaves only a few steps for all others. There are two forms:
 
 - :func:`quantize_dynamic`, for CPUs: activations are scaled at run time, per tensor (``DynamicQuantizeLinear`` and
-  ``MatMulInteger``). No calibration. A batch has one scale, so the last digits of an answer depend on the other images
-  in its batch. Low-rank matrices by slot are stored in int8 and computed in float32.
-- :func:`quantize_explicit`, for TensorRT: ``QuantizeLinear`` and ``DequantizeLinear`` around each linear layer with
+  ``MatMulInteger``), without calibration. A batch has a single scale, so the last digits of an answer depend on the
+  other images in its batch. Low-rank matrices by slot are stored in int8 and multiplied in float32.
+- :func:`quantize_explicit`, for TensorRT: ``QuantizeLinear`` and ``DequantizeLinear`` around each linear layer, with
   scales from calibration images. Attention's products then run in float16 (:func:`ls_edge.export.fp16.to_half`).
 """
 
@@ -37,12 +37,12 @@ class Linear:
     activations: str
     weight: str
     transposed: bool
-    """Whether the file holds ``[N, K]`` (Gemm)."""
+    """Whether the file contains the matrix as ``[N, K]`` (Gemm)."""
     bias: str | None
 
 
 def linear_layers(model: onnx.ModelProto) -> list[Linear]:
-    """Return all linear layers of a graph, in order."""
+    """Return all linear layers of a graph in order."""
     matrices = {t.name for t in model.graph.initializer if len(t.dims) == 2 and t.data_type == TensorProto.FLOAT}
     found = []
     for node in model.graph.node:
@@ -57,7 +57,7 @@ def linear_layers(model: onnx.ModelProto) -> list[Linear]:
 
 
 def tables_of_weights(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    """Return the ``Gather`` nodes, by output, that choose matrices of a constant for products alone (slot adapters)."""
+    """Return the ``Gather`` nodes, by output, that select constant matrices for products only (slot adapters)."""
     tables = {t.name for t in model.graph.initializer if len(t.dims) == 3 and t.data_type == TensorProto.FLOAT}
     summed = {value.name for value in model.graph.output}
     for node in reversed(model.graph.node):
@@ -68,14 +68,14 @@ def tables_of_weights(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
 
 
 def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return float32 ``[K, N]`` as int8 ``[K, N]`` within 127, and its float32 scales ``[N]``."""
+    """Return a matrix float32 ``[K, N]`` as int8 ``[K, N]`` within ±127, and its scales, float32 ``[N]``."""
     scale = np.abs(weight).max(axis=0) / np.float32(127)
     scale = np.where(scale > 0, scale, np.float32(1)).astype(np.float32)
     return np.clip(np.rint(weight / scale), -127, 127).astype(np.int8), scale
 
 
 class GraphBuilder:
-    """Collector of nodes and constants; adding a node again under the same name has no effect."""
+    """Collector of nodes and constants; a node with the output of an earlier one is not added again."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -96,7 +96,7 @@ class GraphBuilder:
 
 
 def quantize_dynamic(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph with its linear layers in int8 and activations scaled at run time."""
+    """Return the graph with linear layers in int8 and activations that are scaled at run time."""
 
     def replace(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str) -> None:
         whole, scale = quantize_weight(weight)
@@ -113,7 +113,7 @@ def quantize_dynamic(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _store_tables(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Store the slots' matrices in int8, with a scale for each row; their small products run in float32."""
+    """Store the matrices of slots in int8, with a scale for each row; their small products run in float32."""
     tables = tables_of_weights(model)
     weights = {t.name: t for t in model.graph.initializer}
     builder = GraphBuilder()
@@ -134,9 +134,9 @@ def _store_tables(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def quantize_explicit(model: onnx.ModelProto, ranges: Mapping[str, float]) -> onnx.ModelProto:
-    """Return the graph with Q/DQ pairs around its linear layers; ``ranges`` has the largest value of each input.
+    """Return the graph with Q/DQ pairs around its linear layers; ``ranges`` has the largest magnitude of each input.
 
-    Raises :class:`VerificationError` if one is missing, infinite or not above zero.
+    Raise :class:`VerificationError` if one is missing, infinite, or not above zero.
     """
 
     def replace(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str) -> None:

@@ -1,7 +1,7 @@
-"""Join ONNX parts into one graph: neighboring blocks into a part, or all parts into a whole. Needs only ``onnx``.
+"""Merging of ONNX parts into one graph: adjacent blocks into a part, or all parts into a whole. Needs only ``onnx``.
 
-The whole is for comparison: ``ls-edge bench`` times the chain of parts against it, and ``export --whole`` writes it.
-``export --blocks-per-part`` makes groups of blocks, and ``doctor --report`` pairs, to time them.
+The whole model is for comparison: ``ls-edge bench`` times the chain of parts against it, and ``export --whole`` writes
+it. ``export --blocks-per-part`` groups blocks, and ``doctor --report`` times pairs of blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ls_edge.export.canonical import to_bytes
 
 
 def merge(stem: bytes, blocks: Sequence[bytes], head: bytes) -> bytes:
-    """Join parts into ``images -> logits``; a block's slot is its place in trained order."""
+    """Merge parts into a graph ``images -> logits``; a block's slot is its place in trained order."""
     parts = [onnx.load_model_from_string(raw) for raw in (stem, *blocks, head)]
     prefixes = ["stem", *(f"blocks.{index}" for index in range(len(blocks))), "head"]
 
@@ -36,9 +36,9 @@ def merge(stem: bytes, blocks: Sequence[bytes], head: bytes) -> bytes:
 
 
 def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
-    """Join neighboring blocks into one part ``tokens -> tokens_out``.
+    """Merge adjacent blocks into one part ``tokens -> tokens_out``.
 
-    The part's slot counts parts, so the slots of its blocks start at ``slot * len(blocks)``.
+    The slot of the part counts parts, so the slots of its blocks start at ``slot * len(blocks)``.
     """
 
     def shift_slot(whole: onnx.ModelProto, name: str, index: int, _tokens: str) -> None:
@@ -54,7 +54,7 @@ def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
 
 
 def write_pairs(bundle: Bundle, folder: Path) -> None:
-    """Write a bundle whose parts are pairs of the blocks of ``bundle``, to time them; an odd last one is left out."""
+    """Write a bundle in which each part is a pair of blocks of ``bundle``, for timing; omit an odd last block."""
     folder.mkdir()
 
     def write(name: str, raw: bytes) -> PartFile:
@@ -94,7 +94,7 @@ def _join(
 
 
 def _append(whole: onnx.ModelProto, part: onnx.ModelProto, prefix: str, inputs: Sequence[str], *, last: bool) -> str:
-    """Add a part's graph, which reads ``inputs``, and return the name of its result."""
+    """Add the graph of a part, which reads ``inputs``; return the name of its output."""
     output = part.graph.output[0].name
     names = {"": "", output: output if last else f"{prefix}.{output}"}
     names.update(zip((value.name for value in part.graph.input), inputs, strict=True))

@@ -1,14 +1,14 @@
-"""Measure the cost of orders with a fixed number of forward passes, and fit ``ls_edge.core.order_costs`` to it.
+"""Measurement of order costs with a fixed number of forward passes, and the fit of ``ls_edge.core.order_costs``.
 
 Calibration images run through the PyTorch view in arrangements of several kinds, within its bands. Plain orders are
-uniform ones, the trained one with a few blocks moved (the effect of a missing device), and both with up to a quarter of
+uniform orders, the trained order with a few blocks moved (as if a device was missing), and both with up to a quarter of
 the blocks left out. Such orders are also split into waves of two or three tracks, as several devices would run them.
-The loss of each (negative log-likelihood of the labels or, without labels, of the answer in trained order) minus that
-of the trained order is fitted by ridge regression. A fifth is held out of a first fit, to measure how well the
-estimates rank plain orders and tracks; the final tables are fitted to all.
+Ridge regression fits the loss of each arrangement minus that of the trained order; the loss is the negative
+log-likelihood of the labels or, without labels, of the answer in trained order. A fifth is held out of a first fit, to
+measure how well the estimates rank plain orders and tracks; the final tables are fitted to all arrangements.
 
 By default, each arrangement runs on :data:`IMAGES` images, drawn from all calibration images, so the tables cover more
-images than any order ran on. Plain orders with the same beginning share its passes.
+images than a single order. Plain orders with the same beginning share its passes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -33,10 +33,10 @@ from ls_edge.training.models.torch_blocks import TorchBlocks
 
 IMAGES = 64
 FEWEST_HELD_OUT = 8
-"""Smallest number of held-out orders for which a rank correlation is meaningful."""
+"""Minimum number of held-out orders for a meaningful rank correlation."""
 SIGNIFICANT = 1.64
-"""Standard deviations above zero that a rank correlation must reach; chance exceeds it once in 20. The deviation is
-``1 / sqrt(n - 1)``. A higher limit would warn about more good calibrations that were measured with few orders."""
+"""Standard deviations, ``1 / sqrt(n - 1)``, above zero that a rank correlation must reach; by chance, one in 20 does. A
+higher limit would warn about more good calibrations with few orders."""
 _BATCH = 32
 _HELD_OUT = 5
 """Every fifth arrangement is held out."""
@@ -44,9 +44,9 @@ _KINDS = (
     "uniform", "near", "near tracks", "fewer", "near fewer", "near tracks",
     "near", "uniform", "near fewer tracks", "near fewer", "fewer", "tracks",
 )  # fmt: skip
-"""Kinds of arrangements, in turn: as many uniform orders as orders near the trained one; most tracks are near it."""
+"""Kinds of arrangements in turn: as many uniform orders as orders near the trained one; most tracks are near it."""
 TRACKS = (2, 2, 3)
-"""Numbers of tracks of a wave: two, which most sets of devices would run, and half as often three."""
+"""Numbers of tracks of a wave to draw from: two is most common in practice, three is drawn half as often."""
 _STRENGTHS = np.logspace(-3, 3, 25)
 
 
@@ -57,18 +57,14 @@ def measure_order_costs(
     *,
     orders: int,
     images: int = IMAGES,
-    on_batch: Callable[[int], None] = lambda _: None,
 ) -> OrderCosts:
-    """Run ``orders`` arrangements on up to ``images`` images each, on the GPU if there is one, and fit the costs.
-
-    ``on_batch`` is called with the number of finished samples.
-    """
+    """Run ``orders`` arrangements on up to ``images`` images each, on the GPU if there is one, and fit the costs."""
     kinds: dict[Arrangement, str] = {}
     for item, kind in draw_orders(view.bands, orders):
         kinds.setdefault(item, kind)
     drawn = list(kinds)
     trained = Arrangement.plain(range(view.num_blocks))
-    losses, right = _run(view, samples, trained, drawn, images, on_batch)
+    losses, right = _run(view, samples, trained, drawn, images)
     loss = {item: float(np.nanmean(values)) for item, values in losses.items()}
     rises = np.array([float(np.nanmean(losses[item] - losses[trained])) for item in drawn])
     features = np.stack([features_of(item, view.num_blocks) for item in drawn])
@@ -108,7 +104,7 @@ def measure_order_costs(
 
 
 def ranking_warnings(costs: OrderCosts) -> list[str]:
-    """Return a warning if the estimates rank held-out plain orders no better than chance, and one for tracks."""
+    """Return warnings if the estimates rank held-out plain orders, or tracks, no better than chance."""
     plain = (costs.fit, "order", "orders", "quality")
     tracks = (costs.fit_tracks, "arrangement with tracks", "arrangements with tracks", "parallel")
     found = []
@@ -131,7 +127,7 @@ def ranking_warnings(costs: OrderCosts) -> list[str]:
 
 
 def draw_orders(bands: Bands, count: int) -> list[tuple[Arrangement, str]]:
-    """Return ``count`` arrangements within ``bands`` and the kind of each; always the same ones."""
+    """Return ``count`` arrangements within ``bands`` and their kinds, always the same ones."""
     generator, blocks = random.Random(0), bands.num_blocks
     found = []
     for number in range(count):
@@ -153,7 +149,7 @@ def draw_orders(bands: Bands, count: int) -> list[tuple[Arrangement, str]]:
 
 
 def features_of(order: Arrangement | Sequence[int], blocks: int) -> np.ndarray:
-    """Return the entries of the four tables that an order uses: float64 ``[3 blocks^2 + blocks]``, ``skip`` last."""
+    """Return 1 for each table entry that an order uses, float64 ``[3 blocks^2 + blocks]``, with ``skip`` last."""
     arrangement = order if isinstance(order, Arrangement) else Arrangement.plain(order)
     slot, inverted, beside = (np.zeros((blocks, blocks)) for _ in range(3))
     skip = np.ones(blocks)
@@ -175,10 +171,10 @@ def features_of(order: Arrangement | Sequence[int], blocks: int) -> np.ndarray:
 
 
 def ridge(features: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the coefficients of a linear fit through zero, with the shrinkage of the best leave-one-out error.
+    """Return the coefficients of a linear fit through zero, with the shrinkage that minimizes the leave-one-out error.
 
-    The error of predicting each value from the others is exact (PRESS, Allen 1974). Generalized cross-validation is
-    cheaper, but misjudges if there are about as many values as coefficients, as here.
+    The leave-one-out error is exact (PRESS, Allen 1974). Generalized cross-validation is cheaper, but unreliable if
+    there are about as many values as coefficients, as here.
     """
     size, vectors = np.linalg.eigh(features @ features.T)
     projected = vectors.T @ values
@@ -217,9 +213,8 @@ def _run(
     trained: Arrangement,
     arrangements: Sequence[Arrangement],
     images: int,
-    on_batch: Callable[[int], None],
 ) -> tuple[dict[Arrangement, np.ndarray], dict[Arrangement, np.ndarray]]:
-    """Return loss and correctness of each arrangement as float64 by sample, NaN for samples that were not run.
+    """Return loss and correctness of each arrangement by sample, float64, NaN for samples that it did not run on.
 
     ``trained`` runs on all samples.
     """
@@ -243,5 +238,4 @@ def _run(
             limit = 2 * np.log(max(logits.shape[1], 2))
             loss[item][rows] = np.minimum(-logs[np.arange(len(target)), target], limit)
             right[item][rows] = logits.argmax(axis=1) == target
-        on_batch(int(rows[-1]) + 1)
     return loss, right

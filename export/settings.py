@@ -10,7 +10,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.validation import Settings, flag
 
 MAX_BATCH = 8
-"""Default for the largest batch to verify, and for TensorRT engines."""
+"""Default maximum batch size, for verification and for TensorRT engines."""
 
 
 class ExportSettings(Settings, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class ExportSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def halves_blocks(self) -> bool:
-        """Whether blocks are rewritten to float16, except for what runs in float32 or int8."""
+        """Whether blocks are rewritten to float16, except for nodes that must run in float32 or int8."""
         return self.precision == "fp16" or (self.precision == "int8" and self.engine == "tensorrt")
 
     def check(self, *, is_calibrated: bool) -> None:

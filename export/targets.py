@@ -1,9 +1,9 @@
-"""Modules of a model that become ONNX files: stem, blocks and head.
+"""Modules of a model that become ONNX files: stem, blocks, and head.
 
-Each module takes and returns only tensors, with the names of the contract: ``images`` to ``tokens``; ``tokens`` (and
-``slot`` if the method needs it) to ``tokens_out``; ``tokens`` to ``logits``. They wrap a copy of the view in float32,
-on the CPU, in evaluation mode and with unfused attention, because the exporter surrounds a fused attention call with
-shape arithmetic. The precision of a part is changed later, in its graph (``fp16``, ``int8``).
+The modules take and return only tensors: ``images`` to ``tokens``; ``tokens`` (and ``slot`` if the method needs it) to
+``tokens_out``; ``tokens`` to ``logits``. They wrap a copy of the view in float32, on the CPU, in evaluation mode, and
+with unfused attention, because the exporter surrounds fused attention with shape arithmetic. The precision of a part is
+changed later, in its graph (``fp16``, ``int8``).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ls_edge.training.models.view import BlockView
 class PartsView:
     """A view divided into the parts of a bundle.
 
-    Stem and head include the blocks that are folded into them. A part between them is ``per_part`` neighboring blocks,
-    and slots count parts. With one block per part and nothing folded, it is equivalent to the view.
+    Stem and head include the blocks that are folded into them. Each part between them has ``per_part`` adjacent blocks,
+    and slots count parts. With one block per part and no folded blocks, it is equivalent to the view.
     """
 
     def __init__(
         self, view: BlockView, per_part: int = 1, bands: Bands | None = None, folded: Folded = NOT_FOLDED
     ) -> None:
-        """Divide ``view``, whose blocks have the ``bands``; raise :class:`ModelError` if parts do not fit."""
+        """Divide ``view``, with ``bands`` of its blocks; raise :class:`ModelError` if the parts do not fit."""
         blocks = view.num_blocks - folded.stem - folded.head
         if per_part < 1 or blocks % per_part:
             whole = [str(k) for k in range(1, blocks + 1) if blocks % k == 0]
@@ -93,7 +93,7 @@ class PartsView:
 
 
 class _OneInput(nn.Module):
-    """Module for a function of one tensor; ``view`` owns the parameters."""
+    """Module that calls a function of one tensor; ``view`` owns the parameters."""
 
     def __init__(self, view: BlockView, run: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _TwoInputs(_OneInput):
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """One module to export, with example inputs of batch two to trace it with."""
+    """A module to export, with example inputs of batch two for tracing."""
 
     name: str
     """Name of the part, as in :meth:`ls_edge.core.bundle.Manifest.part_names`."""
@@ -121,7 +121,7 @@ class ExportTarget:
 
 
 def prepare_for_export(view: BlockView) -> BlockView:
-    """Return a copy of ``view`` in float32, on the CPU, in evaluation mode and with unfused attention."""
+    """Return a copy of ``view`` in float32, on the CPU, in evaluation mode, and with unfused attention."""
     plain = copy.deepcopy(view).float().cpu().eval().requires_grad_(False)
     for module in plain.modules():
         if getattr(module, "fused_attn", None):
@@ -130,13 +130,13 @@ def prepare_for_export(view: BlockView) -> BlockView:
 
 
 def stem_target(parts: PartsView) -> ExportTarget:
-    """Return the stem with the blocks that are folded into it."""
+    """Return the export target of the stem, including blocks that are folded into it."""
     images = torch.zeros(2, 3, *parts.view.image_size)
     return ExportTarget("stem", _OneInput(parts.view, parts.stem).eval(), {"images": images}, "tokens")
 
 
 def block_target(view: BlockView, index: int, folded: int = 0) -> ExportTarget:
-    """Return block ``index``; its slots do not count the first ``folded`` blocks."""
+    """Return the export target of block ``index``; its slots do not count the first ``folded`` blocks."""
     inputs = {"tokens": _tokens(view)}
     if not view.needs_slot:
         module = _OneInput(view, lambda tokens: view.block(index, tokens, 0))
@@ -157,9 +157,9 @@ def _tokens(view: BlockView) -> Tensor:
 
 
 def ends_of(bands: Bands) -> Folded:
-    """Return the bands that ``--fold-ends`` folds: a first and a last one that are smaller than the largest.
+    """Return the bands that ``--fold-ends`` folds: the first and the last one, if smaller than the largest band.
 
-    Raises :class:`UsageError` if there is no such band.
+    Raise :class:`UsageError` if neither is.
     """
     sizes = list(map(len, bands.groups))
     most = max(sizes)

@@ -1,11 +1,10 @@
-"""Export of modules to ONNX graphs; the graph of one block serves as a template for all blocks.
+"""Tracing of modules to ONNX graphs; the graph of one block serves as a template for all blocks.
 
-Tracing is ``torch.onnx.export`` with ``dynamo=True``, which writes ``LayerNormalization`` and ``Gelu`` as one operator
-each and folds the shape arithmetic of a fixed token count. It takes a second or more per module, and the blocks of a
-model usually differ only in their weights. So block 0 is traced once with random weights in all of its parameters
-(equal weights, such as biases of zero, would be merged into one tensor), each tensor of the graph is matched with one
-of the parameters, and the weights of the other blocks are filled in. If a tensor cannot be matched with certainty, each
-block is traced separately.
+``torch.onnx.export`` with ``dynamo=True`` writes ``LayerNormalization`` and ``Gelu`` as single operators and folds the
+shape arithmetic of a fixed token count. Since it takes a second or more per module and blocks usually differ only in
+their weights, block 0 is traced once, with random weights in all of its parameters (equal weights, such as biases of
+zero, would be merged into one tensor). Each tensor of the graph is then matched with a parameter, and the weights of
+the other blocks are filled in. If a tensor cannot be matched with certainty, each block is traced separately.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from ls_edge.export.targets import ExportTarget, block_target
 from ls_edge.training.models.view import BlockView
 
 Origin = tuple[str, bool]
-"""Name of a parameter, and whether the graph holds it transposed."""
+"""Name of a parameter, and whether the graph contains it transposed."""
 
 
 def trace(target: ExportTarget) -> onnx.ModelProto:
-    """Export one target, with weights named after the parameters; raises :class:`ModelError` if torch fails."""
+    """Trace a target, and name weights after the parameters; raise :class:`ModelError` if torch fails."""
     model = _traced(target)
     origins = _parameter_origins(model, _arrays(target.module))
     return canonicalize(model, _names(origins, r"^view\.(model\.)?"))
@@ -73,7 +72,7 @@ def _traced(target: ExportTarget) -> onnx.ModelProto:
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silence the exporter's remarks on unfolded constants, and its progress bar, which leaves a thread."""
+    """Silence the exporter's messages about constants, and its progress bar, which leaves a thread running."""
     with contextlib.ExitStack() as stack:
         for name in ("onnxscript", "onnx_ir"):
             logger = logging.getLogger(name)
@@ -87,13 +86,13 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _arrays(module: nn.Module) -> dict[str, np.ndarray]:
-    """Return floating-point parameters and buffers, each once."""
+    """Return floating-point parameters and buffers by name."""
     both = [*module.named_parameters(), *module.named_buffers()]
     return {name: tensor.detach().numpy() for name, tensor in both if tensor.is_floating_point()}
 
 
 def _parameter_origins(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> dict[str, Origin]:
-    """Return the parameter behind each float initializer of ``model``, if there is one."""
+    """Return the parameter that each float initializer of ``model`` comes from, if any."""
     by_bytes: dict[tuple[tuple[int, ...], bytes], Origin] = {}
     for name, array in arrays.items():
         if array.ndim == 2:
@@ -110,7 +109,7 @@ def _parameter_origins(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray])
 
 
 def _names(origins: Mapping[str, Origin], prefix: str) -> dict[str, str]:
-    """Name initializers after their parameters, without the pattern ``prefix``; the first use of a name wins."""
+    """Name initializers after their parameters, without the pattern ``prefix``; the first initializer gets the name."""
     result: dict[str, str] = {}
     for initializer, (parameter, transposed) in origins.items():
         name = re.sub(prefix, "", parameter) + (".t" if transposed else "")
@@ -121,11 +120,11 @@ def _names(origins: Mapping[str, Origin], prefix: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Template:
-    """Block 0's graph, and the parameter behind each of its tensors."""
+    """Graph of block 0, and the parameter that each of its tensors comes from."""
 
     model: onnx.ModelProto
     origins: dict[str, Origin]
-    """Parameters by name of the initializer."""
+    """Parameters by the name of the initializer."""
 
     def fill(self, arrays: Mapping[str, np.ndarray], index: int) -> onnx.ModelProto:
         """Return the graph with the weights of block ``index``."""
@@ -134,18 +133,17 @@ class _Template:
             if tensor.name not in self.origins:
                 continue
             parameter, transposed = self.origins[tensor.name]
-            array = arrays[
-                re.sub(r"(?<=\.)\d+(?=\.|$)", str(index), parameter, count=1)
-            ]  # its first number is the block's
+            # The first number in the name is the index of the block.
+            array = arrays[re.sub(r"(?<=\.)\d+(?=\.|$)", str(index), parameter, count=1)]
             array = np.ascontiguousarray(array.T if transposed else array)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
         return model
 
 
 def trace_blocks(view: BlockView, folded: Folded = NOT_FOLDED) -> Iterator[onnx.ModelProto]:
-    """Yield the graph of each block that is not folded; ``view`` is from ``prepare_for_export``.
+    """Yield the graph of each block that is not folded; ``view`` is a result of ``prepare_for_export``.
 
-    Blocks that share their weights have one graph, which is traced once.
+    Blocks that share their weights have the same graph, which is traced once.
     """
     alike = view.slots is None or view.slots.is_uniform
     template = None
@@ -165,12 +163,12 @@ def trace_blocks(view: BlockView, folded: Folded = NOT_FOLDED) -> Iterator[onnx.
 
 
 def _prefix(index: int) -> str:
-    """Return the pattern to remove from names in the file of block ``index``: the numbers of block and table."""
+    """Return the pattern to remove from names in the file of block ``index``: its number and that of its table."""
     return rf"^view\.(model\.)?(blocks\.{index}\.)?|(?<=\.tables)\.\d+$"
 
 
 def _template(view: BlockView, folded: int) -> _Template | None:
-    """Trace block 0 with random weights; return None if a tensor of its graph cannot be matched with a parameter."""
+    """Trace block 0 with random weights; return None if a tensor of the graph cannot be matched with a parameter."""
     scratch = copy.deepcopy(view)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -191,7 +189,7 @@ def _template(view: BlockView, folded: int) -> _Template | None:
 
 
 def _equal_but_for_weights(blocks: nn.ModuleList) -> bool:
-    """Return whether blocks differ only in weights; dropout rates do not count, since exported blocks have none."""
+    """Return whether blocks differ only in weights; ignore dropout rates, since exported blocks have no dropout."""
 
     def shape_of(block: nn.Module) -> list[tuple[str, str, str]]:
         return [

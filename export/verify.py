@@ -1,18 +1,19 @@
-"""Compare the exported parts with PyTorch: each part alone, then all of them as a chain.
+"""Comparison of exported parts with PyTorch: each part alone, then all parts as a chain.
 
 The reference is the view in float32 on the CPU; the files run in ONNX Runtime, also on the CPU. Batches of one to three
-and the largest show that the batch axis is free; trained and shuffled orders show that blocks follow each other in
-any order that the bands allow. The tolerances by precision (:data:`TOLERANCES`):
+images and of the maximum size show that the batch axis is free; trained and shuffled orders show that blocks work in
+any order that the bands allow. The tolerances by precision are (:data:`TOLERANCES`):
 
 - ``fp32``: the largest difference is at most 1e-5 of the reference's largest value, for parts and logits. If PyTorch's
-  own float32 is less exact than that (long sums, as in convolutional stems), a part may differ by :data:`OWN_ROUNDING`
-  times PyTorch's own distance from float64, but by at most :data:`MOST`.
-- ``fp16``: at most 2e-3 of it; each block also runs on tokens scaled up to 1,500, like residuals of trained models. No
-  half-precision value inside a part may be infinite, which a CPU alone would not notice; nor in int8 for TensorRT.
+  own float32 is less exact (because of long sums, as in convolutional stems), a part may differ by
+  :data:`OWN_ROUNDING` times PyTorch's own distance from float64, but by at most :data:`MOST`.
+- ``fp16``: the largest difference is at most 2e-3 of it; each block also runs on tokens scaled up to 1,500, like
+  residuals of trained models. No half-precision value inside a part may be infinite, which a plain run on a CPU would
+  not reveal. The latter also holds for int8 for TensorRT.
 - ``int8``: rounding errors are expected, so directions are compared: for the worst image, the cosine of the logits is
-  at least 0.999, and of each part's result 0.99. Softmax ignores the mean of an image's logits, and a large one would
-  hide every other error, so it is subtracted first. With labeled calibration images, the accuracy on the held-out half
-  is at most one point below PyTorch's.
+  at least 0.999, and that of each part's output at least 0.99. The mean of an image's logits is subtracted first, since
+  softmax ignores it and a large mean would hide all other errors. With labeled calibration images, the accuracy on the
+  held-out half is at most one point below PyTorch's.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from ls_edge.training.runs.checkpoint import LoadedRun
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Agreement with PyTorch that a precision has to reach."""
+    """Required agreement of a precision with PyTorch."""
 
     relative: float | None = None
-    """Largest difference, relative to the reference's largest value."""
+    """Maximum difference relative to the reference's largest value."""
     cosine: float | None = None
     part_cosine: float | None = None
-    """Cosine of one part's result."""
+    """Minimum cosine of a single part's output."""
     large: bool = False
-    """Whether blocks also run on tokens of :data:`RESIDUAL`."""
+    """Whether blocks also run on tokens that are scaled up to :data:`RESIDUAL`."""
 
 
 TOLERANCES = {
@@ -63,19 +64,19 @@ TOLERANCES = {
     "int8": Tolerance(cosine=0.999, part_cosine=0.99),
 }
 OWN_ROUNDING = 4.0
-"""Multiple of PyTorch's own rounding error: both ways to sum in float32 have one, and there are few images."""
+"""Allowed multiple of PyTorch's own rounding error, since both sums have one and there are few images."""
 MOST = 1e-3
-"""Largest difference that rounding may excuse; beyond it float32 is not precise enough for the model."""
+"""Maximum difference due to rounding; beyond it, float32 is not precise enough for the model."""
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
 AGREEMENT_SLACK = 0.05
-"""Largest excess of a recorded agreement over a measured one, on other CPUs: two of the 42 answers to compare."""
+"""Maximum excess of a recorded agreement over one measured on another CPU: two of the 42 compared answers."""
 COSINE_SLACK = 5e-4
 INT8_SLACK = 0.05
-"""Largest difference of two CPUs in int8 values, relative to the largest value."""
+"""Maximum difference between two CPUs in int8, relative to the largest value."""
 SHUFFLED = 2
 _NOISE = 1e-9
-"""Allowance for the rounding of a drop by exactly one point, which is allowed."""
+"""Allowance for rounding, so that a drop of exactly one point is accepted."""
 
 
 def batches_of(max_batch: int) -> tuple[int, ...]:
@@ -85,7 +86,7 @@ def batches_of(max_batch: int) -> tuple[int, ...]:
 
 @dataclass
 class Verified:
-    """The result of a verification."""
+    """Result of a verification."""
 
     precision: str
     source: str
@@ -94,19 +95,19 @@ class Verified:
     max_abs_error: float = 0.0
     max_rel_error: float = 0.0
     min_cosine: float = 1.0
-    """Smallest cosine between an image's centered logits, in trained and in shuffled orders."""
+    """Minimum cosine of an image's centered logits over trained and shuffled orders."""
     agreed: list[bool] = field(default_factory=list)
-    """Whether each image's predicted class is PyTorch's, in trained and in shuffled orders."""
+    """Whether the predicted class equals PyTorch's, for each image in trained and in shuffled orders."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Relative error of each part alone, over all batches."""
+    """Maximum relative error of each part alone over all batches."""
     chain: dict[str, float] = field(default_factory=dict)
-    """Relative error of the logits, in trained and in shuffled orders."""
+    """Maximum relative error of the logits in trained and in shuffled orders."""
     large: float | None = None
-    """Relative error of blocks on tokens of :data:`RESIDUAL`, if the precision requires it."""
+    """Maximum relative error of blocks on tokens up to :data:`RESIDUAL`, if the precision requires this check."""
     top1: dict[str, Any] | None = None
-    """Accuracy of PyTorch and of the parts on held-out images, if they have labels."""
+    """Accuracy of PyTorch and of the parts on held-out images, if these have labels."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Further entries of ``verified``: blocks per part, form of int8, nodes in float32, outputs."""
+    """Other entries of ``verified``: blocks per part, form of int8, nodes in float32, outputs."""
 
     @property
     def tolerance(self) -> Tolerance:
@@ -156,9 +157,9 @@ def verify_numbers(
     precision: str,
     batches: tuple[int, ...] = batches_of(MAX_BATCH),
 ) -> Verified:
-    """Compare ``chain`` with ``view`` (float32, CPU, evaluation mode) on images ``[n, 3, H, W]``, repeated if too few.
+    """Compare ``chain`` with ``view`` (float32, CPU, evaluation mode) on images ``[n, 3, H, W]``, repeated if needed.
 
-    Raises :class:`VerificationError` with the first part, or the order, that misses the tolerance of ``precision``.
+    Raise :class:`VerificationError` with the first part or order that misses the tolerance of ``precision``.
     """
     if precision not in TOLERANCES:
         raise VerificationError(f"precision {precision!r} cannot be verified by this version, only {list(TOLERANCES)}")
@@ -185,7 +186,7 @@ def verify_numbers(
 
 
 def check_half_range(bundle: Bundle, images: np.ndarray) -> None:
-    """Raise :class:`VerificationError` with the part and the value that half precision cannot hold."""
+    """Raise :class:`VerificationError` with the part and the value that half precision cannot represent."""
     for part, names in beyond_half(bundle, images, range_orders(bundle.bands)).items():
         raise VerificationError(
             f"{part}: the value {names[0]!r} exceeds {LARGEST:,.0f}, the range of float16, so a GPU would answer NaN; "
@@ -194,14 +195,14 @@ def check_half_range(bundle: Bundle, images: np.ndarray) -> None:
 
 
 def range_orders(bands: Bands) -> list[Sequence[int]]:
-    """Return the orders in which values are compared with the range of float16."""
+    """Return the orders in which values are checked against the range of float16."""
     return [range(bands.num_blocks), *bands.random_orders(SHUFFLED, seed=0)]
 
 
 def verify_accuracy(view: PartsView, chain: Pipeline, samples: Samples, result: Verified) -> None:
-    """Compare top-1 in trained order on labeled ``samples`` and add both to ``result``.
+    """Compare top-1 in trained order on labeled ``samples``, and add both accuracies to ``result``.
 
-    Raises :class:`VerificationError` if the parts are more than a point below PyTorch.
+    Raise :class:`VerificationError` if the parts are more than one point below PyTorch.
     """
     right = {"pytorch": 0, "bundle": 0}
     order = tuple(range(chain.num_blocks))
@@ -221,7 +222,7 @@ def verify_accuracy(view: PartsView, chain: Pipeline, samples: Samples, result: 
 def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, source: str = "generated") -> Verified:
     """Compare a bundle with the run that it was exported from, on ``samples`` or on generated images.
 
-    Raises :class:`VerificationError` if it belongs to another run, or if classes, preprocessing or numbers differ.
+    Raise :class:`VerificationError` if it belongs to another run, or if classes, preprocessing, or results differ.
     """
     m, folded = bundle.manifest, bundle.folded
     for what, ours, theirs in (("classes", m.classes, run.record.classes), ("image", m.image, run.record.image)):
@@ -253,7 +254,7 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
 
 
 def int8_form(bundle: Bundle) -> dict[str, str]:
-    """Return the entry ``int8`` of ``verified``; nothing in other precisions."""
+    """Return the entry ``int8`` of ``verified``, or an empty dictionary in other precisions."""
     if bundle.manifest.precision != "int8":
         return {}
     return {"int8": "explicit" if b"DequantizeLinear" in bundle.read("block 0") else "dynamic"}
@@ -270,9 +271,9 @@ def _check_outputs(recorded: Mapping[str, Any], found: Mapping[str, np.ndarray],
 
 
 def _check_claims(recorded: Mapping[str, Any], result: Verified) -> None:
-    """Raise :class:`VerificationError` with the first entry of ``verified`` that is better than what was measured.
+    """Raise :class:`VerificationError` with the first entry of ``verified`` that is better than the measured one.
 
-    Numbers are compared if they were measured on the same images.
+    Numbers are only compared if they were measured on the same images.
     """
     found, limit = result.to_json(), result.tolerance.relative or INT8_SLACK
     for name in ("measure", "tolerance", "blocks_per_part", "int8"):
@@ -297,7 +298,7 @@ def _images_of(verified: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _numbers_of(verified: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that were measured, by name: errors, agreement, cosine, and the bundle's accuracy."""
+    """Return the measured numbers by name: errors, agreement, cosine, and the bundle's accuracy."""
     numbers = {name: verified.get(name) for name in ("max_rel_error", "residual_1500", "agreement", "min_cosine")}
     for group in ("parts", "chain"):
         numbers.update({f"{group} {name}": value for name, value in verified.get(group, {}).items()})
@@ -306,7 +307,7 @@ def _numbers_of(verified: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _first_difference(ours: Sequence[str] | ImageSpec, theirs: Sequence[str] | ImageSpec) -> str:
-    """Describe the first entry in which two lists of classes, or two preprocessings, differ."""
+    """Describe the first difference between two lists of classes or two preprocessings."""
     a, b = (
         msgspec.to_builtins(value) if isinstance(value, ImageSpec) else dict(enumerate(value))
         for value in (ours, theirs)
@@ -321,11 +322,11 @@ class _Comparison:
 
     @functools.cached_property
     def exact(self) -> PartsView:
-        """The same model in float64, built only if a part misses its tolerance."""
+        """The same model in float64, which is built only if a part misses its tolerance."""
         return self.view.of(prepare_for_export(self.view.view).double())
 
     def parts(self, images: np.ndarray) -> Tensor:
-        """Compare each part on PyTorch's own tokens; return PyTorch's logits."""
+        """Compare each part on PyTorch's tokens; return PyTorch's logits."""
         pixels = torch.from_numpy(images)
         tokens = self.view.stem(pixels)
         self._part("stem", self.chain.stem(images), tokens, lambda: self.exact.stem(pixels.double()))
@@ -354,7 +355,7 @@ class _Comparison:
         self.result.parts[name] = max(self.result.parts.get(name, 0.0), error)
 
     def chain_in(self, kind: str, order: Sequence[int], images: np.ndarray, theirs: Tensor) -> None:
-        """Compare the logits of the chain in one order, of the kind ``trained`` or ``shuffled``."""
+        """Compare the logits of the chain in one order; ``kind`` is ``trained`` or ``shuffled``."""
         result, pixels, ours = self.result, torch.from_numpy(images), self.chain.forward(images, order)
         difference, error, angle = self._compare(
             f"the chain in order {list(order)}",
@@ -369,7 +370,7 @@ class _Comparison:
         result.agreed += (ours.argmax(1) == theirs.numpy().argmax(1)).tolist()
 
     def whole(self, ours: np.ndarray, images: np.ndarray, theirs: Tensor) -> None:
-        """Compare the logits of the model in one file, ``whole.onnx``."""
+        """Compare the logits of the whole model in one file, ``whole.onnx``."""
         order = range(self.chain.num_blocks)
         self._part("whole", ours, theirs, lambda: self.exact.forward(torch.from_numpy(images).double(), order))
 
@@ -386,9 +387,10 @@ class _Comparison:
         *,
         cosine_limit: float | None = None,
     ) -> tuple[float, float, float]:
-        """Return difference, relative error and cosine; raise if they miss the tolerance.
+        """Return difference, relative error, and cosine; raise :class:`VerificationError` if they miss the tolerance.
 
-        In float32, the error may be larger if PyTorch's own float32 is that far from ``exact``, computed in float64.
+        In float32, the error may be larger if PyTorch's own float32 differs that much from ``exact``, the float64
+        result.
         """
         result, reference, limit = self.result, theirs.numpy(), self.result.tolerance.relative
         batch, largest = len(reference), float(np.abs(reference).max())
@@ -416,9 +418,9 @@ class _Comparison:
 
 
 def cosine(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Return the smallest cosine of an image's values, tokens ``[B, N, D]`` or logits ``[B, C]``.
+    """Return the minimum cosine over the images, of tokens ``[B, N, D]`` or logits ``[B, C]``.
 
-    Logits are centered: softmax ignores what is added to all of them, and a large mean makes any two similar.
+    Logits are centered, since softmax ignores their mean, and a large mean makes any two vectors similar.
     """
     a, b = (np.asarray(values, np.float64).reshape(len(values), -1) for values in (ours, theirs))
     if ours.ndim == 2:

@@ -1,6 +1,6 @@
-"""Write a bundle: parts into a folder next to the target, then verification, the manifest, and one rename.
+"""Export of a run to a bundle: write the parts to a folder next to the target, verify them, and rename the folder.
 
-Nothing at the target changes before the rename. A folder that a kill leaves behind has no manifest, so it is never
+The target does not change before the rename. A folder that remains after a kill has no manifest, so it cannot be
 mistaken for a bundle.
 """
 
@@ -72,14 +72,15 @@ from ls_edge.report.shown import Shown
 from ls_edge.training.runs.checkpoint import LoadedRun, load_run, shown_model
 
 ENGINE_COSINE = 0.999
-"""Smallest cosine between logits of engines built on this machine and of the files that they were built from."""
+"""Minimum cosine between the logits of engines built on this machine and those of the files they were built from."""
 
 Step = Callable[[str], None]
 """Callback that receives the name of the next step: a part, verification, or a use of calibration images."""
 HEADROOM = 4.0
-"""Factor below float16's largest number from which values count as beyond it, since other images give larger ones.
+"""Safety factor for the range of float16, since other images give larger values.
 
-Largest value of 256 photos divided by that of generated images, over the half-precision values of a ViT-S/14: 3.5.
+For the half-precision values of a ViT-S/14, the largest value over 256 photos is up to 3.5 times that over generated
+images.
 """
 
 
@@ -100,7 +101,7 @@ class ExportResult(Shown):
     engines_built: str | None = None
     """Device of the TensorRT engines that were built; None if there are none."""
     account: dict[str, Any] | None = None
-    """Calibration images (:meth:`ls_edge.data.datasets.ImageSet.account`); None without."""
+    """Description of the calibration images (:meth:`ls_edge.data.datasets.ImageSet.account`); None without any."""
 
     def show(self, console: Console) -> None:
         """Print the files, the bands, and what was verified."""
@@ -141,7 +142,7 @@ def steps_of(num_parts: int, *, calibrated: bool = False) -> int:
 
 
 def parts_of(run: LoadedRun, settings: ExportSettings = _DEFAULT) -> PartsView:
-    """Return the run's model in the parts that an export writes; raises as :func:`export_run` does."""
+    """Return the run's model as the parts that an export writes; raise as :func:`export_run` does."""
     bands = _bands_of(run, settings)
     folded = ends_of(bands) if settings.fold_ends else NOT_FOLDED
     return PartsView(run.view, settings.blocks_per_part, bands, folded)
@@ -161,10 +162,10 @@ def export(
     on_warning: OnWarning = warn_in_python,
     **settings: Any,
 ) -> ExportResult:
-    """Split a trained model into one engine per block, verify them, and write a bundle; as ``ls-edge export``.
+    """Split a trained model into one engine per block, verify the engines, and write a bundle, as ``ls-edge export``.
 
-    ``settings`` are those of :class:`ExportSettings`, such as ``precision``. Errors are those of
-    :func:`export_run`; only a verified bundle replaces one in ``out``.
+    ``settings`` are fields of :class:`ExportSettings`, such as ``precision``. Errors are those of :func:`export_run`.
+    A bundle in ``out`` is replaced only by a verified one.
     """
     start = time.perf_counter()
     asked = ExportSettings.of(settings)
@@ -172,7 +173,7 @@ def export(
     onnxruntime_module()
     check_target(Path(out))
     loaded = load_run(run)
-    parts = parts_of(loaded, asked).num_blocks  # refuses bad settings before anything is read
+    parts = parts_of(loaded, asked).num_blocks  # raises for bad settings before images are read
     images = None
     if calibrate is not None:
         images = read_calibration(calibrate, loaded.record.image, loaded.record.classes, calibrate_images, on_warning)
@@ -196,10 +197,10 @@ def export_run(
     calibration: Calibration | None = None,
     on_step: Step = _ignore,
 ) -> ExportResult:
-    """Export ``run`` to the folder ``out``, verified on the images of ``calibration`` or on generated ones.
+    """Export ``run`` to the folder ``out``, and verify it on the images of ``calibration`` or on generated ones.
 
-    On an error ``out`` is unchanged. Raises :class:`UsageError` if ``out`` holds something else or int8 for TensorRT
-    has no calibration, :class:`ls_edge.core.errors.ModelError` if the blocks cannot be grouped,
+    If an error occurs, ``out`` is unchanged. Raise :class:`UsageError` if ``out`` contains something else or int8 for
+    TensorRT has no calibration, :class:`ls_edge.core.errors.ModelError` if the blocks cannot be grouped,
     :class:`VerificationError` if a part differs from PyTorch, and :class:`BundleError` if the folder cannot be written.
     """
     out = Path(out)
@@ -255,7 +256,7 @@ def _verify(
             if calibration.held_out.labels is not None:
                 verify_accuracy(parts, chain, calibration.held_out, result)
         outputs = reference_outputs(bundle, chain.executor.run)
-        # for boards, which may have no other engine to compare theirs with
+        # Boards compare their engines with these values, since they may not have another engine.
         result.notes["outputs"] = {name: [float(f"{value:.7g}") for value in found] for name, found in outputs.items()}
     result.notes["blocks_per_part"] = settings.blocks_per_part
     result.notes.update(int8_form(bundle))
@@ -263,11 +264,11 @@ def _verify(
 
 
 def build_engines(bundle: Bundle, *, on_status: Callable[[str], None] = lambda _: None) -> str | None:
-    """Build this device's TensorRT engines of a bundle into the cache and compare them with the files.
+    """Build the TensorRT engines of a bundle for this device, in the cache, and compare them with the files.
 
-    Return the device that they run on, or None if TensorRT is not installed here. Not run on hardware yet. Raises
-    :class:`ls_edge.core.errors.EngineError` if one cannot be built and :class:`VerificationError` if the engines and
-    ONNX Runtime disagree.
+    Return the device that they run on, or None if TensorRT is not installed. Not run on hardware yet. Raise
+    :class:`ls_edge.core.errors.EngineError` if an engine cannot be built, and :class:`VerificationError` if the engines
+    and ONNX Runtime disagree.
     """
     if importlib.util.find_spec("tensorrt") is None:
         return None
@@ -299,7 +300,7 @@ def _check_run(run: LoadedRun) -> None:
 
 
 def check_target(out: Path) -> None:
-    """Raise :class:`UsageError` unless ``out`` is new, empty, or a bundle and nothing else."""
+    """Raise :class:`UsageError` unless ``out`` is new, empty, or contains only a bundle."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UsageError(f"{out} is not a folder; give --out a new one")
     if not out.exists():
@@ -311,9 +312,9 @@ def check_target(out: Path) -> None:
     )
     foreign = [name for name in names if name != MANIFEST and not name.endswith(".onnx")]
     if foreign:
-        raise UsageError(f"{out} holds {foreign[0]!r}, which does not belong to a bundle; give --out a new folder")
+        raise UsageError(f"{out} contains {foreign[0]!r}, which is not part of a bundle; give --out a new folder")
     if names and MANIFEST not in names:
-        raise UsageError(f"{out} is not empty and not a bundle (it holds {names[0]!r}); give --out a new folder")
+        raise UsageError(f"{out} is not empty and not a bundle (it contains {names[0]!r}); give --out a new folder")
 
 
 def _draft(run: LoadedRun, parts: PartsView, settings: ExportSettings) -> Manifest:
@@ -349,9 +350,9 @@ def _write_in_range(
     calibration: Calibration | None,
     on_step: Step,
 ) -> tuple[Manifest, dict[str, list[str]]]:
-    """Write the parts; return the nodes, by part, that stay in float32 because their values may exceed float16.
+    """Write the parts; return the manifest, and the nodes by part that run in float32 to avoid overflow.
 
-    Such values are looked for in the files, which are then written again.
+    Parts whose files have values that may exceed the range of float16 are written again.
     """
     image = run.record.image
     images = generated_images(image, HALF_IMAGES) if calibration is None else calibration.fit.images
@@ -367,7 +368,7 @@ def _write_in_range(
             wide.setdefault(part, set()).update(names)
         for index, owner in enumerate(bundle.owners):
             wide[f"block {index}"] = wide.get(f"block {owner}", set())
-        on_step = _ignore  # the steps are the same again
+        on_step = _ignore  # the same steps again
 
 
 def _write_parts(
@@ -391,7 +392,7 @@ def _write_parts(
         if settings.whole:
             raws.append(content)
         digest = hashlib.sha256(content).hexdigest()
-        if digest not in written:  # blocks that share their weights share a file, named after the first
+        if digest not in written:  # blocks that share their weights share a file, which is named after the first block
             raw = to_bytes(identified(written_as, name, draft), name)
             check(raw, name, signature_of(draft, name))
             (folder / file).parent.mkdir(exist_ok=True)
@@ -441,7 +442,7 @@ def _blocks(
 
 
 def _shared_ranges(ranges: list[dict[str, float]], owners: Sequence[int]) -> list[dict[str, float]]:
-    """Return the maximum of each range over the blocks that share a file, because they share their weights."""
+    """Return the maximum of each range over blocks that share a file because they share their weights."""
     found: dict[int, dict[str, float]] = {}
     for owner, item in zip(owners, ranges, strict=True):
         largest = found.setdefault(owner, {})
@@ -451,7 +452,7 @@ def _shared_ranges(ranges: list[dict[str, float]], owners: Sequence[int]) -> lis
 
 @contextlib.contextmanager
 def _temporary_folder(out: Path) -> Iterator[Path]:
-    """Make a folder next to ``out``, on the same file system, and remove it at the end if it is still there."""
+    """Create a folder next to ``out``, on the same file system; remove it at the end if it still exists."""
     parent = out.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     folder = parent / f".{out.absolute().name}.{secrets.token_hex(4)}"

@@ -1,16 +1,17 @@
-"""Order costs: the schema of ``order_costs`` in a manifest, and the estimate for any arrangement.
+"""Order costs: the schema of ``order_costs`` in a manifest, which gives an estimate for any arrangement.
 
 ``ls-edge export --calibrate DATA`` measures them (``ls_edge.export.order_costs``). The policies ``quality`` and
-``parallel`` read them for every decision, so this is plain Python without numpy: a dozen additions. The estimate sums
-the differences between an arrangement and the trained order, in nats of lost log-likelihood per image:
+``parallel`` read them for every decision, so this module is plain Python without numpy. The estimate sums the
+differences between an arrangement and the trained order, in nats of lost log-likelihood per image:
 
     cost = sum of slot[b][s]        for each block b that ran in slot s (0 for its trained slot)
          + sum of inverted[a][b]    for each pair a < b that ran with b first
          + sum of beside[a][b]      for each pair a < b that ran in different tracks of one wave
          + sum of skip[b]           for each block that did not run
 
-so the trained order costs 0. As a linear fit of measured losses it is good for choosing between arrangements, but does
-not predict the accuracy. ``blocks`` are the bundle's parts. ``docs/order-costs.md`` describes the fields.
+The trained order costs 0. The estimate is a linear fit of measured losses: it is suitable for choosing between
+arrangements, but does not predict the accuracy. Blocks are the parts of the bundle. ``docs/order-costs.md`` describes
+the fields.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ Table = tuple[tuple[Nats, ...], ...]
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Measurements in some orders."""
+    """Mean results over some orders."""
 
     loss: float
-    """Mean negative log-likelihood in nats over images and orders; each image counts at most twice guessing."""
+    """Mean negative log-likelihood in nats over images and orders; the loss of an image is at most twice guessing."""
     top1: float | None
 
 
@@ -43,7 +44,7 @@ class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     orders: int
     spearman: float
     rmse: float
-    """Root mean square of the difference, in nats."""
+    """Root-mean-square error in nats."""
 
 
 class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,9 +72,9 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_order_costs(value: Mapping[str, Any], blocks: int) -> OrderCosts | None:
-    """Return ``order_costs`` of a manifest of ``blocks`` blocks, or None if nothing was measured.
+    """Return ``order_costs`` from a manifest with this number of blocks, or None if nothing was measured.
 
-    Raises :class:`SchemaMismatch` for another version and :class:`BundleError` for invalid contents.
+    Raise :class:`SchemaMismatch` for another version and :class:`BundleError` for invalid content.
     """
     if not value:
         return None
