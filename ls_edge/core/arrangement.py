@@ -1,13 +1,13 @@
 """Arrangements: the order in which blocks run, and the blocks that run in parallel.
 
-An arrangement is a sequence of waves, a wave is one or more tracks that start from the same tokens, and a track is a
-sequence of block indices. The additions of a wave's tracks are summed in track order, so that a replay adds the same
-numbers in the same order:
+An arrangement is a sequence of waves. A wave is one or more tracks that start from the same tokens, and a track is a
+sequence of block indices. The additions of the tracks of a wave are summed in track order, so that a replay adds the
+same numbers in the same order:
 
     t  ->  t + (track_0(t) - t) + (track_1(t) - t) + ...
 
 A plain order is a single track. The notation is nested lists, such as ``[[[3, 7], [0, 5]], [[1, 2], [4, 6]]]`` for two
-waves of two tracks of two blocks, and a flat list for a plain order.
+waves of two tracks of two blocks, or a flat list for a plain order.
 
 The slot of a block is the number of blocks that ran before it on its own path, including all earlier waves (the
 "position" of LayerShuffle, arXiv 2407.04513, section 3).
@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Any)
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Waves of tracks of block indices; each block at most once, no empty track."""
+    """Waves of tracks of block indices; tracks are not empty, and a block occurs at most once."""
 
     waves: tuple[Wave, ...]
 
@@ -50,11 +50,11 @@ class Arrangement:
 
     @classmethod
     def plain(cls, order: Sequence[int]) -> Arrangement:
-        """Return the arrangement that runs the blocks one after the other."""
+        """Return the arrangement that runs blocks one after the other."""
         return cls(waves=(((tuple(order)),),) if order else ())
 
     def to_json(self) -> list[Any]:
-        """Return the flat list of a plain order, or nested lists."""
+        """Return a flat list for a plain order, otherwise nested lists."""
         if self.is_plain:
             return list(self.order)
         return [[list(track) for track in wave] for wave in self.waves]
@@ -66,7 +66,7 @@ class Arrangement:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All blocks, wave by wave and track by track; for a plain arrangement, the order in which they run."""
+        """All blocks, wave by wave and track by track; for a plain order, the order in which they run."""
         return tuple(block for wave in self.waves for track in wave for block in track)
 
     def steps(self) -> Iterator[tuple[int, int]]:
@@ -79,9 +79,9 @@ class Arrangement:
 
 
 def apply(arrangement: Arrangement, tokens: T, run_block: Callable[[int, T, int], T]) -> T:
-    """Run ``run_block(block, tokens, slot)`` over the arrangement and return the last tokens.
+    """Run ``run_block(block, tokens, slot)`` for each block of the arrangement, and return the last tokens.
 
-    Training, verification and replay all call it, with torch tensors or numpy arrays of shape ``[B, N, D]``.
+    Training, verification, and replay all call this function, with torch tensors or numpy arrays ``[B, N, D]``.
     """
     before = 0
     for wave in arrangement.waves:
@@ -97,7 +97,7 @@ def apply(arrangement: Arrangement, tokens: T, run_block: Callable[[int, T, int]
 
 
 def join(start: T, outs: Sequence[T]) -> T:
-    """Return ``start`` plus the addition of each track of a wave, given the outputs of the tracks."""
+    """Return ``start`` plus the addition of each track of a wave, given the outputs ``outs`` of the tracks."""
     if len(outs) == 1:
         return outs[0]
     total = start
@@ -107,10 +107,10 @@ def join(start: T, outs: Sequence[T]) -> T:
 
 
 def random_order(blocks: int, seed: int, index: int) -> tuple[int, ...]:
-    """Return permutation number ``index`` of the sequence of ``seed``, the same on every machine.
+    """Return permutation number ``index`` in the sequence of ``seed``, the same on every machine.
 
-    All orders are drawn here: ``random.Random`` with an integer seed is stable across Python versions and platforms;
-    torch's generators are not.
+    All orders are drawn here. Unlike torch's generators, ``random.Random`` with an integer seed is stable across Python
+    versions and platforms.
     """
     order = list(range(blocks))
     random.Random((seed << 32) ^ index).shuffle(order)

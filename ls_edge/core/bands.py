@@ -5,7 +5,7 @@ into consecutive groups, so the trained order is always allowed. One band is the
 (arXiv 2407.04513); one band per block is a fixed order. Most of the loss from reordering comes from the first and the
 last blocks (arXiv 2407.09298), which bands can keep in place.
 
-If stem and head are parts of a request, each is a band of its own: before the first and after the last.
+If stem and head are parts of a request, the stem is an additional first band and the head an additional last one.
 
 In JSON and YAML, bands are lists of blocks, ``[[0], [1, 2, 3, 4, 5, 6], [7]]``; on a command line ``0/1-6/7``.
 """
@@ -30,7 +30,7 @@ from ls_edge.core.text import format_bands, format_ranges, parse_ranges
 
 _Groups = Annotated[list[Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
 WINDOWS = (2, 3, 4, 6)
-"""Widths of the windows that an evaluation compares."""
+"""Widths of windows in :func:`windows`."""
 _HOW = "write [[0], [1, 2, 3], [4]] in a file, 0/1-3/4 on a command line"
 
 
@@ -49,14 +49,15 @@ class Bands:
 
     @classmethod
     def fixed(cls, num_blocks: int) -> Bands:
-        """Return one band per block, which allows only the trained order."""
+        """Return bands of one block each, which allow only the trained order."""
         return cls(num_blocks, tuple(range(1, num_blocks)))
 
     @classmethod
     def ladder(cls, num_blocks: int) -> list[Bands]:
-        """Return bands from a fixed order to full freedom; each allows all orders of the previous ones.
+        """Return bands from a fixed order to full freedom, each of which allows all orders of the previous one.
 
-        In between, the last block and the first three, two or one keep their place, then the first block alone.
+        In between, the last block and the first three, two, or one blocks keep their place, and then only the first
+        block.
         """
         last = num_blocks - 1
         steps = [tuple(range(1, num_blocks)), (1, 2, 3, last), (1, 2, last), (1, last), (1,), ()]
@@ -65,9 +66,9 @@ class Bands:
 
     @classmethod
     def from_json(cls, value: Any, num_blocks: int | None = None) -> Bands:
-        """Read lists of blocks, or the text of a command line; None is one band of ``num_blocks`` blocks.
+        """Parse lists of blocks, or text from a command line; None means one band of ``num_blocks`` blocks.
 
-        Raises :class:`UsageError` if they are not a partition of ``num_blocks`` blocks into ascending bands.
+        Raise :class:`UsageError` unless it is a partition of ``num_blocks`` blocks into ascending bands.
         """
         if value is None and num_blocks is not None:
             return cls(num_blocks)
@@ -94,7 +95,7 @@ class Bands:
         return [list(group) for group in self.groups]
 
     def __str__(self) -> str:
-        """Return the notation of a command line, ``0/1-6/7``."""
+        """Return the command-line notation, such as ``0/1-6/7``."""
         return format_bands(self.groups)
 
     @property
@@ -117,7 +118,7 @@ class Bands:
         return self.num_blocks == other.num_blocks and set(self.cuts) <= set(other.cuts)
 
     def keep(self, blocks: Sequence[int]) -> Bands:
-        """Return the bands of a model that keeps only ``blocks`` (ascending), renumbered."""
+        """Return the bands of a model that keeps only ``blocks`` (ascending), which are renumbered."""
         of = [self.band_of(block) for block in blocks]
         return Bands(len(of), tuple(at for at in range(1, len(of)) if of[at] != of[at - 1]))
 
@@ -128,14 +129,14 @@ class Bands:
         return bisect_right(self.cuts, block)
 
     def permitted(self, remaining: Sequence[int]) -> tuple[int, ...]:
-        """Return the remaining blocks that may run now, in the given order: those in the first band that is left."""
+        """Return the remaining blocks that may run now, those in the first remaining band, in the given order."""
         if not remaining or not (self.cuts or has_ends(remaining)):
             return tuple(remaining)
         first = min(map(self.band_of, remaining))
         return tuple(block for block in remaining if self.band_of(block) == first)
 
     def in_one_go(self, remaining: Sequence[int], held: Collection[int]) -> tuple[int, ...]:
-        """Return the remaining blocks that a holder of ``held`` could run before another holder has to take over."""
+        """Return the remaining blocks that a holder of ``held`` could run before another holder must continue."""
         if not (self.cuts or has_ends(remaining)):
             return tuple([block for block in remaining if block in held])
         found: list[int] = []
@@ -150,11 +151,11 @@ class Bands:
         return tuple(found)
 
     def sort(self, order: Iterable[int]) -> tuple[int, ...]:
-        """Sort by band and keep the given order within each; a uniform permutation stays uniform within bands."""
+        """Sort by band, keeping the order within each band; a uniform permutation remains uniform within bands."""
         return tuple(order) if not self.cuts else tuple(sorted(order, key=self.band_of))
 
     def fault(self, arrangement: Arrangement, remaining: Sequence[int] = ()) -> str:
-        """Return why an arrangement, followed by ``remaining``, violates the bands, or an empty string."""
+        """Describe how an arrangement, followed by ``remaining``, violates the bands; empty if it does not."""
         for wave in arrangement.waves:
             of = {self.band_of(block) for track in wave for block in track}
             if len(wave) > 1 and len(of) > 1:
@@ -175,7 +176,7 @@ class Bands:
             raise UsageError(f"arrangement {arrangement.to_json()}: {fault}; the bands are {self}")
 
     def name(self, band: int) -> str:
-        """Return a band as text, ``band [1-6] (2 of 3)``; empty for stem and head, and if there is only one band."""
+        """Return the name of a band, ``band [1-6] (2 of 3)``; empty for stem and head, and for a single band."""
         is_shown = self.cuts and 0 <= band <= len(self.cuts)
         return f"{self._label(band)} ({band + 1} of {len(self.cuts) + 1})" if is_shown else ""
 
@@ -184,7 +185,7 @@ class Bands:
         return f"band [{format_ranges(groups[band]) if 0 <= band < len(groups) else 'stem' if band < 0 else 'head'}]"
 
     def some_orders(self, count: int, seed: int) -> list[tuple[int, ...]]:
-        """Return all orders if there are at most ``count``, otherwise ``count`` of :meth:`random_orders`."""
+        """Return all orders if there are at most ``count``, otherwise ``count`` random ones (:meth:`random_orders`)."""
         if self.num_orders > count:
             return self.random_orders(count, seed)
         parts = itertools.product(*(itertools.permutations(group) for group in self.groups))
@@ -199,7 +200,7 @@ class Bands:
         return [self.random_order(seed, index) for index in range(count)]
 
     def random_subset_order(self, keep: int, seed: int, index: int, *, shuffled: bool) -> tuple[int, ...]:
-        """Draw ``keep`` blocks, in trained order or (``shuffled``) in the drawn order within the bands."""
+        """Draw ``keep`` blocks; return them in trained order or, if ``shuffled``, in the drawn order within bands."""
         order = random_order(self.num_blocks, seed, index)[:keep]
         return self.sort(order) if shuffled else tuple(sorted(order))
 
@@ -219,9 +220,9 @@ class Bands:
         *,
         interleaved: bool = False,
     ) -> Arrangement:
-        """Cut each band into waves of tracks; their number is drawn from ``tracks``, their length is random per wave.
+        """Cut each band into waves of tracks; draw the number of tracks from ``tracks``, and their length per wave.
 
-        A track has consecutive blocks of ``order``, or (``interleaved``) a random part of the wave's blocks.
+        A track has consecutive blocks of ``order`` or, if ``interleaved``, random blocks of the wave.
         """
         waves: list[Wave] = []
         for rest in self._parts(order):
@@ -243,9 +244,9 @@ class Bands:
 
 
 def windows(num_blocks: int) -> list[Bands]:
-    """Return bands that keep the first and the last block in place, with windows of 2, 3, 4 and 6 blocks between.
+    """Return bands that keep the first and the last block in place, with windows of 2, 3, 4, and 6 blocks between.
 
-    A block then moves by less than the width of its window.
+    A block moves by less than the width of its window.
     """
     last = num_blocks - 1
     return [Bands(num_blocks, (*range(1, last, width), last)) for width in WINDOWS if width < last - 1]

@@ -1,11 +1,11 @@
 """A bundle: ``manifest.json`` and one engine file for stem, head and each block.
 
-Reading validates everything: paths in a manifest stay inside the folder, links are refused, and :meth:`Bundle.read`
-returns the bytes whose digest it checked, so that no file is opened by path afterwards. ``ls_edge.export`` writes the
-parts first and the manifest last, so that a folder with a manifest is complete.
+Reading validates everything: paths in a manifest must stay inside the folder, links are rejected, and
+:meth:`Bundle.read` returns the same bytes whose digest it checked, so files are never reopened by path.
+``ls_edge.export`` writes the parts first and the manifest last, so a folder with a manifest is complete.
 
-``model_id`` is the same for bundles of one model in any precision, so their peers work together. ``bundle_id`` also
-covers precision and the digests of the parts.
+``model_id`` is equal for bundles of one model in any precision, so their peers can work together. ``bundle_id`` also
+covers the precision and the digests of the parts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
 SCHEMA = 1
 MANIFEST = "manifest.json"
 METADATA = "ls_edge."
-"""Prefix of the names of metadata in the files of parts."""
+"""Prefix of metadata keys in the files of parts."""
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 TOKEN_DTYPES = {"float32": 4, "float16": 2}
-"""Bytes of a number, by the type of the tokens."""
+"""Bytes per number, by type of the tokens."""
 
 Side = Annotated[int, Meta(ge=1, le=16_384)]
 TokenCount = Annotated[int, Meta(ge=1, le=1_048_576)]
@@ -50,7 +50,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="a SHA-256 
 
 
 class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Conversion of an image file to the stem's input."""
+    """Conversion of an image to the stem's input."""
 
     size: tuple[Side, Side]
     mean: tuple[float, float, float]
@@ -58,13 +58,13 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Divisor of each channel, after its mean is subtracted."""
     interpolation: Annotated[str, _one_of(INTERPOLATIONS)] = "bicubic"
     crop_pct: Annotated[float, Meta(gt=0, le=8)] = 0.9
-    """Side of the center crop, relative to the side that the image is first scaled to."""
+    """Side of the center crop relative to the side that the image is scaled to."""
     crop_mode: Literal["squash", "border"] | msgspec.UnsetType = msgspec.UNSET
     """Treatment of images that are not square, as timm names it: ``squash`` scales both sides, ``border`` scales the
     longer one and fills the rest with the mean color. Unset: the shorter side is scaled and the center is cropped."""
     exif_orientation: bool | msgspec.UnsetType = msgspec.UNSET
-    """Whether photos are first turned upright by their EXIF orientation, which timm and torchvision do not do. False is
-    left out, so that it does not change ids."""
+    """Whether photos are turned upright by their EXIF orientation, unlike in timm and torchvision. False is unset, so
+    that it does not change ids."""
 
     def __post_init__(self) -> None:
         if self.exif_orientation is False:
@@ -72,7 +72,7 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tensor that travels between blocks: ``[B, count, dim]`` of ``dtype``."""
+    """Shape and type of the tensor between blocks: ``[B, count, dim]`` of ``dtype``."""
 
     count: TokenCount
     dim: TokenCount
@@ -104,7 +104,7 @@ class PartFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Folded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Numbers of the model's first and last blocks that stem and head run; the manifest has the blocks in between."""
+    """Numbers of the model's first and last blocks that stem and head run; the bundle has the blocks in between."""
 
     stem: Annotated[int, Meta(ge=0)]
     head: Annotated[int, Meta(ge=0)]
@@ -114,7 +114,7 @@ NOT_FOLDED = Folded(0, 0)
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Content of ``manifest.json``, as fixed by the schema number."""
+    """Content of ``manifest.json``."""
 
     schema: int
     bundle_id: str
@@ -135,19 +135,18 @@ class Manifest(msgspec.Struct, frozen=True):
     trained_on: str = ""
     """Digest of the training data's file list (:meth:`ls_edge.data.datasets.ImageSet.digest`); empty if unknown."""
     bands: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
-    """Groups of blocks within which the order may change (``ls_edge.core.bands``). Unset for one
-    group, so that ids are those without bands."""
+    """Groups of blocks within which the order may change (``ls_edge.core.bands``); unset for a single group."""
     folded: Folded | msgspec.UnsetType = msgspec.UNSET
-    """Left out if stem and head run no blocks."""
+    """Unset if stem and head run no blocks."""
 
     @property
     def block_bands(self) -> Bands:
-        """Groups of blocks within which the order may change; by default one of all blocks."""
+        """Groups of blocks within which the order may change, by default one of all blocks."""
         bands = None if self.bands is msgspec.UNSET else self.bands
         return Bands.from_json(bands, len(self.parts.blocks))
 
     def part_names(self) -> Iterator[tuple[str, PartFile]]:
-        """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` if there is one."""
+        """Yield the name and file of each part: stem, blocks, head, and ``whole`` if there is one."""
         yield "stem", self.parts.stem
         for index, part in enumerate(self.parts.blocks):
             yield f"block {index}", part
@@ -167,7 +166,7 @@ def interface_of(
 ) -> dict[str, Any]:
     """Return everything that two processes must agree on to exchange tokens and answers, as plain JSON.
 
-    It includes the bands and the names of the classes in their order: processes with others refuse each other.
+    This includes the bands and the ordered names of the classes: processes in which they differ reject each other.
     """
     found: dict[str, Any] = {
         "image": msgspec.to_builtins(image),
@@ -184,9 +183,9 @@ def interface_of(
 
 
 def part_metadata(manifest: Manifest, part: str) -> dict[str, str]:
-    """Return the metadata inside the file of a part, which identifies the part and its model.
+    """Return the metadata in the file of a part, which identifies the part and its model.
 
-    It has the model's id; the bundle's id is the digest of its files, so the files cannot contain it.
+    It has the id of the model, not of the bundle, which depends on the digests of the files.
     """
     takes_slot = manifest.needs_slot and part.startswith("block ")
     found = {
@@ -201,7 +200,7 @@ def part_metadata(manifest: Manifest, part: str) -> dict[str, str]:
 
 
 def manifest_bands(bands: Bands) -> tuple[tuple[int, ...], ...] | msgspec.UnsetType:
-    """Return the entry of bands in a manifest, which is left out for one band."""
+    """Return the entry ``bands`` of a manifest, which is unset for a single band."""
     return msgspec.UNSET if bands.is_one else tuple(map(tuple, bands.groups))
 
 
@@ -211,12 +210,12 @@ def digest_of(value: Any) -> str:
 
 
 def model_id_of(weights_sha256: str, interface: dict[str, Any]) -> str:
-    """Return the id of a model, from its source weights and its token interface."""
+    """Return the id of a model, given its source weights and its interface."""
     return digest_of({"weights": weights_sha256, "interface": interface})
 
 
 def bundle_id_of(interface: dict[str, Any], precision: str, parts: PartFiles) -> str:
-    """Return the id of a bundle, from schema, interface, precision and the digests of its parts."""
+    """Return the id of a bundle, given interface, precision, and parts."""
     digests = [parts.stem.sha256, *(part.sha256 for part in parts.blocks), parts.head.sha256]
     digests += [] if parts.whole is None else [parts.whole.sha256]
     return digest_of({"schema": SCHEMA, "interface": interface, "precision": precision, "parts": digests})
@@ -224,17 +223,17 @@ def bundle_id_of(interface: dict[str, Any], precision: str, parts: PartFiles) ->
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle, which reads its parts on demand and checks their digests."""
+    """A bundle that reads parts on demand and checks their digests."""
 
     folder: Path
     manifest: Manifest
 
     @classmethod
     def open(cls, folder: str | Path, file: str = MANIFEST) -> Bundle:
-        """Read and check the manifest, which is called ``manifest.json`` except in the store of a peer.
+        """Read and check the manifest, which is called ``manifest.json`` except in a peer's store; do not read parts.
 
-        Raises :class:`BundleError` if the folder or a name in the manifest cannot be used, and :class:`SchemaMismatch`
-        if it was written for another schema. Parts are not read yet.
+        Raise :class:`BundleError` if the folder or a name in the manifest cannot be used, and :class:`SchemaMismatch`
+        if the manifest was written for another schema.
         """
         folder = local_folder(folder)
         path = folder / file
@@ -258,7 +257,7 @@ class Bundle:
 
     @classmethod
     def of_manifest(cls, folder: Path, raw: bytes, file: str = MANIFEST) -> Bundle:
-        """Check a manifest; raise as :meth:`open` does. ``folder`` and ``file`` appear in messages only."""
+        """Check a manifest; raise as :meth:`open` does. ``folder`` and ``file`` are used in messages only."""
         path = folder / file
         try:
             manifest = decode_json(raw, Manifest, SCHEMA)
@@ -292,12 +291,12 @@ class Bundle:
 
     @property
     def bands(self) -> Bands:
-        """Groups of blocks within which the order may change; by default one of all blocks."""
+        """Groups of blocks within which the order may change, by default one of all blocks."""
         return self.manifest.block_bands
 
     @property
     def folded(self) -> Folded:
-        """The blocks of the model that stem and head run."""
+        """Numbers of the model's blocks that stem and head run."""
         folded = self.manifest.folded
         return NOT_FOLDED if folded is msgspec.UNSET else folded
 
@@ -309,11 +308,11 @@ class Bundle:
 
     @property
     def shares_weights(self) -> bool:
-        """Whether some blocks are one block that takes a slot, so that their order makes no difference."""
+        """Whether several blocks are the same block with different slots, so that their order makes no difference."""
         return self.manifest.needs_slot and len(set(self.owners)) < self.num_blocks
 
     def part(self, name: str) -> PartFile:
-        """Return the part called ``stem``, ``head``, ``whole`` or ``block 3``."""
+        """Return the part of a name such as ``stem``, ``head``, ``whole``, or ``block 3``."""
         for candidate, part in self.manifest.part_names():
             if candidate == name:
                 return part
@@ -322,9 +321,9 @@ class Bundle:
         )
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a part after checking their digest; parse these and nothing else.
+        """Return the bytes of a part after checking their digest; parse only these bytes.
 
-        Raises :class:`BundleError` if the file is missing, and :class:`DigestMismatch` if its content is different.
+        Raise :class:`BundleError` if the file is missing and :class:`DigestMismatch` if its content differs.
         """
         part = self.part(name)
         path = self.folder / part.file
@@ -360,7 +359,7 @@ class Bundle:
 
 
 def shared_groups(owners: Sequence[int]) -> list[list[int]]:
-    """Return the groups of two or more blocks that share the weights of one owner."""
+    """Return groups of two or more blocks that share their weights, which belong to one owner."""
     groups: dict[int, list[int]] = {}
     for block, owner in enumerate(owners):
         groups.setdefault(owner, []).append(block)
@@ -368,5 +367,5 @@ def shared_groups(owners: Sequence[int]) -> list[list[int]]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``manifest.json`` in one step, after all parts."""
+    """Write ``manifest.json`` atomically; call this after all parts are written."""
     write_file(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")

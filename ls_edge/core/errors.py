@@ -1,4 +1,4 @@
-"""The errors of ls-edge, and the exit codes of commands that end with them.
+"""Errors of ls-edge and the exit codes of commands that end with them.
 
     LsEdgeError                      exit 1
     ├── UsageError                   exit 2   a flag, a name or a file that the user must change
@@ -24,8 +24,8 @@
         ├── ModelMismatch            the peers serve another model
         └── SourceClosed             the source was closed before the answer
 
-A message is one line: the problem, the value, and what to do. Values come from outside, so ``str(error)`` is always
-:func:`printable`.
+A message is one line with the problem, the value, and what to do. Since values come from outside, ``str(error)`` is
+always :func:`printable`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ufdd0-\ufdef\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""Control characters, invisible and bidirectional marks, and characters that UTF-8 or XML cannot hold."""
+"""Control characters, invisible and bidirectional marks, and characters that UTF-8 or XML cannot represent."""
 
 
 def printable(text: object) -> str:
     r"""Return ``text`` as one line that is safe to show on a terminal, in a log and (escaped) in HTML and XML.
 
-    Control characters become visible escapes such as ``\x1b``, line breaks and tabs become spaces. All text from
-    outside (names, reasons, classes of a manifest) is shown this way.
+    Control characters become visible escapes such as ``\x1b``; line breaks and tabs become spaces. All text from
+    outside (names, reasons, classes in a manifest) is shown this way.
     """
     return _UNPRINTABLE.sub(_visible, str(text))
 
@@ -61,14 +61,14 @@ def _visible(match: re.Match[str]) -> str:
 
 
 def lacking(error: ImportError, module: str) -> str:
-    """Return the name of the missing module, or ``module`` with the reason why it does not load."""
+    """Return the name of the missing module, or ``module`` and the reason why it does not load."""
     if isinstance(error, ModuleNotFoundError):
         return error.name or module
     return f"{module}, which is installed but does not load ({error})"
 
 
 class LsEdgeError(Exception):
-    """Base of all errors; a command prints its line and ends with ``exit_code``."""
+    """Base of all errors; a command prints its message and ends with ``exit_code``."""
 
     exit_code = 1
 
@@ -76,7 +76,7 @@ class LsEdgeError(Exception):
         return printable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the message and the attributes, whatever the arguments of the constructor are."""
+        """Pickle the message and attributes without calling the constructor again."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -145,7 +145,7 @@ class LinkError(LsEdgeError):
 
 
 class AddressMissing(LinkError):
-    """No interface of this machine has the address to listen on, or not yet."""
+    """An address to listen on that no interface of this machine has, or does not have yet."""
 
 
 class WireError(LinkError):
@@ -164,7 +164,7 @@ class BudgetExceeded(RequestError):
 
 
 class Overloaded(RequestError):
-    """No process granted a credit within the budget (guarantee R4)."""
+    """No credit from any process within the budget (guarantee R4)."""
 
 
 class NotFinite(RequestError):

@@ -1,8 +1,8 @@
-"""Files that are replaced in one step, locks on folders, and folders of runs and bundles on the Hugging Face Hub.
+"""Atomic replacement of files, locks on folders, and folders of runs and bundles on the Hugging Face Hub.
 
-A folder on the Hub is named ``hf-hub:OWNER/NAME`` or ``hf-hub:OWNER/NAME@REVISION``. It is kept in
-``$LS_EDGE_CACHE/hub`` (default ``~/.cache/ls-edge/hub``), one folder for each commit, which is complete once it has its
-final name. Nothing but the files of runs and bundles is downloaded.
+A folder on the Hub is named ``hf-hub:OWNER/NAME`` or ``hf-hub:OWNER/NAME@REVISION``. It is stored in
+``$LS_EDGE_CACHE/hub`` (default ``~/.cache/ls-edge/hub``), in one folder per commit, which is complete once it has its
+final name. Only files of runs and bundles are downloaded.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class FolderInUse(UsageError):
 
 
 def _part_of(path: Path) -> Path:
-    """Return the name of a file while it is written."""
+    """Return the temporary path of a file while it is written."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces ``path`` when the block ends without an error.
+    """Open a new file that replaces ``path`` when the context ends without an error.
 
-    After an error, a kill or a power cut, ``path`` holds the old content or the new one, never a part of it.
+    After an error, a kill, or a power cut, ``path`` contains either the old or the new content, never a part of it.
     """
     part = _part_of(path)
     try:
@@ -60,13 +60,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace ``path`` by a file with this content, in one step."""
+    """Replace ``path`` atomically by a file with this content."""
     with replacing(path) as stream:
         stream.write(content)
 
 
 def read_file(path: Path, limit: int = 64_000_000) -> bytes:
-    """Return the content of a file; raise :class:`OSError` if it has more than ``limit`` bytes."""
+    """Return the content of a file; raise :class:`OSError` if it is larger than ``limit`` bytes."""
     with path.open("rb") as stream:
         raw = stream.read(limit + 1)
     if len(raw) > limit:
@@ -75,7 +75,7 @@ def read_file(path: Path, limit: int = 64_000_000) -> bytes:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -87,8 +87,8 @@ def sync(path: Path) -> None:
 def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on a folder; if another process holds it, ``wait`` or raise :class:`FolderInUse`.
 
-    The lock is ``flock`` on the folder itself, so it ends with the process and leaves no file behind. On a file system
-    without such locks, the folder is used unlocked.
+    The lock is ``flock`` on the folder itself, so it ends with the process and does not leave a file. On a file system
+    without such locks, the folder is not locked.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -104,7 +104,7 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise the error with which :func:`open_output` would fail to write ``path``; call it before the work begins."""
+    """Raise the error that :func:`open_output` would raise for ``path``; call this before the work begins."""
     path = Path(path)
     with _explained(path):
         if path.is_dir():
@@ -113,7 +113,7 @@ def check_writable(path: str | Path) -> None:
             with path.open("wb", buffering=0) as device:
                 device.write(b"")  # fails for /dev/full
             return
-        if path.is_fifo():  # opening it would wait for a reader
+        if path.is_fifo():  # opening a FIFO would wait for a reader
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
@@ -124,7 +124,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Raise the error with which files in the folder ``path`` could not be written; call it before the work begins."""
+    """Raise an error if files cannot be written to the folder ``path``; call this before the work begins."""
     path = Path(path)
     with _explained(path):
         above = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
@@ -132,7 +132,7 @@ def check_folder(path: str | Path) -> None:
 
 
 def check_standard_output() -> None:
-    """Raise :class:`LsEdgeError` if standard output is on a full disk; call it before the work begins."""
+    """Raise :class:`LsEdgeError` if standard output is on a full disk; call this before the work begins."""
     try:
         descriptor = sys.stdout.fileno()
         os.write(descriptor, b"")  # fails for /dev/full
@@ -144,7 +144,7 @@ def check_standard_output() -> None:
 
 
 def _try_to_write(path: Path, folder: Path) -> None:
-    """Write a nameless file into a folder: permissions alone do not show full disks and special file systems."""
+    """Write an unnamed file to a folder, since permissions do not reveal full disks and special file systems."""
     with _explained(path):
         if not folder.is_dir():
             raise UsageError(f"cannot write {path}: {folder} is not a folder; give another path")
@@ -156,7 +156,7 @@ def _try_to_write(path: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Raise :class:`UsageError` for an error of the system, and :class:`LsEdgeError` if the disk is full."""
+    """Convert an OSError to :class:`UsageError`, or to :class:`LsEdgeError` if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -166,22 +166,22 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def write_output(path: str | Path, text: str) -> None:
-    """Write a text file that a user named, in one step; see :func:`open_output` for errors."""
+    """Write a text file atomically to a path that a user named; see :func:`open_output` for errors."""
     with open_output(path) as stream:
         stream.write(text)
 
 
 @contextlib.contextmanager
 def open_output(path: str | Path) -> Iterator[IO[str]]:
-    """Open a text file that a user named; a regular file is replaced when the block ends without an error.
+    """Open a text file that a user named; a regular file is replaced when the context ends without an error.
 
-    Raises :class:`UsageError` if the path cannot be written, and :class:`LsEdgeError` if the disk is full.
+    Raise :class:`UsageError` if the path cannot be written, and :class:`LsEdgeError` if the disk is full.
     """
     path = Path(path)
     if not path.name:
         raise UsageError(f"cannot write {str(path)!r}: it is not the name of a file; give another path")
     with _explained(path):
-        if path.exists() and not path.is_file():  # /dev/stdout or a pipe, which replacing would remove
+        if path.exists() and not path.is_file():  # replacing would remove /dev/stdout or a pipe
             with path.open("w", encoding="utf-8") as stream:
                 yield stream
             return
@@ -189,22 +189,22 @@ def open_output(path: str | Path) -> Iterator[IO[str]]:
         with replacing(path) as binary:
             stream = io.TextIOWrapper(binary, encoding="utf-8")
             yield stream
-            stream.detach()  # writes the buffer, and leaves the file open for syncing
+            stream.detach()  # flushes the buffer, but keeps the file open for syncing
 
 
 def cache_folder() -> Path:
-    """Return this user's folder for files that can be downloaded or built again."""
+    """Return the user's folder for files that can be downloaded or built again."""
     base = os.environ.get("LS_EDGE_CACHE")
     return Path(base) if base else Path.home() / ".cache" / "ls-edge"
 
 
 def is_hub(name: str | Path) -> bool:
-    """Return whether this is a name on the Hub rather than a path."""
+    """Return whether ``name`` is a name on the Hub, not a path."""
     return str(name).startswith(HUB_PREFIX)
 
 
 def hub_repository(name: str | Path) -> tuple[str, str]:
-    """Return ``OWNER/NAME`` and the revision, which may be empty; raise :class:`UsageError`."""
+    """Split a name on the Hub into ``OWNER/NAME`` and the revision, which may be empty; raise :class:`UsageError`."""
     found = re.fullmatch(rf"{HUB_PREFIX}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", str(name))
     if found is None:
         raise UsageError(
@@ -214,7 +214,7 @@ def hub_repository(name: str | Path) -> tuple[str, str]:
 
 
 def pin_to_commit(name: str | Path) -> str:
-    """Return a name on the Hub with the commit that its revision refers to now."""
+    """Return a name on the Hub with the commit that its revision currently refers to."""
     owner_name, revision = hub_repository(name)
     if not re.fullmatch("[0-9a-f]{40}", revision):
         revision = ask_hub(name, lambda: hub_library().HfApi().model_info(owner_name, revision=revision or None).sha)
@@ -222,7 +222,7 @@ def pin_to_commit(name: str | Path) -> str:
 
 
 def local_folder(name: str | Path) -> Path:
-    """Return the folder of a name on the Hub, downloaded if needed; any other path unchanged."""
+    """Return the local folder of a name on the Hub, downloading it if needed; return any other path unchanged."""
     if not is_hub(name):
         return Path(name)
     pinned = pin_to_commit(name)
@@ -246,7 +246,7 @@ def local_folder(name: str | Path) -> Path:
 
 
 def ask_hub(name: str | Path, request: Any) -> Any:
-    """Return the result of a request to the Hub; raise :class:`RunError` with one line if it fails."""
+    """Return the result of a request to the Hub; raise :class:`RunError` if it fails."""
     try:
         return request()
     except UsageError:
@@ -259,7 +259,7 @@ def ask_hub(name: str | Path, request: Any) -> Any:
 
 
 def hub_library() -> Any:
-    """Return the module ``huggingface_hub``; raise :class:`UsageError` if it cannot be imported."""
+    """Import ``huggingface_hub``; raise :class:`UsageError` if that fails."""
     try:
         return importlib.import_module("huggingface_hub")
     except ImportError as error:

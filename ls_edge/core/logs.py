@@ -1,6 +1,6 @@
-"""Log lines on standard error, as text or JSON (``--log-json``), and the callbacks of long operations.
+"""Log lines on standard error, as text or JSON (``--log-json``), and callbacks of long operations.
 
-Fields of a line are ``extra`` of the standard library's logging. No line holds a key, and text from outside cannot
+The fields of a line are the ``extra`` of a log record. Lines never contain a secret key, and text from outside cannot
 control the terminal (:func:`ls_edge.core.errors.printable`).
 """
 
@@ -23,13 +23,13 @@ from typing import Any
 from ls_edge.core.errors import printable
 
 OnProgress = Callable[[int, int, str], None]
-"""Callback that receives the number of finished steps, the number of all steps, and their name."""
+"""Callback that receives the number of finished steps, the total number of steps, and the name of the step."""
 OnWarning = Callable[[str], None]
 """Callback that receives the text of a warning."""
 MAX_WAITING_LINES = 1000
-"""Limit on log lines that wait to be written, a few hundred kilobytes; further ones are counted and dropped."""
+"""Maximum number of queued log lines, a few hundred kilobytes; additional lines are dropped and counted."""
 FLUSH_S = 0.5
-"""Longest time, in seconds, that a process which ends waits for its log to be written."""
+"""Maximum time, in seconds, that an ending process waits for its log to be written."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -66,11 +66,11 @@ def _short(value: object) -> str:
 
 
 class _QueuedLines(logging.Handler):
-    """Log lines in a queue, which a thread writes: a terminal or pipe that is not read blocks only that thread."""
+    """Handler with a queue and a writer thread, the only thread that a terminal or pipe without a reader can block."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        # A stream has a lock, and a process that ends while a thread holds it would be aborted.
+        # Not a stream: a process that ends while a thread holds the stream's lock would be aborted.
         self._descriptor = descriptor
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING_LINES)
         self._dropped = 0
@@ -120,15 +120,15 @@ def _dropped_lines(count: int) -> logging.LogRecord:
 
 
 def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
-    """Write this package's log to standard error, from ``level`` on."""
+    """Write the log of this package to standard error, from ``level`` upward."""
     logger = logging.getLogger("ls_edge")
     for earlier in logger.handlers:
         earlier.close()
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    with contextlib.suppress(AttributeError, OSError):  # no stream, or one in memory
+    with contextlib.suppress(AttributeError, OSError):  # there is no stream, or it is in memory
         handler = _QueuedLines(sys.stderr.fileno())
     handler.setFormatter(_Json() if as_json else _People())
-    handler.setLevel(level)  # child loggers may have other levels
+    handler.setLevel(level)  # also for child loggers with another level
     if level <= logging.INFO:
         logging.getLogger("ls_edge.engines").handlers.clear()
     logger.handlers[:] = [handler]
@@ -137,7 +137,7 @@ def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
 
 
 class LoggedCounts(Counter[str]):
-    """Counts of events that other processes can cause; the 1st, 2nd, 4th, 8th and so on are logged."""
+    """Counts of events that other processes can cause; the 1st, 2nd, 4th, 8th, ... event is logged."""
 
     def note(self, key: str, event: str, **fields: object) -> None:
         """Count ``key``, and log the event with its fields if the count is a power of two."""
@@ -147,7 +147,7 @@ class LoggedCounts(Counter[str]):
 
 
 class _EngineStatus(logging.Handler):
-    """Handler that prints reasons and progress of engine builds, and warnings about engines."""
+    """Handler that prints the status of engine builds and warnings about engines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         status = getattr(record, "status", None)
@@ -159,16 +159,16 @@ class _EngineStatus(logging.Handler):
 
 
 def show_engine_status() -> None:
-    """Print reports of engines on standard error, in commands that do not show the log (:func:`set_up`)."""
+    """Print the status of engines on standard error, in commands that do not show the log (:func:`set_up`)."""
     logger = logging.getLogger("ls_edge.engines")
     logger.handlers[:] = [_EngineStatus()]
     logger.setLevel(logging.INFO)
 
 
 def ignore_progress(done: int, total: int, text: str) -> None:
-    """Report no progress."""
+    """Ignore the progress."""
 
 
 def warn_in_python(text: str) -> None:
-    """Issue a Python warning that points to the call of a public function."""
+    """Issue a Python warning that points to the caller of a public function."""
     warnings.warn(text, stacklevel=3)

@@ -1,7 +1,7 @@
 """``peers.yaml``: the processes that serve blocks, their addresses, and the processes that may send images.
 
-Every machine has the same file. Reading checks everything that needs the file alone; :meth:`PeersFile.of_model`
-compares it with a bundle, :meth:`PeersFile.check_codecs` with the wire codecs.
+All machines have the same file. Reading checks everything that depends only on the file; :meth:`PeersFile.of_model`
+compares it with a bundle, and :meth:`PeersFile.check_codecs` with the wire codecs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ls_edge.core.validation import SourceMap, load_yaml, parse_yaml, read_yaml,
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
 _ADDRESS = re.compile(rf"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):{_PORT}\Z")
-# Hosts that mean every address of a machine: to listen on, not to dial.
+# Hosts that mean all addresses of a machine, for listening but not for dialing.
 _ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
 _ALL = 10_000
-"""Number of blocks that a file can name."""
+"""Exclusive upper limit of block numbers in a file."""
 _MAX_INTERVAL_MS = 250
-"""Maximum default time between two heartbeats."""
+"""Maximum of the default time between two heartbeats."""
 
 EngineKind = Literal["auto", "onnx", "tensorrt"]
 Name = Annotated[
@@ -54,11 +54,11 @@ GpuBytes = Annotated[int, Meta(ge=2**20, le=2**50)]
 
 
 class Numbers(tuple[int, ...]):
-    """Blocks or cores in ascending order; in a file a list of numbers, or text such as ``"0-3,7"``."""
+    """Blocks or cores in ascending order; in a file, a list of numbers or text such as ``"0-3,7"``."""
 
     @classmethod
     def parse(cls, value: Any) -> Numbers:
-        """Read the value of a file; raise ValueError unless it is a list of distinct numbers."""
+        """Parse a value from a file; raise ValueError unless it is a list of distinct numbers."""
         try:
             numbers = parse_ranges(value) if isinstance(value, str) else value
             if not 0 < len(numbers) == len(set(numbers)) or not all(
@@ -73,11 +73,11 @@ class Numbers(tuple[int, ...]):
 
 
 class HeldParts(Numbers):
-    """Numbers of the parts that a peer holds. A file has ``stem``, ``head`` and ``all`` (every part) by name."""
+    """Numbers of the parts that a peer holds; a file can name ``stem``, ``head``, and ``all`` (all parts)."""
 
     @classmethod
     def parse(cls, value: Any) -> HeldParts:
-        """Read the value of a file; raise ValueError for anything else."""
+        """Parse a value from a file; raise ValueError if it is invalid."""
         if value == "all":
             return cls((*range(_ALL), STEM, HEAD))
         words = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
@@ -90,7 +90,7 @@ class HeldParts(Numbers):
         return cls((*(super().parse(",".join(rest) if isinstance(value, str) else rest) if rest else ()), *ends))
 
     def of_model(self, num_blocks: int) -> HeldParts:
-        """Return the parts of a model of ``num_blocks`` blocks, which shortens ``all``."""
+        """Replace ``all`` by the parts of a model of ``num_blocks`` blocks."""
         return HeldParts((*range(num_blocks), STEM, HEAD)) if len(self) > _ALL else self
 
     @property
@@ -106,13 +106,13 @@ class _ProcessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: Threads | None = None
     gpu_mem_limit: GpuBytes | None = None
-    """Bytes of GPU memory for working memory of all engines of the process."""
+    """Bytes of GPU working memory for all engines of the process."""
     cpus: Numbers | None = None
-    """Cores that run the engines, and nothing else of ls-edge."""
+    """Cores that run the engines and no other threads of ls-edge."""
 
 
 class SourceEntry(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
-    """A process that may send images; its engines run stem and head."""
+    """A process that may send images and whose engines run stem and head."""
 
     name: Name
     may_push: bool = False
@@ -131,7 +131,7 @@ class PeerConfig(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
     batch_wait_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
     codec: str = "raw"
     credits: Annotated[int, Meta(ge=1, le=65535)] = 0
-    """Maximum number of requests that the peer holds at once; :func:`usual_credits` by default."""
+    """Maximum number of requests that the peer holds at the same time, by default :func:`usual_credits`."""
 
     def __post_init__(self) -> None:
         if not self.bind:
@@ -145,9 +145,9 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     interval_ms: Annotated[int, Meta(ge=5)] | None = None
     timeout_ms: Annotated[int, Meta(ge=20, le=600_000)] = 1000
-    """Silence after which a link counts as lost, in addition to the time of one frame on the slowest link."""
+    """Silence after which a link counts as lost, in addition to the transfer time of a frame on the slowest link."""
     slowest_mbit: Annotated[float, Meta(ge=0.01, le=1e6)] = 1.0
-    """Megabits per second of the slowest link that must still count as alive."""
+    """Megabits per second of the slowest link that must not count as lost."""
 
     def __post_init__(self) -> None:
         if self.timeout_ms < 2 * self.every_ms:
@@ -163,12 +163,12 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @property
     def connect_ms(self) -> int:
-        """Time after which an attempt to dial ends, which bounds the round trips of usable links."""
+        """Time limit of an attempt to dial, which bounds the round-trip time of usable links."""
         return max(500, self.timeout_ms // 2)
 
     @property
     def handshake_ms(self) -> int:
-        """Time after which a handshake ends; with keys it takes three round trips after dialing."""
+        """Time limit of a handshake, which takes three round trips after dialing if there are keys."""
         return 4 * self.connect_ms
 
     def transfer_s(self, frame_bytes: int) -> float:
@@ -178,7 +178,7 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def silence_ms(self, frame_bytes: int) -> int:
         """Return the silence after which a link with frames of up to ``frame_bytes`` counts as lost.
 
-        While a frame is in transit nothing else can pass, and it is a sign of life only when it is complete.
+        While a frame is in transit, it blocks other messages, and it is a sign of life only when it is complete.
         """
         return self.timeout_ms + math.ceil(self.transfer_s(frame_bytes) * 1e3)
 
@@ -193,7 +193,7 @@ class PeersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PeersFile(PeersDocument, frozen=True, kw_only=True):
-    """A ``peers.yaml`` after it was read and checked."""
+    """A ``peers.yaml`` that was read and checked."""
 
     path: Path
     raw: bytes
@@ -202,7 +202,7 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
 
     @property
     def uses_keys(self) -> bool:
-        """Whether links are CURVE links: any key in the file switches them on, on the loopback too."""
+        """Whether links use CURVE: a key anywhere in the file enables it, on the loopback as well."""
         return any(peer.public_key for peer in self.peers) or any(source.public_key for source in self.sources)
 
     def peer(self, name: str) -> PeerConfig:
@@ -213,20 +213,20 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
         raise ConfigError(unknown_name("peer", name, [p.name for p in self.peers]), path=self.path)
 
     def source(self, name: str) -> SourceEntry | None:
-        """Return the source called ``name``; in a file with a single source and no keys, that source."""
+        """Return the source called ``name``; without such a source and without keys, return a single source."""
         for source in self.sources:
             if source.name == name:
                 return source
         return self.sources[0] if len(self.sources) == 1 and not self.uses_keys else None
 
     def error(self, entry: PeerConfig | SourceEntry, key: str, message: str) -> ConfigError:
-        """Make an error about a key of an entry of this file, with its line and column."""
+        """Return an error about a key of an entry in this file, with line and column."""
         if isinstance(entry, PeerConfig):
             return self._source_map.error(message, "peers", self.peers.index(entry), key)
         return self._source_map.error(message, "sources", self.sources.index(entry), key)
 
     def of_model(self, blocks: int) -> PeersFile:
-        """Return the file for a model of ``blocks`` blocks, with ``all`` replaced by these, stem and head.
+        """Return the file for a model of ``blocks`` blocks, with ``all`` replaced by these blocks, stem, and head.
 
         Raise :class:`ConfigError` if a peer lists a block that the model lacks.
         """
@@ -239,11 +239,11 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
         return replace(self, peers=tuple(peers))
 
     def accepting(self, newer: Sequence[PeersFile], older: Sequence[PeersFile] = (), *, name: str = "") -> PeersFile:
-        """Return the file of the process ``name`` while the processes of other files, the newest first, are accepted.
+        """Return the file of the process ``name`` extended by the entries of other files, newest first.
 
-        If several files have an entry, the newest counts, with the blocks and push rights from all of them. An entry is
-        left out if a newer file contradicts it: by another key, or by giving its name, address or key to another
-        process. The entry of ``name`` does not change.
+        If several files have an entry, the newest entry applies, with the blocks and push rights of all of them. An
+        entry is omitted if a newer file contradicts it: with another key, or by giving its name, address, or key to
+        another process. The entry of ``name`` does not change.
         """
         peers = {peer.name: peer for peer in self.peers if peer.name == name}
         sources: dict[str, SourceEntry] = {}
@@ -264,7 +264,7 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
         return replace(self, peers=tuple(peers.values()), sources=tuple(sources.values()))
 
     def within(self, blocks: int) -> PeersFile:
-        """Return the file without blocks that a model of ``blocks`` blocks lacks; another model may have them."""
+        """Return the file without the blocks that a model of ``blocks`` blocks lacks but another model may have."""
         kept = ((peer, HeldParts(part for part in peer.blocks if part < blocks or part in ENDS)) for peer in self.peers)
         return replace(self, peers=tuple(replace(peer, blocks=held) for peer, held in kept))
 
@@ -302,10 +302,10 @@ def parse_peers(raw: bytes, path: Path) -> PeersFile:
 
 
 def place_of_key(path: str | Path, name: str) -> tuple[str, str]:
-    """Return the text of a ``peers.yaml`` before and after the value of the ``public_key`` of the entry ``name``.
+    """Split the text of a ``peers.yaml`` before and after the value of ``public_key`` in the entry ``name``.
 
-    An entry without the key gets it after its name. The file need not be complete yet. Raise :class:`ConfigError` if
-    there is no such entry.
+    If the entry has no such key, it is added after the name. The file may still be incomplete. Raise
+    :class:`ConfigError` if there is no such entry.
     """
     path = Path(path)
     text, top = parse_yaml(read_yaml(path), path)
@@ -331,7 +331,7 @@ def _values(node: yaml.Node | None, *keys: str) -> Iterator[yaml.Node]:
 
 
 def usual_credits(max_batch: int) -> int:
-    """Return the default number of images that a peer holds: two engine calls for sources, two for other peers."""
+    """Return the default number of credits: enough for two engine calls for sources and two for other peers."""
     return max(16, 4 * max_batch)
 
 
@@ -354,7 +354,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Return whether a host is the loopback interface; the only such host name is ``localhost``."""
+    """Return whether a host is ``localhost`` or a loopback address."""
     address = ip_of(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
@@ -378,7 +378,7 @@ def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_taken(entry: PeerConfig | SourceEntry, peers: Collection[PeerConfig], sources: Collection[SourceEntry]) -> bool:
-    """Return whether another entry has the name, the key or the address of this one."""
+    """Return whether another entry has the name, the key, or the address of this one."""
     others: list[PeerConfig | SourceEntry] = [*peers, *sources]
     return any(
         other.name == entry.name
@@ -389,7 +389,7 @@ def _is_taken(entry: PeerConfig | SourceEntry, peers: Collection[PeerConfig], so
 
 
 def _contradictions(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigError]:
-    """Yield the contradictions between values of the file."""
+    """Yield an error for each contradiction between values in the file."""
     error = source_map.error
     names: set[str] = set()
     addresses: dict[str, str] = {}

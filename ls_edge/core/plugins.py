@@ -1,13 +1,12 @@
-"""Classes of other packages: training methods, policies and model families.
+"""Classes from other packages: training methods, policies, and model families.
 
-A package registers a class by an entry point in the group of its kind: ``ls_edge.`` and one of :data:`_WORDS`.
-An example is in examples/plugin.
+A package registers a class with an entry point in the group ``ls_edge.KIND``, where KIND is one of :data:`_WORDS`.
+See examples/plugin.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -21,23 +20,25 @@ _WORDS = {"methods": "method", "policies": "policy", "families": "model family"}
 @functools.cache
 def registered(group: str) -> dict[str, str]:
     """Return ``module:Class`` by name for the entry points of a group."""
-    from importlib.metadata import entry_points  # slow, so only for names that are not built in
+    from importlib.metadata import entry_points  # slow, so imported only for names that are not built in
 
     return {entry.name: entry.value for entry in entry_points(group=f"ls_edge.{group}")}
 
 
 def load(group: str, name: str, base: type[Kind], built_in: Iterable[str], *, reference: bool = False) -> type[Kind]:
-    """Return the class that a package registered as ``name``; with ``reference``, ``package.module:Class`` is one too.
+    """Return the class that a package registered as ``name``; with ``reference``, also accept ``package.module:Class``.
 
-    Raises :class:`UsageError` if there is none, if its module cannot be imported, and if it is not a ``base``.
+    Raise :class:`UsageError` if there is no such class, if its module cannot be imported, or if it is not a subclass of
+    ``base``.
     """
+    from importlib.metadata import EntryPoint
+
     word, others = _WORDS[group], registered(group)
     if name not in others and not (reference and ":" in name):
         raise UsageError(unknown_name(word, name, [*built_in, *others]))
     value = others.get(name, name)
-    module, _, attribute = value.partition(":")
     try:
-        found: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        found: Any = EntryPoint(name, value, group).load()
     except Exception as error:
         raise UsageError(
             f"{word} {name!r}: {value} cannot be imported ({type(error).__name__}: {error}); install or repair its "

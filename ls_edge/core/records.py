@@ -1,7 +1,7 @@
-"""Request records of a run, of which traces and reports are made.
+"""Request records of a run, from which traces and reports are made.
 
-Durations are whole microseconds; traces, tables and charts show milliseconds. Clocks of different devices are never
-compared: holders report durations, and the rest of a request's latency is divided equally among its hops
+Durations are whole microseconds; traces, tables, and charts show milliseconds. Clocks of different devices are never
+compared: holders report durations, and the remaining latency of a request is divided equally among its hops
 (:attr:`RequestRecord.hop_us`).
 """
 
@@ -26,11 +26,11 @@ from ls_edge.core.parts import shown_parts
 from ls_edge.core.peers_file import Name
 
 COUNT = 2**16
-"""Exclusive limit of all counts: blocks, credits, hops, waves."""
+"""Exclusive upper limit of counts of blocks, credits, hops, and waves."""
 MICROSECONDS = 2**32
-"""Exclusive limit of durations: 71 minutes."""
+"""Exclusive upper limit of durations (71 minutes)."""
 MAX_TEXT = 256
-"""Longest text that is neither a name nor an explanation, in characters."""
+"""Maximum length of text that is neither a name nor an explanation, in characters."""
 _UNPRINTABLE = (
     r"\x00-\x1f\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f\u2028-\u202f"
     r"\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
@@ -45,11 +45,11 @@ ShortText = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^[^{_UNPRINTABLE
 BlockAt = tuple[int, str]
 
 NO_GAIN = "no gain"
-"""Reason for no track: it was not worth its transfer."""
+"""Reason why a holder got no track: it would not have been worth the transfer."""
 
 
 class PeerState(str, Enum):
-    """State of a peer as a source or an observer sees it."""
+    """State of a peer from the viewpoint of a source or an observer."""
 
     ALIVE = "alive"
     COLD = "cold"
@@ -62,56 +62,56 @@ class PeerState(str, Enum):
     """The peer finishes its requests and accepts no new ones."""
     LOST = "lost"
     REFUSED = "refused"
-    """The peer refuses the link, or serves another model or bundle."""
+    """The peer rejects the link, or serves another model or bundle."""
     SILENT = "silent"
-    """The peer accepts the link but does not answer the greeting, or answers only a small one."""
+    """The peer accepts the link but does not answer the greeting, or answers only small ones."""
     UNKNOWN = "unknown"
 
     __str__ = str.__str__
 
 
 class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a peer and its latest announcements and reports; empty or None before the first ones."""
+    """State of a peer and its latest announcements; fields are empty or None before the first announcement."""
 
     state: PeerState = PeerState.LOST
     bundle_id: str | None = None
     warm: bool = False
     queue: int | None = None
-    """Number of requests that wait for its engine."""
+    """Number of requests waiting for its engine."""
     credits: int | None = None
     """Number of requests that it would accept now."""
     engine: str = ""
     reaches: tuple[str, ...] = ()
-    """Processes that it has links to."""
+    """Processes to which it has links."""
 
 
 class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A track of a wave, as its joiner measured it, in microseconds of the joiner's clock."""
+    """A track of a wave as measured by its joiner, in microseconds on the joiner's clock."""
 
     wave: Count
     holder: Name
     blocks: tuple[Count, ...]
-    """Blocks that ran and were summed, in order; empty for a track that did not come back, or that was not given."""
+    """Blocks that ran and were summed, in order; empty for a track that did not return or was not assigned."""
     begin_us: Microseconds
-    """Since the tokens arrived at the joiner."""
+    """Time since the tokens arrived at the joiner."""
     end_us: Microseconds
     expected_us: Microseconds
     """Planned duration; for a holder without a track, the duration of a single block."""
     queue_us: Microseconds = 0
-    """Time in the queue of the track's holder, like the next two."""
+    """Queue time; like the next two fields, measured by the track's holder."""
     engine_us: Microseconds = 0
     codec_us: Microseconds = 0
     why: ShortText = ""
-    """Reason why it was not summed: ``no gain`` (not worth its transfer), ``lost``, ``late`` or ``refused``."""
+    """Reason why it was not summed: ``no gain`` (not worth the transfer), ``lost``, ``late``, or ``refused``."""
 
     @property
     def transfer_us(self) -> int:
-        """Rest of its duration after the holder's own times: both transfers."""
+        """Time of both transfers: its duration minus the times that its holder measured."""
         return max(0, self.end_us - self.begin_us - self.queue_us - self.engine_us - self.codec_us)
 
 
 class Visit(msgspec.Struct, frozen=True, array_like=True):
-    """The time that a request spent with one holder, in microseconds of that holder's clock."""
+    """Time that a request spent with a holder, in microseconds on the holder's clock."""
 
     holder: Name
     blocks: tuple[Count, ...]
@@ -119,9 +119,9 @@ class Visit(msgspec.Struct, frozen=True, array_like=True):
     engine_us: Microseconds
     codec_us: Microseconds
     wait_us: Microseconds = 0
-    """Time spent waiting for the tracks of other holders (policy ``parallel``)."""
+    """Time spent waiting for tracks of other holders (policy ``parallel``)."""
     tracks: tuple[TrackSpan, ...] = ()
-    """All tracks of the waves that were joined here, including its own."""
+    """All tracks of the waves that were joined here, including the holder's own."""
 
     @property
     def total_us(self) -> int:
@@ -130,19 +130,19 @@ class Visit(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def tracks_of_others(self) -> list[TrackSpan]:
-        """Tracks that came back to this joiner from other holders."""
+        """Tracks that returned to this joiner from other holders."""
         return [track for track in self.tracks if track.blocks and track.holder != self.holder]
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One request with its answer or error and its path; ``submitted_us`` counts from the start of the run."""
+    """A request with its answer or error and its path; ``submitted_us`` counts from the start of the run."""
 
     id: int
     image: str
     label: int | None
     prediction: int | None
     latency_us: int
-    """From the submission of the preprocessed image to the answer, or to the error."""
+    """Time from the submission of the preprocessed image to the answer or error."""
     degraded: bool
     error: str | None
     skipped: tuple[int, ...]
@@ -161,7 +161,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     @property
     def arrangement(self) -> Arrangement:
-        """Arrangement without the holders, for a replay."""
+        """Arrangement for a replay, without the holders."""
         return Arrangement(tuple(tuple(tuple(b for b, _ in track) for track in wave) for wave in self.waves))
 
     @property
@@ -176,17 +176,17 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     @property
     def holders(self) -> set[str]:
-        """All processes that ran a block of the answer."""
+        """Processes that ran a block of the answer."""
         return {holder for _, holder in self.steps}
 
     @property
     def tracks_of_others(self) -> list[TrackSpan]:
-        """Tracks that came back to a joiner from other holders."""
+        """Tracks that returned to a joiner from other holders."""
         return [track for visit in self.visits for track in visit.tracks_of_others]
 
     @property
     def hop_us(self) -> float:
-        """Time of each hop on the wire, including the one back to the source; 0 if the visits are unknown."""
+        """Time of each hop on the wire, including the return to the source; 0 if the visits are unknown."""
         if not self.visits:
             return 0.0
         inside = self.stem_us + self.head_us + sum(visit.total_us for visit in self.visits)
@@ -194,7 +194,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     @property
     def hops(self) -> int:
-        """Number of transfers of tokens, including the one back to the source and two per track of others."""
+        """Number of transfers of tokens, including the return to the source and two per track of another holder."""
         if self.visits:
             return hops_of(self.visits)
         holders = [holder for _, holder in self.steps]
@@ -207,7 +207,7 @@ def hops_of(visits: Sequence[Visit]) -> int:
 
 
 class PeerEvent(msgspec.Struct, frozen=True):
-    """A change of a peer's state during a run, as the source saw it."""
+    """A change of a peer's state during a run, as observed by the source."""
 
     at_us: int
     peer: str
@@ -216,7 +216,7 @@ class PeerEvent(msgspec.Struct, frozen=True):
 
 
 class PeerContext(msgspec.Struct, frozen=True):
-    """A peer as the source knew it at the end of a run."""
+    """A peer as known to the source at the end of a run."""
 
     blocks: tuple[int, ...] = ()
     state: PeerState = PeerState.UNKNOWN
@@ -225,17 +225,17 @@ class PeerContext(msgspec.Struct, frozen=True):
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A peer that an audit found behind a wrong answer, alone or among others."""
+    """A peer that audits found to have caused wrong answers, alone or as one of several possible causes."""
 
     named: int = 0
     one_of: int = 0
-    """Times that it was one of several possible culprits."""
+    """Number of times that it was one of several possible causes."""
     difference: float | None = None
-    """Last difference of logits or tokens, relative to the largest value; None if it was not a number."""
+    """Last difference of logits or tokens relative to the largest value; None if it was not a number."""
 
 
 class AuditSummary(msgspec.Struct, frozen=True):
-    """Counts of the answers that the source computed a second time."""
+    """Counts of answers that the source computed a second time."""
 
     share: float
     audited: int
@@ -243,7 +243,7 @@ class AuditSummary(msgspec.Struct, frozen=True):
     matched: int
     mismatched: int
     dropped: int
-    """Audits that were selected but dropped because too many were waiting."""
+    """Selected audits that were dropped because too many were waiting."""
     waiting: int = 0
     suspects: Mapping[str, Suspect] = {}
 
@@ -265,14 +265,14 @@ class AuditSummary(msgspec.Struct, frozen=True):
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """Messages of a peer that the source rejected as impossible: the peer is faulty, outdated or lying."""
+    """Messages of a peer that the source rejected as impossible: the peer is faulty, outdated, or lying."""
 
     count: int
     why: str
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a run that its records do not contain and its summary repeats."""
+    """Facts about a run that are in its summary but not in its records."""
 
     bundle_id: str = ""
     model: str = ""
@@ -280,9 +280,9 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
     seed: int | None = None
     settings: Mapping[str, Any] = {}
-    """Defaults and flags in force, as plain JSON values."""
+    """Effective settings as plain JSON values."""
     account: Mapping[str, Any] = {}
-    """Number and classes of the images, and the files that were left out, by reason."""
+    """Number and classes of the images, and the number of files that were ignored, by reason."""
     wall_s: float | None = None
     """Duration of the whole command, including waiting for peers and decoding."""
     audit: AuditSummary | None = None
@@ -301,8 +301,8 @@ class RunContext(RunFacts, frozen=True, kw_only=True):
 def encode_record(record: RequestRecord) -> bytes:
     """Return the JSON line of a record in a trace.
 
-    Durations are milliseconds. ``order`` is None if blocks ran in parallel; then ``waves`` is set. Bytes of an image's
-    name that are not UTF-8 become visible escapes. Raises :class:`DataError` for a logit that is not finite.
+    Durations are milliseconds. If blocks ran in parallel, ``order`` is None and ``waves`` is set. Bytes of an image's
+    name that are not UTF-8 become visible escapes. Raise :class:`DataError` for a logit that is not finite.
     """
     if record.logits is not None and not all(map(math.isfinite, record.logits)):
         raise DataError(f"request {record.id} cannot be written to a trace: a logit is NaN or infinity")
@@ -339,7 +339,7 @@ _LINE = (
 
 
 def _in_ms(value: Any) -> Any:
-    """Convert structs to dictionaries with durations in milliseconds, and with names of stem and head."""
+    """Convert structs to dictionaries with durations in milliseconds and the names of stem and head."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         return {
@@ -354,10 +354,10 @@ def _escaped(text: str) -> str:
 
 
 class TraceWriter:
-    """Writer of a trace during a run, one line per request.
+    """Writer of a trace during a run, with one line per request.
 
-    An error such as a full disk does not end the run: :attr:`problem` has the reason, the complete lines stay in the
-    file, and nothing more is written.
+    An error such as a full disk does not end the run: :attr:`problem` has the reason, complete lines remain in the
+    file, and no more lines are written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -399,12 +399,12 @@ class TraceWriter:
         self._lines[record.id] = record
 
     def correct(self, records: Iterable[RequestRecord]) -> None:
-        """Rewrite the file with changed records, since late answers are counted after the run."""
+        """Rewrite the file if records have changed, since late answers are counted after the run."""
         known = {record.id: record for record in records}
         changed = any(known.get(id_, record) != record for id_, record in self._lines.items())
         if not changed or self.problem or not self._plain:
             return
-        with contextlib.suppress(OSError), replacing(self.path) as stream:  # the first version lacks only these counts
+        with contextlib.suppress(OSError), replacing(self.path) as stream:  # the old file only lacks these counts
             for id_, record in self._lines.items():
                 stream.write(encode_record(known.get(id_, record)) + b"\n")
 
@@ -417,5 +417,5 @@ class TraceWriter:
 
 
 def holder_times(record: RequestRecord) -> list[Visit | TrackSpan]:
-    """Return each visit, then each track of another holder; a joiner's own tracks are part of its visit."""
+    """Return all visits, then all tracks of other holders; a joiner's own tracks are part of its visit."""
     return [*record.visits, *record.tracks_of_others]

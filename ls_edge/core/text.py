@@ -1,4 +1,4 @@
-"""Words and numbers of messages, tables and charts: lists of blocks, ids, names, and measured numbers."""
+"""Formatting of lists of blocks, ids, names, and numbers for messages, tables, and charts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ls_edge.core.parts import ENDS, HEAD, STEM, ShownPart
 
 NOTHING = "\N{EN DASH}"
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
-"""Four digits at most, so that a typing error does not make a list of millions."""
+"""Number or range; at most four digits, so that a typing error does not create a list of millions."""
 
 
 def short_id(digest: str) -> str:
-    """Return the part of a bundle id or model id that is shown to people."""
+    """Return the prefix of a bundle or model id that is shown to users."""
     return digest[:12]
 
 
 def format_ranges(numbers: Collection[ShownPart]) -> str:
-    """Return ``0-3, 7`` for 0, 1, 2, 3 and 7; stem and head, by number or name, are first and last."""
+    """Return ``0-3, 7`` for 0, 1, 2, 3, and 7; stem and head, by number or name, come first and last."""
     runs: list[list[int]] = []
     names = {ENDS.get(number, "") if isinstance(number, int) else number for number in numbers}
     for number in sorted({number for number in numbers if isinstance(number, int)} - ENDS.keys()):
@@ -36,7 +36,7 @@ def format_ranges(numbers: Collection[ShownPart]) -> str:
 
 
 def parse_ranges(text: str) -> tuple[int, ...]:
-    """Return the numbers of ``"0-3,7"``; raise ValueError with the part that is neither a number nor a range."""
+    """Return the numbers in ``"0-3,7"``; raise ValueError with the text that is neither a number nor a range."""
     numbers: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -59,7 +59,7 @@ def name_blocks(blocks: Collection[int]) -> str:
 
 
 def show(value: float | None, unit: str = "") -> str:
-    """Return a number with about three significant digits, with separators of thousands."""
+    """Return a number with about three significant digits and thousands separators."""
     if value is None:
         return NOTHING
     digits = 0 if value == 0 or abs(value) >= 100 else 1 if abs(value) >= 3 else 2
@@ -67,12 +67,12 @@ def show(value: float | None, unit: str = "") -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return ``1 thread``, ``2 threads``, ``1,000 threads``; give ``plural`` if it is not the noun with an s."""
+    """Return ``1 thread``, ``2 threads``, ``1,000 threads``; ``plural`` is by default the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
-    """Return a distinct name for each path: as many of its last parts as needed.
+    """Return a distinct name for each path, with as many of its last parts as needed.
 
     A path that occurs several times is numbered: ``bundle``, ``bundle (2)``.
     """
@@ -83,7 +83,7 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
         names = {path: "/".join(each[-lengths[path] :]).replace("//", "/") for path, each in parts.items()}
         taken = Counter(names.values())
         longer = {path: lengths[path] + (taken[name] > 1) for path, name in names.items()}
-        if longer == lengths:  # at the latest with the whole paths, which differ
+        if longer == lengths:  # always reached, since whole paths differ
             break
         lengths = longer
     seen: Counter[str] = Counter()
@@ -95,7 +95,7 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
 
 
 def byte_size(count: int) -> str:
-    """Return a number of bytes as ``605 KB`` or ``1.2 MB``, in powers of 1000."""
+    """Return a number of bytes in powers of 1000, such as ``605 KB`` or ``1.2 MB``."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if size < 999.5 or unit == "TB":
@@ -110,7 +110,7 @@ def bands_text(groups: Sequence[Sequence[int]]) -> str:
 
 
 def shorten(text: object, limit: int) -> str:
-    """Shorten a long text in the middle, the least informative part of a file name."""
+    """Shorten long text in the middle, which is the least informative part of a file name."""
     whole = printable(text)
     if len(whole) <= limit:
         return whole
@@ -119,19 +119,19 @@ def shorten(text: object, limit: int) -> str:
 
 
 def engine_name(engine: str) -> str:
-    """Return ``onnx CPU`` of ``onnx CPUExecutionProvider (...)``: the library and the device, without reasons."""
+    """Return ``onnx CPU`` for ``onnx CPUExecutionProvider (...)``: library and device, without the reasons."""
     return printable(engine.partition(" (")[0].replace("ExecutionProvider", ""))
 
 
 def class_name(index: int | None, classes: Sequence[str]) -> str:
-    """Return the name of a class, shortened, or its number if it has no name."""
+    """Return the shortened name of a class, or its number if it has no name."""
     if index is None:
         return NOTHING
     return shorten(classes[index] if index < len(classes) else str(index), 40)
 
 
 def show_ms(value: float | None) -> str:
-    """Return ``0.42 ms``, ``9.1 ms``, ``131 ms`` or ``2.40 s``."""
+    """Return milliseconds as ``0.42 ms``, ``9.1 ms``, ``131 ms``, or ``2.40 s``."""
     if value is None:
         return NOTHING
     if value >= 1000:
@@ -145,7 +145,7 @@ def show_percent(share: float | None) -> str:
 
 
 def show_nines(share: float) -> str:
-    """Return a fraction with two significant digits of its complement: ``99.77 %``, ``99.9987 %``, ``100 %``."""
+    """Return a fraction with two significant digits in its complement: ``99.77 %``, ``99.9987 %``, ``100 %``."""
     missing = 100 * (1 - share)
     if missing < 1e-7:
         return "100 %"
@@ -153,12 +153,12 @@ def show_nines(share: float) -> str:
 
 
 def show_nines_range(low: float, high: float) -> str:
-    """Return ``99.63 to 99.86 %``."""
+    """Return a range of fractions as ``99.63 to 99.86 %``."""
     return f"{show_nines(low).removesuffix(' %')} to {show_nines(high)}"
 
 
 def show_hours(hours: float) -> str:
-    """Return ``12 s``, ``3.5 min``, ``40 h`` or ``1,200 h``."""
+    """Return hours as ``12 s``, ``3.5 min``, ``40 h``, or ``1,200 h``."""
     if hours >= 1:
         return show(hours, " h")
     return show(60 * hours, " min") if hours >= 1 / 60 else show(3600 * hours, " s")

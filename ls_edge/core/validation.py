@@ -1,10 +1,10 @@
-"""Strict reading of JSON and YAML documents from outside, with messages that say where an error is.
+"""Strict reading of JSON and YAML documents from outside, with errors that include the place.
 
 :func:`decode_json` reads a JSON document with a schema number. :func:`load_yaml` reads a YAML file that a user wrote,
-refuses duplicate keys, and reports an error in one line with file, line and column; its caller checks relations between
-values, with :meth:`SourceMap.error`. Values that :mod:`msgspec` refuses are explained (:func:`explain`):
+rejects duplicate keys, and reports an error in one line with file, line, and column; its caller checks relations
+between values and reports them with :meth:`SourceMap.error`. :func:`explain` rewrites the errors of :mod:`msgspec`:
 ``Expected `int` >= 1 - at `$.peers[0].threads` `` becomes "threads is 0; it has to be a whole number from 1 to 1024".
-The type says which values are allowed; a ``description`` in its ``Meta`` says it in words.
+The type determines the allowed values; a ``description`` in its ``Meta`` describes them in words.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class InvalidValue(NamedTuple):
     """A value that is not allowed."""
 
     where: Path_
-    """Keys and positions that lead to it, such as ``("peers", 0, "blocks")``."""
+    """Path of keys and positions, such as ``("peers", 0, "blocks")``."""
     text: str
     is_key: bool = False
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings that are flags of a command and arguments of a function; :func:`flag` describes each."""
+    """Settings that are both flags of a command and arguments of a function; :func:`flag` describes each."""
 
     @classmethod
     def of(cls: type[S], given: Mapping[str, Any], *, strict: bool = True) -> S:
-        """Make settings of arguments; raise :class:`UsageError` for an unknown name or a value that is not allowed.
+        """Create settings from arguments; raise :class:`UsageError` for an unknown name or an invalid value.
 
-        Unless ``strict``, numbers may be text.
+        Unless ``strict``, numbers may be strings.
         """
         plain = {name: _as_plain(value) for name, value in given.items()}
         try:
@@ -60,19 +60,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def _as_plain(value: Any) -> Any:
-    """Return numbers and arrays of NumPy as Python's, and sequences as lists."""
+    """Convert NumPy numbers and arrays to Python's, and sequences to lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def flag(help_text: str, metavar: str = "N") -> Meta:
-    """Return the description of a setting in the help of the command."""
+    """Return the description of a setting for the help text of the command."""
     return Meta(extra={"help": help_text, "metavar": metavar})
 
 
 class InvalidDocument(ValueError):
-    """A JSON document that cannot be used; the text begins with ``:line:column`` where the place is known."""
+    """A JSON document that cannot be used; the text begins with ``:line:column`` if the place is known."""
 
 
 class OtherSchema(InvalidDocument):
@@ -80,9 +80,9 @@ class OtherSchema(InvalidDocument):
 
 
 def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | None = None) -> InvalidValue:
-    """Explain msgspec's ``message`` about ``value`` (plain lists and dictionaries), which does not fit ``type_``.
+    """Explain msgspec's ``message`` about ``value`` (plain lists and dictionaries), which does not match ``type_``.
 
-    ``source`` has the text of values in the file, which a reader such as YAML's may have changed.
+    ``source`` contains the original text of values, which a YAML parser may have converted.
     """
     text, _, at = message.partition(" - at `")
     where = _path(at)
@@ -108,7 +108,7 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """Return ``unknown key 'rote'; did you mean 'rate'?``, or list the known names if none is similar."""
+    """Return ``unknown key 'rote'; did you mean 'rate'?``, or list the known names if none of them is similar."""
     listed = list(known)
     near = difflib.get_close_matches(name, listed, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(listed)}" if listed else "remove it"
@@ -116,7 +116,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def type_at(type_: Any, where: Path_) -> inspect.Type:
-    """Return the type at ``where`` inside ``type_``."""
+    """Return the type at the path ``where`` in ``type_``."""
     info = inspect.type_info(type_)
     for step in where:
         inner = (_inside(member, step) for member in _members(info))
@@ -135,7 +135,7 @@ def _inside(info: inspect.Type, step: str | int) -> inspect.Type | None:
 
 
 def at_path(value: Any, where: Path_) -> Any:
-    """Return the value at ``where`` inside ``value``, or its nearest parent that exists."""
+    """Return the value at the path ``where`` in ``value``, or its nearest parent that exists."""
     for step in where:
         try:
             value = value[step]
@@ -145,7 +145,7 @@ def at_path(value: Any, where: Path_) -> Any:
 
 
 def describe_type(info: inspect.Type) -> str:
-    """Return the values that a type allows: ``a whole number``, ``a list of text``, ``one of raw, fp16, int8``."""
+    """Describe the values that a type allows: ``a whole number``, ``a list of text``, ``one of raw, fp16, int8``."""
     if isinstance(info, inspect.Metadata):
         return str((info.extra_json_schema or {}).get("description") or describe_type(info.type))
     if isinstance(info, inspect.UnionType):
@@ -202,7 +202,7 @@ def show_value(value: Any) -> str:
 
 
 def decode_json(raw: bytes, type_: type[T], schema: int) -> T:
-    """Decode a JSON document that names its schema; raise :class:`InvalidDocument` if it is invalid."""
+    """Decode a JSON document with a schema number; raise :class:`InvalidDocument` if it is invalid."""
     try:
         found = msgspec.json.decode(raw, type=dict).get("schema")
         if found == schema:
@@ -228,7 +228,7 @@ def _json_fault(raw: bytes, type_: type[Any], error: Exception) -> InvalidDocume
 
 
 def _json_place(raw: bytes, found: InvalidValue) -> str:
-    """Return ``:line:column`` of the key of an invalid value, if the document has this key only once."""
+    """Return ``:line:column`` of the key of an invalid value if the document contains this key only once."""
     name = next((step for step in reversed(found.where) if isinstance(step, str)), None)
     if name is None:
         return ":1:1"
@@ -240,17 +240,17 @@ def _json_place(raw: bytes, found: InvalidValue) -> str:
 
 
 class SourceMap:
-    """Lines and columns of keys and values in a file, by their path such as ``("peers", 0, "blocks")``."""
+    """Lines and columns of keys and values in a file, by path, such as ``("peers", 0, "blocks")``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.marks: dict[Path_, tuple[int, int]] = {}
         self.key_marks: dict[Path_, tuple[int, int]] = {}
         self.written: dict[Path_, str] = {}
-        """The text of values that are not in quotes."""
+        """Text of unquoted values."""
 
     def error(self, message: str, *where: str | int, key: bool = False) -> ConfigError:
-        """Make a :class:`ConfigError` at the value (or ``key``) of a path, or at its nearest parent."""
+        """Return a :class:`ConfigError` at the value (or ``key``) of a path, or at its nearest parent."""
         marks = self.key_marks if key else self.marks
         for end in range(len(where), -1, -1):
             mark = marks.get(where[:end]) or self.marks.get(where[:end])
@@ -268,7 +268,7 @@ def read_yaml(path: Path) -> bytes:
 
 
 def parse_yaml(raw: bytes, path: Path) -> tuple[str, yaml.Node | None]:
-    """Return the text of a YAML file and its top node, None if it is empty; raise :class:`ConfigError`."""
+    """Return the text of a YAML file and its top node (None if it is empty); raise :class:`ConfigError`."""
     try:
         text = raw.decode("utf-8").removeprefix("\ufeff")  # editors on Windows write it first
         return text, yaml.compose(text, Loader=yaml.SafeLoader)
@@ -289,7 +289,7 @@ def parse_yaml(raw: bytes, path: Path) -> tuple[str, yaml.Node | None]:
 def load_yaml(path: str | Path, type_: type[T], raw: bytes | None = None) -> tuple[T, SourceMap]:
     """Read the file ``path``, or its content ``raw``, as ``type_``; raise :class:`ConfigError` if that fails.
 
-    Types that msgspec does not know need a class method ``parse`` that raises ValueError.
+    Types that msgspec does not support need a class method ``parse`` that raises ValueError.
     """
     path = Path(path)
     source_map = SourceMap(path)
@@ -307,7 +307,7 @@ def load_yaml(path: str | Path, type_: type[T], raw: bytes | None = None) -> tup
 
 
 def parse_yaml_value(text: str, what: str) -> Any:
-    """Read a value as in a YAML file; raise :class:`UsageError`, beginning with ``what``, if it is invalid."""
+    """Parse a value as in a YAML file; raise :class:`UsageError` that begins with ``what`` if it is invalid."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         return None if node is None else _plain(node, (), SourceMap(Path(what)))
@@ -318,7 +318,7 @@ def parse_yaml_value(text: str, what: str) -> Any:
 
 
 def _plainly(problem: str) -> str:
-    """Return the parser's error with plain words for its tokens."""
+    """Return the parser's error with plain words instead of token names."""
     if r"'\t'" in problem:
         return "a line is indented with a tab; use spaces"
     for token, words in (
@@ -332,7 +332,7 @@ def _plainly(problem: str) -> str:
 
 
 def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
-    if len(where) > MAX_DEPTH or len(source_map.marks) > MAX_VALUES:  # aliases make small files endless
+    if len(where) > MAX_DEPTH or len(source_map.marks) > MAX_VALUES:  # with aliases, small files can be endless
         raise source_map.error(f"deeper than {MAX_DEPTH} levels or more than {MAX_VALUES} values; simplify it")
     source_map.marks[where] = (node.start_mark.line + 1, node.start_mark.column + 1)
     if isinstance(node, yaml.MappingNode):
@@ -360,7 +360,7 @@ def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
 
 
 EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
-"""Numbers such as ``1e-3``, which are text in YAML 1.1."""
+"""Numbers such as ``1e-3``, which are strings in YAML 1.1."""
 
 
 def _scalar(node: yaml.Node, where: Path_, source_map: SourceMap, *, is_key: bool = False) -> Any:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.bundle import INTERPOLATIONS, ImageSpec
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.datasets import ImageRef, ImageSet, open_data
 from ls_edge.data.decoding import decode, to_rgb
-from ls_edge.data.preprocess import INTERPOLATIONS, Preprocessor, iterate
+from ls_edge.data.preprocess import Preprocessor, iterate
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
