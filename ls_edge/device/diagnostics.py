@@ -1,7 +1,7 @@
 """Checks of this machine: Python, packages, libzmq, torch, and hardware.
 
-A library that could crash or hang is checked in a subprocess with a time limit. Requirements are read from the
-installed package. Nothing on the machine is changed. The checks of engines are in ``ls_edge.engines.diagnostics``.
+Libraries that could crash or hang are checked in a subprocess with a time limit. Requirements are read from the
+metadata of the installed package. Nothing on the machine is changed. ``ls_edge.engines.diagnostics`` checks engines.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ls_edge.device.requirements import (
 Status = Literal["ok", "warn", "bad"]
 
 PROBE_LIMIT_S = 60.0
-"""Time limit of a probe, in seconds; importing torch from a cold disk takes tens of seconds."""
+"""Time limit of a probe in seconds; importing torch from a cold disk can take tens of seconds."""
 
 _PURPOSE = {"train": "to train and eval", "export": "to export and verify"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
+    """Result of a check."""
 
     status: Status
     """``bad`` if ls-edge cannot work, ``warn`` if something could be better."""
@@ -70,7 +70,7 @@ def worst(findings: list[Finding]) -> Status:
 
 
 def judged(what: str, detail: str, fix: str | None, otherwise: Status = "warn") -> Finding:
-    """Return a finding that is ``ok`` if there is nothing to fix."""
+    """Return a finding with the status ``ok`` if there is no fix, otherwise ``otherwise``."""
     return Finding("ok" if fix is None else otherwise, what, detail, fix)
 
 
@@ -143,7 +143,7 @@ class ProbeResult:
 
 
 def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeResult:
-    """Run Python code that prints one JSON object as its last line; a crash, hang or error becomes a reason."""
+    """Run Python code whose last output line is a JSON object; turn a crash, hang, or error into a reason."""
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, code of this module
             [sys.executable, "-c", _NO_CWD + code, *arguments],
@@ -171,7 +171,7 @@ def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeRe
 
 
 _NO_CWD = "import sys; sys.path[:] = [entry for entry in sys.path if entry]\n"
-"""Prefix of each probe: a folder called ``onnxruntime`` in the working folder is not the package."""
+"""Prefix of each probe, so that a folder called ``onnxruntime`` in the working folder is not imported."""
 
 _ZMQ_CODE = "import json, zmq; print(json.dumps({'version': zmq.zmq_version(), 'curve': zmq.has('curve')}))"
 
@@ -192,7 +192,7 @@ def onnxruntime_builds() -> list[str]:
 
 
 def install_line(build: str) -> str:
-    """Return the command that installs a build of ONNX Runtime; PyPI has no ``onnxruntime-gpu`` for boards."""
+    """Return the command or advice to install a build of ONNX Runtime; PyPI has no ``onnxruntime-gpu`` for boards."""
     return engine_advice() if build == "onnxruntime-gpu" and hardware.has_nvidia() else f"pip install {build}"
 
 

@@ -1,7 +1,7 @@
 """Facts about a board for its report: power mode, clocks, memory, versions, devices, sensors, and kernel messages.
 
-Each fact is the unchanged output of a program or content of files, or a line that says why it is missing. Nothing on
-the board is changed.
+Each fact is the unmodified output of a program, the content of files, or a line with the reason why it is missing.
+Nothing on the board is changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from ls_edge.device.hardware import text_of
 
 LIMIT_S = 20.0
-"""Time limit of a program, in seconds; each of them only prints a status."""
+"""Time limit of a program in seconds; all programs only print a status."""
 
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "power mode": ("nvpmodel", "-q"),
@@ -49,13 +49,13 @@ FILES: Mapping[str, tuple[str, ...]] = {
 """Patterns of files below the root by subject."""
 _DEVICES = ("dev/nvidia*", "dev/nvhost*", "dev/nvmap", "dev/dri/*")
 _KEPT = re.compile(r"^(Mem|Swap|Cma|NvMap|Filename|/|PRETTY_NAME|#)")
-"""Relevant lines of files in ``proc`` and ``etc``; all lines of files in ``sys`` are relevant."""
+"""Relevant lines of files in ``proc`` and ``etc``; in ``sys``, all lines are relevant."""
 _KERNEL = re.compile(r"out of memory|oom|nvmap|nvgpu|xid|throttl|over-?current", re.IGNORECASE)
 _MOST_LINES = 60
 
 
 def facts(root: Path = Path("/")) -> Iterator[tuple[str, str]]:
-    """Yield subject and text of each fact."""
+    """Yield the subject and the text of each fact."""
     for subject, command in PROGRAMS.items():
         yield subject, output_of(command)
     for subject, patterns in FILES.items():
@@ -82,7 +82,7 @@ def kernel_messages() -> str:
 
 
 def output_of(command: tuple[str, ...]) -> str:
-    """Return the output of a program, or one line that says why there is none."""
+    """Return the output of a program, or one line with the reason why there is none."""
     try:
         done = subprocess.run(  # noqa: S603  commands of this module
             command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, stdin=subprocess.DEVNULL

@@ -1,6 +1,6 @@
-"""Hardware of this machine from /proc, /sys and the device tree: processor, cores, memory, board.
+"""Hardware of this machine from /proc, /sys, and the device tree: processor, cores, memory, board.
 
-Linux only. On other systems, or if a file is missing, a value is None or empty. No program is started.
+Linux only: on other systems, or if a file is missing, values are None or empty. No programs are started.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def cpu_name() -> str:
 
 
 def cpu_features(cpuinfo: str | None = None) -> list[str]:
-    """Return the processor's vector and matrix instructions that matter for engines.
+    """Return the processor's vector and matrix instructions that are relevant for engines.
 
     ``cpuinfo`` is the text of ``/proc/cpuinfo``, which is read by default.
     """
@@ -34,7 +34,7 @@ def cpu_features(cpuinfo: str | None = None) -> list[str]:
 
 
 def multiplies_bfloat16(cpuinfo: str | None = None) -> bool:
-    """Return whether the processor multiplies bfloat16 itself (AVX512-BF16, AMX, Arm's BF16)."""
+    """Return whether the processor has bfloat16 products (AVX512-BF16, AMX, Arm's BF16)."""
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpu_features(cpuinfo))
 
 
@@ -61,7 +61,7 @@ def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> flo
 
 
 def memory_gib() -> tuple[float, float] | None:
-    """Return total and free memory in GiB, or the limit of the control group if that is less."""
+    """Return total and free memory in GiB, within the limit of the control group; None if unknown."""
     info = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text_of("/proc/meminfo"), re.M)}
     if "MemTotal" not in info:
         return None
@@ -74,7 +74,7 @@ def memory_gib() -> tuple[float, float] | None:
 
 
 def board() -> str | None:
-    """Return the board's name in the device tree, with the release of Jetson Linux if there is one."""
+    """Return the board's name from the device tree, with the release of Jetson Linux if there is one."""
     model, release = text_of("/proc/device-tree/model"), jetson_linux()
     return f"{model}, Jetson Linux {release}" if model and release else model or None
 
@@ -97,7 +97,7 @@ def jetpack(root: Path = Path("/")) -> str | None:
 
 
 def has_nvidia() -> bool:
-    """Return whether the NVIDIA driver shows a GPU, on a card or in a Jetson."""
+    """Return whether the NVIDIA driver provides a GPU, on a card or in a Jetson."""
     return any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu"))
 
 
@@ -110,7 +110,7 @@ def _cpuinfo() -> str:
 
 
 def text_of(path: str | Path) -> str:
-    """Return the text of a file without surrounding white space and zero bytes; empty if it cannot be read."""
+    """Return the text of a file, without surrounding whitespace and zero bytes; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     except OSError:

@@ -26,7 +26,7 @@ _Document = TypeVar("_Document", bound=msgspec.Struct)
 
 
 NOISY = 5
-"""Ratio of p95 to p50 from which the times of a link are reported as noisy."""
+"""Minimum ratio of p95 to p50 for which the times of a link are reported as noisy."""
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Times(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: list[float]) -> Times:
-        """Summarize at least one run."""
+        """Summarize the times of one or more runs."""
         ms = np.asarray(seconds) * 1e3
         return cls(*(round(float(value), 4) for value in (np.median(ms), np.percentile(ms, 95), ms.min())))
 
@@ -57,7 +57,7 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     available_bytes: int | None
     l4t: str | None
     power_mode: str | None
-    """Name of the requested power mode; :attr:`DeviceState.limits_mhz` has the limits in force."""
+    """Name of the requested power mode; :attr:`DeviceState.limits_mhz` has the effective limits."""
     battery_wh: float | None
     versions: dict[str, str]
     multiprocessors: int | None = None
@@ -74,30 +74,30 @@ class PartLoad(msgspec.Struct, frozen=True):
     built: bool
     file_bytes: int
     resident_bytes: int | None
-    """Growth of the process's memory, without memory of a graphics card."""
+    """Growth of the process's memory, excluding the memory of a graphics card."""
 
 
 class BatchTimes(msgspec.Struct, frozen=True):
     """Times of the parts at one batch size."""
 
     stem_ms: Times | None
-    """Null, like :attr:`head_ms` and :attr:`chain_ms`, for a peer, which has only blocks."""
+    """Null for a peer, which has only blocks; so are :attr:`head_ms` and :attr:`chain_ms`."""
     head_ms: Times | None
     blocks_ms: Annotated[list[Times], Meta(min_length=1, description="a list of the times of at least one block")]
-    """Times of all blocks; for blocks that a peer does not hold, the medians over the blocks that it holds."""
+    """Times of all blocks; blocks that a peer does not hold have the medians of the blocks that it holds."""
     chain_ms: Times | None
-    """Stem, all blocks and head one after the other."""
+    """Times of stem, all blocks, and head one after the other."""
     repeats: int
     slowdown: float
-    """Ratio of the medians of the last and the first third of the runs; above 1 the device became slower."""
+    """Median of the last third of the runs divided by that of the first; above 1, the device became slower."""
     power_watts: float | None
     energy_mj_per_image: float | None
     visits_ms: dict[str, Times] = {}
-    """Times of 1, 2 and all blocks in a row as a peer runs them, with one copy of the tokens in and one out."""
+    """Times of 1, 2, and all blocks in sequence as a peer runs them, with one copy of the tokens in and one out."""
 
     @property
     def block_ms(self) -> float:
-        """Typical time of one more block in a visit; without timed visits, the mean of the blocks' medians."""
+        """Typical time of an additional block in a visit; without timed visits, the mean of the blocks' medians."""
         counts = sorted(map(int, self.visits_ms))
         if len(counts) > 1:
             least, most = (self.visits_ms[str(count)].p50 for count in (counts[0], counts[-1]))
@@ -106,7 +106,7 @@ class BatchTimes(msgspec.Struct, frozen=True):
 
     @property
     def visit_ms(self) -> float:
-        """Time of a visit besides its blocks: the copies and the call."""
+        """Overhead of a visit in addition to its blocks: copies and the call."""
         return max(0.0, self.visits_ms["1"].p50 - self.block_ms) if "1" in self.visits_ms else 0.0
 
 
@@ -128,22 +128,22 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     ]
     parts: list[PartLoad]
     memory_bytes: int
-    """Size of the part files or the memory that the process and the GPU gained, whichever is larger."""
+    """Size of the part files, or growth of process and GPU memory, whichever is larger."""
     power_watts: float | None
-    """Power while the chain runs one image after the other."""
+    """Power while the chain runs single images."""
     idle_watts: float | None
     """Power before the engines were loaded."""
     power_scope: str | None
-    """Consumer of the power: ``board``, ``platform``, ``processor``, ``gpu`` or ``processor and gpu``."""
+    """Measured consumer: ``board``, ``platform``, ``processor``, ``gpu``, or ``processor and gpu``."""
     power_channels: dict[str, float]
     energy_mj_per_image: float | None
-    """Power times the time of a single image, including idle power."""
+    """Power, including idle power, times the time of a single image."""
     throttled: bool
     throttled_by: list[str]
     before: DeviceState
     after: DeviceState
     power_cost: float | None = None
-    """Fraction of a core's time that measuring the power took."""
+    """Fraction of a core's time that the power measurement took."""
 
     @property
     def one_at_a_time(self) -> BatchTimes:
@@ -163,7 +163,7 @@ class DeviceProfile(msgspec.Struct, frozen=True):
 
 
 class LinkTimes(msgspec.Struct, frozen=True):
-    """Transfer times of tokens from one process to another, in one codec."""
+    """Transfer times of tokens from one process to another with one codec."""
 
     origin: str
     to: str
@@ -171,12 +171,12 @@ class LinkTimes(msgspec.Struct, frozen=True):
     bytes: int
     transfers: int
     p50_ms: Duration
-    """Time from the end of the previous engine call until the receiver has the tokens, decoded and checked."""
+    """Time from the end of the previous engine call until the receiver has decoded and checked the tokens."""
     p95_ms: float
 
     @property
     def noise(self) -> str:
-        """A line if the times vary too much for a plan; else an empty string."""
+        """Warning if the times vary too much for a plan, otherwise an empty string."""
         if self.p95_ms < NOISY * self.p50_ms:
             return ""
         return (
@@ -186,24 +186,24 @@ class LinkTimes(msgspec.Struct, frozen=True):
 
 
 class LinkFit(msgspec.Struct, frozen=True):
-    """Latency and bandwidth between two processes, from the median slope between transfers in different codecs."""
+    """Latency and bandwidth between two processes, fitted by the median slope between codecs of different sizes."""
 
     origin: str
     to: str
     latency_ms: float | None
-    """Null if codecs of different sizes do not differ in time by more than the transfers of one codec do."""
+    """Null if the times of codecs of different sizes do not differ by more than those of a single codec."""
     mbit_per_s: float | None
     mbit_per_s_interval: tuple[float, float] | None = None
     """95 % interval of the bandwidth."""
 
 
 class CallOverhead(msgspec.Struct, frozen=True):
-    """Time of an engine call without the engine, from the tokens to the next decision."""
+    """Overhead of an engine call, from the tokens to the next decision, without the engine itself."""
 
     peer: str
     p50_ms: float
     mean_ms: float
-    """Mean, which determines throughput: on a busy machine a few calls wait long."""
+    """Mean, which determines throughput: on a busy machine, a few calls wait for a long time."""
     p95_ms: float
     calls: int
 
@@ -214,16 +214,16 @@ class LinksDocument(msgspec.Struct, frozen=True):
     schema: int
     model_id: str
     source: str
-    """Name in the file of the process that measured."""
+    """Name of the measuring process in ``peers.yaml``."""
     transfers: list[LinkTimes]
     fits: list[LinkFit]
     missing: list[tuple[str, str, str]]
-    """Pairs that could not be measured, and the reasons."""
+    """Pairs of processes that could not be measured, and the reasons."""
     calls: list[CallOverhead] = []
 
 
 def load_profile(path: str | Path) -> DeviceProfile:
-    """Read a ``profile.json``; raise :class:`DataError` if it is not one."""
+    """Read a ``profile.json``; raise :class:`DataError` if it is invalid."""
     found = _load(path, DeviceProfile, "ls-edge profile BUNDLE --out FILE")
     if not any(part.part.startswith("block ") for part in found.parts):
         raise DataError(f"{path}: parts lists no block, so the memory of a block is unknown; measure again")
@@ -231,12 +231,12 @@ def load_profile(path: str | Path) -> DeviceProfile:
 
 
 def read_profile(raw: bytes) -> DeviceProfile:
-    """Read the document that a peer sent; raise :class:`InvalidDocument` if it is not one."""
+    """Decode a profile that a peer sent; raise :class:`InvalidDocument` if it is invalid."""
     return decode_json(raw, DeviceProfile, SCHEMA)
 
 
 def load_links(path: str | Path) -> LinksDocument:
-    """Read a ``links.json``; raise :class:`DataError` if it is not one."""
+    """Read a ``links.json``; raise :class:`DataError` if it is invalid."""
     return _load(path, LinksDocument, "ls-edge profile --links --peers peers.yaml --out FILE")
 
 

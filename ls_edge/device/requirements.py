@@ -1,7 +1,7 @@
-"""Commands for messages that install missing packages.
+"""Commands in messages that tell users how to install missing packages.
 
-They name packages on PyPI, never ls-edge itself, so they work for a clone and for a wheel on a board. The
-requirements of an extra are read from the installed package.
+They install packages from PyPI, never ls-edge itself, so they work for a clone and for a wheel on a board. The
+requirements of an extra are read from the metadata of the installed package.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ls_edge.device import hardware
 
 
 def compiler_problem() -> str:
-    """Return why torch models cannot be compiled for a GPU, or an empty string.
+    """Return the reason why torch models cannot be compiled for a GPU, or an empty string.
 
-    Triton, which torch uses for that, compiles a C module when it is used first.
+    Triton, which torch uses for compilation, compiles a C module on first use.
     """
     if not any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang"))):
         return "there is no C compiler (apt install gcc)"
@@ -52,11 +52,11 @@ MODULES = {
     "report": ("altair", "jinja2", "vl_convert"),
     "serve": ("prometheus_client", "aiohttp"),
 }
-"""Modules whose presence :func:`require` checks, by extra."""
+"""Modules that :func:`require` checks, by extra."""
 
 
 class Requirement(NamedTuple):
-    """A required package with its lowest version and the first version that is too new; empty for any."""
+    """A required package with its lowest version and the first version that is too new, or empty strings for any."""
 
     name: str
     least: str
@@ -68,9 +68,9 @@ class Requirement(NamedTuple):
 
 
 def install_command(*extras: str) -> str:
-    """Return ``pip install ...`` of the packages of ``extras`` that are missing or too old here.
+    """Return ``pip install ...`` with the packages of ``extras`` that are missing or have an unsuitable version.
 
-    ``cpu`` stands for ONNX Runtime: the build for this machine, see :func:`engine_advice`.
+    ``cpu`` means the build of ONNX Runtime for this machine (:func:`engine_advice`).
     """
     known = requirements()
     wanted = list(dict.fromkeys(item for extra in extras if extra != "cpu" for item in known.get(extra, ())))
@@ -82,7 +82,7 @@ def install_command(*extras: str) -> str:
 
 
 def require(what: str, *extras: str) -> None:
-    """Raise :class:`UsageError` if a module of ``extras`` is missing, without importing any."""
+    """Raise :class:`UsageError` if a module of ``extras`` is missing, without importing the modules."""
     absent = [name for extra in extras for name in MODULES[extra] if importlib.util.find_spec(name) is None]
     if absent:
         names = ", ".join(extras)
@@ -90,7 +90,7 @@ def require(what: str, *extras: str) -> None:
 
 
 def require_import(what: str, modules: Sequence[str], *extras: str, instead: str = "") -> None:
-    """Import modules that ``what`` needs; raise :class:`UsageError` with the reason and how to install ``extras``."""
+    """Import modules that ``what`` needs; raise :class:`UsageError` with the reason and a command for ``extras``."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -110,7 +110,7 @@ def engine_advice() -> str:
 
 
 def requirements() -> dict[str, list[Requirement]]:
-    """Return the requirements of each extra, and of the core under the empty name; empty if not installed."""
+    """Return the requirements of each extra, and of the core under an empty name; empty if ls-edge is not installed."""
     try:
         lines = importlib.metadata.requires("ls-edge") or []
     except importlib.metadata.PackageNotFoundError:
@@ -146,7 +146,7 @@ def installed(name: str) -> str | None:
 
 
 def satisfied(item: Requirement) -> bool:
-    """Return whether a distribution within these bounds is installed."""
+    """Return whether a distribution is installed in a version within the bounds."""
     version = installed(item.name)
     return version is not None and numbers(version) >= numbers(item.least) and not too_new(item, version)
 
@@ -157,5 +157,5 @@ def too_new(item: Requirement, version: str) -> bool:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version, enough to compare it with a bound."""
+    """Return the first three numbers of a version, for comparison with a bound."""
     return tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])

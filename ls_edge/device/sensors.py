@@ -1,20 +1,20 @@
-"""Power, temperatures, clocks and throttling of the device that this process runs on, from sysfs and from NVML.
+"""Power, temperatures, clocks, and throttling of the device that this process runs on, from sysfs and NVML.
 
-Sources are the interfaces that the kernel documents:
+Sources are interfaces that the kernel documents:
 
 - INA3221 (``Documentation/hwmon/ina3221.rst``): ``in[123]_label``, ``in[123]_input`` in mV, ``curr[123]_input`` in mA.
   INA238 (``Documentation/hwmon/ina238.rst``), at the input of a Thor's carrier board: ``power1_input`` in microwatts.
-  Which channels make up the whole board differs from board to board (:data:`BOARD_CHANNELS`, from the chapter "Platform
+  The channels that add up to the whole board depend on the board (:data:`BOARD_CHANNELS`, from the chapter "Platform
   Power and Performance" of NVIDIA's Jetson Linux Developer Guide). Alarms: ``curr*_crit_alarm``, ``curr*_max_alarm``.
-- Over-current events of a Jetson: ``oc*_event_cnt`` of the hwmon device ``soctherm_oc``; they are counted from boot.
-- RAPL (``Documentation/power/powercap/powercap.rst``): ``energy_uj`` in microjoules, which begins again at 0 after
-  ``max_energy_range_uj``; most kernels let only root read it.
-- ``/sys/class/thermal``: temperatures, trip points and cooling devices; ``/sys/devices/system/cpu``: clocks, and
+- Over-current events of a Jetson, counted from boot: ``oc*_event_cnt`` of the hwmon device ``soctherm_oc``.
+- RAPL (``Documentation/power/powercap/powercap.rst``): ``energy_uj`` in microjoules, which wraps around to 0 after
+  ``max_energy_range_uj``; on most kernels, only root can read it.
+- ``/sys/class/thermal``: temperatures, trip points, and cooling devices; ``/sys/devices/system/cpu``: clocks, and
   ``thermal_throttle`` on x86; ``get_throttled`` of a Raspberry Pi's firmware.
-- NVML by its C interface, for NVIDIA cards.
+- NVML through its C interface, for NVIDIA cards.
 
-Missing values are None or empty; nothing is estimated. The root is a parameter, so that a copy of a board's tree can be
-read.
+Missing values are None or empty; nothing is estimated. The root folder is a parameter, so that a copy of a board's file
+tree can be read.
 """
 
 from __future__ import annotations
@@ -39,45 +39,45 @@ BOARD_CHANNELS = (
     # AGX Orin has no such channel; VDDQ_VDD2_1V8AO is fed by VIN_SYS_5V0, so it must not be added again
     {"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"},
 )
-"""Channels that identify a board, and whose sum is its total power."""
+"""Channels that identify a board; their sum is its total power."""
 
 SAMPLE_EVERY_S = 0.05
-"""Interval between readings of power; a shorter one follows peaks and costs processor time."""
+"""Interval between power readings; a shorter one captures peaks but costs processor time."""
 
 _THROTTLING_DEVICE = re.compile(
     r"^(Processor|cpufreq|thermal-cpufreq|devfreq|thermal-devfreq|\w+-throttle-alert|[cg]pu-balanced)"
 )
-"""Cooling devices that slow the device down; the others are fans."""
+"""Cooling devices that slow down the device; all others are fans."""
 _PI_NOW = {0: "under-voltage", 1: "clock capped", 2: "throttled", 3: "soft temperature limit"}
-"""Bits of a Raspberry Pi's ``get_throttled`` for the present moment."""
+"""Bits of a Raspberry Pi's ``get_throttled`` for the current state."""
 _NVML_SLOWDOWNS = {
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""Bits of ``nvmlDeviceGetCurrentClocksThrottleReasons`` that mean trouble; a card at its power cap does not."""
+"""Bits of ``nvmlDeviceGetCurrentClocksThrottleReasons`` that indicate a problem, unlike a card at its power cap."""
 
 
 class DeviceState(msgspec.Struct, frozen=True):
-    """Clocks, temperatures, throttling and alarms at one moment."""
+    """Clocks, temperatures, throttling, and alarms at one moment."""
 
     temperatures_c: dict[str, float]
     clocks_mhz: dict[str, float]
     throttled: list[str]
     counters: dict[str, int]
-    """Throttling and over-current events since the device was started."""
+    """Number of throttling and over-current events since boot."""
     limits_mhz: dict[str, float] = {}
-    """Highest clocks that are allowed now, by the power mode or anything else."""
+    """Current maximum clocks, set by the power mode or otherwise."""
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """Values of one card from NVML, or None."""
+    """NVML values of a card; unknown values are None."""
 
     name: str
     watts: float | None
     joules: float | None
-    """Since the driver was loaded."""
+    """Energy since the driver was loaded."""
     temperature_c: float | None
     clock_mhz: float | None
     slowdowns: list[str]
@@ -88,20 +88,20 @@ class PowerReading(msgspec.Struct, frozen=True):
 
     watts: float
     scope: str
-    """Consumer: ``board``, ``platform`` (RAPL's psys), ``processor``, ``gpu`` or ``processor and gpu``."""
+    """Measured consumer: ``board``, ``platform`` (RAPL's psys), ``processor``, ``gpu``, or ``processor and gpu``."""
     source: str
-    """``ina3221``, ``ina238``, ``rapl``, ``nvml`` or ``rapl and nvml``."""
+    """Sensor: ``ina3221``, ``ina238``, ``rapl``, ``nvml``, or ``rapl and nvml``."""
     channels: dict[str, float]
-    """Mean watts of each channel, including channels that are a part of another."""
+    """Mean watts of each channel, including channels that are part of another one."""
     cost: float = 0.0
     """Fraction of a core's time that reading the sensors took."""
 
 
 class Sensors:
-    """The sensors of a device; ``root`` is the folder that holds its ``sys`` and ``proc``."""
+    """Sensors of a device; ``root`` is the folder that contains its ``sys`` and ``proc``."""
 
     def __init__(self, root: Path = Path("/"), nvml: Nvml | None = None) -> None:
-        """Without ``nvml``, open it if ``root`` is this machine."""
+        """Open NVML if it is not given and ``root`` is that of this machine."""
         self.root = root
         self._nvml = Nvml.open() if nvml is None and root == Path("/") else nvml
 
@@ -111,20 +111,20 @@ class Sensors:
         return any((self.channel_watts(), self.energy_uj(), self.gpu_watts(), self.gpu_energy_uj()))
 
     def gpus(self) -> list[GpuReading]:
-        """Return the cards that NVML knows; none without NVML."""
+        """Return the cards that NVML knows, or none without NVML."""
         return [] if self._nvml is None else self._nvml.read()
 
     def gpu_watts(self) -> dict[str, float]:
-        """Return the present power of each card that reports it."""
+        """Return the current power in watts of each card that reports it."""
         return {f"gpu{number}": gpu.watts for number, gpu in enumerate(self.gpus()) if gpu.watts is not None}
 
     def gpu_energy_uj(self) -> dict[str, tuple[int, int]]:
-        """Return the energy counter of each card that has one, in the form of :meth:`energy_uj`."""
+        """Return the energy counter of each card that has one, in the format of :meth:`energy_uj`."""
         joules = {f"gpu{number}": gpu.joules for number, gpu in enumerate(self.gpus())}
         return {name: (round(used * 1e6), 0) for name, used in joules.items() if used is not None}
 
     def channel_watts(self) -> dict[str, float]:
-        """Return the power of each INA3221 channel with a label and a reading, and of each INA238, in watts."""
+        """Return the watts of each INA3221 channel that has a label and a reading, and of each INA238."""
         return dict(self._read("channels"))
 
     def energy_uj(self) -> dict[str, tuple[int, int]]:
@@ -160,12 +160,12 @@ class Sensors:
         return DeviceState(temperatures, clocks, throttled, dict(counters), limits)
 
     def battery_wh(self) -> float | None:
-        """Return the energy left in all batteries, in watt hours, or None."""
+        """Return the remaining energy of all batteries in watt-hours, or None without batteries."""
         found = [watt_hours for _, watt_hours in self._read("batteries")]
         return round(sum(found), 3) if found else None
 
     def power_mode(self) -> str | None:
-        """Return a Jetson's power mode (nvpmodel), by its name if the configuration has it."""
+        """Return the power mode of a Jetson (nvpmodel), by name if the configuration has one."""
         mode = re.search(r"pmode:(\d+)", text_of(self.root / "var/lib/nvpmodel/status"))
         if mode is None:
             return None
@@ -179,7 +179,7 @@ class Sensors:
 
 
 def throttling(before: DeviceState, after: DeviceState) -> list[str]:
-    """Return the causes of throttling at two moments, and the events counted between them."""
+    """Return the causes of throttling in two states, and the events that were counted between them."""
     found = list(dict.fromkeys([*before.throttled, *after.throttled]))
     for name, count in after.counters.items():
         more = count - before.counters.get(name, 0)
@@ -189,11 +189,11 @@ def throttling(before: DeviceState, after: DeviceState) -> list[str]:
 
 
 class PowerMeter:
-    """Context manager that measures mean power, from samples of channels and differences of counters."""
+    """Context manager that measures mean power by sampling channels and reading counters at both ends."""
 
     def __init__(self, sensors: Sensors, every_s: float = SAMPLE_EVERY_S) -> None:
         self.reading: PowerReading | None = None
-        """Mean power after the end; None if no sensor measures power."""
+        """Mean power, available after the context; None if no sensor measures power."""
         self._sensors, self._every_s = sensors, every_s
         self._samples: list[tuple[dict[str, float], dict[str, float]]] = []
         self._ended = threading.Event()
@@ -229,7 +229,7 @@ class PowerMeter:
 def used_watts(
     before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]], seconds: float
 ) -> dict[str, float]:
-    """Return mean watts of each RAPL domain between two readings; a counter may have wrapped around."""
+    """Return the mean watts of each RAPL domain between two readings, even if a counter has wrapped around."""
     found = {}
     for name, (energy, most) in after.items():
         if name in before and seconds > 0:
@@ -244,9 +244,9 @@ def used_watts(
 def total_power(
     channels: Mapping[str, float], rapl: Mapping[str, float], gpus: Mapping[str, float]
 ) -> PowerReading | None:
-    """Return a device's power from the channels that cover most of it, or None.
+    """Return the power of a device from the channels that cover most of it, or None without channels.
 
-    ``channels`` are those of INA3221 and INA238; ``rapl`` and ``gpus`` are mean watts by domain and card.
+    All arguments are mean watts: ``channels`` by channel of INA3221 and INA238, ``rapl`` by domain, ``gpus`` by card.
     """
     everything = {name: round(watts, 4) for name, watts in {**channels, **rapl, **gpus}.items()}
     for summed in BOARD_CHANNELS:
@@ -324,7 +324,7 @@ _NVML_READERS: dict[str, tuple[str, type[ctypes.c_uint | ctypes.c_ulonglong], tu
     "temperature_c": ("nvmlDeviceGetTemperature", ctypes.c_uint, (0,), 1),  # of the GPU
     "clock_mhz": ("nvmlDeviceGetClockInfo", ctypes.c_uint, (1,), 1),  # of its processors
 }
-"""Function, type, arguments and divisor for each field of :class:`GpuReading`."""
+"""Function, type, arguments, and divisor for each field of :class:`GpuReading`."""
 
 _Readings = list[tuple[str, float]]
 _Reader = Callable[[Path], _Readings]
@@ -353,7 +353,7 @@ def _channel(label: Path) -> _Readings:
 
 
 def _input(power: Path) -> _Readings:
-    """Return the power of an INA238, whose only channel is the input ``VIN`` if it has no other label."""
+    """Return the power of an INA238; the name of its only channel is its label or, without one, ``VIN``."""
     label, microwatts = text_of(power.with_name("in1_label")) or "VIN", _number(power)
     return (
         [(label, microwatts / 1e6)] if text_of(power.with_name("name")) == "ina238" and microwatts is not None else []
@@ -361,7 +361,7 @@ def _input(power: Path) -> _Readings:
 
 
 def _temperature(path: Path) -> _Readings:
-    degrees = _number(path)  # sensors that are switched off report impossible values
+    degrees = _number(path)  # disabled sensors report impossible values
     return (
         [(text_of(path.with_name("type")), degrees / 1e3)] if degrees is not None and abs(degrees - 5e4) < 15e4 else []
     )
@@ -430,7 +430,7 @@ _READERS: dict[str, dict[str, _Reader]] = {
     },
     "batteries": {"sys/class/power_supply/*/type": _battery},
 }
-"""Readers of files below the root, by quantity and pattern of paths."""
+"""Readers of files below the root, by quantity and path pattern."""
 
 
 def _means(samples: tuple[dict[str, float], ...]) -> dict[str, float]:
@@ -439,7 +439,7 @@ def _means(samples: tuple[dict[str, float], ...]) -> dict[str, float]:
 
 
 def _numbers(folder: Path, pattern: str) -> list[tuple[Path, float]]:
-    """Return the files below a folder that hold a number."""
+    """Return the files below a folder that contain a number."""
     found = ((path, _number(path)) for path in sorted(folder.glob(pattern)))
     return [(path, value) for path, value in found if value is not None]
 

@@ -1,7 +1,7 @@
-"""A thread for long jobs, so that the thread of the links never waits for one.
+"""Thread for long jobs, so that the thread of the links never waits for them.
 
-A job cannot be interrupted: a thread that hangs is abandoned when the process ends. Engine calls have their own
-threads, see ``runtime/peer/threads.py``.
+A job cannot be interrupted; a thread that hangs is abandoned when the process ends. Engine calls have their own threads
+(``runtime/peer/threads.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_NAME = 15
 
 
 class JobQueue(Generic[T]):
-    """Queue of jobs for a thread, urgent ones first, and their results; any thread may use it."""
+    """Queue of jobs for a thread, urgent jobs first, and of their results; any thread may use it."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -31,10 +31,10 @@ class JobQueue(Generic[T]):
         self._jobs: deque[Callable[[], T | None]] = deque()
         self._results: deque[T] = deque()
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One item for each job and each call of :meth:`wake`. Written in C, unlike ``PriorityQueue``."""
+        """One item for each job and each call of :meth:`wake`; implemented in C, unlike ``PriorityQueue``."""
 
     def __len__(self) -> int:
-        """Return the number of waiting jobs; after :meth:`end` they never run."""
+        """Return the number of waiting jobs, which never run after :meth:`end`."""
         return len(self._urgent) + len(self._jobs)
 
     def submit(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
@@ -81,9 +81,9 @@ class Worker(JobQueue[T]):
     """A thread that runs its jobs one at a time."""
 
     def __init__(self, name: str, wake: Callable[[], None], *, niceness: int = 0) -> None:
-        """Start the thread; it calls ``wake`` after each job.
+        """Start the thread, which calls ``wake`` after each job.
 
-        A ``niceness`` above 0 gives way to other threads. ``name`` is the thread's name in Python and in the system.
+        With a ``niceness`` above 0, the thread yields to other threads. ``name`` is its name in Python and in Linux.
         """
         super().__init__()
         self._name, self._wake, self._niceness = name, wake, niceness
@@ -108,7 +108,7 @@ class Worker(JobQueue[T]):
 
 
 def introduce_thread(name: str, niceness: int = 0) -> None:
-    """Set the name and the niceness of the calling thread; on Linux only, where each thread has its own."""
+    """Set the name and the niceness of the calling thread; does nothing except on Linux."""
     if sys.platform != "linux":
         return
     thread = threading.get_native_id()

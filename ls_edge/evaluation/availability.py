@@ -1,10 +1,10 @@
-"""Confidence intervals of simulated shares and quantiles, whose uncertainty comes from outages and not from requests.
+"""Confidence intervals of simulated shares and quantiles, whose uncertainty comes from outages, not from requests.
 
-Requests of one outage share their fate, so a million requests during three outages say little. The time of each site is
-cut into batches that are long compared with an outage; the misses of the batches are independent, and few batches have
-any. Their sum is nearly a compound Poisson variable, for which the gamma interval of Fay and Feuer (1997, "Confidence
-intervals for directly standardized rates") covers the truth also after a handful of outages, where the normal interval
-is too narrow.
+Requests during one outage share their fate, so a million requests during three outages carry little information. The
+time of each site is divided into batches that are long compared with an outage, so the misses of batches are
+independent, and few batches have any. Their sum is approximately a compound Poisson variable. For such variables, the
+gamma interval of Fay and Feuer (1997, "Confidence intervals for directly standardized rates") has correct coverage even
+after a handful of outages, when the normal interval is too narrow.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ls_edge.evaluation.run_summary import Floats
 
 LEVEL = 0.95
 OUTAGES_A_BATCH = 20
-"""Length of a batch in typical outages: an outage seldom reaches into the next batch."""
+"""Length of a batch in typical outages, so that an outage seldom extends into the next batch."""
 LEAST_BATCHES, MOST_BATCHES = 10, 50
-"""Batches of all sites together: with fewer their variance is unknown, more are not needed without outages."""
+"""Number of batches of all sites: fewer do not show the variance; more are unnecessary without outages."""
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 Bools = npt.NDArray[np.bool_]
@@ -39,21 +39,21 @@ class Requests(Protocol):
 
 
 class ShareEstimate(msgspec.Struct, frozen=True):
-    """A share of the requests with its 95 % interval."""
+    """A fraction of the requests with its 95 % interval."""
 
     share: float
     low: float
     high: float
     outages: int
-    """Number of outages, each a series of misses at a site."""
+    """Number of outages; an outage is a series of misses at a site."""
     hours: float
-    """Simulated hours of all sites together."""
+    """Total simulated hours of all sites."""
     more_hours: float | None = None
-    """Further hours after which the interval would be narrow enough; None if it is, or if there was no outage."""
+    """Additional hours that would make the interval narrow enough; None if it is, or without outages."""
 
     @property
     def spread(self) -> float:
-        """Half of the interval as a fraction of the share of misses, or of hits if they are rarer."""
+        """Half of the interval relative to the share of misses, or of hits if these are rarer."""
         rarer = min(self.share, 1 - self.share)
         return (self.high - self.low) / 2 / rarer if rarer > 0 else math.inf
 
@@ -81,7 +81,7 @@ class Batches:
 
     @classmethod
     def of(cls, sites: Sequence[Requests], outage_s: float) -> Batches:
-        """Divide the requests of ``sites``; ``outage_s`` is the mean time for which a device is lost."""
+        """Divide the requests of ``sites`` into batches; ``outage_s`` is the mean time for which a device is lost."""
         seconds = sum(site.seconds for site in sites)
         length = min(max(OUTAGES_A_BATCH * outage_s, seconds / MOST_BATCHES), seconds / LEAST_BATCHES) or 1.0
         numbers: list[npt.NDArray[np.int64]] = []
@@ -96,14 +96,14 @@ class Batches:
 
     @property
     def seconds(self) -> float:
-        """Simulated time of all sites together."""
+        """Total simulated time of all sites."""
         return float(self.lengths.sum())
 
     def share(self, hit: Bools, *, apart_s: float, spread: float) -> ShareEstimate:
-        """Return the share of requests that are a ``hit``.
+        """Return the fraction of requests that are a ``hit``.
 
-        Misses of a site are one outage if there is no hit between them, or if they are less than ``apart_s`` apart.
-        ``spread`` is the :attr:`ShareEstimate.spread` that is narrow enough.
+        Misses at a site belong to the same outage if there is no hit between them or if they are less than ``apart_s``
+        apart. ``spread`` is the largest acceptable :attr:`ShareEstimate.spread`.
         """
         found = ShareEstimate(
             float(hit.mean()), *self._interval(hit), self._outages(~hit, apart_s), self.seconds / 3600
@@ -112,7 +112,7 @@ class Batches:
         return msgspec.structs.replace(found, more_hours=more) if 0 < more < math.inf else found
 
     def quantile(self, values: Floats, kept: Bools, share: float) -> Interval | None:
-        """Return the interval of a quantile of the requests that are ``kept``; None without any."""
+        """Return the interval of a quantile over the requests that are ``kept``; None without any."""
         known = values[kept]
         if not known.size:
             return None
@@ -121,7 +121,7 @@ class Batches:
         return Interval(float(low), float(high))
 
     def rate(self, kept: Bools) -> Interval:
-        """Return the interval of the requests of a site per second that are ``kept``."""
+        """Return the interval of the number of ``kept`` requests of a site per second."""
         counts = np.bincount(self.numbers[kept], minlength=len(self.lengths))
         total, batches = int(counts.sum()), len(counts)
         beyond = float(((counts - total / self.seconds * self.lengths) ** 2).sum()) * batches / max(1, batches - 1)
@@ -130,13 +130,13 @@ class Batches:
         return Interval(max(0.0, total - error) / self.seconds, (total + error) / self.seconds)
 
     def _interval(self, hit: Bools) -> Interval:
-        """Return the interval of the share of hits, from the rarer of hits and misses."""
+        """Return the interval of the fraction of hits, computed from the rarer of hits and misses."""
         if hit.mean() < 0.5:
             low, high = self._interval(~hit)
             return Interval(1 - high, 1 - low)
         counts = np.bincount(self.numbers, ~hit)
         total, variance = float(counts.sum()), self._deviation(~hit) ** 2
-        # The weight of the outage that might have come next: the largest one, or a typical one.
+        # Weight of a possible next outage: that of the largest one so far, or of a typical one.
         weight = max(float(counts.max()), len(hit) * self.outage_s / self.seconds, 1.0)
         least = variance / (2 * total) * _chi_square(-_Z, 2 * total**2 / variance) if variance else total
         more, most = total + weight, variance + weight**2

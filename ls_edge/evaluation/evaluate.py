@@ -1,6 +1,7 @@
-"""Accuracy in trained order, in any order, and with blocks missing.
+"""Accuracy in trained order, in random orders, and with blocks missing.
 
-One evaluation for torch models (``ls_edge.training.models.torch_blocks``) and engines (``ls_edge.engines.pipeline``).
+The same code evaluates torch models (``ls_edge.training.models.torch_blocks``) and engines
+(``ls_edge.engines.pipeline``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ls_edge.evaluation.spread import deviation, pooled
 
 
 class SequentialAccuracy(msgspec.Struct, frozen=True):
-    """All blocks in trained order."""
+    """Accuracy of all blocks in trained order."""
 
     top1: float
 
@@ -29,16 +30,16 @@ class Arbitrary(msgspec.Struct, frozen=True):
 
     top1_mean: float
     top1_std: float | None
-    """Sample deviation over the evaluated orders; None for one order."""
+    """Sample deviation over the orders; None for a single order."""
     top1_p5: float
     top1_worst: float
     orders: int
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Mean accuracy over :data:`ls_edge.evaluation.orders.DRAWS` random subsets of the blocks; deviations over them.
+    """Mean accuracy and deviation over :data:`ls_edge.evaluation.orders.DRAWS` random subsets of the blocks.
 
-    With all blocks kept, it is the accuracy of the trained order and of the random orders.
+    If all blocks are kept, these are the accuracies of the trained order and of the random orders.
     """
 
     sequential: float
@@ -48,7 +49,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class TrackAccuracy(msgspec.Struct, frozen=True):
-    """Accuracy of all blocks in waves of tracks; means over ``orders.DRAWS`` draws for random orders."""
+    """Accuracy of all blocks in waves of tracks, averaged over ``orders.DRAWS`` draws for random orders."""
 
     tracks: int
     blocks: int
@@ -61,7 +62,7 @@ class Distance(msgspec.Struct, frozen=True):
     """Accuracy of orders at a similar distance from the trained one."""
 
     tau: float
-    """Mean Kendall tau: 1 for the trained order, 0 for a random one, -1 for the reverse."""
+    """Mean Kendall tau: 1 for the trained order, 0 for a random one, -1 for the reversed one."""
     top1: float
     orders: int
 
@@ -80,7 +81,7 @@ class Freedom(msgspec.Struct, frozen=True):
 
 
 class Models(msgspec.Struct, frozen=True):
-    """Sample deviations between several runs that are evaluated as one; None for one run."""
+    """Sample deviations over several runs that are evaluated together."""
 
     count: int
     sequential_std: float | None
@@ -95,18 +96,18 @@ class Evaluation(msgspec.Struct, frozen=True):
     arbitrary: Arbitrary
     kept: dict[str, Kept]
     position_accuracy: float | None
-    """Accuracy of the slots that blocks predict for themselves; None if the method does not predict them."""
+    """Accuracy of the slots that blocks predict; None if the method does not predict slots."""
     images: int
     arrangements: list[TrackAccuracy] | None = None
     """Accuracies by shape of the waves, if requested."""
     kendall: list[Distance] | None = None
-    """Accuracies by distance from the trained order, nearest last, if requested."""
+    """Accuracies by distance from the trained order, closest last, if requested."""
     models: Models | None = None
     freedom: list[Freedom] | None = None
     skipped: int = 0
     settings: dict[str, Any] = {}
     name: str = ""
-    """Name among the evaluations of one command: the part of the path that differs."""
+    """Distinct part of the path among the evaluations of a command."""
 
 
 class Evaluations(msgspec.Struct, frozen=True):
@@ -122,7 +123,7 @@ def evaluate(
     *,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
-    """Measure the accuracy of every order of a plan; see :func:`measure_orders` for the other arguments and errors."""
+    """Measure the accuracy of all orders of a plan; see :func:`measure_orders` for the other arguments and errors."""
     uniform = plan.uniform()
     shaped = [plan.in_tracks(*shape) for shape in plan.shapes]
     scores, slots = Scores(plan.all_orders()), _Slots(model, uniform)
@@ -186,7 +187,7 @@ class _Slots(Measure):
         self._right = self._asked = 0
 
     def look(self, path: Sequence[int], tokens: Any) -> None:
-        """Compare the slot that the last block of ``path`` predicts with its own."""
+        """Compare the slot that the last block of ``path`` predicts with its actual slot."""
         times = self._times[tuple(path)]
         named = self._guess(path[-1], tokens) if times else None
         if named is not None:
@@ -203,7 +204,7 @@ def _kept(in_order: Sequence[float], shuffled: Sequence[float]) -> Kept:
 
 
 def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Combine evaluations of one plan: means over the models, sample deviations over models and orders."""
+    """Combine evaluations of the same plan: means over the models, sample deviations over models and orders."""
     first = evaluations[0]
     tops = np.array([item.sequential.top1 for item in evaluations])
     means = np.array([item.arbitrary.top1_mean for item in evaluations])

@@ -1,6 +1,6 @@
-"""Run a model in many orders of its blocks and measure the outputs; numpy only.
+"""Evaluation of a model in many orders of its blocks, with numpy only.
 
-All orders of a batch of images are walked as one tree: the stem runs once, and the common start of several orders is
+All orders of a batch of images are visited as a tree: the stem runs once, and the common beginning of several orders is
 computed once. Memory holds the tokens after each block of the current path.
 """
 
@@ -23,11 +23,11 @@ Floats = npt.NDArray[np.float64]
 
 
 class NotMeasurable(Exception):
-    """A model cannot provide the input of a measure; the text is the reason."""
+    """A model that cannot provide the input of a measure; the message is the reason."""
 
 
 class BlockModel(Protocol):
-    """Stem, blocks and head of a torch model or of a bundle's engines; the type of the tokens is theirs."""
+    """Stem, blocks, and head of a torch model or of a bundle's engines, with their own type of tokens."""
 
     @property
     def num_blocks(self) -> int:
@@ -37,21 +37,21 @@ class BlockModel(Protocol):
         """Convert images float32 ``[B, 3, H, W]`` to tokens."""
 
     def block(self, index: int, tokens: Any, slot: int, /) -> Any:
-        """Run block ``index`` on tokens, after ``slot`` other blocks."""
+        """Run block ``index`` on tokens; ``slot`` is the number of blocks that ran before."""
 
     def head(self, tokens: Any, /) -> np.ndarray:
         """Convert tokens to logits ``[B, C]``."""
 
 
 class TokenModel(BlockModel, Protocol):
-    """A model with readable tokens."""
+    """A model whose tokens can be read."""
 
     def array_of(self, tokens: Any, /) -> np.ndarray:
         """Return tokens as an array float32 ``[B, N, D]``."""
 
 
 class Measure:
-    """Statistics of some orders, updated batch by batch; subclasses override the hooks that they use."""
+    """Statistics over some orders, updated with each batch; subclasses override the hooks that they need."""
 
     orders: Collection[Order] = ()
 
@@ -61,12 +61,12 @@ class Measure:
     def look(self, path: Sequence[int], tokens: Any) -> None:
         """Receive the tokens after the last block of ``path``, the blocks that have run.
 
-        Paths come depth first and in ascending order, so trained order is the first whole one. The tokens before the
-        last block are those of the path without it, which came earlier; a measure keeps what it needs of them.
+        Paths are visited depth first in ascending order, so the trained order is the first complete path. The tokens
+        before the last block were received earlier, with the path without it; a measure must keep what it needs.
         """
 
     def add(self, order: Order, logits: np.ndarray) -> None:
-        """Receive the logits ``[B, C]`` of one of :attr:`orders`."""
+        """Receive the logits ``[B, C]`` of an order in :attr:`orders`."""
 
     def end(self) -> None:
         """End a batch."""
@@ -85,7 +85,7 @@ class Mean:
 
     @property
     def mean(self) -> float | None:
-        """The mean; None if it is not finite or there are no values."""
+        """The mean; None without values or if it is not finite."""
         value = self.total / self.count if self.count else math.nan
         return value if math.isfinite(value) else None
 
@@ -125,10 +125,10 @@ def measure_orders(
     owners: Sequence[int] | None = None,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Run the orders of all measures on every batch; return the number of images.
+    """Run the orders of all measures on each batch; return the number of images.
 
-    ``on_batch`` receives the number of images so far. ``owners`` has an index for each block: orders that differ only
-    in blocks with the same index run once. Raises :class:`DataError` without images.
+    ``on_batch`` receives the number of images so far. ``owners`` has an index for each block; orders that differ only
+    in blocks with the same index run once. Raise :class:`DataError` without images.
     """
     alike: dict[Order, list[Order]] = {}
     for order in sorted({order for measure in measures for order in measure.orders}):
@@ -161,7 +161,7 @@ def logits_of(model: BlockModel, images: np.ndarray, orders: Sequence[Order]) ->
 def walk(
     model: BlockModel, start: Any, orders: Sequence[Order], measures: Sequence[Measure] = ()
 ) -> Iterable[tuple[Order, np.ndarray]]:
-    """Yield each order with its logits, given the tokens of the stem; ``measures`` see each step once."""
+    """Yield each order with its logits, given the tokens of the stem; ``measures`` receive each step once."""
     path: list[int] = []
     tokens: list[Any] = [start]
     for order in sorted(orders):
@@ -178,16 +178,16 @@ def walk(
 
 
 def blocks_to_run(orders: Sequence[Order]) -> int:
-    """Return the number of blocks that :func:`logits_of` runs, an estimate of its time."""
+    """Return the number of blocks that :func:`logits_of` runs, as an estimate of its time."""
     return len(starts_of(orders))
 
 
 def starts_of(orders: Iterable[Order]) -> Counter[Order]:
-    """Count the orders that begin with each sequence of blocks."""
+    """Count the orders by each sequence of blocks that they begin with."""
     return Counter(order[:end] for order in orders for end in range(1, len(order) + 1))
 
 
 def log_softmax(logits: np.ndarray) -> Floats:
-    """Return the logarithms of the probabilities ``[B, C]``."""
+    """Return log probabilities ``[B, C]``, float64."""
     shifted: Floats = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

@@ -16,12 +16,12 @@ from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.settings import EvaluationSettings
 
 DRAWS = 8
-"""Number of random subsets for the accuracy with fewer blocks."""
+"""Number of random draws for subsets and arrangements."""
 
 
 @dataclass(frozen=True)
 class EvaluationOrders:
-    """Orders to evaluate, by the settings of an evaluation and the model's ``own`` bands."""
+    """Orders to evaluate, given the settings of an evaluation and the model's ``own`` bands."""
 
     settings: EvaluationSettings
     own: Bands
@@ -35,7 +35,7 @@ class EvaluationOrders:
 
     @cached_property
     def bands(self) -> Bands:
-        """Bands of all orders except the :attr:`freedom` orders."""
+        """Bands of all orders except those of :attr:`freedom`."""
         return self.settings.bands_of(self.own)
 
     @property
@@ -45,18 +45,18 @@ class EvaluationOrders:
 
     @cached_property
     def keep(self) -> tuple[int, ...]:
-        """Numbers of blocks to keep, by default a quarter, half and three quarters of all."""
+        """Numbers of blocks to keep, by default a quarter, a half, and three quarters."""
         asked = self.settings.keep
         return tuple(default_keep(self.num_blocks) if asked is None else sorted(set(asked)))
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Number and length of the tracks of each arrangement."""
+        """Number and length of tracks of each arrangement."""
         return tuple(default_shapes(max(map(len, self.bands.groups)))) if self.settings.arrangements else ()
 
     @cached_property
     def freedom(self) -> tuple[Bands, ...]:
-        """Bands whose random orders are evaluated: the model's own, :meth:`Bands.ladder` and :func:`windows`."""
+        """Bands whose random orders are evaluated: the model's own, :meth:`Bands.ladder`, and :func:`windows`."""
         blocks = self.num_blocks
         steps = {*Bands.ladder(blocks), *windows(blocks), self.own} if self.settings.freedom else ()
         return tuple(sorted(steps, key=lambda step: (step.num_orders, step.cuts)))
@@ -66,7 +66,7 @@ class EvaluationOrders:
         return self.bands.random_orders(self.settings.orders, self.settings.seed)
 
     def all_orders(self) -> list[tuple[int, ...]]:
-        """Return every order to run, each once."""
+        """Return the distinct orders to run."""
         found = {tuple(range(self.num_blocks)), *self.uniform()}
         for keep in self.keep:
             found.update(self.subsets(keep, shuffled=False), self.subsets(keep, shuffled=True))
@@ -76,47 +76,47 @@ class EvaluationOrders:
         return sorted(found)
 
     def within(self, bands: Bands) -> list[tuple[int, ...]]:
-        """Return the orders within one of :attr:`freedom`."""
+        """Return the orders within one of the bands in :attr:`freedom`."""
         return bands.some_orders(self.settings.orders, self.settings.seed)
 
     def graded(self) -> list[tuple[int, ...]]:
-        """Return the orders at graded distances; none unless they are asked for."""
+        """Return the orders at graded distances, or none if they are not requested."""
         count = self.settings.orders if self.settings.kendall else 0
         return [self.bands.sort(order) for order in graded_orders(self.num_blocks, count, self.settings.seed)]
 
     def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
-        """Return the arrangement of a shape in trained order, and those in :data:`DRAWS` random orders."""
+        """Return the arrangement of a shape in trained order, and the arrangements in :data:`DRAWS` random orders."""
         orders = self.bands.random_orders(DRAWS, self.settings.seed)
         return self.bands.equal_waves(range(self.num_blocks), tracks, length), [
             self.bands.equal_waves(order, tracks, length) for order in orders
         ]
 
     def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
-        """Return the random subsets of ``keep`` blocks, in trained order or as drawn; of all, the random orders."""
+        """Return random subsets of ``keep`` blocks in trained order or ``shuffled``; for all blocks, whole orders."""
         if keep == self.num_blocks:
             return self.uniform() if shuffled else [tuple(range(keep))]
         return [self.bands.random_subset_order(keep, self.settings.seed, i, shuffled=shuffled) for i in range(DRAWS)]
 
 
 def default_keep(blocks: int) -> list[int]:
-    """Return a quarter, half and three quarters of the depth."""
+    """Return a quarter, a half, and three quarters of the depth."""
     return sorted({round(blocks * part / 4) for part in (1, 2, 3)} - {0, blocks})
 
 
 def default_shapes(blocks: int) -> list[tuple[int, int]]:
-    """Return shapes for a band: 2, 4 or all blocks in parallel, and two tracks of two blocks or of half of them."""
+    """Return shapes for a band: 2, 4, or all blocks in parallel, and two tracks of two blocks or of half the blocks."""
     found = [(2, 1), (4, 1), (blocks, 1), (2, 2), (2, blocks // 2)]
     return sorted({(tracks, length) for tracks, length in found if length >= 1 and 2 <= tracks <= blocks // length})
 
 
 def kendall_tau(order: Sequence[int]) -> float:
-    """Return the rank correlation with the trained order: pairs in place minus inverted pairs, over all pairs."""
+    """Return the rank correlation with the trained order: (pairs in order - inverted pairs) / all pairs."""
     pairs = list(itertools.combinations(order, 2))
     return sum(1 if one < other else -1 for one, other in pairs) / len(pairs) if pairs else 1.0
 
 
 def spearman(one: np.ndarray, two: np.ndarray) -> float | None:
-    """Return the rank correlation, with the mean rank of equal values; None if one of them is constant."""
+    """Return the rank correlation, in which equal values have their mean rank; None if one series is constant."""
     ranks = []
     for values in (one, two):
         _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -125,9 +125,9 @@ def spearman(one: np.ndarray, two: np.ndarray) -> float | None:
 
 
 def graded_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
-    """Return orders whose Kendall tau ranges from 1 to -1; uniform permutations are all close to 0.
+    """Return orders whose Kendall tau ranges from 1 to -1, unlike uniform permutations, which are all close to 0.
 
-    Each block moves by a fraction of a random key that grows from order to order; every other order is reversed.
+    The weight of a random sort key increases from order to order; every other order is reversed.
     """
     found = []
     for index in range(count):

@@ -1,10 +1,10 @@
-"""Summary of a run: the document of ``ls-edge run --json`` and the input of every table and report.
+"""Summary of a run: the document of ``ls-edge run --json`` and the input of all tables and reports.
 
 :func:`summarize` needs only :mod:`ls_edge.core.records`, so it can summarize a trace. Unknown values (a latency without
-answers, an accuracy without labels) are None, null in the JSON, and never NaN.
+answers, an accuracy without labels) are None (null in JSON), never NaN.
 
-Work that was lost with a peer is not included. A record holds only the branch that answered, so ``busy`` counts the
-engine time of answers, not of dropped branches, and requests in one batch share its time.
+Lost work is not included: a record contains only the branch that answered, so ``busy`` counts the engine time of
+answers, not of dropped branches. Requests in one batch share its engine time.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Skips(msgspec.Struct, frozen=True):
 
 
 class Hops(msgspec.Struct, frozen=True):
-    """Transfers of tokens between two processes, including the return to the source; a track of a helper takes two.
+    """Transfers of tokens between two processes, including the return to the source, and two for a track of a helper.
 
-    ``mean`` is per answer. The others are medians: ``wire`` over hops, the rest over visits to a holder, including its
-    tracks for others.
+    ``mean`` is per answer. The other fields are medians: ``wire`` over hops, the others over visits to a holder,
+    including tracks that it ran for others.
     """
 
     mean: float | None = None
@@ -71,7 +71,7 @@ class PeerSummary(msgspec.Struct, frozen=True):
     blocks: tuple[ShownPart, ...]
     requests: int
     busy: float
-    """Fraction of the time from the first submission to the last answer or error that its engine computed answers."""
+    """Fraction of time in which its engine computed answers, from the first submission to the last answer or error."""
     state: PeerState
     blocks_run: int = 0
     lost: int = 0
@@ -79,7 +79,7 @@ class PeerSummary(msgspec.Struct, frozen=True):
 
 
 class SkipAccuracy(msgspec.Struct, frozen=True):
-    """Accuracy of the answers with a number of skipped blocks; ``low`` and ``high`` are its 95 % interval."""
+    """Accuracy of the answers with a certain number of skipped blocks; ``low`` and ``high`` are its 95 % interval."""
 
     skipped: int
     answers: int
@@ -110,7 +110,7 @@ class RunSummary(RunFacts, frozen=True, kw_only=True):
     """Seconds from the first submission to the last answer or error."""
     top1_interval: tuple[float, float] | None
     images: int
-    """Different images among the answers with labels."""
+    """Number of distinct images among the answers with labels."""
     chance: float | None
     order_tau: float | None
     """Mean Kendall tau of the orders: 1 trained, about 0 random, -1 reversed."""
@@ -119,19 +119,19 @@ class RunSummary(RunFacts, frozen=True, kw_only=True):
 
     @property
     def distrust(self) -> str:
-        """One line about peers that sent impossible messages, or an empty string."""
+        """One line about peers that sent impossible messages; empty without any."""
         if not self.rejected:
             return ""
         each = "; ".join(f"{name} ({one.count:,}, such as {one.why})" for name, one in self.rejected.items())
         return f"impossible messages were dropped: {each}; check these devices"
 
     def to_json(self) -> str:
-        """Return the document, indented, without a newline at the end."""
+        """Return the indented document without a final newline."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
 def summarize(records: Sequence[RequestRecord], events: Sequence[PeerEvent], context: RunContext) -> RunSummary:
-    """Summarize a run, even an empty one or one without answers."""
+    """Summarize a run, which may be empty or without answers."""
     answers = [record for record in records if record.error is None]
     latency = np.array([record.latency_us / 1e3 for record in answers], dtype=np.float64)
     first = min((record.submitted_us for record in records), default=0)
@@ -171,7 +171,7 @@ def summarize(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
 
 
 def quantiles(values: Floats) -> Quantiles:
-    """Return mean, median, 95th and 99th percentile and maximum of ``values [n]``; all None without values."""
+    """Return mean, median, 95th and 99th percentile, and maximum of ``values [n]``; all are None without values."""
     if not values.size:
         return Quantiles()
     p50, p95, p99 = (float(value) for value in np.percentile(values, (50, 95, 99)))
@@ -181,7 +181,7 @@ def quantiles(values: Floats) -> Quantiles:
 def wilson(successes: float, trials: int) -> tuple[float, float] | None:
     """Return the 95 % Wilson score interval of a proportion (E. B. Wilson, 1927); None without trials.
 
-    Unlike the normal interval, it stays within 0 to 1 and keeps a width if all answers are right.
+    Unlike the normal interval, it stays within 0 to 1 and does not vanish if all answers are right.
     """
     if trials == 0:
         return None
@@ -200,7 +200,7 @@ class Tally:
         self.images: set[str | int] = set()
 
     def add(self, label: int | None, prediction: int | None, image: str = "") -> None:
-        """Count an answer; one without the name of its image counts as one for another image."""
+        """Count an answer; without the name of its image, it counts as an answer to a new image."""
         self.answers += 1
         if label is not None:
             self.labeled += 1
@@ -208,7 +208,7 @@ class Tally:
             self.images.add(image or self.labeled)
 
     def minus(self, other: Tally) -> Tally:
-        """Return the count without some of its answers."""
+        """Return the tally without the answers of ``other``."""
         rest = Tally()
         rest.answers, rest.labeled = self.answers - other.answers, self.labeled - other.labeled
         rest.right, rest.images = self.right - other.right, self.images
@@ -216,23 +216,23 @@ class Tally:
 
     @property
     def top1(self) -> float | None:
-        """Fraction that is right; None without labels."""
+        """Fraction of right answers; None without labels."""
         return self.right / self.labeled if self.labeled else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of :attr:`top1`; answers to the same image are one trial."""
+        """The 95 % interval of :attr:`top1`; answers to the same image count as one trial."""
         trials = min(self.labeled, len(self.images))
         return None if self.top1 is None else wilson(self.top1 * trials, trials)
 
 
 def error_type(error: str) -> str:
-    """Return ``BudgetExceeded`` for ``BudgetExceeded: 500 ms are over``."""
+    """Return the type in an error's text: ``BudgetExceeded`` for ``BudgetExceeded: 500 ms are over``."""
     return error.partition(":")[0].strip() or "unknown"
 
 
 def _order_tau(answers: Sequence[RequestRecord]) -> float | None:
-    """Return the mean Kendall tau of the answers whose blocks ran in sequence, at least two."""
+    """Return the mean Kendall tau of answers whose blocks ran in sequence, two blocks or more."""
     orders = Counter(tuple(block for block, _ in record.steps) for record in answers if record.is_plain)
     taus = {order: kendall_tau(order) for order in orders if len(order) > 1}
     count = sum(orders[order] for order in taus)

@@ -1,4 +1,4 @@
-"""Summary of a simulated fleet: the document of ``ls-edge simulate --json`` and the input of its table and report."""
+"""Summary of a simulated fleet: the document of ``ls-edge simulate --json`` and the input of tables and reports."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from ls_edge.evaluation.run_summary import MOST_REASONS, Floats, Quantiles, Skip
 SCHEMA = 1
 
 WHOLE, DEGRADED, FAILED = 0, 1, 2
-"""Outcomes of a request, in :attr:`SiteOutcome.states`."""
+"""Outcomes of a request in :attr:`SiteOutcome.states`."""
 SPREAD = 0.5
-"""Half of an interval, as a fraction of the share of misses, above which an answer is called uncertain. It takes
-about 40 outages."""
+"""Half of an interval, relative to the share of misses, above which a result counts as uncertain. A smaller interval
+needs about 40 outages."""
 
 
 class DeviceLosses(msgspec.Struct, frozen=True):
     """Devices lost during the simulation."""
 
     count: int
-    """Devices that were lost while requests were in flight."""
+    """Number of devices that were lost while requests were in flight."""
     by_kind: dict[str, int]
     up_share: float | None
 
 
 class ProfileOutcome(msgspec.Struct, frozen=True):
-    """Devices of one profile."""
+    """Devices with the same profile."""
 
     devices: int
     busy: float | None
-    """Fraction of the whole time, including losses, that the engine computed."""
+    """Fraction of the total time, including losses, in which the engine computed."""
     watts: float | None = None
-    """Mean power of a device, which draws nothing while it is lost; None if its profile does not say."""
+    """Mean power of a device, which is 0 while it is lost; None if the profile has no power."""
     battery_h: float | None = None
-    """Hours that its battery lasts at that power."""
+    """Battery life in hours at that power."""
 
 
 class Power(NamedTuple):
-    """Power of a device in watts while it computes and while it is idle, and its battery; None if unknown."""
+    """Power of a device in watts while it computes and while idle, and its battery in watt-hours; None if unknown."""
 
     watts: float | None
     idle_watts: float | None
@@ -65,22 +65,22 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_skips: int = 0
     budget_ms: float = 10_000.0
     replicas: int | None = None
-    """Minimum holders of a block; None for two if memory allows it. Always set in a document."""
+    """Minimum number of holders of a block; None for two if memory allows. Always set in a document."""
     concurrency: int | None = None
-    """Concurrent requests per site; None for as many as keep its devices busy. Always set in a document."""
+    """Concurrent requests per site; None for a number that keeps its devices busy. Always set in a document."""
     rate: float | None = None
-    """Images per second of the whole fleet; null for a closed loop."""
+    """Images per second for the whole fleet; null for a closed loop."""
     seed: int = 0
     outage_s: float = 0.0
-    """Mean time for which a device is lost; 0 if none is."""
+    """Mean time for which a device is lost; 0 without losses."""
     execute: int = 0
-    """Number of answers whose orders run through the engines of this machine."""
+    """Number of answers whose orders also run through engines on this machine."""
     until: float | None = None
-    """Half of the interval of whole answers, as a fraction of the other answers, at which the simulation may end."""
+    """Half of the interval of whole answers, relative to all other answers, at which the simulation may stop."""
 
 
 class SimulationContext(FleetSettings, frozen=True, kw_only=True):
-    """Settings of a simulation, and the sites that were planned from them."""
+    """Settings of a simulation, and the sites that were planned for them."""
 
     bundle_id: str
     sites: int
@@ -95,21 +95,21 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
 
     schema: int
     answer: str
-    """Share of whole answers and its uncertainty in a sentence."""
+    """Sentence about the fraction of whole answers and its uncertainty."""
     whole_share: ShareEstimate
-    """Share of the requests that all blocks ran on."""
+    """Fraction of requests for which all blocks ran."""
     answered_share: ShareEstimate
-    """Share of the requests with an answer, whole or degraded."""
+    """Fraction of requests with a whole or degraded answer."""
     answered: int
     degraded: int
     failed: int
     top1: float | None
-    """Accuracy of :attr:`executed` orders, each on another image; null without any."""
+    """Accuracy of :attr:`executed` orders, each on a different image; null without any."""
     top1_interval: Interval | None
     executed: int
-    """Number of answers, drawn from all of them, whose orders ran through the engines."""
+    """Number of randomly chosen answers whose orders ran through engines."""
     throughput: float | None
-    """Answers per second of the fleet: the sum over sites, each from its first submission to its last answer."""
+    """Answers per second of the fleet, the sum over sites from the first submission to the last answer of each."""
     throughput_interval: Interval | None
     """The 95 % interval of :attr:`throughput`."""
     latency_ms: Quantiles
@@ -117,24 +117,24 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     latency_intervals_ms: dict[str, Interval]
     """The 95 % intervals of the median and of the 95th and 99th percentile."""
     seconds: float
-    """Simulated seconds from the first submission to the last outcome, of the slowest site."""
+    """Simulated seconds from the first submission to the last outcome at the slowest site."""
     skips: Skips
     retries: int
-    """Branches that sources started after the first one of each request."""
+    """Number of branches that sources started in addition to the first one of each request."""
     hops: float | None
-    """Mean number of transfers of tokens per answer, including the one back to the source."""
+    """Mean number of transfers of tokens per answer, including the return to the source."""
     errors: dict[str, int]
     losses: DeviceLosses
     profiles: dict[str, ProfileOutcome]
     energy_mj: float | None
-    """Energy of all devices per answer, idle time included; null if a profile does not say."""
+    """Energy of all devices per answer, including idle time; null if a profile has no power."""
     link_bytes: dict[str, int]
-    """Payloads on each link of the first site, as ``sender > receiver``."""
+    """Payload bytes on each link of the first site, by ``sender > receiver``."""
     warnings: list[str]
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One combination of values and its results, over all seeds."""
+    """A combination of values and its results over all seeds."""
 
     values: dict[str, str]
     summary: SimulationSummary
@@ -144,10 +144,10 @@ class SweepDocument(msgspec.Struct, frozen=True):
     """Document of ``ls-edge simulate --sweep``."""
 
     sweep: dict[str, list[str]]
-    """Values by option, in the order of the command."""
+    """Values by option, in the order of the command line."""
     seeds: int
     settings: str
-    """All other options, as one text; only the same ones continue a file."""
+    """All other options as text; a file can be continued only with the same ones."""
     cells: list[Cell]
 
 
@@ -156,13 +156,13 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 @dataclass
 class SiteOutcome:
-    """Requests and devices of one site; times in simulated seconds since its first submission."""
+    """Requests and devices of a site; times are simulated seconds since its first submission."""
 
     submitted_s: Floats
     latency_s: Floats
-    """Time to the answer, or to the failure."""
+    """Time until the answer or failure."""
     states: npt.NDArray[np.uint8]
-    """:data:`WHOLE`, :data:`DEGRADED` or :data:`FAILED`, ``[requests]``."""
+    """:data:`WHOLE`, :data:`DEGRADED`, or :data:`FAILED`, ``[requests]``."""
     devices: Counter[str]
     used: int
     seconds: float = 0.0
@@ -174,18 +174,18 @@ class SiteOutcome:
     errors: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
     busy_s: dict[str, float] = field(default_factory=dict)
-    """Engine time by profile, summed over its devices."""
+    """Total engine time of the devices, by profile."""
     power: dict[str, Power] = field(default_factory=dict)
     """Power by profile."""
     link_bytes: dict[str, int] = field(default_factory=dict)
     orders: list[Arrangement] = field(default_factory=list)
-    """Arrangements of some answers, drawn from all of them."""
+    """Arrangements of randomly chosen answers."""
     up: list[tuple[float, int]] = field(default_factory=list)
-    """Times of changes, and the number of devices with blocks that are up from then on."""
+    """Times of changes, and the number of devices with blocks that are up from each time on."""
 
     @property
     def throughput(self) -> float | None:
-        """Answers per second, until the last one."""
+        """Answers per second until the last answer."""
         done = (self.submitted_s + self.latency_s)[self.states != FAILED]
         return float(len(done) / done.max()) if done.size and done.max() > 0 else None
 
@@ -197,7 +197,7 @@ class SiteOutcome:
 
 
 def whole_share(outcomes: Sequence[SiteOutcome], settings: FleetSettings) -> ShareEstimate:
-    """Return the share of whole answers with its interval."""
+    """Return the fraction of whole answers with its interval."""
     hit = np.concatenate([outcome.states for outcome in outcomes]) == WHOLE
     return _share(Batches.of(outcomes, settings.outage_s), hit, settings)
 
@@ -276,7 +276,7 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
 
 
 def answer_text(whole: ShareEstimate, sites: int) -> str:
-    """Return the share of whole answers and its uncertainty in a sentence."""
+    """Return a sentence about the fraction of whole answers and its uncertainty."""
     seen = counted(whole.outages, "outage") if whole.outages else "no outage"
     hours = f"{show_hours(whole.hours)}{' of all sites together' if sites > 1 else ''}"
     return (
@@ -286,7 +286,7 @@ def answer_text(whole: ShareEstimate, sites: int) -> str:
 
 
 def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> list[str]:
-    """Return warnings about an answer that is less certain than it looks."""
+    """Return warnings about a result that is less certain than it seems."""
     if not context.churn:
         return []
     if not losses and not whole.outages:

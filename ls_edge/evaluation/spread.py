@@ -1,4 +1,4 @@
-"""Sample standard deviations (n - 1 in the denominator), the meaning of every ±, and tests of differences."""
+"""Sample standard deviations (n - 1 in the denominator), which every ± shows, and tests of differences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 LEVEL = 0.05
-"""Share of findings that may claim an effect where there is none."""
+"""Significance level: the accepted fraction of false findings."""
 
 
 def deviation(values: Iterable[float]) -> float | None:
@@ -20,7 +20,7 @@ def deviation(values: Iterable[float]) -> float | None:
 
 
 def pooled(groups: Iterable[tuple[int, float, float | None]]) -> float | None:
-    """Return the sample standard deviation of all values of several groups: number, mean and deviation of each."""
+    """Return the sample standard deviation over all groups, given the number, mean, and deviation of each group."""
     counts, means, deviations = np.array([(n, mean, of or 0.0) for n, mean, of in groups]).T
     total, center = counts.sum(), np.average(means, weights=counts)
     squares = (counts - 1) * deviations**2 + counts * (means - center) ** 2
@@ -28,12 +28,12 @@ def pooled(groups: Iterable[tuple[int, float, float | None]]) -> float | None:
 
 
 def plus_minus(value: float | None, show: Callable[[float], str] = "{:.3f}".format) -> str:
-    """Return ``± 0.012``; empty if there is no deviation."""
+    """Return ``± 0.012``, or an empty string for None."""
     return "" if value is None else f"± {show(value)}"
 
 
 class Paired(msgspec.Struct, frozen=True):
-    """A paired t-test over seeds: mean difference, its 95 % interval, and probability of a larger one by chance."""
+    """Paired t-test over seeds: mean difference, its 95 % interval, and the probability of a larger one by chance."""
 
     difference: float
     low: float
@@ -42,7 +42,7 @@ class Paired(msgspec.Struct, frozen=True):
 
 
 def paired(ones: Sequence[float], others: Sequence[float]) -> Paired | None:
-    """Compare two series of the same seeds; None for fewer than two seeds."""
+    """Compare two series over the same seeds; return None for fewer than two seeds."""
     differences = np.subtract(ones, others)
     spread = deviation(differences)
     if spread is None:
@@ -54,7 +54,7 @@ def paired(ones: Sequence[float], others: Sequence[float]) -> Paired | None:
 
 
 def t_p(t: float, freedom: int) -> float:
-    """Return the two-sided p-value of Student's t with a whole number of degrees of freedom (a finite sum)."""
+    """Return the two-sided p-value of Student's t for an integer number of degrees of freedom (a finite sum)."""
     angle = math.atan(abs(t) / math.sqrt(freedom))
     cosine, is_odd = math.cos(angle), freedom % 2
     term = total = cosine if is_odd else 1.0
@@ -65,17 +65,17 @@ def t_p(t: float, freedom: int) -> float:
     return max(0.0, 1 - (2 / math.pi * (angle + inside) if is_odd else inside))
 
 
-def t_quantile(freedom: int, p: float = 0.05) -> float:
-    """Return the t that is exceeded on either side with probability ``p``."""
+def t_quantile(freedom: int) -> float:
+    """Return the t whose two-sided p-value is :data:`LEVEL`."""
     low, high = 0.0, 1e3
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if t_p(middle, freedom) > p else (low, middle)
+        low, high = (middle, high) if t_p(middle, freedom) > LEVEL else (low, middle)
     return high
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Return p-values that are corrected for their number (Holm)."""
+    """Return p-values that are corrected for multiple tests (Holm)."""
     found = [0.0] * len(ps)
     largest = 0.0
     for rank, place in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
@@ -85,7 +85,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def chi_square_p(x: float, freedom: int) -> float:
-    """Return the probability of a larger chi-square with a whole number of degrees of freedom (a finite sum)."""
+    """Return the p-value of chi-square for an integer number of degrees of freedom (a finite sum)."""
     half, is_odd = x / 2, freedom % 2
     found = math.erfc(math.sqrt(half)) if is_odd else 0.0
     for i in range(freedom // 2):
@@ -97,20 +97,20 @@ def chi_square_p(x: float, freedom: int) -> float:
 def sign_test_p(ones: int, others: int) -> float:
     """Return the two-sided p-value of a sign test, such as McNemar's for two classifiers."""
     count = ones + others
-    if count > 200:  # the normal distribution is as good, and quick
+    if count > 200:  # the normal approximation is accurate enough, and faster
         return math.erfc(max(0.0, abs(ones - others) - 1) / math.sqrt(2 * count))
     below = sum(math.comb(count, k) for k in range(min(ones, others) + 1))
     return min(1.0, 2 * below / (1 << count))
 
 
 def images_needed(variance: float, difference: float, tests: int = 1) -> int:
-    """Return the number of images that show a mean difference in four of five cases, corrected for several tests."""
+    """Return the number of images that reveal a mean difference with a power of 0.8, corrected for several tests."""
     normal = NormalDist()
     z = normal.inv_cdf(1 - LEVEL / 2 / max(1, tests)) + normal.inv_cdf(0.8)
     return round_up(variance * (z / difference) ** 2)
 
 
 def round_up(count: float) -> int:
-    """Return a number of images with two digits."""
+    """Round up to two significant digits."""
     step = int(10 ** max(0, math.floor(math.log10(max(count, 1))) - 1))
     return math.ceil(count / step) * step
