@@ -1,4 +1,4 @@
-"""Order of the classes of a training, which numbers the model's outputs."""
+"""Order of the classes in training, which determines the numbers of the model's outputs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ls_edge.training.runs.initial_weights import InitialWeights
 
 
 def is_foreign(source: str | None) -> bool:
-    """Return whether weights are not those of a run, so that their classes have no names."""
+    """Return whether weights do not come from a run, so that their classes have no names."""
     return source is not None and not (Path(source) / CONFIG).is_file()
 
 
 def in_class_order(images: ImageSet, config: TrainConfig) -> ImageSet:
-    """Return the images with their classes in the order of the configuration, or of the run that ``init`` names."""
+    """Return the images with classes in the order of the configuration or of the run that ``init`` names."""
     order, init = config.data.class_order, config.model.init
     names: tuple[str, ...] = images.classes
     if order == "natural":
@@ -35,9 +35,9 @@ def in_class_order(images: ImageSet, config: TrainConfig) -> ImageSet:
 
 
 def check_class_order(config: TrainConfig, images: ImageSet, initial: InitialWeights) -> None:
-    """Raise :class:`UsageError` if a classifier from elsewhere may number the classes in another order."""
+    """Raise :class:`UsageError` if a foreign classifier may number the classes in another order."""
     natural = natural_order(images.classes)
-    is_sorted = list(images.classes) == sorted(images.classes)  # else the data set itself orders them
+    is_sorted = list(images.classes) == sorted(images.classes)  # otherwise the data set determines the order
     if config.data.class_order is not None or natural == images.classes or not is_sorted:
         return
     init, teacher = config.model.init, config.teacher.model
@@ -51,5 +51,6 @@ def check_class_order(config: TrainConfig, images: ImageSet, initial: InitialWei
             raise UsageError(
                 f"{given} has numbered classes without names, and class {place} of {config.data.source} is "
                 f"{natural[place]!r} in timm's order (--class-order natural) and {images.classes[place]!r} in plain "
-                "order (--class-order plain); say which one it was trained with, or give a list (--class-order FILE)"
+                "order (--class-order plain); name the order that it was trained with, or give a list (--class-order "
+                "FILE)"
             )

@@ -1,8 +1,8 @@
-"""The configuration of a training run: frozen, nested structs.
+"""Configuration of a training run, as frozen nested structs.
 
-The user's ``--config`` file and the ``config.yaml`` of a run have the same structure; the latter adds the section
-``run`` with the results of training (:class:`RunRecord`), so a run's own file repeats it. Flags win over the file, the
-file over the defaults, and the effective settings are written out.
+A user's ``--config`` file and the ``config.yaml`` of a run have the same structure; the latter also has the section
+``run`` with the results of training (:class:`RunRecord`). A run can therefore be repeated with its own file. Flags
+override the file, the file overrides the defaults, and the effective settings are written to the run.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model and its initial weights."""
 
     name: str = "vit_digits"
-    """timm's name, or one of ``ls_edge.training.models.small_models``."""
+    """Name in timm, or a model of ``ls_edge.training.models.small_models``."""
     depth: AtLeastOne | None = None
-    """Number of blocks to keep, evenly spaced; None keeps all."""
+    """Number of evenly spaced blocks to keep; None keeps all."""
     img_size: AtLeastOne | None = None
-    """Side of the images in pixels, if timm can build the model for another size; None for the model's own."""
+    """Side of the images in pixels, if timm can build the model for other sizes; None for the model's own."""
     init: str | None = None
     """Run folder, ``.safetensors`` or ``.pth`` file to start from."""
     pretrained: bool = False
@@ -52,146 +52,146 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
     """DATA: class folders, a tar of them, ``digits``, or a name for timm's dataset factory."""
     workers: Annotated[int, Meta(ge=0)] | None = None
-    """Processes that decode images; 0 decodes in this one. None: up to eight next to a GPU, depending on its cores,
-    else 0."""
+    """Number of processes that decode images; 0 decodes in the training process. None: up to eight with a GPU,
+    depending on the number of cores, otherwise 0."""
     cache_mb: Annotated[int, Meta(ge=0)] = 512
-    """Limit in MiB for keeping decoded images in memory; larger sets are decoded every epoch."""
+    """Maximum size in MiB of decoded images in memory; larger sets are decoded in every epoch."""
     augment: Literal["auto", "none", "shift", "crop", "timm"] = "auto"
     """``shift``: small random shifts; ``crop``: padded random crop and flip (CIFAR); ``timm``: random resized crop,
     flip, RandAugment; ``none``: scaled and cropped at the center; ``auto``: ``shift`` for digits, ``crop`` up to 64
     pixels, else ``timm``."""
     crop_pct: Annotated[float, Meta(gt=0, le=8)] | None = None
-    """Share of the scaled image's shorter side that the center crop keeps, in training and use; None: the initial
-    model's own."""
+    """Fraction of the scaled image's shorter side that the center crop keeps, in training and use; None: as in the
+    initial model."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] | None = None
-    """Scaling of images, in training and use; None: the initial model's own."""
+    """Interpolation for scaling images, in training and use; None: as in the initial model."""
     exif_orientation: bool | None = None
-    """Turn photos upright by their EXIF orientation, in training and use; None: as in the run that ``init`` names,
-    else no, as in timm and torchvision."""
+    """Whether to turn photos upright by their EXIF orientation, in training and use; None: as in the run that ``init``
+    names, otherwise no, as in timm and torchvision."""
     class_order: str | None = None
-    """Order of the class folders, which numbers the classes: ``plain`` is Python's (1, 10, 2), ``natural`` that of
-    timm (1, 2, 10), anything else a text file with a class per line. None: that of the run that ``init`` names, if it
-    has the same classes, else plain, unless weights from elsewhere make the order matter."""
+    """Order of the class folders, which determines the class numbers: ``plain`` is Python's (1, 10, 2), ``natural`` is
+    timm's (1, 2, 10), anything else is a text file with one class per line. None: the order of the run that ``init``
+    names if it has the same classes, otherwise plain; an error if the order matters for foreign weights."""
     validation: Annotated[float, Meta(gt=0, lt=1)] = 0.1
-    """Share of the training images, drawn by the seed, that only selects the checkpoint."""
+    """Fraction of the training images, drawn by the seed, that is only used to select the checkpoint."""
 
 
 class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """AdamW with a warm-up and a falling rate."""
+    """AdamW with a warm-up and a decreasing rate."""
 
     lr: Positive | None = None
     """Highest learning rate; None for ``ls_edge.training.optim.default_rate``."""
     weight_decay: AtLeastZero = 0.05
-    """Weight decay of everything except biases, norms and position embeddings."""
+    """Weight decay of all parameters except biases, norms, and position embeddings."""
     warmup: BelowOne = 0.1
-    """Share of all steps over which the rate rises from zero."""
+    """Fraction of all steps over which the rate rises from zero."""
     schedule: Literal["cosine", "linear"] = "cosine"
     final: Share = 0.01
-    """Last rate relative to the highest; 1 keeps the rate constant."""
+    """Last rate relative to the highest one; 1 keeps the rate constant."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
     clip: Positive | None = 1.0
-    """Largest norm of the gradient; None for no limit."""
+    """Maximum norm of the gradient; None for no limit."""
     smoothing: BelowOne = 0.1
     """Label smoothing of the training loss; validation uses plain cross-entropy."""
     average: Literal["auto", "none", "ema", "swa"] = "auto"
     """Averaging of the weights (``ls_edge.training.optim``); ``auto`` is the method's choice."""
     average_decay: BelowOne = 0.999
     average_from: BelowOne = 0.75
-    """Share of training after which ``swa`` begins."""
+    """Fraction of training after which ``swa`` begins."""
 
 
 class TeacherConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trained model to imitate in addition to the labels (``ls_edge.training.runs.teacher``)."""
 
     model: str | None = None
-    """Run folder, or timm's name of a model of any kind, including convolutional ones; None for no teacher."""
+    """Run folder, or name of any timm model, including convolutional ones; None for no teacher."""
     weights: str | None = None
     """``.safetensors`` or ``.pth`` file for a timm model; None for timm's pretrained weights."""
     kind: Literal["hard", "soft"] = "hard"
-    """``hard``: the class that it predicts (DeiT, CaiT); ``soft``: its probabilities."""
+    """``hard``: the predicted class (DeiT, CaiT); ``soft``: the probabilities."""
     weight: Share = 0.5
-    """Weight of the teacher; the labels have the rest."""
+    """Weight of the teacher's loss; the labels have the rest."""
     temperature: Positive = 2.0
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole configuration of a run."""
+    """Complete configuration of a run."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: str | None = None
-    """One of ``ls_edge.training.methods.registry.METHODS``, an entry point, or ``package.module:Class``; None:
+    """Name in ``ls_edge.training.methods.registry.METHODS``, entry point, or ``package.module:Class``; None for
     :meth:`chosen_method`."""
     method_args: dict[str, Any] = {}
     bands: list[list[int]] | str | None = None
     """Groups of blocks that may be reordered among themselves (``ls_edge.core.bands``), ``[[0], [1, 2, 3], [4]]`` or
-    ``0/1-3/4``, with block numbers after ``depth``. None: as in the run that ``init`` names, else the method's choice
-    for the model: one band, unless ``anyorder`` trains a model with plain patches."""
+    ``0/1-3/4``, with block numbers after ``depth`` was applied. None: as in the run that ``init`` names, otherwise the
+    method's choice for the model, which is one band unless ``anyorder`` trains a model with plain patches."""
     optim: OptimConfig = OptimConfig()
     teacher: TeacherConfig = TeacherConfig()
     epochs: Annotated[int, Meta(ge=0)] = 20
-    """0 writes the untrained initial model."""
+    """Number of epochs; 0 writes the initial model without training."""
     batch_size: AtLeastOne = 64
-    """Images per step across all processes."""
+    """Images per step over all processes."""
     accumulate: AtLeastOne = 1
-    """Parts of a batch that are computed one after the other, to need less memory."""
+    """Number of parts of a batch that are computed one after the other, to save memory."""
     checkpointing: bool = False
-    """Recompute the inside of each block for its gradients: less memory, a third more time."""
+    """Whether to recompute the activations of each block for its gradients: less memory, a third more time."""
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Type of the matrix products; the weights are always float32. ``auto``: bf16 if the device supports it, fp16 on
-    other CUDA devices, else fp32."""
+    """Type of matrix products; weights are always float32. ``auto``: bf16 if the device supports it, fp16 on other CUDA
+    devices, otherwise fp32."""
     stored: Literal["fp32", "fp16"] = "fp32"
     """Type of the weights in the run folder."""
     compile: bool | Literal["auto"] = "auto"
-    """``auto`` compiles on CUDA. YAML reads ``on`` and ``off`` as bool."""
+    """Whether to compile blocks; ``auto`` compiles on CUDA. YAML reads ``on`` and ``off`` as booleans."""
     threads: AtLeastOne | None = None
-    """torch's threads on the CPU; None: one for models below a million parameters, else torch's choice. A run repeats
-    bit by bit only with the same number."""
+    """CPU threads of torch; None: one for models below a million parameters, otherwise torch's choice. A run is
+    reproducible bit by bit only with the same number."""
     log: Literal["tensorboard", "wandb", "mlflow"] | None = None
-    """Destination of curves by order, blocks kept, and slot; None writes only losses, to TensorBoard."""
+    """Destination of curves by order, blocks kept, and slot; None only writes losses to TensorBoard."""
     validation_orders: AtLeastOne = 4
-    """Seeded orders for the validation of a method that shuffles."""
+    """Number of seeded orders for the validation of a method that shuffles."""
 
     def chosen_method(self, *, could_share: bool) -> str:
-        """Return the method: by default ``shared`` for a start whose blocks ``could_share`` weights, else ``anyorder``.
+        """Return the method, by default ``shared`` if the initial blocks ``could_share`` weights, else ``anyorder``.
 
-        Shuffling destroys what such a start has learned (docs/any-order.md). Bands ask for blocks that differ.
+        Shuffling would destroy what such a model has learned (docs/any-order.md). Bands imply different blocks.
         """
         if self.method is not None:
             return self.method
         return "shared" if could_share and self.bands is None and self.epochs else "anyorder"
 
     def block_bands(self, num_blocks: int | None = None) -> Bands:
-        """Return the bands of a model of ``num_blocks`` blocks; raise :class:`UsageError` if they do not fit it."""
+        """Return the bands for a model of ``num_blocks`` blocks; raise :class:`UsageError` if they do not fit."""
         return Bands.from_json(self.bands, num_blocks)
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """Results of training that, together with the configuration, are enough to build the model."""
+    """Results of training; together with the configuration, they are enough to build the model."""
 
     version: str
     model: str
-    """Name of the model that was built, which ``--init RUN`` may have determined."""
+    """Name of the model, which ``--init RUN`` may have determined."""
     model_args: dict[str, Any]
     """Arguments for timm's ``create_model``."""
     kept: tuple[int, ...]
-    """Blocks of the named model that this one has."""
+    """Blocks of the named model that were kept."""
     classes: tuple[str, ...]
     image: ImageSpec
     trained_on: str
-    """Digest of the training data's file list; empty if nothing was trained."""
+    """Digest of the training data's file list; empty without training."""
     method: str
     best_epoch: int | None = None
     """Epoch of the weights in ``model.safetensors``; None for the initial model."""
     val_loss: float | None = None
     remark: str = ""
-    """Known problem of the weights; empty if there is none."""
+    """Known problem of the weights, or an empty string."""
 
     @property
     def problem(self) -> str:
-        """Reason why these weights are not the result of a full training; empty if they are."""
+        """Problem of the weights, such as an unfinished training, or an empty string."""
         if self.trained_on and self.best_epoch is None:
             return "training did not finish one epoch, so the weights are the initial ones"
         return self.remark
@@ -205,7 +205,7 @@ class RunFile(TrainConfig, frozen=True, forbid_unknown_fields=True):
 
 
 RECIPES = Path(__file__).parent / "recipes"
-"""The paper's set-ups, which are part of the package."""
+"""Folder of the packaged recipes, which are the configurations of the paper."""
 SECTIONS = ("data", "model", "optim", "teacher")
 FLAGS: dict[str, tuple[str, str]] = {
     "data": ("data", "source"),
@@ -222,15 +222,15 @@ FLAGS: dict[str, tuple[str, str]] = {
     "teacher_weights": ("teacher", "weights"),
     "teacher_kind": ("teacher", "kind"),
 }
-"""Section and key of a flag; other flags are keys at the top of the configuration."""
+"""Section and key of a flag; all other flags are top-level keys of the configuration."""
 
 
 def read_config(
     path: str | Path | None, flags: dict[str, Any], changes: Sequence[str] = ()
 ) -> tuple[TrainConfig, frozenset[str]]:
-    """Return the file's settings overridden by the flags that are not None, and the names that either of them sets.
+    """Return the settings of a file, overridden by flags that are not None, and the names of all given settings.
 
-    Names are dotted, such as ``optim.lr``. ``changes`` are ``NAME=VALUE`` for any setting and win over both. Raises
+    Names are dotted, such as ``optim.lr``. ``changes`` are ``NAME=VALUE`` for any setting and override both. Raise
     :class:`ConfigError` or :class:`UsageError` for invalid values.
     """
     plain: dict[str, Any] = {}
@@ -254,7 +254,7 @@ def read_config(
 
 
 def override(plain: dict[str, Any], flags: Mapping[str, Any], changes: Sequence[str]) -> None:
-    """Override the settings of a ``--config`` file by flags of ``train`` that are not None, and by ``NAME=VALUE``."""
+    """Override settings of a ``--config`` file by flags of ``train`` that are not None, and by ``NAME=VALUE``."""
     for name, value in flags.items():
         if name in FLAGS and value is not None:
             section, key = FLAGS[name]
@@ -279,7 +279,7 @@ def _change(plain: dict[str, Any], change: str) -> None:
 
 
 def _named(value: dict[str, Any], source_map: validation.SourceMap, *where: str) -> dict[str, Any]:
-    """Return only the settings that the file names, without the section ``run``."""
+    """Return only the settings that are given in the file, without the section ``run``."""
     return {
         key: _named(item, source_map, key) if not where and key in SECTIONS else item
         for key, item in value.items()
@@ -288,7 +288,7 @@ def _named(value: dict[str, Any], source_map: validation.SourceMap, *where: str)
 
 
 def _conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the place and the text of each problem that concerns more than one value."""
+    """Yield the place and description of each conflict between values."""
     if config.bands is not None:
         try:
             config.block_bands()
@@ -316,7 +316,7 @@ def _conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def find_recipe(path: Path) -> Path:
-    """Return ``path``, or the packaged recipe of that name if there is no such file; raises :class:`UsageError`."""
+    """Return ``path``, or the packaged recipe of that name if there is no such file; raise :class:`UsageError`."""
     recipe = RECIPES / f"{path.name.removesuffix('.yaml')}.yaml"
     if path.exists() or len(path.parts) > 1 or path.suffix not in ("", ".yaml"):
         return path
@@ -339,9 +339,9 @@ def to_yaml(value: msgspec.Struct) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """A writer that quotes texts such as ``1e3``, which :func:`ls_edge.core.validation.load_yaml` reads as numbers.
+    """Dumper that quotes strings such as ``1e3``, which :func:`ls_edge.core.validation.load_yaml` reads as numbers.
 
-    Unicode's line breaks, which a reader takes for spaces, are escaped.
+    Unicode line breaks, which parsers convert to spaces, are escaped.
     """
 
 

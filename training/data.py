@@ -1,9 +1,9 @@
-"""Images for training: decoded to pixels, split, batched and augmented, all determined by the seed and the epoch.
+"""Training images: decoding, split, batches, and augmentation, all determined by the seed and the epoch.
 
 Batches are uint8 ``[B, 3, H, W]`` and are normalized on the model's device. Small sets are decoded once and kept in
-memory; larger sets, and those with timm's augmentation, are decoded every epoch, optionally by worker processes. Images
-for validation get the same preprocessing as on a board (``ls_edge.data.preprocess``). Images that cannot be decoded are
-reported, left out and counted.
+memory; larger sets, and sets with timm's augmentation, are decoded in every epoch, optionally by worker processes.
+Validation images get the same preprocessing as on a board (``ls_edge.data.preprocess``). Images that cannot be decoded
+are reported, skipped, and counted.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _timm_data: Any = timm.data
 Batch = tuple[Tensor, Tensor]
 """Pixels uint8 ``[B, 3, H, W]`` and labels int64 ``[B]``."""
 MAX_WORKERS = 8
-"""Default limit of decoding processes; more processes only wait for the disk or the GPU."""
+"""Default maximum of decoding processes; more would only wait for the disk or the GPU."""
 
 
 def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int]]:
-    """Return the indices to train on, and those that select the checkpoint: a seeded ``part``, at least one image.
+    """Return the indices of training and validation images; the latter are a seeded ``part``, at least one image.
 
-    Raises :class:`DataError` for a set of one class.
+    Raise :class:`DataError` for a set of one class.
     """
     by_class: dict[int, list[int]] = {}
     for index, image in enumerate(images.images):
@@ -63,7 +63,7 @@ def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int
 
 
 class ImageDataset(Dataset[tuple[Tensor | None, int, str]]):
-    """Images of a set as uint8 ``[3, H, W]`` with their label or, if decoding failed, the reason."""
+    """Images of a set as uint8 ``[3, H, W]`` with their label, or with the reason if decoding failed."""
 
     def __init__(self, images: Sequence[ImageRef], spec: ImageSpec, transform: Callable[[Any], Any] | None) -> None:
         self.images = images
@@ -87,7 +87,7 @@ class ImageDataset(Dataset[tuple[Tensor | None, int, str]]):
 
 
 class Batches:
-    """The batches of one part of a set: :meth:`epoch` is shuffled and augmented, :meth:`fixed` is neither."""
+    """Batches of one part of a set; :meth:`epoch` shuffles and augments, :meth:`fixed` does neither."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class Batches:
         context: DistributedContext = DistributedContext(),  # noqa: B008 - frozen
         pin: bool = False,
     ) -> None:
-        """Decode the images if they fit into memory; ``augment`` is from :func:`choose_augment`.
+        """Decode the images if they fit in memory; ``augment`` is a result of :func:`choose_augment`.
 
-        ``on_skipped`` is called with the reason, which names the image, each time that an image cannot be decoded.
-        ``pin``: put batches into pinned memory, from which a GPU copies while it computes.
+        ``on_skipped`` receives the reason, with the name of the image, whenever an image cannot be decoded. ``pin``
+        puts batches in pinned memory, from which a GPU can copy while it computes.
         """
         self.config, self._augment, self._on_skipped = config, augment, on_skipped
         self._context, self._pin = context, pin
@@ -123,18 +123,18 @@ class Batches:
         return self._pixels is not None
 
     def steps(self) -> int:
-        """Return the batches per epoch; the images beyond the last full batch are left out."""
+        """Return the number of batches per epoch; images beyond the last full batch are left out."""
         return len(self) // self.config.batch_size
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield this process's share of the shuffled, augmented batches, without the images that cannot be decoded."""
+        """Yield this process's share of the shuffled and augmented batches, without undecodable images."""
         size, rank = self.config.batch_size, self._context.rank
         local = self._context.local_batch_size(size)
         generator = torch.Generator().manual_seed((self.config.seed << 20) ^ epoch)
         order = torch.randperm(len(self), generator=generator).tolist()
         batches = [order[i * size : (i + 1) * size] for i in range(self.steps())]
         share = slice(rank * local, (rank + 1) * local)
-        if self.cached:  # shifts are drawn for the whole batch, so that every process draws the same
+        if self.cached:  # shifts are drawn for the whole batch, so that all processes draw the same
             for batch in self._load(batches, generator):
                 assert batch is not None
                 pixels, labels = batch
@@ -144,9 +144,9 @@ class Batches:
             yield self._pinned(augment(pixels, self._augment, generator), labels)
 
     def fixed(self) -> Iterator[Batch]:
-        """Yield all images in the set's order, unaugmented; several processes divide the batches among themselves.
+        """Yield all images in the order of the set without augmentation; several processes divide the batches.
 
-        Raises :class:`DataError` if there is one process and it can decode no image; one of several yields nothing.
+        If no image can be decoded, a single process raises :class:`DataError`; one of several yields nothing.
         """
         rows, size = list(range(len(self))), self.config.batch_size
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
@@ -160,17 +160,17 @@ class Batches:
             raise self.all_unreadable()
 
     def all_unreadable(self) -> DataError:
-        """Return the error for a set without an image that can be decoded."""
+        """Return the error for a set in which no image can be decoded."""
         images = self._set.images
         return DataError(
             f"none of {len(images)} images can be decoded (the first is {images[0].name}); check the files"
         )
 
     def _same_count(self, batches: Iterator[Batch | None]) -> Iterator[Batch]:
-        """Yield the usable batches; with several processes as many as there are steps.
+        """Yield the usable batches; with several processes, exactly one for each step.
 
-        Processes that train together average their gradients in every step, so the last good batch replaces one
-        without images. A single process leaves it out.
+        Since processes that train together average their gradients in every step, the last good batch replaces an empty
+        one. A single process skips it.
         """
         first = next((batch for batch in batches if batch is not None), None)
         if self._context.any(first is None):
@@ -184,7 +184,7 @@ class Batches:
             good = good if batch is None else batch
             yielded += 1
             yield good
-        while self._context.world_size > 1 and yielded < self.steps():  # replaces the batches before the first good one
+        while self._context.world_size > 1 and yielded < self.steps():  # replaces batches before the first good one
             yielded += 1
             yield good
 
@@ -205,7 +205,7 @@ class Batches:
         self._pixels, self._labels = torch.stack([pixels for pixels, _ in good]), torch.tensor([at for _, at in good])
 
     def _load(self, batches: list[list[int]], generator: torch.Generator) -> Iterator[Batch | None]:
-        """Yield each batch without the images that cannot be decoded, or None if none is left."""
+        """Yield each batch without undecodable images, or None if no image is left."""
         if self._pixels is not None:
             for rows in batches:
                 yield self._pixels[rows], self._labels[rows]
@@ -229,7 +229,7 @@ class Batches:
 def default_workers(*, on_gpu: bool) -> int:
     """Return the default number of decoding processes: enough to feed a GPU, none on the CPU.
 
-    On the CPU, training itself needs the cores; next to a GPU, all but one of this process's share are free.
+    On the CPU, training itself needs the cores; with a GPU, all but one core of this process's share are free.
     """
     if not on_gpu:
         return 0
@@ -262,7 +262,7 @@ def _timm_transform(spec: ImageSpec) -> Callable[[Any], Any]:
 
 
 def choose_augment(wanted: str, source: str, spec: ImageSpec) -> str:
-    """Return the augmentation that ``auto`` means for these images, or ``wanted`` itself."""
+    """Return ``wanted``, or the augmentation that ``auto`` selects for these images."""
     if wanted != "auto":
         return wanted
     if source == "digits":
@@ -271,7 +271,7 @@ def choose_augment(wanted: str, source: str, spec: ImageSpec) -> str:
 
 
 def augment(pixels: Tensor, kind: str, generator: torch.Generator) -> Tensor:
-    """Move each image of uint8 ``[B, 3, H, W]`` by up to an eighth; ``crop`` also mirrors."""
+    """Shift each image of uint8 ``[B, 3, H, W]`` by up to a sixteenth, or with ``crop`` an eighth, and mirror some."""
     if kind not in ("shift", "crop"):
         return pixels
     count, _, height, width = pixels.shape
@@ -288,7 +288,7 @@ def augment(pixels: Tensor, kind: str, generator: torch.Generator) -> Tensor:
 
 
 def normalizer(spec: ImageSpec, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return a function from pixels uint8 ``[B, 3, H, W]`` to the stem's input on ``device``."""
+    """Return a function that converts pixels uint8 ``[B, 3, H, W]`` to the stem's input on ``device``."""
     mean = torch.tensor(spec.mean, device=device)[:, None, None] * 255
     scale = 1 / (torch.tensor(spec.std, device=device)[:, None, None] * 255)
     return lambda pixels: (pixels.to(device, non_blocking=True).float() - mean) * scale

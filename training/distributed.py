@@ -1,6 +1,6 @@
-"""The processes that ``torchrun`` started: rank, world size, process group and collectives.
+"""Processes started by ``torchrun``: rank, world size, process group, and collectives.
 
-``torch.nn.parallel.DistributedDataParallel`` averages the gradients; this module serves data, validation and
+``torch.nn.parallel.DistributedDataParallel`` averages the gradients; this module is for data, validation, and
 checkpoints. The backend is ``nccl`` on CUDA (not run on several GPUs yet) and ``gloo`` on the CPU.
 """
 
@@ -18,12 +18,12 @@ import torch.distributed as dist
 from ls_edge.core.errors import LsEdgeError, TrainingStopped, UsageError
 
 TIMEOUT = timedelta(minutes=10)
-"""Timeout of collectives: long enough to decode a data set in one process, short enough to notice a dead process."""
+"""Timeout of collectives: enough to decode a data set in one process, but short enough to detect a dead process."""
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """Rank of this process among the processes that train a model, in the terms of ``torch.distributed``."""
+    """Rank of this process among the processes that train a model, as in ``torch.distributed``."""
 
     rank: int = 0
     world_size: int = 1
@@ -36,7 +36,7 @@ class DistributedContext:
         return self.rank == 0
 
     def local_batch_size(self, batch_size: int) -> int:
-        """Return each process's share of a batch; raises :class:`UsageError` if shares are unequal."""
+        """Return each process's share of a batch; raise :class:`UsageError` if shares would be unequal."""
         if batch_size % self.world_size:
             raise UsageError(
                 f"batch size {batch_size} does not divide among {self.world_size} processes; use a multiple of "
@@ -51,7 +51,7 @@ class DistributedContext:
         return values
 
     def any(self, here: bool) -> bool:
-        """Return whether a condition holds in any process; every process has to call this."""
+        """Return whether a condition holds in any process; all processes must call this method."""
         if self.world_size == 1:
             return here
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -59,7 +59,7 @@ class DistributedContext:
 
     @contextlib.contextmanager
     def one_first(self) -> Iterator[None]:
-        """Let one process per machine go first, so that the others find its downloads; every process must enter."""
+        """Let one process per machine go first, so that the others find its downloads; all processes must enter."""
         first = self.local_rank == 0
         if not first:
             self.barrier()
@@ -70,16 +70,16 @@ class DistributedContext:
                 self.barrier()
 
     def barrier(self) -> None:
-        """Wait until every process has called this."""
+        """Wait until all processes have called this method."""
         if self.world_size > 1:
             dist.barrier()
 
 
 def from_environment(device: torch.device) -> DistributedContext:
-    """Return the context that ``torchrun`` set, and make this process's GPU the current one.
+    """Return the context that ``torchrun`` set, and select this process's GPU.
 
-    Call it before anything else touches CUDA: random states or a tensor would otherwise open the first GPU in every
-    process, which takes several hundred MiB. Raises :class:`UsageError` for a CUDA device that does not exist.
+    Call it before CUDA is used: otherwise, random states or a tensor would open the first GPU in every process, which
+    takes several hundred MiB. Raise :class:`UsageError` if the CUDA device does not exist.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
         return DistributedContext()
@@ -95,7 +95,7 @@ def from_environment(device: torch.device) -> DistributedContext:
 
 @contextlib.contextmanager
 def process_group(context: DistributedContext, device: torch.device) -> Iterator[None]:
-    """Join the process group; raises :class:`TrainingStopped` if another process has ended."""
+    """Join the process group; raise :class:`TrainingStopped` if another process ends."""
     if context.world_size == 1:
         yield
         return
@@ -104,7 +104,7 @@ def process_group(context: DistributedContext, device: torch.device) -> Iterator
         yield
     except LsEdgeError:
         raise
-    except RuntimeError as error:  # a DistError, or an error of the reducer of DistributedDataParallel
+    except RuntimeError as error:  # a DistError, or an error from the reducer of DistributedDataParallel
         first = str(error).splitlines()[0]
         if not isinstance(error, dist.DistError) and "gloo" not in first and "nccl" not in first.lower():
             raise

@@ -1,7 +1,7 @@
-"""Curves of a training in TensorBoard, Weights & Biases, or MLflow, each written by its own library.
+"""Training curves in TensorBoard, Weights & Biases, or MLflow, each written by its own library.
 
-TensorBoard events are always written to the run folder. ``--log`` chooses the destination of the curves by order, by
-blocks kept, and by slot. They cost an evaluation of some validation images after each epoch.
+TensorBoard events are always written to the run folder. ``--log`` selects the destination of the curves by order, by
+blocks kept, and by slot, for which some validation images are evaluated after each epoch.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ CURVE_ORDERS = 4
 SCALARS = ("train_loss", "val_loss", "val_top1", "lr", "images_per_second")
 
 Write = Callable[[dict[str, float], int], None]
-"""Function that writes the values of an epoch by name."""
+"""Function that writes named values of an epoch."""
 
 
 def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], seed: int) -> dict[str, float]:
-    """Return accuracies of images and labels by order, by blocks kept, and by slot.
+    """Return accuracies on a batch of images and labels by order, by blocks kept, and by slot.
 
-    The accuracy of a slot is the accuracy of a model that ends after it, and with a predictor also the accuracy of the
-    predicted slot.
+    The accuracy by slot is that of the model if it ended after the slot and, with a predictor, that of the predicted
+    slot.
     """
     model, (images, labels) = TorchBlocks(view), batch
     orders = EvaluationOrders(EvaluationSettings(orders=CURVE_ORDERS, seed=seed), bands)
@@ -72,7 +72,7 @@ def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], 
 
 @contextlib.contextmanager
 def tensorboard(folder: Path, epochs_done: int) -> Iterator[Write]:
-    """Yield the writer of TensorBoard's events in the run folder."""
+    """Yield a writer of TensorBoard events in the run folder."""
     make: Any = SummaryWriter  # untyped
     writer: Any = make(str(folder), purge_step=epochs_done + 1 if epochs_done else None)
 

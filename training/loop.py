@@ -1,10 +1,10 @@
-"""The training loop: epochs of shuffled batches, validation, the best checkpoint, resuming.
+"""Training loop: epochs of shuffled batches, validation, the best checkpoint, and resuming.
 
-The run folder that ``train`` writes loads at every moment: it holds the initial model, then the one with the lowest
-validation cross-entropy so far. With a fixed seed, machine and number of threads a run on the CPU repeats
-bit by bit, even across a kill and ``resume``; CUDA kernels do not promise that. A run resumes at the start of an epoch.
+The run folder can be loaded at any time: it contains the initial model and later the model with the lowest validation
+cross-entropy so far. With a fixed seed, machine, and number of threads, a run on the CPU is reproducible bit by bit,
+even after a kill and ``resume``; CUDA kernels do not guarantee that. A run resumes at the start of an epoch.
 
-Started by ``torchrun``, it trains with all of its processes (``ls_edge.training.distributed``); the first one writes.
+If ``torchrun`` starts it, all processes train together (``ls_edge.training.distributed``), and the first one writes.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ from ls_edge.training.task import TrainingTask
 from ls_edge.version import __version__
 
 ABOVE_CHANCE = 3.0
-"""Standard deviations above chance from which a checkpoint counts as trained; more would flag short trainings."""
+"""Standard deviations above chance that a checkpoint needs to count as trained; more would flag short runs."""
 
 EXAMPLES = 512
-"""Images from which a method chooses initial values; 600 images of 26 tokens fit the widest layers of a ViT-S."""
+"""Number of images from which a method computes initial values: with 600 images of 26 tokens, the moments of the widest
+layers of a ViT-S have full rank."""
 MUCH_LOST = 0.05
-"""Loss of top-1 by the trained freedom from which ``train`` warns; the recipes of docs/any-order.md stay below it."""
+"""Loss of top-1 due to free orders above which ``train`` warns; the recipes in docs/any-order.md lose less."""
 
 
 def train(
@@ -79,12 +80,12 @@ def train(
     overwrite: bool = False,
     model_named: bool = True,
 ) -> TrainingResult:
-    """Train according to ``config`` and write the run folder ``out``, replacing a run only with ``overwrite``.
+    """Train according to ``config`` and write the run folder ``out``; replace a run only with ``overwrite``.
 
-    ``resume`` continues the run in ``out``; ``config`` is then the run's own. ``model_named``: the user chose the
-    model; otherwise a run given as ``init`` determines it. Raises :class:`DataError`, :class:`ModelError`,
+    ``resume`` continues the run in ``out``, whose configuration must be ``config``. ``model_named`` means that the user
+    chose the model; otherwise, a run given as ``init`` determines it. Raise :class:`DataError`, :class:`ModelError`,
     :class:`RunError`, :class:`UsageError`, and :class:`TrainingStopped` for a loss that is not finite or a full disk;
-    the last good checkpoint stays.
+    the last good checkpoint is kept.
     """
     started = time.perf_counter()
     out = Path(out)
@@ -117,7 +118,7 @@ def train(
 
 @contextlib.contextmanager
 def _run_folder(out: Path) -> Iterator[None]:
-    """Lock a run folder; make it first, and remove it again if nothing was written to it."""
+    """Create and lock a run folder; remove a new folder if nothing was written to it."""
     is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -137,7 +138,7 @@ def _check_new(out: Path) -> None:
 
 
 def _check_apart(out: Path, source: str) -> None:
-    """Refuse a run folder inside a folder of images, where it would count as a class or a part of the data."""
+    """Raise :class:`UsageError` for a run folder inside the images, where it would count as a class."""
     data = Path(source)
     if not source or not data.is_dir():
         return
@@ -160,8 +161,8 @@ class _Training:
         self.out, self.reporter, self.context = out, reporter, context
         self.skipped: set[str] = set()
         if config.method is not None:
-            make_method(config.method, config.method_args)  # refuses wrong settings before anything is loaded
-        if is_hub(config.model.name):  # the run names the commit, so that it can be repeated
+            make_method(config.method, config.method_args)  # raises for wrong settings before anything is loaded
+        if is_hub(config.model.name):  # the run records the commit, so that it can be repeated
             config = msgspec.structs.replace(
                 config, model=msgspec.structs.replace(config.model, name=pin_to_commit(config.model.name))
             )
@@ -215,7 +216,7 @@ class _Training:
         self.progress = TrainingProgress(data=images.fingerprint())
 
     def _examples(self, image: ImageSpec) -> torch.Tensor:
-        """Return normalized images ``[N, 3, H, W]`` of the training part, the same in every process."""
+        """Return normalized training images ``[N, 3, H, W]``, the same ones in every process."""
         rows, _ = split(self.images, self.config.data.validation, self.config.seed)
         chosen = random.Random(self.config.seed).sample(rows, min(EXAMPLES, len(rows)))
         images = [self.images.images[row] for row in sorted(chosen)]
@@ -319,7 +320,7 @@ class _Training:
             self.reporter.warn(f"left out: {why}")
 
     def _measure_start(self, held: Batches) -> None:
-        """Measure the initial model in trained order, which a resumed run has done already."""
+        """Measure the initial model in trained order, unless a resumed run has done so already."""
         start = self.task.method.teacher or self.start
         if start is not None and not self.progress.epochs_done:
             top1 = self.task.in_trained_order(start, held)
@@ -327,7 +328,7 @@ class _Training:
         self.start = None
 
     def _warn_of_loss(self, held: Batches) -> None:
-        """Warn if validation lies far below the accuracy in trained order, of this model or of the initial one."""
+        """Warn if validation is far below the accuracy in trained order of this model or of the initial one."""
         found, bands = self.progress, self.task.bands
         reference = max(self.task.in_trained_order(self.task.evaluated, held), found.start_top1 or 0.0)
         if found.best_epoch is None or reference - found.best_top1 <= MUCH_LOST:
@@ -406,7 +407,7 @@ class _Training:
         return metrics
 
     def _remark(self, loss: float, top1: float, images: int) -> str:
-        """Return a remark if the best checkpoint only guesses, as after a learning rate that is far too high."""
+        """Return a remark if the best checkpoint only guesses, for example because the learning rate was too high."""
         chance = 1 / len(self.record.classes)
         if loss < -math.log(chance) or top1 > chance + ABOVE_CHANCE * math.sqrt(chance * (1 - chance) / images):
             return ""
@@ -423,7 +424,7 @@ class _Training:
 
 
 def with_compiler(config: TrainConfig, device: torch.device, warn: OnWarning) -> TrainConfig:
-    """Return the configuration with ``compile: auto`` decided; warn if a GPU's blocks cannot be compiled here."""
+    """Return the configuration with ``compile: auto`` resolved; warn if blocks cannot be compiled for a GPU."""
     if config.compile != "auto":
         return config
     problem = compiler_problem() if device.type == "cuda" else ""
@@ -447,7 +448,7 @@ def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, r
 
 
 def _bands_in_force(config: TrainConfig, method: Method, initial: InitialWeights) -> Bands:
-    """Return the configured bands, else the bands of the initial run, else the method's default."""
+    """Return the configured bands, the bands of the initial run, or the method's default, in this order."""
     if config.bands is not None:
         return config.block_bands(initial.view.num_blocks)
     return method.default_bands(initial.view) if initial.bands is None else initial.bands
@@ -467,7 +468,7 @@ def _image_in_force(config: TrainConfig, initial: InitialWeights) -> ImageSpec:
 def _in_force(
     config: TrainConfig, method: Method, initial: InitialWeights, bands: Bands, image: ImageSpec
 ) -> TrainConfig:
-    """Return the configuration with the defaults of model and method filled in."""
+    """Return the configuration with the defaults of the model and the method filled in."""
     optim = config.optim
     if optim.lr is None:
         has_weights = config.model.init is not None or config.model.pretrained

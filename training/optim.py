@@ -1,4 +1,4 @@
-"""Optimizer, learning rate schedule and averaged weights: AdamW, timm's schedules, and torch's AveragedModel."""
+"""Optimizer, learning rate schedule, and averaged weights: AdamW, timm's schedules, and torch's AveragedModel."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _scheduler: Any = timm.scheduler
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 SMALL_MODEL_RATES = {"vit_digits": (2e-3, 3e-3), "vit_cifar": (1.5e-3, 5e-4)}
-"""Highest learning rate of a small model from scratch and from weights, by trial at 64 and 128 images per step."""
+"""Highest learning rates of small models from scratch and from weights, by trial with 64 and 128 images per step."""
 TIMM_RATES = (5e-4, 1e-4)
-"""The same pair for all timm models: higher rates diverge on some, lower ones need more epochs."""
+"""The same rates for all timm models; higher rates diverge for some, lower rates need more epochs."""
 EMA_WARMUP = 10
-"""Steps over which the memory of an exponential average grows; longer keeps more of the initial weights."""
+"""Warm-up of an exponential average in steps; a longer one gives the initial weights more influence."""
 
 
 def default_rate(model: str, method: Method, *, from_weights: bool) -> float:
-    """Return the highest learning rate for a configuration without one."""
+    """Return the highest learning rate for a configuration that does not set it."""
     if from_weights and model not in SMALL_MODEL_RATES and method.timm_rate is not None:
         return method.timm_rate
     return SMALL_MODEL_RATES.get(model, TIMM_RATES)[from_weights]
 
 
 def make_optimizer(view: BlockView, config: OptimConfig) -> torch.optim.Optimizer:
-    """Return AdamW without decay of vectors (biases, norms) and of parameters that timm exempts (positions, tokens).
+    """Return AdamW without weight decay for vectors (biases, norms) and parameters that timm exempts.
 
-    A slot module with a ``lr_factor`` has its own group without decay, whose rate is scaled by that factor.
+    A slot module with a ``lr_factor`` has its own group, without weight decay and with a rate scaled by the factor.
     """
     exempt: Callable[[], Any] = getattr(view.model, "no_weight_decay", set)
     groups = _optim.param_groups_weight_decay(
@@ -57,17 +57,18 @@ def make_optimizer(view: BlockView, config: OptimConfig) -> torch.optim.Optimize
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, steps: int) -> Any:
-    """Return timm's schedule, whose ``step_update(step)``, from 0, sets the rate of each of ``steps`` steps.
+    """Return timm's schedule; ``step_update(step)`` sets the rate of a step, counted from 0.
 
-    Linear warm-up over ``config.warmup`` of the steps, then a cosine or a straight line from the highest rate down to
-    ``config.final`` of it. Without a warm-up the line equals Hugging Face's Trainer, ``1 - step / steps``.
+    The rate rises linearly over the fraction ``config.warmup`` of the steps and then falls, along a cosine or a line,
+    to the fraction ``config.final`` of the highest rate. Without a warm-up, the line is that of Hugging Face's Trainer,
+    ``1 - step / steps``.
     """
     assert config.lr is not None
     warmup = math.floor(config.warmup * steps)
     linear = config.schedule == "linear"
     return (_scheduler.PolyLRScheduler if linear else _scheduler.CosineLRScheduler)(
         optimizer,
-        t_initial=max(2, steps - warmup),  # timm warns of a cosine of one step
+        t_initial=max(2, steps - warmup),  # timm warns about a cosine of one step
         lr_min=config.lr * config.final,
         warmup_t=warmup,
         warmup_lr_init=config.lr / (warmup + 1),
@@ -90,15 +91,15 @@ def make_averaged_model(view: BlockView, config: OptimConfig) -> AveragedModel |
 
 
 def averages_step(config: OptimConfig, step: int, steps: int) -> bool:
-    """Return whether the weights after step ``step`` (from 0) of ``steps`` belong to the average."""
+    """Return whether the weights after step ``step`` (counted from 0) of ``steps`` are part of the average."""
     return config.average != "swa" or step >= int(config.average_from * steps)
 
 
 def exponential_average(decay: float) -> Callable[[Tensors, Tensors, Tensor | int], None]:
-    """Return the update ``a += w * (p - a)``, ``w = max(1 - decay, 9 / (10 + n))``, for ``AveragedModel``.
+    """Return the update ``a += w * (p - a)`` with ``w = max(1 - decay, 9 / (10 + n))``, for ``AveragedModel``.
 
-    torch's own function has no warm-up of ``w``, so the random initial weights would dominate the average of a short
-    training. The count ``n`` stays on the device, so no step waits for it.
+    torch's own function does not warm up ``w``, so random initial weights would dominate the average in a short
+    training. The count ``n`` stays on the device, so that steps do not wait for it.
     """
 
     @torch.no_grad()

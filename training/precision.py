@@ -1,6 +1,6 @@
-"""Device, precision, threads and random states of training.
+"""Device, precision, threads, and random states of training.
 
-Weights and optimizer state are always float32; autocast lowers only the matrix products.
+Weights and optimizer state are always float32; autocast only lowers the precision of matrix products.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ls_edge.core.errors import UsageError
 from ls_edge.device import hardware
 
 SMALL_MODEL = 1_000_000
-"""Parameters below which a batch is too little work to share among threads."""
+"""Number of parameters below which a batch is not enough work for several threads."""
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device; raises :class:`UsageError` for CUDA if there is none."""
+    """Return the device; raise :class:`UsageError` if CUDA is requested but missing."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UsageError("device cuda: torch sees no CUDA device here; use --device cpu, or see 'ls-edge doctor'")
     if wanted == "auto":
@@ -31,7 +31,7 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
-    """Return the type of the matrix products; raises :class:`UsageError` if the device lacks it."""
+    """Return the type of matrix products; raise :class:`UsageError` if the device does not support it."""
     if wanted == "fp16" and device.type == "cpu":
         raise UsageError("precision fp16 trains on CUDA only; use bf16 or fp32 on the CPU")
     if wanted == "auto":
@@ -42,24 +42,24 @@ def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: to
 
 
 def choose_threads(wanted: int | None, model: nn.Module) -> int:
-    """Return the number of torch's CPU threads: one for a small model unless the configuration sets it."""
+    """Return the number of CPU threads for torch, by default one for a small model."""
     small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
     return wanted or (1 if small else torch.get_num_threads())
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    """Autocast to ``dtype``, unless it is float32."""
+    """Return a context that autocasts to ``dtype`` unless it is float32."""
     return torch.autocast(device.type, dtype) if dtype != torch.float32 else contextlib.nullcontext()
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error of torch means that the device or the host is out of memory."""
+    """Return whether an error from torch means that the device or host is out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: " in str(error)
 
 
 @contextlib.contextmanager
 def plain_attention(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Use unfused attention on a CPU, where the backward pass of torch's fused kernel is slower."""
+    """Disable fused attention on a CPU, where the backward pass of torch's fused kernel is slower."""
     switched = [m for m in model.modules() if getattr(m, "fused_attn", False) is True] if device.type == "cpu" else []
     for module in switched:
         module.__dict__["fused_attn"] = False
@@ -84,7 +84,7 @@ def preserve_rng_state() -> Iterator[None]:
 
 
 def seed_epoch(seed: int, epoch: int) -> None:
-    """Set all global random states, so that an epoch draws the same numbers after an interruption."""
+    """Set all global random states, so that an epoch draws the same numbers after a resume."""
     mixed = random.Random((seed << 32) ^ epoch).getrandbits(32)
     random.seed(mixed)
     np.random.seed(mixed)

@@ -1,4 +1,4 @@
-"""Metrics of each epoch, the result, and the progress of a training."""
+"""Metrics of epochs, and the result and progress of training."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Epoch(msgspec.Struct, frozen=True):
     lr: float
     seconds: float
     images_per_second: float
-    """Speed of training, without validation."""
+    """Training speed, excluding validation."""
     best: bool
-    """Whether the weights of this epoch became ``model.safetensors``."""
+    """Whether the weights of this epoch were written to ``model.safetensors``."""
 
     def line(self, epochs: int) -> str:
         """Return the metrics as a line to print."""
@@ -40,7 +40,7 @@ class Epoch(msgspec.Struct, frozen=True):
 
 
 class TrainingResult(Shown, msgspec.Struct, frozen=True):
-    """Result of a training."""
+    """Result of training."""
 
     run: str
     model: str
@@ -48,10 +48,10 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
     blocks: int
     parameters: int
     images: int
-    """Images to train on, without those for validation and those left out."""
+    """Number of training images, excluding validation images and images that were left out."""
     validation_images: int
     skipped: int
-    """Images that could not be decoded."""
+    """Number of images that could not be decoded."""
     account: dict[str, Any]
     """Description of the data (:meth:`ls_edge.data.datasets.ImageSet.account`)."""
     epochs: int
@@ -64,12 +64,12 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
     """Cost in forward passes of the whole model for one image."""
     settings: TrainConfig
     log: str = ""
-    """Command or place that shows the curves; empty if nothing was trained."""
+    """Command or place that shows the curves; empty without training."""
 
     def show(self, console: Console) -> None:
         """Print the result in one line."""
         what = (
-            "as it starts, not trained"
+            "initial weights, not trained"
             if self.best_epoch is None
             else f"epoch {self.best_epoch} of {self.epochs}, validation cross-entropy {self.val_loss:.4f}"
         )
@@ -84,11 +84,11 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
 
 
 OnEpoch = Callable[[Epoch, int], None]
-"""Called after each epoch with its metrics and the number of epochs."""
+"""Callback that receives the metrics of each epoch and the number of epochs."""
 
 
 class Reporter:
-    """Counts the steps of a training and reports them to the given functions."""
+    """Counter of training steps that reports to the given functions."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Reporter:
         self._tell(0, self._title)
 
     def stepped(self, loss: float | None) -> None:
-        """Count a step, with the mean loss so far if there is a new one."""
+        """Count a step; ``loss`` is the mean loss so far if it was computed."""
         self._tell(1, self._title if loss is None else f"{self._title}  loss {loss:.3f}")
 
     def finished(self, metrics: Epoch) -> None:

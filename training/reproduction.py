@@ -1,7 +1,7 @@
-"""Plans for ``ls-edge reproduce``: rows of trainings over data sets and seeds, and their cost.
+"""Plans for ``ls-edge reproduce``: rows of training runs over data sets and seeds, and their cost.
 
-A plan is a YAML file; ``plans/`` holds those of the package. Every training of a plan has an ordinary run folder and an
-ordinary ``--config`` file (:meth:`Plan.config_of`), so ``ls-edge train`` alone can repeat it.
+A plan is a YAML file; ``plans/`` contains the plans of the package. Each training of a plan has an ordinary run folder
+and an ordinary ``--config`` file (:meth:`Plan.config_of`), so ``ls-edge train`` alone can repeat it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 PLANS = Path(__file__).parent / "plans"
 """Plans of the package."""
 START = "start"
-"""Prefix of the folders with the trainings that rows start from."""
+"""Prefix of the folders of runs that rows start from."""
 
 
 class PlanData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A data set; the numbers give the cost when the data is not available."""
+    """A data set; its numbers allow for an estimate of the cost without the data."""
 
     source: str = ""
-    """DATA; empty if the user has to give it."""
+    """DATA; empty if the user must give it."""
     images: int | None = None
     test_images: int | None = None
     classes: int | None = None
@@ -46,9 +46,9 @@ class PlanRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recipe: str | None = None
     """Recipe of the package, or a ``--config`` file."""
     config: dict[str, Any] = {}
-    """Settings that override the recipe's, as in a ``--config`` file."""
+    """Settings that override those of the recipe, as in a ``--config`` file."""
     figure: bool = True
-    """Whether the figure shows this row; the table shows every row."""
+    """Whether the figure includes this row; the table includes all rows."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,12 +58,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: dict[str, PlanData]
     rows: dict[str, PlanRow]
     start: dict[str, PlanRow] = {}
-    """Training by data set from which all of its rows start; repeated over the seeds."""
+    """Initial training of all rows of a data set, repeated over the seeds."""
     keep: list[int] | None = None
-    """Numbers of blocks to keep in the evaluation; None: a quarter, a half and three quarters."""
+    """Numbers of blocks to keep in the evaluation; None for a quarter, a half, and three quarters."""
 
     def only(self, names: Sequence[str]) -> Plan:
-        """Return the plan with these rows and data sets alone, or all without names; raises :class:`UsageError`."""
+        """Return the plan with only these rows and data sets, by default all; raise :class:`UsageError`."""
         unknown = [name for name in names if name not in self.rows and name not in self.data]
         if unknown:
             raise UsageError(
@@ -80,7 +80,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def with_data(self, given: Mapping[str, str]) -> Plan:
-        """Return the plan with other sources of its data sets; raises :class:`UsageError` for an unknown one."""
+        """Return the plan with other sources for its data sets; raise :class:`UsageError` for an unknown data set."""
         unknown = [name for name in given if name not in self.data]
         if unknown:
             raise UsageError(
@@ -92,7 +92,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, data=data)
 
     def config_of(self, name: str, flags: Mapping[str, Any], changes: Sequence[str]) -> str:
-        """Return the ``--config`` file of a row or start with these flags, which alone repeats the training."""
+        """Return a ``--config`` file that repeats the training of a row or start with these flags."""
         starts = {f"{START}-{data}": row for data, row in self.start.items()}
         row = {**self.rows, **starts}[name]
         base = {} if row.recipe is None else yaml.safe_load(find_recipe(Path(row.recipe)).read_text("utf-8"))
@@ -102,7 +102,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def find_plan(name: str) -> Path:
-    """Return the file of that name, or the packaged plan; raises :class:`UsageError`."""
+    """Return the file of that name, or the packaged plan; raise :class:`UsageError` if there is neither."""
     path, packaged = Path(name), PLANS / f"{name.removesuffix('.yaml')}.yaml"
     if path.is_file():
         return path
@@ -113,7 +113,7 @@ def find_plan(name: str) -> Path:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan; raises :class:`ConfigError` with file, line and column."""
+    """Read a plan; raise :class:`ConfigError` with file, line, and column."""
     plan, source_map = validation.load_yaml(path, Plan)
     if not plan.rows:
         raise source_map.error("a plan needs at least one row", "rows")
@@ -139,17 +139,17 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RowCost(msgspec.Struct, frozen=True):
-    """Floating point operations of one seed of a row: matrix products and convolutions."""
+    """Floating-point operations for one seed of a row, in matrix products and convolutions."""
 
     name: str
     training_flops: float
-    """Forward and backward of every image of every epoch, and the validation after each epoch."""
+    """Forward and backward passes of all epochs, and the validation after each epoch."""
     evaluation_flops: float
     trained_images: int
 
     @property
     def flops(self) -> float:
-        """Operations of training and evaluation."""
+        """Total operations of training and evaluation."""
         return self.training_flops + self.evaluation_flops
 
 
@@ -163,9 +163,9 @@ def cost_of(
     keep: Sequence[int] | None,
     orders: int,
 ) -> RowCost:
-    """Count the operations of a training and its evaluation; builds the untrained model, which needs torch.
+    """Count the operations of a training and its evaluation, by building the untrained model with torch.
 
-    ``images`` includes those that ``data.validation`` sets apart to select the checkpoint.
+    ``images`` includes the validation images that select the checkpoint.
     """
     from ls_edge.evaluation.measure import blocks_to_run
     from ls_edge.evaluation.orders import EvaluationOrders
@@ -189,7 +189,7 @@ def cost_of(
 
 @functools.cache
 def _work_of(encoded: bytes, classes: int) -> WorkProfile:
-    """Return the operations of a model; many rows share the JSON that is the key of the cache."""
+    """Return the operations of a model from its JSON, which is the key of the cache and shared by many rows."""
     from ls_edge.training.methods.registry import make_method
     from ls_edge.training.models.families import evenly_spaced
     from ls_edge.training.models.small_models import build

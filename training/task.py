@@ -1,8 +1,8 @@
-"""Owner of everything that a training step needs: loss, DDP, optimizer, compiled blocks and averaged weights.
+"""Training step with everything that it needs: loss, DDP, optimizer, compiled blocks, and averaged weights.
 
-With several processes the loss runs inside ``DistributedDataParallel``, whose hooks average the gradients during the
-backward pass. The only waits for a CUDA device are the checks of the loss every :data:`CHECK_EVERY` steps: orders
-are Python ints, rates are numbers, losses stay on the device.
+With several processes, the loss runs inside ``DistributedDataParallel``, whose hooks average the gradients during the
+backward pass. Training waits for a CUDA device only to check the loss every :data:`CHECK_EVERY` steps: orders and
+rates are Python numbers, and losses stay on the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ls_edge.training.precision import autocast, choose_precision
 from ls_edge.training.runs.teacher import TeacherCriterion, open_teacher
 
 CHECK_EVERY = 16
-"""Steps between checks of the loss, each of which waits for the device; a larger number notices a NaN later."""
+"""Steps between checks of the loss, which wait for the device; a larger number detects NaN later."""
 
 
 class PlanLoss(nn.Module):
@@ -43,12 +43,12 @@ class PlanLoss(nn.Module):
         self.criterion = criterion
 
     def forward(self, images: Tensor, targets: Tensor, plan: StepPlan) -> Tensor:
-        """Return the loss of images ``[B, 3, H, W]`` with the targets ``[B, ...]`` that the criterion takes."""
+        """Return the loss of images ``[B, 3, H, W]`` with targets ``[B, ...]`` for the criterion."""
         return self.method.loss(self.view, images, targets, plan, self.criterion)
 
 
 class TrainingTask:
-    """A view in training: :meth:`epoch` trains it, :meth:`validate` measures it, :meth:`state` saves it.
+    """A view in training: :meth:`epoch` trains it, :meth:`validate` measures it, :meth:`state` returns its state.
 
     All processes start with the weights of rank 0.
     """
@@ -62,7 +62,7 @@ class TrainingTask:
         bands: Bands,
         context: DistributedContext,
     ) -> None:
-        """Prepare to train ``view``, on its device; opens the teacher that the configuration names."""
+        """Prepare to train ``view`` on its device, and open the teacher that the configuration names."""
         self.view, self.method, self.config, self.bands, self.context = view, method, config, bands, context
         device = view.device
         self.dtype = choose_precision(config.precision, device)
@@ -78,7 +78,7 @@ class TrainingTask:
             self._loss = DistributedDataParallel(
                 self._loss,
                 device_ids=[context.local_rank] if device.type == "cuda" else None,
-                find_unused_parameters=True,  # plans may leave blocks out, different ones in each step
+                find_unused_parameters=True,  # plans may leave out different blocks in each step
             )
         self._averaged = make_averaged_model(view, config.optim)
         if config.compile is True:
@@ -86,7 +86,7 @@ class TrainingTask:
 
     @property
     def evaluated(self) -> BlockView:
-        """View to validate and to save: the average once there is one, else the view that is trained."""
+        """View to validate and to save: the average once there is one, otherwise the view in training."""
         if self._averaged is None or not int(self._averaged.n_averaged):
             return self.view
         return cast(BlockView, self._averaged.module)
@@ -94,10 +94,10 @@ class TrainingTask:
     def epoch(
         self, epoch: int, batches: Batches, on_step: Callable[[float | None], None]
     ) -> tuple[float, float, int, float]:
-        """Train; return the mean loss, the last learning rate, the images seen by all processes, and the cost.
+        """Train an epoch; return mean loss, last learning rate, number of images over all processes, and cost.
 
         The cost is in forward passes of the whole model for one image. ``on_step`` is called after each step, with the
-        mean loss so far if it was checked. Raises :class:`TrainingStopped` for a loss that is not finite.
+        mean loss so far if it was checked. Raise :class:`TrainingStopped` if the loss is not finite.
         """
         config, work = self.config, self.view.work
         steps = batches.steps()
@@ -124,7 +124,7 @@ class TrainingTask:
                 on_step(sum(losses) / len(losses))
             else:
                 on_step(None)
-        if unchecked:  # fewer batches than steps: some had no image that could be decoded
+        if unchecked:  # fewer batches than steps, because batches without a decodable image were skipped
             losses += self._check(unchecked)
         return sum(losses) / max(1, len(losses)), rate, seen, cost
 
@@ -140,7 +140,7 @@ class TrainingTask:
                 targets = self._teacher.targets(some, targets)
             with contextlib.ExitStack() as stack:
                 if isinstance(self._loss, DistributedDataParallel) and index < len(chunks) - 1:
-                    stack.enter_context(self._loss.no_sync())  # the last part averages the gradients of all
+                    stack.enter_context(self._loss.no_sync())  # the last part averages the gradients of all parts
                 with autocast(self.view.device, self.dtype):
                     loss = self._loss(self.normalize(some), targets, plan)
                 loss = loss * (len(some_labels) / len(labels)) if parts > 1 else loss
@@ -154,7 +154,7 @@ class TrainingTask:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _check(self, unchecked: list[tuple[int, StepPlan, float, Tensor]]) -> list[float]:
-        """Return the losses, averaged over the processes, so that all of them stop in the same step."""
+        """Return the losses averaged over the processes, so that all processes stop at the same step."""
         losses = self.context.sum(torch.stack([loss.float() for *_, loss in unchecked])) / self.context.world_size
         values: list[float] = losses.tolist()
         for (step, plan, rate, _), loss in zip(unchecked, values, strict=True):
@@ -165,7 +165,7 @@ class TrainingTask:
         return values
 
     def validate(self, batches: Batches) -> tuple[float, float]:
-        """Return the mean cross-entropy and top-1 over images and the method's arrangements."""
+        """Return the mean cross-entropy and top-1 over the images and the method's arrangements."""
         arrangements = self.method.validation(self.bands, self.config.validation_orders, self.config.seed)
         return self._measure(self.evaluated, arrangements, batches)
 
@@ -174,7 +174,7 @@ class TrainingTask:
         return self._measure(view, [Arrangement.plain(range(view.num_blocks))], batches)[1]
 
     def _measure(self, view: BlockView, arrangements: Sequence[Arrangement], batches: Batches) -> tuple[float, float]:
-        """Return the mean cross-entropy and top-1 over images and arrangements."""
+        """Return the mean cross-entropy and top-1 over the images and arrangements."""
         view, device = view.eval(), self.view.device
         loss, correct, count = 0.0, 0, 0
         for pixels, labels in batches.fixed():
@@ -193,7 +193,7 @@ class TrainingTask:
         return loss / seen, right / seen
 
     def state(self) -> dict[str, Tensor]:
-        """Return weights, the optimizer's moments and averaged weights by name."""
+        """Return weights, the optimizer's moments, and averaged weights by name."""
         moments = {
             f"{index}.{key}": value
             for index, state in self._optimizer.state_dict()["state"].items()
@@ -204,7 +204,7 @@ class TrainingTask:
         return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Load a result of :meth:`state`; raises :class:`ModelError` or RuntimeError if it does not fit."""
+        """Load a result of :meth:`state`; raise :class:`ModelError` or RuntimeError if it does not fit."""
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
         for name, value in tensors.items():
             part, _, rest = name.partition(".")

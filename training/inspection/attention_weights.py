@@ -1,7 +1,7 @@
-"""Weights of attention, read while blocks run.
+"""Attention weights, captured while blocks run.
 
-timm's fused attention never holds the weights in one tensor, so it is switched off meanwhile. A hook reads the weights
-as the input of attention's dropout, which does nothing in evaluation.
+Fused attention never stores the weights in a tensor, so it is disabled during the capture. A hook reads the weights as
+the input of the attention's dropout, which has no effect in evaluation mode.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ls_edge.training.inspection.inspected import class_of, grid_of
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
 PLAIN = ("Attention", "AttentionRope", "EvaAttention")
-"""timm's attention classes whose dropout takes the weights ``[B, heads, N, N]``, each row adding up to 1."""
+"""timm's attention classes whose dropout takes weights ``[B, heads, N, N]`` with rows that sum to 1."""
 
 
 def plain_attention(model: TorchBlocks) -> tuple[list[Any], tuple[int, int], int]:
-    """Return the attention of each block, the grid of patches, and the number of tokens before the patches.
+    """Return the attention module of each block, the grid of patches, and the number of tokens before the patches.
 
-    Raises :class:`NotMeasurable` if the attention of a block is not plain.
+    Raise :class:`NotMeasurable` if the attention of a block is not plain.
     """
     view, grid = model.view, grid_of(model)
     modules = [getattr(block, "attn", None) for block in view.blocks]
@@ -47,7 +47,7 @@ def distances(height: int, width: int) -> Tensor:
 
 @contextlib.contextmanager
 def visible_weights(modules: list[Any], captured: list[Tensor]) -> Iterator[None]:
-    """Capture the weights of each attention that runs, with fused attention switched off."""
+    """Append the weights of each attention module that runs to ``captured``, with fused attention disabled."""
 
     def read(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         captured.append(inputs[0])

@@ -1,8 +1,8 @@
-"""Gradients of a run's outputs with respect to an image's pixels, and images made by following them.
+"""Gradients of outputs with respect to pixels, and images that are optimized with these gradients.
 
-Excitation and inversion start from noise and follow the gradient with Adam, in trained order. Between two steps of
-excitation a 3x3 Gaussian blur smooths the image, its sigma falling from 2.4 to 0, and from the halfway point each step
-sees the image shifted by a few pixels. Both keep the image from becoming noise that happens to excite the block.
+Excitation and inversion start from noise and follow the gradient with Adam, in trained order. For excitation, a 3x3
+Gaussian blur with a sigma that falls from 2.4 to 0 smooths the image between steps, and in the second half, each step
+sees the image shifted by a few pixels. Both prevent the image from becoming noise that happens to excite the block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOISE = 1 / 20
 
 
 def run_blocks(inspected: Inspected, colors: Tensor, order: Iterable[int]) -> Tensor:
-    """Return the tokens after the blocks of ``order``, with gradients for the colors."""
+    """Return the tokens after the blocks of ``order``, differentiable with respect to the colors."""
     view = inspected.model.view
     tokens: Tensor = view.stem(inspected.scale(colors))
     for slot, index in enumerate(order):
@@ -32,7 +32,7 @@ def run_blocks(inspected: Inspected, colors: Tensor, order: Iterable[int]) -> Te
 
 
 def descend(colors: Tensor, loss: Callable[[Tensor], Tensor], steps: int, *, smooth: bool = False) -> Tensor:
-    """Lower ``loss`` by gradient descent: with a falling rate, or ``smooth``, with blur and shifts."""
+    """Minimize ``loss`` by gradient descent, with a falling rate or, if ``smooth``, with blur and shifts."""
     colors = colors.clone().requires_grad_()
     optimizer = torch.optim.Adam([colors], lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=RATE if smooth else 0.0)
@@ -48,7 +48,7 @@ def descend(colors: Tensor, loss: Callable[[Tensor], Tensor], steps: int, *, smo
         schedule.step()
         sigma = FIRST_SIGMA * (1 - (step + 1) / steps)
         with torch.no_grad():
-            if smooth and sigma > 0.1:  # a smaller one changes no pixel
+            if smooth and sigma > 0.1:  # a smaller sigma does not change any pixel
                 colors.copy_(transforms.gaussian_blur(colors, [3, 3], [sigma, sigma]))
             colors.clamp_(0, 1)
     return colors.detach()

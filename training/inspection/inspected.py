@@ -1,4 +1,4 @@
-"""A run under inspection, its images as pictures, and maps over them in trained and in random order."""
+"""Inspection of a run: its images as pictures, and maps over them in trained and in random order."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
 MOST_PICTURES = 4
-"""Largest number of images or blocks that a page shows as pictures."""
+"""Maximum number of images or blocks that a page shows as pictures."""
 SIDE = 64
 """Side of an image, or of a map over its patches, in a picture."""
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """A run, the bands and the seed of random orders, and the scaling of its images."""
+    """A run with the bands and the seed of random orders and the preprocessing of its images."""
 
     model: TorchBlocks
     bands: Bands
@@ -52,11 +52,11 @@ class Inspected:
         return tokens
 
     def scale(self, colors: Tensor) -> Tensor:
-        """Return colors 0 to 1, ``[B, 3, H, W]``, as the model takes them."""
+        """Convert colors from 0 to 1, ``[B, 3, H, W]``, to the input of the model."""
         return (colors - self._row(self.image.mean)) / self._row(self.image.std)
 
     def colors(self, images: np.ndarray) -> Tensor:
-        """Return the colors 0 to 1 of images that the model takes."""
+        """Convert inputs of the model to colors from 0 to 1, ``[B, 3, H, W]``."""
         given = torch.from_numpy(images).to(self.model.view.device)
         return (given * self._row(self.image.std) + self._row(self.image.mean)).clamp(0, 1)
 
@@ -65,7 +65,7 @@ class Inspected:
 
 
 def grid_of(model: TorchBlocks) -> tuple[int, int] | None:
-    """Return the rows and columns of patches; None if the tokens do not form a grid."""
+    """Return the numbers of rows and columns of patches; None if the tokens do not form a grid."""
     grid = getattr(model.view.patch_embedding, "grid_size", None)
     if grid is None or model.view.token_spec.count < grid[0] * grid[1]:
         return None
@@ -90,7 +90,7 @@ class Compared(NamedTuple):
     correlation: float
     """Correlation of the two maps of an image, averaged over the images."""
     pictures: list[Picture]
-    """Each of the first images, followed by its maps."""
+    """The first images, each followed by its maps."""
 
 
 def compare(
@@ -101,7 +101,10 @@ def compare(
     *,
     columns: int = 1,
 ) -> Compared:
-    """Compare the maps ``[maps, H, W]`` of each image, by its number and the order; pictures have ``columns`` maps."""
+    """Compare maps of images in trained and in random order, with ``columns`` maps per row in pictures.
+
+    ``maps_of`` returns the maps ``[maps, H, W]`` of an image, given its number and the order.
+    """
     trained, random = [], []
     for number in range(len(images)):
         trained.append(maps_of(number, inspected.trained))
@@ -118,12 +121,12 @@ def compare(
 
 
 def color_picture(colors: Tensor) -> np.ndarray:
-    """Return one image ``[3, H, W]`` as an array ``[SIDE, SIDE, 3]`` for a picture."""
+    """Return an image ``[3, H, W]`` as an array ``[SIDE, SIDE, 3]`` for a picture."""
     return np.asarray(_sized(colors.float()).permute(1, 2, 0).cpu())
 
 
 def _map_picture(values: np.ndarray) -> np.ndarray:
-    """Return a map ``[H, W]`` with its largest value as white, ``[SIDE, SIDE]``."""
+    """Return a map ``[H, W]`` as an array ``[SIDE, SIDE]`` in which its largest value is white."""
     sized = _sized(torch.from_numpy(np.ascontiguousarray(values, np.float32))[None])[0].numpy()
     return np.asarray(sized / max(float(sized.max()), 1e-12))
 

@@ -1,7 +1,7 @@
 """``anyorder``: this project's recipe for models that run in any arrangement.
 
-Plain shuffling spends each step on one order of one batch. Here a batch is split into groups with one arrangement each
-(less variance between steps at the same cost), some of them in tracks or in trained order, and the weights are
+Plain shuffling uses a single order in each step. Here, a batch is split into groups with one arrangement each, which
+reduces the variance between steps at the same cost; some groups run in tracks or in trained order, and the weights are
 averaged. docs/training.md compares the settings.
 """
 
@@ -27,7 +27,7 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of ``anyorder``."""
 
     groups: AtLeastOne = 4
-    """Parts of a batch with one arrangement each."""
+    """Number of parts of a batch, each with its own arrangement."""
     tracks: Share = 0.25
     """Probability of an arrangement in waves of tracks."""
     trained: Share = 0.1
@@ -37,20 +37,20 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drop: BelowOne = 0.2
     """Additional probability of dropping each block (LayerDrop)."""
     widen: Share = 0.5
-    """Part of the training during which blocks move further and further from their place in trained order. Not compared
-    with 0 at equal cost yet."""
+    """Fraction of training during which blocks move further and further from their place in trained order. Not yet
+    compared with 0 at equal cost."""
 
 
 class AnyOrder(Shuffle):
-    """The recipe, with a setting for each part of it."""
+    """The recipe of this project, with a setting for each of its components."""
 
     settings_type: ClassVar[type[msgspec.Struct]] = AnyOrderSettings
     average = "ema"
 
     def default_bands(self, view: BlockView) -> Bands:
-        """Keep the first and the last block in place where patches are embedded by one linear layer.
+        """Keep the first and the last block in place if a single linear layer embeds the patches.
 
-        In such models they cause most of the loss of accuracy with free orders (docs/any-order.md).
+        In such models, these blocks cause most of the accuracy loss in free orders (docs/any-order.md).
         """
         last = view.num_blocks - 1
         plain = view.has_plain_patches and not view.shares_weights
@@ -65,8 +65,8 @@ class AnyOrder(Shuffle):
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """Return the mean loss of the groups.
 
-        The stem runs once. With ``n`` groups, group ``i`` takes every ``n``-th image from image ``i`` on, so that each
-        process splits its share of a batch the way one process splits the whole batch.
+        The stem runs once. With ``n`` groups, group ``i`` takes every ``n``-th image from image ``i`` on, so that
+        processes split their shares of a batch in the same way as a single process splits the whole batch.
         """
         count, tokens = len(images), view.stem(images)
         losses: list[Tensor] = []
@@ -77,14 +77,14 @@ class AnyOrder(Shuffle):
         return torch.stack(losses).sum()
 
     def validation(self, bands: Bands, count: int, seed: int) -> list[Arrangement]:
-        """Return random orders and, if tracks are trained, the first of them in two tracks."""
+        """Return random orders and, if tracks are trained, the first order in two tracks."""
         orders = super().validation(bands, count, seed)
         in_tracks = bands.equal_waves(orders[0].order, 2, max(1, bands.num_blocks // 4))
         return orders if not self.settings.tracks or in_tracks.is_plain else [*orders, in_tracks]
 
 
 def _draw_arrangement(s: AnyOrderSettings, bands: Bands, reach: float | None, rng: random.Random) -> Arrangement:
-    """Draw an arrangement in which blocks move by up to ``reach`` places; None for any order."""
+    """Draw an arrangement in which blocks move by up to ``reach`` places, or freely if it is None."""
     num_blocks = bands.num_blocks
     order = list(range(num_blocks))
     if rng.random() < s.trained:

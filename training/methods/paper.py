@@ -1,4 +1,4 @@
-"""The methods of the LayerShuffle paper (arXiv 2407.04513), and LayerDrop with and without shuffling as baselines."""
+"""Methods of the LayerShuffle paper (arXiv 2407.04513), and LayerDrop with and without shuffling as baselines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ls_edge.training.models.slots import PositionPredictor, SlotEmbedding
 from ls_edge.training.models.view import BlockView
 
 VALIDATION_SALT = 0x5EED
-"""Combined with the seed, so that the orders that select a checkpoint differ from those that ``eval`` draws."""
+"""Number combined with the seed, so that validation orders differ from the orders that ``eval`` draws."""
 
 
 class Shuffle(Method):
@@ -40,14 +40,14 @@ class PositionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: AtLeastOne = 32
     """Width of the slot embedding."""
     embedding: Literal["shared", "per_block"] = "shared"
-    """``shared``: one embedding for all blocks, as in the paper's reference code; ``per_block``: one for each block,
-    as the paper's text can be read."""
+    """``shared``: one embedding for all blocks, as in the paper's reference code; ``per_block``: one for each block, a
+    possible reading of the paper's text."""
     dropout: BelowOne = 0.1
-    """Dropout after the projection; the reference code has none."""
+    """Dropout after the projection, which the reference code does not have."""
 
 
 class PositionMethod(Shuffle):
-    """LayerShuffle-position: shuffled, and each block gets an embedding of its slot."""
+    """LayerShuffle-position: shuffled orders, with an embedding of the slot for each block."""
 
     settings_type: ClassVar[type[msgspec.Struct]] = PositionSettings
 
@@ -61,7 +61,7 @@ class PositionMethod(Shuffle):
 
 
 class PredictMethod(Shuffle):
-    """LayerShuffle-predict: shuffled, and each block learns to predict its slot from its output."""
+    """LayerShuffle-predict: shuffled orders, and each block learns to predict its slot from its output."""
 
     def attach(self, view: BlockView) -> None:
         """Add a predictor for each block."""
@@ -91,7 +91,7 @@ class DropSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LayerDrop(Method):
-    """LayerDrop (arXiv 1909.11556): trained order, each block dropped from a batch with probability ``p``."""
+    """LayerDrop (arXiv 1909.11556): trained order, with each block dropped from a batch with probability ``p``."""
 
     settings_type: ClassVar[type[msgspec.Struct]] = DropSettings
 

@@ -34,9 +34,10 @@ METHODS = {
 
 
 def find_method(name: str, *, reference: bool = True) -> type[Method]:
-    """Return the class of a method; raises :class:`UsageError` if there is none.
+    """Return the class of a method; raise :class:`UsageError` if there is none.
 
-    With ``reference``, a name may be ``package.module:Class``: do not allow it for a name that others chose.
+    With ``reference``, a name may be ``package.module:Class``. Do not allow this for names from outside, since it
+    imports the module.
     """
     from ls_edge.training.methods.base import Method
 
@@ -48,7 +49,7 @@ def find_method(name: str, *, reference: bool = True) -> type[Method]:
 
 
 def make_method(name: str, args: dict[str, Any], *, reference: bool = True) -> Method:
-    """Return the method with these settings; raises :class:`UsageError` as :func:`find_method`, or for a setting."""
+    """Return a method with these settings; raise :class:`UsageError` for an unknown method or an invalid setting."""
     kind = find_method(name, reference=reference)
     try:
         return kind(msgspec.convert(args, kind.settings_type))

@@ -1,7 +1,7 @@
 """Plan of a training step: the arrangements that run, and their cost.
 
-Plans are Python numbers that depend only on the seed and the step. A resumed run and all processes of a distributed
-run therefore draw the same plans, and the CPU never waits for the device to learn an order.
+Plans are Python numbers that depend only on the seed and the step. Therefore, a resumed run and all processes of a
+distributed run draw the same plans, and the CPU never waits for the device to read an order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BACKWARD_COST = 2.0
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The arrangements of one step; each runs an equal share of the images, forward and backward."""
+    """Arrangements of one step, each of which runs an equal share of the images, forward and backward."""
 
     groups: tuple[Arrangement, ...]
 
@@ -37,8 +37,8 @@ class StepPlan:
     def cost(self, work: WorkProfile, *, teacher: bool = False) -> float:
         """Return the cost per image in forward passes of the whole model; plain training costs 3.
 
-        Use it to compare methods at equal training FLOPs. It counts stem and head, the blocks that run, and the modules
-        that the method adds to each block. ``teacher`` adds the forward pass of a frozen model.
+        The cost allows for comparing methods at equal training FLOPs. It includes stem, head, the blocks that run, and
+        the modules that the method adds to each block. ``teacher`` adds the forward pass of a frozen model.
         """
         run = sum(len(item.order) for item in self.groups) / len(self.groups)
         step = work.stem + run * (work.block + work.added) + work.head
@@ -46,7 +46,7 @@ class StepPlan:
 
 
 def step_rng(seed: int, step: int) -> random.Random:
-    """Return the generator of one step; ``random.Random`` of an int is the same on every machine."""
+    """Return the generator of a step; ``random.Random`` with an integer seed is the same on every machine."""
     return random.Random((seed << 40) ^ (step << 1) ^ 1)
 
 

@@ -1,4 +1,4 @@
-"""Suggestion of a model for data without a default one, with the time of an epoch on this machine."""
+"""Suggestion of a model for data without a default model, with the time of an epoch on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH, _STEPS = 8, 2
 
 
 def model_advice(images: ImageSet) -> str:
-    """Suggest a model for these images; time two steps of its training for the duration of an epoch."""
+    """Suggest a model for these images; estimate the time of an epoch from two training steps."""
     device = choose_device("auto")
     model = create(SUGGESTED, num_classes=len(images.classes)).train().to(device)
     batch = torch.zeros(_BATCH, 3, 224, 224, device=device)

@@ -1,10 +1,10 @@
-"""Table of model families, and the checks that a timm model has a stem, equal blocks and a head.
+"""Table of model families, and checks that a timm model has a stem, equal blocks, and a head.
 
-An adapter (``adapters/``) names the stem, the blocks and the head of a timm model; orders, slots, checkpoints and
-export are the same for all. To add a family, write a module in ``adapters`` and add it to :data:`FAMILIES`; other
-packages register theirs (:mod:`ls_edge.core.plugins`).
+An adapter (``adapters/``) names the stem, the blocks, and the head of a timm model; orders, slots, checkpoints, and
+export are the same for all families. To add a family, write a module in ``adapters`` and add it to :data:`FAMILIES`;
+other packages register theirs (:mod:`ls_edge.core.plugins`).
 
-Models whose blocks differ in shape or computation (ConViT, Hiera, Swin, Twins, convolutional ones) are refused.
+Models whose blocks differ in shape or computation (ConViT, Hiera, Swin, Twins, convolutional models) are rejected.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FAMILIES: tuple[Family, ...] = (VisionTransformerFamily(), CaitFamily(), MixerFa
 
 @functools.cache
 def families() -> tuple[Family, ...]:
-    """Return the families of other packages, then ours; raises :class:`UsageError` if one cannot be used."""
+    """Return the families of other packages, then our own; raise :class:`UsageError` if one cannot be loaded."""
     others = (plugins.load("families", name, VisionTransformerFamily, ()) for name in plugins.registered("families"))
     return (*(family() for family in others), *FAMILIES)
 
 
 def family_of(model: nn.Module) -> Family:
-    """Return the family of a timm model and prepare the model; raises :class:`ModelError` if there is none."""
+    """Return the family of a timm model, and prepare the model; raise :class:`ModelError` if there is none."""
     name = type(model).__name__
     family = next((one for one in families() if isinstance(model, one.timm_class)), None)
     if family is None:
@@ -60,9 +60,9 @@ def family_of(model: nn.Module) -> Family:
 
 
 def evenly_spaced(num_blocks: int, keep: int) -> tuple[int, ...]:
-    """Return ``keep`` of ``num_blocks`` indices, evenly spaced (arXiv 2407.04513, refined models).
+    """Return ``keep`` evenly spaced indices of ``num_blocks`` (arXiv 2407.04513, refined models).
 
-    Includes the first and the last one if ``keep`` > 1. Raises :class:`ModelError` if there are fewer.
+    They include the first and the last one if ``keep`` > 1. Raise :class:`ModelError` if there are fewer blocks.
     """
     if not 1 <= keep <= num_blocks:
         raise ModelError(f"depth {keep} is not possible: the model has {num_blocks} blocks; use 1 to {num_blocks}")
@@ -71,7 +71,7 @@ def evenly_spaced(num_blocks: int, keep: int) -> tuple[int, ...]:
 
 
 def shape_of_tokens(family: Family, model: nn.Module) -> tuple[int, int]:
-    """Return ``(N, D)`` of the tokens; raises :class:`ModelError` if a block changes their shape."""
+    """Return the shape ``(N, D)`` of the tokens; raise :class:`ModelError` if a block changes it."""
     name, (height, width) = type(model).__name__, family.image_size(model)
     parameter = next(model.parameters())
     images = torch.zeros(1, 3, height, width, device=parameter.device, dtype=parameter.dtype)

@@ -1,4 +1,4 @@
-"""Counts of floating point operations, from ``torch.utils.flop_counter``."""
+"""Counts of floating-point operations, from ``torch.utils.flop_counter``."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class WorkProfile:
-    """Operations per image of the parts of a model, in any unit; the defaults describe a model that has only blocks."""
+    """Operations per image of the parts of a model, in any unit; by default, the model has only blocks."""
 
     num_blocks: int
     stem: float = 0.0
     block: float = 1.0
-    """One block without a method's modules."""
+    """Operations of a block without a method's modules."""
     head: float = 0.0
     added: float = 0.0
-    """Modules that a method adds to each block that runs."""
+    """Operations of the modules that a method adds to each block."""
 
     @property
     def forward(self) -> float:
@@ -34,10 +34,10 @@ class WorkProfile:
 
 
 def count_flops(run: Callable[[], T]) -> tuple[int, T]:
-    """Return the operations of ``run()`` and its result; matrix products, convolutions and attention count.
+    """Return the operations of ``run()`` in matrix products, convolutions, and attention, and its result.
 
-    Gradients are on because the counter's hooks need them. Attention runs as plain matrix products because not every
-    version of torch counts every fused kernel.
+    Gradients are enabled because the counter's hooks need them. Attention runs as plain matrix products because not all
+    versions of torch count all fused kernels.
     """
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         out = run()
@@ -46,7 +46,7 @@ def count_flops(run: Callable[[], T]) -> tuple[int, T]:
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode; on exit each module gets its own mode back."""
+    """Switch to evaluation mode; restore the mode of each module on exit."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,8 +1,8 @@
 """Modules that methods add to the blocks: slot conditioning, a slot embedding, and a slot predictor.
 
 The slot of a block is the number of blocks that ran before it (``ls_edge.core.arrangement``). A :class:`SlotModule`
-runs with the block wherever the model goes and is exported with it. A :class:`PositionPredictor` is used only in
-training and evaluation.
+always runs with its block and is exported with it. A :class:`PositionPredictor` is used only in training and
+evaluation.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch import Tensor, nn
 from ls_edge.core.errors import UsageError
 
 NEGLIGIBLE = 1e-6
-"""Factors below this share of a layer's norm are rounding errors without a meaningful direction."""
+"""Size of factors, relative to a layer's norm, below which they are rounding errors without a meaningful direction."""
 ROUNDS = 3
-"""Fits of adapters; of a ViT-S with rank 32, two rounds less have 0.51 instead of 0.59 before training."""
+"""Number of adapter fits; with a single one, a ViT-S with rank 32 has 0.51 instead of 0.59 before training."""
 RIDGE = 1e-6
-"""Regularization of the shared weights, relative to the mean moment, where no input has a direction."""
+"""Regularization of the shared weights relative to the mean moment, for directions that no input has."""
 OVERSAMPLING = 16
-"""Additional directions of the randomized decomposition (arXiv 0909.4061, section 4.2)."""
+"""Number of additional directions in the randomized decomposition (arXiv 0909.4061, section 4.2)."""
 
 
 class SlotModule(nn.Module):
-    """Base of modules that run a block together with its slot."""
+    """Base class of modules that run a block depending on its slot."""
 
     lr_factor: float | None = None
-    """Learning rate relative to the model's, without weight decay; None to train like the model."""
+    """Learning rate relative to the model's, without weight decay; None for the settings of the model."""
     is_uniform: bool = True
     """Whether every block has the same modules, so that blocks differ only in their weights."""
 
@@ -40,11 +40,11 @@ class SlotModule(nn.Module):
         raise NotImplementedError
 
     def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:  # noqa: ARG002
-        """Return the callable that :meth:`forward` uses to run block ``index``; training compiles this callable."""
+        """Return the callable that :meth:`forward` calls to run block ``index``, and that training compiles."""
         return block
 
     def elementwise_flops(self, count: int, dim: int) -> int:  # noqa: ARG002
-        """Return the elementwise operations added to a block, for one image of ``count`` tokens of ``dim``."""
+        """Return the number of elementwise operations added to a block for an image of ``count`` tokens of ``dim``."""
         return 0
 
 
@@ -55,7 +55,7 @@ class Branch:
     norm: str
     layer: str
     scale: str = ""
-    """Parameter that scales the branch (LayerScale, arXiv 2103.17239); blocks may lack it."""
+    """Parameter that scales the branch (LayerScale, arXiv 2103.17239), which blocks may lack."""
     channels_first: bool = False
     """Whether ``layer`` returns ``[B, D, N]``, as layers that mix tokens do, instead of ``[B, N, D]``."""
 
@@ -63,12 +63,12 @@ class Branch:
 class SlotNorms(SlotModule):
     """Slot conditioning of each block: scale and shift of each norm, and a gate on each residual branch.
 
-    ``x + (1 + gate) * layer((1 + scale) * norm(x) + shift)``, one vector of each per block, slot and branch, as in
-    FiLM (arXiv 1709.07871) and the adaptive norms of DiT (arXiv 2212.09748, section 3.2). With a ``rank``, each linear
-    layer of a branch also has one low-rank adapter per slot, ``W x + b + up (down x) + bias`` (LoRA, arXiv 2106.09685;
-    for layers that share their weights arXiv 2410.20672). Vectors, ``up`` and ``bias`` start at zero, so a block
-    initially computes the same as without them. Hooks on the block's modules apply them, so timm's forward is unchanged
-    and each block still compiles and exports separately.
+    ``x + (1 + gate) * layer((1 + scale) * norm(x) + shift)``, with one vector of each per block, slot, and branch, as
+    in FiLM (arXiv 1709.07871) and the adaptive norms of DiT (arXiv 2212.09748, section 3.2). With a ``rank``, each
+    linear layer of a branch also has one low-rank adapter per slot, ``W x + b + up (down x) + bias`` (LoRA, arXiv
+    2106.09685; for layers that share their weights, arXiv 2410.20672). Vectors, ``up``, and ``bias`` are initially
+    zero, so a block computes the same as without them. Hooks on the block's modules apply them, so timm's forward is
+    unchanged, and each block still compiles and exports separately.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class SlotNorms(SlotModule):
     ) -> None:
         """Attach to ``blocks``, or to those whose indices are in ``only``; there are as many slots as blocks.
 
-        One block in several places has one table. Raises :class:`UsageError` for a ``rank`` above the width of a linear
-        layer.
+        A block in several places has a single table. Raise :class:`UsageError` for a ``rank`` above the width of all
+        linear layers.
         """
         super().__init__()
         self.lr_factor = lr_factor
@@ -107,9 +107,9 @@ class SlotNorms(SlotModule):
 
     @torch.no_grad()
     def imitate(self, index: int, blocks: Mapping[int, nn.Module], images: Callable[[], None]) -> None:
-        """Make block ``index`` approximate, at each slot of ``blocks``, the given block.
+        """Make block ``index`` approximate, at each slot in ``blocks``, the given block.
 
-        Norms, scales of branches and biases are equal afterwards; the linear layers are as close as the rank allows
+        Norms, scales of branches, and biases become equal; linear layers become as close as the rank allows
         (:meth:`SlotAdapters.imitate`). ``images`` runs ``blocks`` on examples.
         """
         number = self._table_of[index]
@@ -125,7 +125,7 @@ class SlotNorms(SlotModule):
             cast(SlotAdapters, self.adapters[number]).imitate(block, blocks, images)
 
     def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
-        """Run a block with the vectors and matrices of its slot."""
+        """Run block ``index`` with the vectors and matrices of its slot."""
         if index not in self._table_of:
             return run_block(tokens)
         number = self._table_of[index]
@@ -137,8 +137,8 @@ class SlotNorms(SlotModule):
     def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:
         """Return the hooked block, which also takes vectors ``[branches, 3, 1, D]`` or ``[B, branches, 3, 1, D]``.
 
-        After the vectors come the adapters' matrices ``[rank, in]``, ``[out, rank]`` and ``[1, out]`` of each layer, or
-        a batch of them.
+        The vectors are followed by the adapters' matrices ``[rank, in]``, ``[out, rank]``, and ``[1, out]`` of each
+        layer, or a batch of these.
         """
         return self._running[self._table_of[index]].run if index in self._table_of else block
 
@@ -148,7 +148,7 @@ class SlotNorms(SlotModule):
 
 
 def _conditioned(branch: Branch) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return the parameters that scale and shift of the norm, and the gate replace; timm's ``Affine`` has own names."""
+    """Return the parameters that scale, shift, and gate replace; timm's ``Affine`` has different names."""
     norm = branch.norm
     return (f"{norm}.weight", f"{norm}.alpha"), (f"{norm}.bias", f"{norm}.beta"), (branch.scale,)
 
@@ -157,7 +157,7 @@ class SlotAdapters(nn.Module):
     """A pair of low-rank matrices and a bias per slot for each linear layer in a block's residual branches."""
 
     def __init__(self, block: nn.Module, branches: Sequence[Branch], slots: int, rank: int) -> None:
-        """Draw ``down``, zero the others; raises :class:`UsageError` for a rank above the width of every layer."""
+        """Draw ``down`` and zero the others; raise :class:`UsageError` for a rank above the width of all layers."""
         super().__init__()
         found = {
             f"{branch.layer}.{name}" if name else branch.layer: module
@@ -177,16 +177,16 @@ class SlotAdapters(nn.Module):
         self.bias = nn.ParameterList(torch.zeros(slots, 1, layer.out_features) for layer in found.values())
 
     def tables(self) -> list[Tensor]:
-        """Return ``down`` ``[slots, rank, in]``, ``up`` ``[slots, out, rank]`` and ``bias`` ``[slots, 1, out]``."""
+        """Return ``down [slots, rank, in]``, ``up [slots, out, rank]``, and ``bias [slots, 1, out]`` of each layer."""
         return [table for group in zip(self.down, self.up, self.bias, strict=True) for table in group]
 
     def imitate(self, block: nn.Module, wanted: Mapping[int, nn.Module], images: Callable[[], None]) -> None:
-        """Choose weights of ``block`` and adapters so that each layer's output is close to that of ``wanted`` by slot.
+        """Fit the weights of ``block`` and the adapters to the outputs of the layers of ``wanted`` at each slot.
 
-        For a difference ``D`` of weights and inputs of second moments ``C``, the best adapter of a rank projects ``D``
-        on the leading eigenvectors of ``D C D'``; the best shared weights given the adapters are a least-squares
-        solution. The two alternate. A decomposition of ``D`` alone (arXiv 2410.20672, section 3) ignores that the
-        tokens of a trained model have few directions.
+        For a difference ``D`` of weights and inputs with second moments ``C``, the best adapter of a rank projects
+        ``D`` onto the leading eigenvectors of ``D C D'``; the best shared weights given the adapters are a
+        least-squares solution. Both steps alternate. A decomposition of ``D`` alone (arXiv 2410.20672, section 3) would
+        ignore that the tokens of a trained model have few directions.
         """
         for number, name in enumerate(self.layers):
             layer = block.get_submodule(name)
@@ -213,7 +213,7 @@ class SlotAdapters(nn.Module):
 
 
 def _second_moments(layers: Mapping[int, nn.Module], images: Callable[[], None]) -> dict[int, Tensor]:
-    """Return the second moments ``[in, in]`` of the layers' inputs, each with trace 1, so that slots count alike."""
+    """Return the second moments ``[in, in]`` of the layers' inputs, with trace 1 to give all slots the same weight."""
     sums: dict[int, Tensor] = {}
 
     def add(slot: int, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -230,13 +230,13 @@ def _second_moments(layers: Mapping[int, nn.Module], images: Callable[[], None])
 
 
 def _project(difference: Tensor, moments: Tensor, down: Tensor, up: Tensor) -> None:
-    """Set ``up @ down`` to the best approximation of ``difference`` for inputs of these moments."""
+    """Set ``up @ down`` to the best approximation of ``difference`` for inputs with these moments."""
     rank = min(down.shape[0], *difference.shape)
     extra = min(rank + OVERSAMPLING, *difference.shape)
     leading = torch.svd_lowrank(difference @ moments @ difference.mT, q=extra, niter=4)[0][:, :rank]
     rows = leading.mT @ difference
     sizes = rows.norm(dim=1)
-    some = sizes > NEGLIGIBLE * difference.norm()  # a pair of zero factors would get no gradient
+    some = sizes > NEGLIGIBLE * difference.norm()  # if both factors were zero, they would get no gradient
     roots = sizes[some].sqrt()
     up.zero_()
     up[:, :rank][:, some] = leading[:, some] * roots
@@ -244,7 +244,7 @@ def _project(difference: Tensor, moments: Tensor, down: Tensor, up: Tensor) -> N
 
 
 class _Running:
-    """A block with the vectors and matrices for its hooks; None while the block does not run."""
+    """A block with the vectors and matrices for its hooks, which are set only while the block runs."""
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
@@ -252,7 +252,7 @@ class _Running:
         self.matrices: tuple[Tensor, ...] = ()
 
     def run(self, tokens: Tensor, vectors: Tensor, *matrices: Tensor, **inputs: Tensor) -> Tensor:
-        # They arrive as arguments and are read from attributes within one graph when this is compiled.
+        # When this is compiled, the graph contains both the arguments and the attributes that the hooks read.
         self.vectors, self.matrices = vectors, matrices
         try:
             out: Tensor = self.block(tokens, **inputs)
@@ -286,10 +286,10 @@ def _adapt(running: _Running, layer: int, _module: nn.Module, inputs: tuple[Tens
 
 
 class SlotEmbedding(SlotModule):
-    """LayerShuffle-position (arXiv 2407.04513, section 3.2): a slot embedding joined to each token before a block.
+    """LayerShuffle-position (arXiv 2407.04513, section 3.2): a slot embedding appended to each token before a block.
 
     ``x + Dropout(GELU(Linear(LN([x; e_slot]))))`` with one projection per block. All blocks share the embedding ``e``
-    unless ``per_block`` is set. It starts at zero, as in the paper's reference code.
+    unless ``per_block`` is set. It is initially zero, as in the paper's reference code.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ def _zero_embedding(num_slots: int, width: int) -> nn.Embedding:
 
 
 class PositionPredictor(nn.Module):
-    """LayerShuffle-predict (arXiv 2407.04513, section 3.3): the slot of each block, from its mean output token."""
+    """LayerShuffle-predict (arXiv 2407.04513, section 3.3): prediction of a block's slot from its mean output token."""
 
     def __init__(self, num_blocks: int, dim: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Models by timm's names, including three small models of this project for the demo and for CIFAR-10.
+"""Models by their names in timm, including three small models of this project for the demo and for CIFAR-10.
 
-The small models are timm's VisionTransformer and MlpMixer under its registry, so timm builds, lists and loads them like
-its own. They have no pretrained weights.
+The small models are timm's VisionTransformer and MlpMixer in timm's registry, so timm builds, lists, and loads them
+like its own. They have no pretrained weights.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SMALL_MODELS = [name.split(".")[0] for name in default_cfgs]
 
 @register_model
 def vit_digits(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
-    """Return the demo's model for 16x16 pixels: 8 blocks of width 64 on 16 tokens, 0.4 million parameters."""
+    """Return the model of the demo for 16x16 pixels: 8 blocks of width 64 on 16 tokens, 0.4 million parameters."""
     shape = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "num_heads": 4, "init_values": 0.5}
     return _build("vit_digits", pretrained, {**shape, **kwargs})
 
@@ -77,7 +77,7 @@ def vit_cifar(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
 def mixer_cifar(pretrained: bool = False, **kwargs: Any) -> MlpMixer:
     """Return a Mixer for 32x32 pixels: 8 blocks of width 128 on 64 tokens, 1.2 million parameters.
 
-    timm's builders of MLP-Mixers fix width, depth and patches, so they cannot build a small one.
+    timm's builders of MLP-Mixers fix width, depth, and patches, so they cannot build a small one.
     """
     defaults = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "num_blocks": 8, "num_classes": 10}
     return build_model_with_cfg(MlpMixer, "mixer_cifar", pretrained, **{**defaults, **kwargs})
@@ -118,7 +118,7 @@ def _build(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> VisionTran
     common = {"depth": 8, "mlp_ratio": 2.0, "class_token": False, "global_pool": "avg", "num_classes": 10}
     model: VisionTransformer = build_model_with_cfg(VisionTransformer, variant, pretrained, **{**common, **kwargs})
     for module in model.modules():
-        if isinstance(module, nn.Linear):  # timm's fixed deviation of 0.02 is far too small for narrow layers
+        if isinstance(module, nn.Linear):  # timm's fixed standard deviation of 0.02 is too small for narrow layers
             nn.init.xavier_uniform_(module.weight)
     if isinstance(model.pos_embed, nn.Parameter):
         nn.init.normal_(model.pos_embed, std=0.2)
@@ -128,8 +128,8 @@ def _build(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> VisionTran
 
 
 def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
-    """Call timm's ``create_model``; raises :class:`ModelError` with one line if that fails."""
-    families()  # packages with families register their models with timm
+    """Call timm's ``create_model``; raise :class:`ModelError` with one line if that fails."""
+    families()  # packages with families may register models with timm
     if not is_hub(name) and (not timm.is_model(name.split(".")[0]) or name.startswith(("hf_hub:", "local-dir:"))):
         near = difflib.get_close_matches(name, [*SMALL_MODELS, *timm.list_models()], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"
@@ -160,7 +160,7 @@ def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
 
 
 def architecture(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the name in timm's registry, and the arguments, of a model that may be on the Hub."""
+    """Return the name in timm's registry and the arguments of a model, which may be on the Hub."""
     if not is_hub(name):
         return name, {}
     cfg, model, args = ask_hub(name, lambda: load_model_config_from_hf(name.removeprefix(HUB_PREFIX)))
@@ -170,9 +170,9 @@ def architecture(name: str) -> tuple[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _quiet_hub() -> Iterator[str]:
-    """Silence Hugging Face's hub; if its host has no address, yield the host and keep the hub from retrying.
+    """Silence the Hugging Face Hub; if its host cannot be resolved, yield the host and prevent retries.
 
-    Cached weights load either way.
+    Cached weights load in both cases.
     """
     constants: Any = importlib.import_module("huggingface_hub.constants")
     host = urllib.parse.urlsplit(constants.ENDPOINT).hostname or ""
@@ -192,7 +192,7 @@ def _quiet_hub() -> Iterator[str]:
 
 
 def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None) -> BlockView:
-    """Return an untrained model with the blocks ``kept``, by default all; raises :class:`ModelError`."""
+    """Return an untrained model with the blocks ``kept``, by default all; raise :class:`ModelError`."""
     view = BlockView(create(name, **args))
     if kept is not None and list(kept) != list(range(view.num_blocks)):
         if not kept or not all(0 <= index < view.num_blocks for index in kept):
@@ -202,7 +202,7 @@ def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None) ->
 
 
 def image_spec_of(view: BlockView) -> ImageSpec:
-    """Return timm's evaluation preprocessing for a model, at the image size that it was built for."""
+    """Return timm's evaluation preprocessing of a model, at the image size for which it was built."""
     cfg = _data.resolve_model_data_config(view.model)
     interpolation = cfg["interpolation"]
     (r, g, b), (sr, sg, sb) = cfg["mean"], cfg["std"]

@@ -1,4 +1,4 @@
-"""Torch models with the interface that ``ls_edge.evaluation.evaluate`` expects; tokens stay on the device."""
+"""Adapter of torch models to the interface of ``ls_edge.evaluation``; tokens stay on the device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ls_edge.training.precision import autocast
 
 
 class TorchBlocks:
-    """A view in evaluation mode; images and logits are numpy arrays."""
+    """A view in evaluation mode, with images and logits as numpy arrays."""
 
     def __init__(self, view: Any, dtype: torch.dtype = torch.float32) -> None:
-        """Wrap a ``BlockView`` or the parts of one; ``dtype`` is the type of the matrix products."""
+        """Wrap a ``BlockView`` or its parts; ``dtype`` is the type of matrix products."""
         self.view = view.eval()
         self.num_blocks, self.owners = view.num_blocks, view.owners
         self._dtype = dtype

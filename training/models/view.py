@@ -1,11 +1,11 @@
-"""One view of a timm model: ``stem``, ``block(i)``, ``head``, and ``forward`` in any arrangement.
+"""View of a timm model as ``stem``, ``block(i)``, ``head``, and ``forward`` in any arrangement.
 
-A view of a plain model has no parameters of its own: in trained order it runs the same operations as timm's forward.
+A view of a plain model has no additional parameters: in trained order, it runs the same operations as timm's forward.
 Parameters keep timm's names (:meth:`BlockView.weights`), so timm can read a checkpoint. A training method may add
 modules: :attr:`BlockView.slots`, which runs with each block, and :attr:`BlockView.predictor`, which reads tokens; the
-names of their parameters start with ``method.``.
+names of their parameters begin with ``method.``.
 
-Orders are Python ints because an order in a CUDA tensor costs one synchronization per block.
+Orders are Python integers because an order in a CUDA tensor would cost one synchronization per block.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ls_edge.training.models.flops import WorkProfile, count_flops, evaluation_m
 from ls_edge.training.models.slots import Branch, PositionPredictor, SlotModule
 
 METHOD = "method."
-"""Prefix of a method's own parameters in :meth:`BlockView.weights`."""
+"""Prefix of the parameters of a method in :meth:`BlockView.weights`."""
 
 
 class BlockView(nn.Module):
-    """A timm model as stem, blocks and head; raises :class:`ModelError` if it does not have them."""
+    """A timm model as stem, blocks, and head; raises :class:`ModelError` if it does not have them."""
 
     owners: tuple[int, ...]
     """First block with the same weights, for each block; the block itself unless blocks share weights."""
@@ -43,7 +43,7 @@ class BlockView(nn.Module):
         self.slots: SlotModule | None = None
         self.predictor: PositionPredictor | None = None
         self.checkpointing = False
-        """Whether training recomputes the inside of a block for its gradients instead of keeping it."""
+        """Whether training recomputes the activations of a block for its gradients instead of keeping them."""
         self._compiled: list[Callable[..., Tensor]] | None = None
         self._work: tuple[tuple[Any, ...], WorkProfile] | None = None
         self._find_blocks()
@@ -60,7 +60,7 @@ class BlockView(nn.Module):
 
     @property
     def shares_weights(self) -> bool:
-        """Whether some blocks have one set of weights."""
+        """Whether some blocks share their weights."""
         return len(set(self.owners)) < self.num_blocks
 
     @property
@@ -70,12 +70,12 @@ class BlockView(nn.Module):
 
     @property
     def needs_slot(self) -> bool:
-        """Whether a block takes the number of blocks that ran before it as an input."""
+        """Whether blocks take their slot, the number of blocks that ran before, as an input."""
         return self.slots is not None
 
     @property
     def branches(self) -> tuple[Branch, ...]:
-        """Residual branches of a block; raises :class:`ModelError` for a block of another form."""
+        """Residual branches of a block; raises :class:`ModelError` for unsupported blocks."""
         return self._family.branches(self.model)
 
     @property
@@ -85,12 +85,12 @@ class BlockView(nn.Module):
 
     @property
     def patch_embedding(self) -> nn.Module:
-        """Layers that turn patches into tokens, without positions."""
+        """Module that converts patches to tokens, without positions."""
         return getattr(self.model, self._family.patch_embedding)
 
     @property
     def has_plain_patches(self) -> bool:
-        """Whether one linear layer embeds the patches, instead of several convolutions."""
+        """Whether a single linear layer embeds the patches, instead of several convolutions."""
         convolutions = [layer for layer in self.patch_embedding.modules() if isinstance(layer, nn.Conv2d)]
         return len(convolutions) == 1 and convolutions[0].kernel_size == convolutions[0].stride
 
@@ -111,7 +111,7 @@ class BlockView(nn.Module):
 
     @property
     def work(self) -> WorkProfile:
-        """Operations of stem, block, head and the method's modules; counted once for each set of modules."""
+        """Operations of stem, block, head, and the method's modules; counted once for each set of modules."""
         modules = (self.num_blocks, type(self.slots), type(self.predictor))
         if self._work is None or self._work[0] != modules:
             self._work = modules, self._count_work()
@@ -158,9 +158,9 @@ class BlockView(nn.Module):
         return self._family.head(self.model, tokens)
 
     def forward(self, images: Tensor, arrangement: Arrangement | Sequence[int] | None = None) -> Tensor:
-        """Return logits ``[B, C]`` of images ``[B, 3, H, W]``, in trained order unless there is an arrangement.
+        """Return logits ``[B, C]`` of images ``[B, 3, H, W]``, by default in trained order.
 
-        Raises :class:`ModelError` for a block that the model lacks.
+        Raise :class:`ModelError` for a block that the model lacks.
         """
         if not isinstance(arrangement, Arrangement):
             arrangement = Arrangement.plain(range(self.num_blocks) if arrangement is None else arrangement)
@@ -171,7 +171,7 @@ class BlockView(nn.Module):
         return self.head(apply(arrangement, self.stem(images), self.block))
 
     def keep_blocks(self, indices: Sequence[int]) -> None:
-        """Keep exactly these blocks, in this order; an index that is repeated puts one block into several places."""
+        """Keep these blocks, in this order; a repeated index puts the same block in several places."""
         self._family.keep(self.model, indices)
         self._find_blocks()
         self._compiled = None
@@ -179,7 +179,7 @@ class BlockView(nn.Module):
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile each block separately for training, so that all orders share the graphs.
 
-        Raises torch's limit of graphs per function: blocks whose settings differ (drop path) have one each.
+        Increase torch's limit of graphs per function, since blocks with different settings (drop path) have one each.
         """
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, self.num_blocks + 8)
@@ -189,9 +189,9 @@ class BlockView(nn.Module):
         ]
 
     def weights(self) -> dict[str, Tensor]:
-        """Return all parameters and buffers under timm's names, and the method's under ``method.``.
+        """Return all parameters and buffers by timm's names, and those of the method with the prefix ``method.``.
 
-        Weights that blocks share appear once, under the name of the first block.
+        Weights that blocks share are returned once, under the name of the first block.
         """
         state = self.model.state_dict()
         if self.shares_weights:
@@ -211,7 +211,7 @@ class BlockView(nn.Module):
         }
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Load exactly these weights; raises :class:`ModelError` with the name of the first that does not fit."""
+        """Load exactly these weights; raise :class:`ModelError` with the first name that does not fit."""
         own = self.weights()
         if weights and own.keys().isdisjoint(weights.keys() - self.classifier):
             raise ModelError(
@@ -241,7 +241,7 @@ class BlockView(nn.Module):
         self.take_method(weights)
 
     def take_method(self, weights: dict[str, Tensor]) -> bool:
-        """Load a method's weights if all of them are present and fit; return whether they were loaded."""
+        """Load the weights of the method if all of them are present and fit; return whether they were loaded."""
         own = self._method_weights()
         if not own or any(name not in weights or weights[name].shape != value.shape for name, value in own.items()):
             return False
@@ -251,10 +251,10 @@ class BlockView(nn.Module):
         return True
 
     def fit_state(self, state: dict[str, Tensor], image_size: tuple[int, int] | None) -> dict[str, Tensor]:
-        """Return a foreign checkpoint under timm's names, its position embedding resampled to this model's grid.
+        """Return a foreign checkpoint with timm's names and its position embedding resampled to this model's grid.
 
-        ``image_size`` is that of the checkpoint; None if unknown, then its grid is this model's, or square. Raises
-        :class:`ModelError` if it can be neither.
+        ``image_size`` is the image size of the checkpoint. If it is None, the checkpoint's grid must be this model's or
+        square. Raise :class:`ModelError` if the checkpoint does not fit.
         """
         if image_size is not None:
             self.model.pretrained_model_args = {"img_size": image_size}  # type: ignore[assignment]

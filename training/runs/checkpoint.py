@@ -1,9 +1,9 @@
-"""Run folders: ``model.safetensors``, ``config.yaml``, ``metrics.jsonl``; never pickle.
+"""Run folders: ``model.safetensors``, ``config.yaml``, and ``metrics.jsonl``; never pickle.
 
-A run is written weights first and ``config.yaml`` last, each atomically, so a folder with ``config.yaml`` is a run that
-loads. While training lasts, ``resume.safetensors`` holds the state of the last epoch in one file: weights, the
-optimizer's moments, averaged weights and, as JSON in its metadata, the counters. All random draws depend only on seed,
-epoch and step and need no state.
+Weights are written first and ``config.yaml`` last, each atomically, so a folder with ``config.yaml`` is a run that
+loads. During training, ``resume.safetensors`` contains the state after the last epoch: weights, the optimizer's
+moments, averaged weights, and, as JSON in its metadata, the counters. Random draws depend only on seed, epoch, and
+step, so they have no state.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ METRICS = "metrics.jsonl"
 RESUME = "resume.safetensors"
 METHOD_WEIGHTS = "method.safetensors"
 DIGEST = "digest"
-"""Key of the metadata with the sha256 of the run's ``model.safetensors``."""
+"""Metadata key of the SHA-256 of the original ``model.safetensors``."""
 _SIZES = frozenset(("patch_size", "embed_dim", "depth", "num_blocks", "num_heads", "mlp_ratio"))
-"""Arguments of timm's models that change the size of the model, apart from the image size."""
+"""Arguments of timm's models, other than the image size, that change the size of the model."""
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run from disk, with its model in evaluation mode."""
+    """A run that was read from disk, with its model in evaluation mode."""
 
     folder: Path
     view: BlockView
@@ -50,14 +50,14 @@ class LoadedRun:
     bands: Bands
     """Groups of blocks within which the order changed in training."""
     weights_sha256: str
-    """Digest of the bytes that were loaded."""
+    """Digest of the loaded weights."""
 
 
 def shown_model(record: RunRecord, view: BlockView) -> str:
     """Return the display name of a run's model.
 
-    It is timm's name, followed by the differences from that model: ``vit_small_patch14_dinov2.70px``. If
-    arguments change the size of the model, timm's name no longer describes it, and the name gives tokens and blocks.
+    It is timm's name, followed by a different image size: ``vit_small_patch14_dinov2.70px``. If arguments change the
+    size of the model, timm's name would be misleading, so the name gives tokens and blocks instead.
     """
     usual: Any = view.model.pretrained_cfg
     if _SIZES.intersection(record.model_args):
@@ -77,17 +77,17 @@ class TrainingProgress(msgspec.Struct, frozen=True):
     scaler: dict[str, Any] = {}
     """State of the gradient scaler (float16 on CUDA only)."""
     cost: float = 0.0
-    """Cost of the training so far, in forward passes of the model."""
+    """Cost of training so far, in forward passes of the model."""
     best_top1: float = 0.0
     """Top-1 of the best epoch in the method's validation."""
     start_top1: float | None = None
-    """Top-1 of the initial model in trained order; None if it was not trained for these classes."""
+    """Top-1 of the initial model in trained order; None if it was not trained on these classes."""
     data: str = ""
     """Fingerprint of the training images (:meth:`ls_edge.data.datasets.ImageSet.fingerprint`)."""
 
 
 def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: RunRecord) -> None:
-    """Write weights and configuration; other files in the folder stay."""
+    """Write weights and configuration; keep other files in the folder."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: R
 
 
 def read_record(folder: str | Path) -> tuple[RunFile, RunRecord]:
-    """Return ``config.yaml`` of a run and its section ``run``; raises :class:`RunError` if the folder is not a run."""
+    """Return ``config.yaml`` of a run and its section ``run``; raise :class:`RunError` if the folder is not a run."""
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise RunError(
@@ -115,13 +115,13 @@ def read_record(folder: str | Path) -> tuple[RunFile, RunRecord]:
 
 
 def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRun:
-    """Build a run's model and load its weights; raises :class:`RunError` if that fails."""
+    """Build the model of a run and load its weights; raise :class:`RunError` if that fails."""
     folder = local_folder(folder)
     config, record = read_record(folder)
     tensors, digest = read_tensors(folder / WEIGHTS)
     try:
         view = build(record.model, record.model_args, record.kept)
-        is_own = not folder.is_relative_to(cache_folder())  # code is not imported because a downloaded file names it
+        is_own = not folder.is_relative_to(cache_folder())  # a downloaded file must not make us import code
         make_method(record.method, config.method_args, reference=is_own).attach(view)
         tensors, digest = _published(folder, tensors, view.weights()) or (tensors, digest)
         view.load_weights(tensors)
@@ -134,8 +134,8 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
 def _published(folder: Path, stored: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[dict[str, Tensor], str] | None:
     """Return weights and digest of a published run whose model has the weights ``own``; None for any other run.
 
-    ``stored`` holds the tensors of its :data:`WEIGHTS`. Raise :class:`RunError` if they differ from those that were
-    published.
+    ``stored`` contains the tensors of its :data:`WEIGHTS`. Raise :class:`RunError` if they differ from the published
+    ones.
     """
     with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
         digest = (file.metadata() or {}).get(DIGEST)
@@ -150,7 +150,7 @@ def _published(folder: Path, stored: dict[str, Tensor], own: dict[str, Tensor]) 
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a ``.safetensors`` file and its sha256; raises :class:`RunError`."""
+    """Return the tensors of a ``.safetensors`` file and its SHA-256; raise :class:`RunError`."""
     path = Path(path)
     try:
         raw = path.read_bytes()
@@ -175,7 +175,7 @@ def save_progress(folder: Path, tensors: dict[str, Tensor], progress: TrainingPr
 
 
 def load_progress(folder: Path) -> tuple[dict[str, Tensor], TrainingProgress]:
-    """Return the state that :func:`save_progress` wrote; raises :class:`RunError` if the file is missing or broken."""
+    """Return the state that :func:`save_progress` wrote; raise :class:`RunError` if the file is missing or broken."""
     path = folder / RESUME
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -188,7 +188,7 @@ def load_progress(folder: Path) -> tuple[dict[str, Tensor], TrainingProgress]:
 
 
 def start_metrics(folder: Path, epochs_done: int) -> None:
-    """Keep the metrics of the first ``epochs_done`` epochs only: a killed process can leave a line beyond its state."""
+    """Keep only the metrics of the first ``epochs_done`` epochs, since a killed process can leave one more line."""
     path = folder / METRICS
     lines = path.read_bytes().splitlines(keepends=True) if epochs_done and path.exists() else []
     path.write_bytes(b"".join(lines[:epochs_done]))

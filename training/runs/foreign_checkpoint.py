@@ -1,8 +1,8 @@
-"""Checkpoints of other projects as a dictionary of timm's names, without running code from them.
+"""Reading of checkpoints from other projects as dictionaries with timm's names, without running code from them.
 
-Trainers wrap a model's weights: in dictionaries next to optimizers and settings (:data:`_NESTED`), and in modules that
-prefix each name (:data:`_PREFIXES`), in any nesting. Averaged weights, which their projects evaluate with, are
-preferred to raw ones, as by timm.
+Trainers wrap the weights of a model, in any nesting: in dictionaries next to optimizers and settings (:data:`_NESTED`)
+and in modules that add a prefix to each name (:data:`_PREFIXES`). As in timm, averaged weights, with which these
+projects evaluate, are preferred to raw ones.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ls_edge.core.errors import RunError
 from ls_edge.training.runs.checkpoint import read_tensors
 
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
-"""Keys of averaged weights; DINO's teacher is the average of its student."""
+"""Keys of averaged weights; the teacher in DINO is the average of its student."""
 _NESTED = (*_AVERAGED, "state_dict", "model_state_dict", "model_state", "model", "student", "module", "net", "weights")
 _AVERAGED_PREFIXES = ("ema_model.", "model_ema.", "ema.", "teacher.")
 _PREFIXES = (*_AVERAGED_PREFIXES, "_orig_mod.", "module.", "model.", "student.", "backbone.", "net.", "network.")
 _DECODER = ("decoder", "mask_token")
-"""First letters of names of an autoencoder's other half (MAE)."""
+"""Prefixes of names in the decoder of an autoencoder (MAE)."""
 
 
 _SETTINGS = ("args", "config", "cfg", "hyper_parameters", "hparams")
-"""Keys of a training's settings next to its weights."""
+"""Keys of training settings next to the weights."""
 
 
 def read_foreign(
@@ -38,14 +38,14 @@ def read_foreign(
 ) -> tuple[dict[str, Tensor], tuple[int, int] | None]:
     """Return the tensors of a ``.safetensors`` or ``.pth`` file, and the height and width of images if it has them.
 
-    ``note`` is called with a line about each choice and omission. Raises :class:`RunError` for any other file.
+    ``note`` receives a line about each choice and omission. Raise :class:`RunError` for any other file.
     """
     path = Path(path)
     value: Any = read_tensors(path)[0] if path.suffix == ".safetensors" else _load(path)
     size = None
     while isinstance(value, dict):
         size = size or _image_size(value)
-        skipped = () if "student" in value else ("teacher",)  # else the teacher is another model
+        skipped = () if "student" in value else ("teacher",)  # without a student, the teacher is another model
         key = next((k for k in _NESTED if isinstance(value.get(k), dict) and k not in skipped), None)
         if key is None:
             break
@@ -62,7 +62,7 @@ def read_foreign(
 
 
 def _image_size(value: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the image size in the settings next to weights, as timm's training writes them."""
+    """Return the image size from the settings next to the weights, as timm's training script writes them."""
     for key in _SETTINGS:
         settings: Any = value.get(key)
         if isinstance(settings, argparse.Namespace):
@@ -101,7 +101,7 @@ def _load(path: Path) -> Any:
     if not path.is_file():
         raise RunError(f"{path} is neither a run folder nor a file; check --init")
     try:
-        # settings that a training script saves with its weights; timm allows this class and no other
+        # Training scripts save this class with their settings; like timm, allow no other class.
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # warnings about old pickle protocols
             return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,7 +1,7 @@
-"""Initial model and weights of a training.
+"""Initial model and weights of training.
 
 Weights come from a run or a file (``--init``), from timm (``--pretrained``), or from the seed. A run given as
-``--init`` also determines the model, unless one is named.
+``--init`` also determines the model, unless a model is named.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class InitialWeights:
     kept: tuple[int, ...]
     image: ImageSpec
     trained: bool
-    """Whether all weights, including the classifier's, were loaded rather than drawn from the seed."""
+    """Whether all weights, including the classifier's, were loaded instead of drawn from the seed."""
     method_weights: dict[str, torch.Tensor] = field(default_factory=dict)
     """Weights of the method's modules in the run that ``init`` names."""
     source: BlockView | None = None
-    """Model of that run including its method's modules, if blocks, images and classes are unchanged."""
+    """Model of that run with its method's modules, if blocks, images, and classes are unchanged."""
     bands: Bands | None = None
-    """Bands of that run, for the blocks that are kept; None if it was trained in one order and names none."""
+    """Bands of that run for the kept blocks; None if it was trained in one order and does not set bands."""
 
     @property
     def could_share(self) -> bool:
-        """Whether this is a trained model of several blocks that have only run in one order and could share weights."""
+        """Whether the model has several blocks that could share weights and were trained in only one order."""
         view = self.view
         if not self.trained or self.bands is not None or view.num_blocks < 2 or view.shares_weights:
             return False
@@ -63,9 +63,9 @@ def make_initial_weights(
     model_named: bool,
     warn: Callable[[str], None] = lambda _: None,
 ) -> InitialWeights:
-    """Build the model for these classes; raises :class:`ModelError`, :class:`RunError` or :class:`UsageError`.
+    """Build the model for these classes; raise :class:`ModelError`, :class:`RunError`, or :class:`UsageError`.
 
-    ``model_named``: the user chose ``config.name``. Sets the global random state from ``seed``.
+    ``model_named`` means that the user chose ``config.name``. Set the global random state from ``seed``.
     """
     if config.init is not None and config.pretrained:
         raise UsageError("--init and --pretrained exclude each other; leave one out")
@@ -143,9 +143,9 @@ def _fitted(
 
 
 def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Callable[[str], None]) -> bool:
-    """Load weights and return whether the classifier was among them.
+    """Load weights; return whether they include the classifier.
 
-    A classifier that is missing or has other classes keeps its initial weights, the latter with a warning.
+    If the classifier is missing or, with a warning, has other classes, it keeps its initial weights.
     """
     own = view.weights()
     fresh = [name for name in view.classifier if name not in found or found[name].shape != own[name].shape]

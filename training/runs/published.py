@@ -1,8 +1,8 @@
-"""Published runs: folders from which timm loads the plain model, and ``ls-edge export`` the whole run.
+"""Published runs: folders from which timm can load the plain model, and ``ls-edge export`` the whole run.
 
-``model.safetensors`` has timm's parameters, with a copy for each block that shares its weights, and
-``method.safetensors`` those of the method, if any. The metadata has the digest of the original file. It is checked when
-the run is loaded, so the model has the same id when it is exported again.
+``model.safetensors`` contains timm's parameters, with a copy for each block that shares its weights, and
+``method.safetensors`` those of the method, if any. The metadata has the digest of the original file, which is checked
+when the run is loaded, so an export of the run has the same model id.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _DIGITS = {
     "img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 8, "num_heads": 4, "mlp_ratio": 2.0,
     "init_values": 0.5, "class_token": False, "global_pool": "avg",
 }  # fmt: skip
-"""``vit_digits`` as arguments of timm's smallest vision transformer."""
+"""Arguments that turn timm's smallest vision transformer into ``vit_digits``."""
 SAME_LOGITS = 1e-4
-"""Largest difference between logits of timm's model and of the run's, relative to the largest logit."""
+"""Maximum difference between the logits of timm's model and the run's model, relative to the largest logit."""
 
 
 def write_published(run: LoadedRun, folder: Path) -> str:
-    """Write the files of a run; return the reason why timm alone cannot load its plain model, empty if it can."""
+    """Write the files of a run; return the reason why timm alone cannot load its plain model, or an empty string."""
     state = run.view.model.state_dict()
     stored = read_tensors(run.folder / WEIGHTS)[0]
     plain = {name: value.to(stored.get(name, value).dtype) for name, value in state.items()}
@@ -94,7 +94,7 @@ def _timm_config(run: LoadedRun) -> dict[str, Any]:
 
 
 def _why_not_plain(run: LoadedRun, folder: Path) -> str:
-    """Load the plain model as timm does and compare logits in trained order; return the problem, or an empty string."""
+    """Load the plain model with timm, and compare logits in trained order; return the problem or an empty string."""
     if run.record.model in SMALL_MODELS and run.record.model != "vit_digits":
         return f"timm knows {run.record.model} only after `import ls_edge.training.models.small_models`"
     try:

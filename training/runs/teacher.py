@@ -1,11 +1,11 @@
-"""Teachers: trained models of any kind, whose answers reach the criterion with the labels (:meth:`Teacher.targets`).
+"""Teachers: trained models of any kind, whose answers are part of the targets (:meth:`Teacher.targets`).
 
-``hard`` is the recipe of DeiT (arXiv 2012.12877), which CaiT (arXiv 2103.17239) adopts: the cross-entropy with the
-class that the teacher predicts. ``soft`` is Hinton's (arXiv 1503.02531). If a model has a second classifier for
-distillation, as DeiT does, the mean of its two classifiers learns both.
+``hard`` is the recipe of DeiT (arXiv 2012.12877) and CaiT (arXiv 2103.17239): the cross-entropy with the class that the
+teacher predicts. ``soft`` is that of Hinton (arXiv 1503.02531). If a model has a second classifier for distillation, as
+in DeiT, the mean of both classifiers learns from both targets.
 
-The teacher sees the student's pixels, augmented and cropped, scaled to its own image size and normalized with its own
-mean and deviation. It is not part of the module that is trained, so it works with every method.
+The teacher sees the student's augmented and cropped pixels, scaled to its own image size and normalized with its own
+mean and deviation. It is not part of the trained module, so it works with all methods.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Teacher:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Freeze ``model``, whose logit ``columns[c]`` is class ``c`` of the data; ``dtype`` is for matrix products."""
+        """Freeze ``model``; its logit ``columns[c]`` is class ``c`` of the data, ``dtype`` is for matrix products."""
         self.model = model.to(device).eval().requires_grad_(False)
         self.size = tuple(size)
         self._mean = torch.tensor(mean, device=device)[:, None, None]
@@ -54,7 +54,7 @@ class Teacher:
         self._device, self._dtype = device, dtype
 
     def images(self, pixels: Tensor) -> Tensor:
-        """Return the student's pixels uint8 ``[B, 3, H, W]`` as the teacher's input, float32 at its own size."""
+        """Convert the student's pixels, uint8 ``[B, 3, H, W]``, to the teacher's input, float32 at its own size."""
         found = pixels.to(self._device, non_blocking=True).float() / 255
         if tuple(found.shape[2:]) != self.size:
             found = functional.interpolate(found, self.size, mode="bicubic", antialias=True).clamp(0, 1)
@@ -68,7 +68,7 @@ class Teacher:
         return answers.float()[:, self._columns]
 
     def targets(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        """Return labels int64 ``[B]`` and the teacher's logits side by side, float32 ``[B, 1 + C]``."""
+        """Concatenate labels, int64 ``[B]``, and the teacher's logits to float32 ``[B, 1 + C]``."""
         return torch.cat((labels[:, None].float(), self.logits(pixels)), dim=1)
 
     def flops(self) -> int:
@@ -78,7 +78,7 @@ class Teacher:
 
 
 class TeacherCriterion(nn.Module):
-    """Weighted loss of labels and teacher, for targets from :meth:`Teacher.targets`."""
+    """Weighted loss of labels and teacher for targets from :meth:`Teacher.targets`."""
 
     def __init__(self, labels: nn.Module, config: TeacherConfig) -> None:
         super().__init__()
@@ -100,9 +100,9 @@ class TeacherCriterion(nn.Module):
 def open_teacher(
     config: TeacherConfig, classes: Sequence[str], device: torch.device, dtype: torch.dtype
 ) -> Teacher | None:
-    """Return the teacher that the configuration names, if any; the random state is unchanged.
+    """Return the teacher that the configuration names, or None; keep the random state unchanged.
 
-    Raises :class:`RunError`, :class:`ModelError` or :class:`UsageError` if it cannot be loaded or lacks a class.
+    Raise :class:`RunError`, :class:`ModelError`, or :class:`UsageError` if it cannot be loaded or lacks a class.
     """
     if config.model is None:
         return None

@@ -23,11 +23,11 @@ class BeitFamily(VisionTransformerFamily):
     residual_branches: ClassVar[BranchTable] = {beit.Block: WITH_GAMMAS}
 
     def block_inputs(self, model: Any, index: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return the bias that all blocks share, if there is one."""
+        """Return the position bias that all blocks share, if there is one."""
         return {} if model.rel_pos_bias is None else {"shared_rel_pos_bias": model.rel_pos_bias()}
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
-        """Return patches and class token, with the position embedding if there is one."""
+        """Return class token and patches, with the position embedding added if there is one."""
         patches = model.patch_embed(images)
         tokens: Tensor = torch.cat((model.cls_token.expand(patches.shape[0], -1, -1), patches), dim=1)
         if model.pos_embed is not None:

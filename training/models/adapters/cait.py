@@ -23,11 +23,11 @@ class CaitFamily(VisionTransformerFamily):
     residual_branches: ClassVar[BranchTable] = {cait.LayerScaleBlock: WITH_GAMMAS}
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
-        """Return patches with their positions; the head adds the class token."""
+        """Return patches with their position embeddings; the head adds the class token."""
         return model.pos_drop(model.patch_embed(images) + model.pos_embed)
 
     def head(self, model: Any, tokens: Tensor) -> Tensor:
-        """Run class attention over the patches, norm, pooling and classifier."""
+        """Run class attention over the patches, norm, pooling, and classifier."""
         if hasattr(model, "forward_cls"):
             both = model.forward_cls(tokens)
         else:  # timm up to 1.0.30 has it only in forward_features

@@ -1,7 +1,7 @@
-"""EVA, EVA-02, DINOv3 and the rotary ViTs: each block takes a rotary table, which is its own if tables are learned.
+"""EVA, EVA-02, DINOv3, and rotary ViTs: each block takes a rotary table, which is its own if tables are learned.
 
-Augmentation of rotary coordinates and of patches is not supported: timm draws it once per image for all blocks, which
-is impossible when blocks run separately.
+Augmentation of rotary coordinates and patches is not supported, since timm draws it once per image for all blocks,
+which is impossible if blocks run separately.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class EvaFamily(VisionTransformerFamily):
     residual_branches: ClassVar[BranchTable] = {eva.EvaBlock: WITH_GAMMAS}
 
     def prepare(self, model: Any) -> None:
-        """Build the table that all blocks share and switch off the augmentation of its coordinates.
+        """Build the table that all blocks share, and disable the augmentation of its coordinates.
 
-        Raises :class:`ModelError` for ``patch_drop_rate``.
+        Raise :class:`ModelError` for ``patch_drop_rate``.
         """
         if model.rope is None:
             return
@@ -80,6 +80,6 @@ def _learned_table(model: Any, index: int) -> Tensor:
 
 
 def _rotary_tables(model: Any) -> Tensor:
-    """Return one table for all blocks or, if they are learned, one for each."""
+    """Return one table for all blocks or, if tables are learned, one for each block."""
     fixed = not model.dynamic_img_size and hasattr(model.rope, "feat_shape")
     return model.rope.get_embed() if fixed else model.rope.get_embed(shape=list(model.patch_embed.grid_size))

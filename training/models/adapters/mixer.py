@@ -1,4 +1,4 @@
-"""MLP-Mixer, ResMLP and gMLP: no prefix tokens, and blocks that mix a fixed number of tokens."""
+"""MLP-Mixer, ResMLP, and gMLP, which have no prefix tokens and blocks that mix a fixed number of tokens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""timm's ``VisionTransformer``, and the base of all adapters.
+"""timm's ``VisionTransformer``, and the base class of all adapters.
 
-An adapter calls timm's own methods wherever they exist, so that in trained order a view computes bit by bit the same
-as timm's forward. A block's inputs other than the tokens (rotary tables, a position bias that all blocks share) belong
-to the block and stay with it in every order. Adapters have no state, so a view can be copied and moved.
+Adapters call timm's own methods wherever possible, so that a view in trained order computes the same bits as timm's
+forward. Inputs of a block other than the tokens (rotary tables, a position bias that all blocks share) belong to the
+block in every order. Adapters have no state, so a view can be copied and moved.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ls_edge.core.errors import ModelError
 from ls_edge.training.models.slots import Branch
 
 BranchTable = dict[type[nn.Module], tuple[Branch, ...]]
-"""Residual branches by class of block, for blocks with a norm before every branch."""
+"""Residual branches by class of block, for blocks with a norm before each branch."""
 ATTENTION_AND_MLP = (Branch("norm1", "attn", "ls1.gamma"), Branch("norm2", "mlp", "ls2.gamma"))
 WITH_GAMMAS = (Branch("norm1", "attn", "gamma_1"), Branch("norm2", "mlp", "gamma_2"))
-"""The same, for families that keep the scales of branches in parameters of the block."""
+"""Branches of families that keep their scales in parameters of the block."""
 
 
 class VisionTransformerFamily:
     """timm's ``VisionTransformer`` and its subclasses, including distilled DeiT with its two tokens and two heads."""
 
     members = "ViT, DeiT, distilled DeiT, DeiT3, DINOv2, SigLIP"
-    """Names of the models that users look for."""
+    """Names of models that users may look for."""
     timm_class: type[nn.Module] = vision_transformer.VisionTransformer
     patch_embedding = "patch_embed"
     residual_branches: ClassVar[BranchTable] = {vision_transformer.Block: ATTENTION_AND_MLP}
 
     def prepare(self, model: Any) -> None:
-        """Build once the tensors that blocks share; raises :class:`ModelError` for settings that no view supports."""
+        """Build tensors that blocks share; raise :class:`ModelError` for settings that views do not support."""
 
     def blocks(self, model: Any) -> Sequence[nn.Module]:
-        """Return the blocks in trained order; each is called with tokens ``[B, N, D]`` and its :meth:`block_inputs`."""
+        """Return the blocks in trained order, which take tokens ``[B, N, D]`` and their :meth:`block_inputs`."""
         return list(model.blocks)
 
     def block_inputs(self, model: Any, index: int) -> dict[str, Tensor]:  # noqa: ARG002
@@ -45,7 +45,7 @@ class VisionTransformerFamily:
         return {}
 
     def branches(self, model: Any) -> tuple[Branch, ...]:
-        """Return the residual branches of a block; raises :class:`ModelError` unless a norm precedes each of them."""
+        """Return the residual branches of a block; raise :class:`ModelError` unless each begins with a norm."""
         kind = type(self.blocks(model)[0])
         if kind not in self.residual_branches:
             fits = ", ".join(sorted({known.__name__ for known in self.residual_branches}))
@@ -56,23 +56,23 @@ class VisionTransformerFamily:
         return self.residual_branches[kind]
 
     def keep(self, model: Any, indices: Sequence[int]) -> None:
-        """Drop all blocks but these, in place."""
+        """Keep only these blocks, in place."""
         blocks = self.blocks(model)
         kept = [blocks[i] for i in indices]
         model.blocks = nn.Sequential(*kept) if isinstance(model.blocks, nn.Sequential) else nn.ModuleList(kept)
 
     def image_size(self, model: Any) -> tuple[int, int]:
-        """Return the height and width of the stem's images, in pixels."""
+        """Return the height and width of the images in pixels."""
         size = getattr(getattr(model, self.patch_embedding), "img_size", None)
         height, width = model.default_cfg["input_size"][-2:] if size is None else size
         return int(height), int(width)
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
-        """Return tokens ``[B, N, D]`` of images ``[B, 3, H, W]``, after the norm before the blocks if there is one."""
+        """Return tokens ``[B, N, D]`` of images ``[B, 3, H, W]``, including any norm before the blocks."""
         return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
 
     def head(self, model: Any, tokens: Tensor) -> Tensor:
-        """Return logits ``[B, C]`` of tokens ``[B, N, D]``: final norm, pooling and classifier."""
+        """Return logits ``[B, C]`` of tokens ``[B, N, D]``: final norm, pooling, and classifier."""
         return model.forward_head(model.norm(tokens))
 
     def classifier(self, model: nn.Module) -> frozenset[str]:
@@ -80,6 +80,6 @@ class VisionTransformerFamily:
         return frozenset(name for name in model.state_dict() if name.split(".")[0] in ("head", "head_dist"))
 
     def fit_state(self, model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a checkpoint under the names of ``model``, positions resampled to its grid if timm can."""
+        """Return a checkpoint with the names of ``model`` and, if timm supports it, positions resampled to its grid."""
         timm_module: Any = sys.modules[self.timm_class.__module__]
         return timm_module.checkpoint_filter_fn(state, model)
