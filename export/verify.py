@@ -225,11 +225,12 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
     Raise :class:`VerificationError` if it belongs to another run, or if classes, preprocessing, or results differ.
     """
     m, folded = bundle.manifest, bundle.folded
-    for what, ours, theirs in (("classes", m.classes, run.record.classes), ("image", m.image, run.record.image)):
+    pairs = (("list of classes", m.classes, run.record.classes), ("preprocessing", m.image, run.record.image))
+    for what, ours, theirs in pairs:
         if ours != theirs:
             raise VerificationError(
-                f"{bundle.folder} has other {what} than {run.folder}: {_first_difference(ours, theirs)}; name the run "
-                "that it was exported from, or export again"
+                f"the {what} of {bundle.folder} differs from {run.folder}: {_first_difference(ours, theirs)}; name the "
+                "run that it was exported from, or export again"
             )
     expected = model_id_of(run.weights_sha256, bundle.interface)
     if expected != m.model_id:
@@ -265,7 +266,7 @@ def _check_outputs(recorded: Mapping[str, Any], found: Mapping[str, np.ndarray],
         wanted = found.get(name)
         if wanted is None or len(values) != len(wanted) or not relative_error(np.asarray(values), wanted) <= limit:
             raise VerificationError(
-                f"the manifest has other outputs of {name} than its file computes, and boards compare with them; "
+                f"the manifest's outputs of {name} differ from those of its file, and boards compare with them; "
                 "export again"
             )
 

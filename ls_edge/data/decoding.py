@@ -131,15 +131,6 @@ def decode(
     raise DataError(f"cannot decode {name}: {reason}; replace or remove it")
 
 
-def thumbnail(image: Any) -> bytes:
-    """Return an image as a PNG file of at most 96 x 96 pixels; raise as :func:`decode` does."""
-    small = decode(image, exif_orientation=True)
-    small.thumbnail((96, 96))
-    encoded = io.BytesIO()
-    small.save(encoded, "PNG")
-    return encoded.getvalue()
-
-
 def to_rgb(image: Image.Image, name: str = "image", *, keep_gray: bool = False) -> Image.Image:
     """Convert an image of any mode to 8-bit RGB; remove metadata about transparency from ``image``.
 

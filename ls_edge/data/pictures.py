@@ -32,15 +32,14 @@ def picture(values: np.ndarray) -> str:
     pixels = np.concatenate((np.clip(np.where(solid, colors, 0.0), 0, 1), solid), axis=2)
     times = -(-LEAST_SIDE // pixels.shape[1])
     made = Image.fromarray((255 * pixels).round().astype(np.uint8))
-    made = made.resize((times * made.width, times * made.height), Image.Resampling.NEAREST)
+    return data_uri(made.resize((times * made.width, times * made.height), Image.Resampling.NEAREST))
+
+
+def data_uri(image: Image.Image) -> str:
+    """Return an image as a PNG file in a data URI."""
     encoded = io.BytesIO()
-    made.save(encoded, "PNG")
-    return data_uri(encoded.getvalue())
-
-
-def data_uri(png: bytes) -> str:
-    """Return a PNG file as a data URI."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    image.save(encoded, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(encoded.getvalue()).decode()}"
 
 
 def tiles(arrays: Sequence[np.ndarray] | np.ndarray, columns: int, gap: int = 1) -> np.ndarray:

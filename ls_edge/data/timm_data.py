@@ -67,7 +67,8 @@ def _of_hugging_face(name: str, part: Literal["train", "eval"]) -> Named:
     if name.endswith("imagenet-1k") and len(classes) == _IMAGENET_CLASSES:
         timm_data: Any = importlib.import_module("timm.data")
         classes = timm_data.ImageNetInfo().label_names()  # synsets, the names of the folders in its archives
-    return which, classes, [(label, _Row(table, image, row)) for row, label in enumerate(labels)]
+    readers = (functools.partial(_read_row, table, image, row) for row in range(len(labels)))
+    return which, classes, list(zip(labels, readers, strict=True))
 
 
 def _column(name: str, features: Any, kind: type, usual: Sequence[str]) -> str | None:
@@ -99,23 +100,17 @@ def _named(source: str, values: Sequence[Any], names: Sequence[str] | None) -> t
     return [index[label] for label in labels], classes if known else ()
 
 
-class _Row:
-    """Reader of the encoded image in a row."""
-
-    def __init__(self, table: Any, column: str, row: int) -> None:
-        self._table, self._column, self._row = table, column, row
-
-    def __call__(self) -> bytes:
-        """Return the content of the file; raise :class:`DataError` if there is none."""
-        cell = self._table[self._row][self._column] or {}
-        if content := cell.get("bytes"):
-            return bytes(content)
-        try:
-            with importlib.import_module("fsspec").open(cell["path"], "rb") as stream:  # maybe inside an archive
-                found: bytes = stream.read()
-        except Exception as error:  # noqa: BLE001 - each file system raises its own errors
-            raise DataError(f"row {self._row} has no image ({error})") from None
-        return found
+def _read_row(table: Any, column: str, row: int) -> bytes:
+    """Return the encoded image in a row; raise :class:`DataError` if there is none."""
+    cell = table[row][column] or {}
+    if content := cell.get("bytes"):
+        return bytes(content)
+    try:
+        with importlib.import_module("fsspec").open(cell["path"], "rb") as stream:  # maybe inside an archive
+            found: bytes = stream.read()
+    except Exception as error:  # noqa: BLE001 - each file system raises its own errors
+        raise DataError(f"row {row} has no image ({error})") from None
+    return found
 
 
 def _of_torchvision(source: str, part: Literal["train", "eval"]) -> Named:

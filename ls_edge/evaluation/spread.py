@@ -104,13 +104,12 @@ def sign_test_p(ones: int, others: int) -> float:
 
 
 def images_needed(variance: float, difference: float, tests: int = 1) -> int:
-    """Return the number of images that reveal a mean difference with a power of 0.8, corrected for several tests."""
+    """Return the number of images that reveal a mean difference with a power of 0.8, corrected for several tests.
+
+    The number is rounded up to two significant digits.
+    """
     normal = NormalDist()
     z = normal.inv_cdf(1 - LEVEL / 2 / max(1, tests)) + normal.inv_cdf(0.8)
-    return round_up(variance * (z / difference) ** 2)
-
-
-def round_up(count: float) -> int:
-    """Round up to two significant digits."""
+    count = variance * (z / difference) ** 2
     step = int(10 ** max(0, math.floor(math.log10(max(count, 1))) - 1))
     return math.ceil(count / step) * step

@@ -133,7 +133,7 @@ def test_classes_in_another_order_change_the_ids_and_are_named(copied, loaded):
     before = copied.manifest
     changed = forged(copied, classes=rotated(before.classes))
     assert changed.manifest.bundle_id != before.bundle_id
-    with pytest.raises(VerificationError, match=r"other classes than .*: 0 is '1', not '0'"):
+    with pytest.raises(VerificationError, match=r"list of classes of .* differs from .*: 0 is '1', not '0'"):
         verify_run(changed, loaded)
     assert re.search(r"says ls_edge.classes \[\"0\"", problems_of(changed)["head"])
     record = msgspec.structs.replace(loaded.record, classes=rotated(before.classes))
@@ -143,7 +143,9 @@ def test_classes_in_another_order_change_the_ids_and_are_named(copied, loaded):
 
 def test_other_preprocessing_than_the_run_has_is_named(copied, loaded):
     image = msgspec.structs.replace(copied.manifest.image, mean=(0.4, 0.5, 0.5))
-    with pytest.raises(VerificationError, match=r"other image than .*: mean is \(0.4, 0.5, 0.5\), not \(0.5, "):
+    with pytest.raises(
+        VerificationError, match=r"preprocessing of .* differs from .*: mean is \(0.4, 0.5, 0.5\), not \(0.5, "
+    ):
         verify_run(forged(copied, image=image), loaded)
 
 
@@ -297,7 +299,7 @@ def test_an_error_within_the_tolerance_that_the_manifest_does_not_say_is_named(c
 @pytest.mark.parametrize(
     ("entry", "value", "reason"),
     [
-        ("outputs", {"block 1": [0.5] * 32}, "the manifest has other outputs of block 1 than its file computes"),
+        ("outputs", {"block 1": [0.5] * 32}, "the manifest's outputs of block 1 differ from those of its file"),
         ("outputs", {"block 9": [0.5]}, "other outputs of block 9"),
         ("measure", "cosine", "verified.measure is cosine, but it is relative error"),
         ("tolerance", 1e-9, "verified.tolerance is 1e-09, but it is 1e-05"),

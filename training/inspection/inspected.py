@@ -19,6 +19,8 @@ from ls_edge.evaluation.measure import LabeledImages, Order
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.torch_blocks import TorchBlocks
 
+MOST_IMAGES = 64
+"""Default maximum of images whose maps are compared."""
 MOST_PICTURES = 4
 """Maximum number of images or blocks that a page shows as pictures."""
 SIDE = 64
@@ -77,7 +79,7 @@ def class_of(model: TorchBlocks) -> str:
     return type(model.view.model).__name__
 
 
-def images_of(batches: Sequence[LabeledImages], most: int) -> np.ndarray:
+def images_of(batches: Sequence[LabeledImages], most: int = MOST_IMAGES) -> np.ndarray:
     """Return the first ``most`` images of batches."""
     return np.concatenate([images for images, _ in batches])[:most]
 

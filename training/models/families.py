@@ -52,8 +52,8 @@ def family_of(model: nn.Module) -> Family:
     odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
     if odd is not None:
         raise ModelError(
-            f"this {name} cannot be cut into equal blocks: block {odd} has other parameters than block 0; use a model "
-            "whose blocks are all alike, such as vit_tiny_patch16_224"
+            f"this {name} cannot be cut into equal blocks: the parameters of block {odd} differ from block 0; use a "
+            "model whose blocks are all alike, such as vit_tiny_patch16_224"
         )
     family.prepare(model)
     return family

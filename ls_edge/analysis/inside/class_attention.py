@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from ls_edge.training.inspection.inspected import Inspected
 
-MOST_IMAGES = 64
-"""Maximum number of images whose maps are compared."""
-
 
 class ClassAttention(msgspec.Struct, frozen=True):
     """Attention of the class token to the patches (CaiT, arXiv 2103.17239), by layer and head."""
@@ -47,7 +44,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> ClassAtte
     modules = [layer.attn for layer in getattr(model.view.model, "blocks_token_only", ())]
     if not modules or grid is None:
         raise NotMeasurable(f"{class_of(model)} has no class-attention layers")
-    images, heads = images_of(batches, MOST_IMAGES), modules[0].num_heads
+    images, heads = images_of(batches), modules[0].num_heads
 
     def maps_of(number: int, order: Order) -> np.ndarray:
         captured: list[Tensor] = []

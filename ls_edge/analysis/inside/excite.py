@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ls_edge.training.inspection.inspected import Inspected
 
 STEPS = 200
-MOST_IMAGES = 64
-"""Maximum number of images whose largest value is compared with the value that the ascent reaches."""
 
 
 class Excitation(msgspec.Struct, frozen=True):
@@ -44,7 +42,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Excitatio
     from ls_edge.training.inspection.gradients import descend, gray_noise
     from ls_edge.training.inspection.inspected import color_picture, images_of
 
-    blocks, colors = inspected.some_blocks, inspected.colors(images_of(batches, MOST_IMAGES))
+    blocks, colors = inspected.some_blocks, inspected.colors(images_of(batches))
     channels, noise, most, reached, shown = [], [], [], [], []
     for number, index in enumerate(blocks):
         with torch.no_grad():

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from ls_edge.training.inspection.inspected import Inspected
 
-MOST_IMAGES = 64
-"""Maximum number of images whose maps are compared."""
-
 
 class Saliency(msgspec.Struct, frozen=True):
     """Gradient of the answer's logit with respect to the pixels, as the maximum magnitude over the colors."""
@@ -37,7 +34,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Saliency:
     """Return the gradients of the answer's logit in trained order and in a random order for each image."""
     from ls_edge.training.inspection.inspected import compare, images_of
 
-    images = images_of(batches, MOST_IMAGES)
+    images = images_of(batches)
     answers = inspected.model.head(inspected.run(inspected.model.stem(images), inspected.trained)).argmax(axis=1)
 
     def maps_of(number: int, order: Order) -> np.ndarray:

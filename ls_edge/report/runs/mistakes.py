@@ -78,12 +78,14 @@ def wrong_images(records: Iterable[RequestRecord], images: Iterable[ImageRef]) -
 
 def pictures_of(names: Collection[str], images: Iterable[ImageRef]) -> dict[str, str]:
     """Return small pictures of the named images as data URIs; images that cannot be read are left out."""
-    from ls_edge.data.decoding import thumbnail  # Pillow, which most reports do not need
+    from ls_edge.data.decoding import decode  # Pillow, which most reports do not need
     from ls_edge.data.pictures import data_uri
 
     readers = {image.name: image.read for image in images if image.name in names}
     found = {}
     for name in names:
         with contextlib.suppress(DataError, KeyError):
-            found[name] = data_uri(thumbnail(readers[name]()))
+            image = decode(readers[name](), exif_orientation=True)
+            image.thumbnail((96, 96))
+            found[name] = data_uri(image)
     return found

@@ -92,7 +92,7 @@ def test_kept_blocks_are_evenly_spaced():
 def test_blocks_of_other_shape_are_refused():
     model = tiny()
     model.blocks[2] = tiny(mlp_ratio=2.0).blocks[2]
-    with pytest.raises(ModelError, match="block 2 has other parameters than block 0"):
+    with pytest.raises(ModelError, match="the parameters of block 2 differ from block 0"):
         BlockView(model)
 
 
