@@ -271,7 +271,7 @@ def choose_augment(wanted: str, source: str, spec: ImageSpec) -> str:
 
 
 def augment(pixels: Tensor, kind: str, generator: torch.Generator) -> Tensor:
-    """Shift each image of uint8 ``[B, 3, H, W]`` by up to a sixteenth, or with ``crop`` an eighth, and mirror some."""
+    """Shift images uint8 ``[B, 3, H, W]`` by up to a sixteenth; ``crop`` shifts by up to an eighth and also mirrors."""
     if kind not in ("shift", "crop"):
         return pixels
     count, _, height, width = pixels.shape

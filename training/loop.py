@@ -65,8 +65,8 @@ ABOVE_CHANCE = 3.0
 """Standard deviations above chance that a checkpoint needs to count as trained; more would flag short runs."""
 
 EXAMPLES = 512
-"""Number of images from which a method computes initial values: with 600 images of 26 tokens, the moments of the widest
-layers of a ViT-S have full rank."""
+"""Number of images from which a method computes initial values; about 600 images of 26 tokens are enough for the widest
+layers of a ViT-S."""
 MUCH_LOST = 0.05
 """Loss of top-1 due to free orders above which ``train`` warns; the recipes in docs/any-order.md lose less."""
 

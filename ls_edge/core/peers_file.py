@@ -213,7 +213,7 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
         raise ConfigError(unknown_name("peer", name, [p.name for p in self.peers]), path=self.path)
 
     def source(self, name: str) -> SourceEntry | None:
-        """Return the source called ``name``; without such a source and without keys, return a single source."""
+        """Return the source called ``name`` or, in a file without keys, the only source; None without either."""
         for source in self.sources:
             if source.name == name:
                 return source

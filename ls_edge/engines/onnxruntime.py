@@ -72,7 +72,7 @@ def open_session(
         options.intra_op_num_threads = threads or 0
         options.inter_op_num_threads = 1
         entries |= {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
-        if hardware.int8_products_saturate():  # without this option, products take three times as long or saturate
+        if hardware.int8_products_saturate():  # on other processors, this would make products three times slower
             entries["session.x64quantprecision"] = "1"
         if provider == CPU:
             entries["session.use_env_allocators"] = "1"

@@ -94,7 +94,7 @@ def as_list(table: Table) -> list[Text]:
     headed = table.show_header and any(header for header, _ in columns)
     for number in range(table.row_count):
         row = [(header if headed else "", cells[number]) for header, cells in columns]
-        if not headed and len(row) > 1:  # the first cell names the others
+        if not headed and len(row) > 1:  # the first cell is the name of the second
             row = [(row[0][1].plain, row[1][1]), *row[2:]]
         shown = [(header, cell) for header, cell in row if cell.plain]
         for place, (header, cell) in enumerate(shown):
