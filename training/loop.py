@@ -437,7 +437,7 @@ def with_compiler(config: TrainConfig, device: torch.device, warn: OnWarning) ->
 def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, reporter: Reporter) -> None:
     if method == "shared":
         reporter.note(
-            "method shared: one block for all steps, taught by the start, which was trained in one order; "
+            "method shared: one block for all steps; its teacher is the initial model, which was trained in one order; "
             "--method anyorder keeps different blocks and loses more accuracy"
         )
     elif not initial.trained and (model.pretrained or is_foreign(model.init)):

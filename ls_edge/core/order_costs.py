@@ -87,7 +87,7 @@ def read_order_costs(value: Mapping[str, Any], blocks: int) -> OrderCosts | None
     try:
         costs = msgspec.convert(value, OrderCosts)
     except msgspec.ValidationError as error:
-        raise BundleError(f"order_costs is not of version {version} ({error}); export the run again") from None
+        raise BundleError(f"order_costs is invalid for version {version} ({error}); export the run again") from None
     square = [costs.slot, costs.inverted, *([] if costs.beside is None else [costs.beside])]
     rows = [costs.skip, *(row for table in square for row in table)]
     sizes = {len(row) for row in rows} | {len(table) for table in square}

@@ -169,7 +169,9 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
         lines = read_file(Path(path)).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise DataError(f"cannot read the class names in {path}: {reason}; give a text file, one a line") from None
+        raise DataError(
+            f"cannot read the class names in {path}: {reason}; give a text file with one per line"
+        ) from None
     names = tuple(unicodedata.normalize("NFC", line.strip()) for line in lines if line.strip())
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice or not names:
@@ -346,7 +348,7 @@ def _image_set(
     class_of = {path: unicodedata.normalize("NFC", path.split("/", 1)[0]) for path in images if "/" in path}
     if not class_of:
         if part == "train":
-            raise DataError(f"{where} has images but no class folders, which training needs; put each class in its own")
+            raise DataError(f"{where} has images but no class folders, which training needs; make one for each class")
         refs = tuple(ImageRef(name, None, images[name]) for name in sorted(images))
         return ImageSet(source, which, (), refs, ignored=reasons, where=where)
     classes = sorted(set(class_of.values()))

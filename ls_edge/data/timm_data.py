@@ -54,12 +54,14 @@ def _of_hugging_face(name: str, part: Literal["train", "eval"]) -> Named:
     names = datasets.get_dataset_split_names(name)
     chosen, which = choose_part([one for one in names if split_of(one)] or names, part)
     if chosen is None:
-        raise DataError(f"hfds/{name} has the splits {', '.join(names)}, and no training and held-out one; use another")
+        raise DataError(
+            f"hfds/{name} has the splits {', '.join(names)}, but no training and held-out split; use another"
+        )
     table = datasets.load_dataset(name, split=chosen)
     features = table.features
     image = _column(name, features, datasets.Image, ("image", "img", "images"))
     if image is None:
-        raise DataError(f"hfds/{name} has the columns {', '.join(features)} and no image; use another data set")
+        raise DataError(f"hfds/{name} has the columns {', '.join(features)} but no images; use another data set")
     key = _column(name, features, datasets.ClassLabel, ("label", "labels", "class"))
     table = table.cast_column(image, datasets.Image(decode=False))
     values = table.select_columns([key])[:][key] if key else [None] * len(table)

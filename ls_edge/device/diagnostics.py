@@ -78,7 +78,7 @@ def check_python() -> Iterator[Finding]:
     """Check the version of Python."""
     version = platform.python_version()
     detail = f"{platform.python_implementation()} {version}, {platform.machine()}, {platform.platform(terse=True)}"
-    fix = None if numbers(version) >= (3, 10) else "install Python 3.10 or newer and make the environment again with it"
+    fix = None if numbers(version) >= (3, 10) else "install Python 3.10 or newer and recreate the environment with it"
     yield judged("Python", detail, fix, "bad")
 
 
@@ -228,7 +228,7 @@ def check_torch() -> Iterator[Finding]:
 
 def check_hardware() -> Iterator[Finding]:
     """Check the board, the processor, memory, and disk."""
-    features = " ".join(hardware.cpu_features()) or "no vector instructions of note"
+    features = " ".join(hardware.cpu_features()) or "no relevant vector instructions"
     cores, quota, memory = hardware.cores(), hardware.cpu_quota(), hardware.memory_gib()
     free_disk = shutil.disk_usage(".").free / 2**30
     limited, limit = "", None

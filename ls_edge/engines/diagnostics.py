@@ -117,7 +117,7 @@ def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
             detail = f"is at {outside}, which this environment does not see"
             if python != ours:
                 detail += f", and made for {needed} while this is {ours}"
-            fix = f"make the environment again with: {python} -m venv --system-site-packages .venv"
+            fix = f"recreate the environment with: {python} -m venv --system-site-packages .venv"
             yield Finding("warn", what, detail, fix)
         return
     tried = probe(_TENSORRT_CODE, LAYER_MODEL, limit_s=2 * PROBE_LIMIT_S)

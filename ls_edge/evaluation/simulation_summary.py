@@ -302,7 +302,7 @@ def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> 
     if whole.spread <= wanted:
         return []
     more = (
-        f"; about {show_hours(whole.more_hours)} more would do (--until {100 * wanted:.0f}%)"
+        f"; about {show_hours(whole.more_hours)} more are enough (--until {100 * wanted:.0f}%)"
         if whole.more_hours
         else ""
     )

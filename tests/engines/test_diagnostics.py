@@ -126,7 +126,7 @@ def test_tensorrt_that_the_environment_hides_is_found(hide, tmp_path, python, wo
     assert list(engines.check_tensorrt(tmp_path)) == []
     (tmp_path / python / "dist-packages" / "tensorrt").mkdir(parents=True)
     (found,) = engines.check_tensorrt(tmp_path)
-    assert found.fix == f"make the environment again with: {wanted} -m venv --system-site-packages .venv"
+    assert found.fix == f"recreate the environment with: {wanted} -m venv --system-site-packages .venv"
     assert "which this environment does not see" in found.detail
     assert words in found.detail
 

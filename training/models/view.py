@@ -215,7 +215,7 @@ class BlockView(nn.Module):
         own = self.weights()
         if weights and own.keys().isdisjoint(weights.keys() - self.classifier):
             raise ModelError(
-                f"none of the checkpoint's names, such as {next(iter(weights))!r}, is this model's; it belongs to "
+                f"none of the checkpoint's names, such as {next(iter(weights))!r}, is in this model; it belongs to "
                 "another model, or to another library, such as transformers, and needs timm's names"
             )
         for name, value in own.items():

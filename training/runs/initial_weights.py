@@ -88,7 +88,7 @@ def make_initial_weights(
         found, size = read_foreign(config.init, warn)
         (height, width), positions = view.image_size, found.get("pos_embed")
         if size is None and height != width and positions is not None:
-            warn(f"{config.init} does not say its image size; if it is not {height} x {width}, positions are exchanged")
+            warn(f"{config.init} does not say its image size; if it is not {height} x {width}, positions are mixed up")
         trained = _take(view, _fitted(view, found, size, config.init), config.init, warn)
     kept = tuple(range(view.num_blocks))
     if config.depth is not None:

@@ -97,7 +97,7 @@ def test_names_of_another_library_are_mentioned(tmp_path):
     path = tmp_path / "w.safetensors"
     save_file({"vit.embeddings.cls_token": torch.ones(1, 1, 16), "classifier.bias": torch.ones(3)}, path)
     with pytest.raises(
-        ModelError, match=r"names, such as '(vit|classifier)\..*', is this model's; .* needs timm's names"
+        ModelError, match=r"names, such as '(vit|classifier)\..*', is in this model; .* needs timm's names"
     ):
         start(init=str(path))
 
@@ -153,4 +153,4 @@ def test_positions_of_an_unknown_grid_that_is_not_square_are_refused_or_mentione
         start(init=str(path), args={**TINY, "class_token": True, "img_size": 32})
     same_grid = start(init=str(path), args={**TINY, "class_token": True, "img_size": (16, 32)}, warn=notes.append)
     assert same(same_grid.view.weights(), wide_weights((16, 32)))
-    assert notes == [f"{path} does not say its image size; if it is not 16 x 32, positions are exchanged"]
+    assert notes == [f"{path} does not say its image size; if it is not 16 x 32, positions are mixed up"]

@@ -244,7 +244,7 @@ def test_a_short_simulation_says_how_uncertain_it_is(make_problem, summarize):
     few = summarize(make_problem(2.0), churn=[Churn(20.0, 2.0)], requests=160, outage_s=2.0, **settings)
     assert 1 <= few.whole_share.outages <= 8
     assert f"{few.whole_share.outages} outages seen: the answer is uncertain; about " in few.warnings[0]
-    assert "would do (--until 50%)" in few.warnings[0]
+    assert "are enough (--until 50%)" in few.warnings[0]
     gone = summarize(make_problem(2.0), churn=[Churn(0.001, 3600.0)], requests=50, outage_s=3600.0, **settings)
     assert gone.warnings[0].startswith("1 outage seen: the answer is uncertain"), "down from the start to the end"
     assert not summarize(make_problem(2.0), requests=100, **settings).warnings
