@@ -1,6 +1,6 @@
 """Classes from other packages: training methods, policies, and model families.
 
-A package registers a class with an entry point in the group ``ls_edge.KIND``, where KIND is one of :data:`_WORDS`.
+A package registers a class with an entry point in the group ``ls_edge.{kind}``; the kinds are in :data:`_WORDS`.
 See examples/plugin.
 """
 
