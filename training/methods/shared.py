@@ -40,8 +40,9 @@ class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: Positive = 2.0
     conditioning_lr: Positive = 1.0
     """Learning rate of norms, gates and adapters relative to the model's; they have no weight decay."""
-    exits: Share = 0.25
-    """Probability of a step that stops early, after three quarters of the slots or more."""
+    exits: Share = 0.7
+    """Probability of a step that stops early, after three quarters of the slots or more. At 0.7 instead of 0.25, a
+    ViT-S has the same 0.891 with all steps and 0.855 instead of 0.835 without a quarter of them."""
     adapter_rank: Annotated[int, Meta(ge=0)] | None = None
     """Rank of the low-rank adapters that each slot has for the linear layers; 0 for none, None for a quarter of the
     tokens' width, with which a ViT-S keeps 0.87 of 0.90 before it is trained (rank 64: 0.82, 40: 0.69)."""
