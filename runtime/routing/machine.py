@@ -331,7 +331,10 @@ class Machine(Generic[R]):
         itinerary = request.itinerary
         if name in itinerary.avoid:
             return
-        known = {n.name: n.blocks for n in self.neighbors}
+        beyond = self.neighbors.leads_beyond
+        known = {
+            n.name: n.blocks.union(n.reach_blocks, *n.far_blocks) if beyond(n) else n.blocks for n in self.neighbors
+        }
         left = set(itinerary.remaining) - self.rules.local_node().blocks
         avoid = avoid_also(itinerary.avoid, name, left, known)
         request.itinerary = msgspec.structs.replace(itinerary, avoid=avoid)

@@ -200,8 +200,8 @@ class SourceRules:
         """Continue with returned tokens if they are further; otherwise with the own copy, since they may be false."""
         run, sender, turn, old = event.run, event.sender, self._turn, request.copy
         avoid = old.itinerary.avoid
-        if run.returning == ReturnReason.UNREACHABLE:  # a holder beyond the neighbors may be the only one
-            avoid = tuple(name for name in avoid if not turn.neighbors.is_beyond(name))
+        if run.returning == ReturnReason.UNREACHABLE and any(map(turn.neighbors.leads_beyond, turn.neighbors)):
+            avoid = ()  # a process to avoid may be the only way
         itinerary, tokens = as_asked(request.asked, run.itinerary, avoid), event.tokens
         gained = itinerary.blocks_done > old.itinerary.blocks_done
         request.trail.note(sender)

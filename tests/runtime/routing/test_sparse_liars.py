@@ -218,6 +218,15 @@ def test_a_source_that_never_was_linked_gets_nothing_back():
     assert not peer.machine.held
 
 
+@pytest.mark.parametrize("lie", ["releases", "silent"])
+def test_a_liar_with_all_blocks_is_avoided_for_holders_out_of_sight(lie):
+    """It seemed to be the only holder, so nobody was told to avoid it, and ``a`` handed each branch to it again."""
+    links = [*in_a_line("a", "b", "c"), (SOURCE, "liar"), ("liar", "a")]
+    sim = sparse({"a": (0,), "b": (0,), "c": (1, 2, 3), "liar": ALL}, links, {"liar": LIES[lie]})
+    request = sim.submit(policy="nearest", budget=BUDGET)
+    assert answers(sim, [request])
+
+
 def test_tokens_that_come_back_by_another_way_wait_before_they_go_out_again():
     """Peers may announce a holder that is gone; tokens went round some hundred times in a second."""
     source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
