@@ -1,8 +1,8 @@
 """``shared``: the movable blocks share one set of weights, and each slot has its own norms and gates.
 
-The blocks are then steps of a loop and interchangeable: every order gives the same answer, and any process that has the
-shared block can run any step. The method starts from a trained model, whose tokens after each step and whose answers
-are the targets (progressive distillation into few blocks: arXiv 2512.19941).
+The blocks are steps of a loop and therefore interchangeable: all orders give the same answer, and any process with the
+shared block can run any step. The method starts from a trained model; the tokens of this model after each step and its
+answers are the targets (progressive distillation into few blocks: arXiv 2512.19941).
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ from ls_edge.training.models.slots import SlotNorms
 from ls_edge.training.models.view import BlockView
 
 PREPARE_BATCH = 64
-"""Images of a batch in :meth:`SharedTrunk.prepare`, which bounds its memory."""
+"""Batch size in :meth:`SharedTrunk.prepare`, which limits its memory."""
 
 
 class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of ``shared``."""
 
     start: Literal["middle", "mean"] = "mean"
-    """Initial weights of the shared block: the middle one of the blocks that it replaces, or their mean."""
+    """Initial weights of the shared block: those of the middle one of the replaced blocks, or the mean of all."""
     tokens: AtLeastZero = 1.0
     """Weight of the squared error of the tokens after each step, relative to their mean square."""
     logits: Share = 0.5
     """Weight of the teacher's soft targets; the labels have the rest."""
     temperature: Positive = 2.0
     conditioning_lr: Positive = 1.0
-    """Learning rate of norms, gates and adapters relative to the model's; they have no weight decay."""
+    """Learning rate of norms, gates, and adapters relative to the model's; they have no weight decay."""
     exits: Share = 0.7
-    """Probability of a step that stops early, after three quarters of the slots or more. At 0.7 instead of 0.25, a
-    ViT-S has the same 0.891 with all steps and 0.855 instead of 0.835 without a quarter of them."""
+    """Probability that a step stops early, after three quarters of the slots or more. With 0.7, a ViT-S has the same
+    accuracy as with 0.25 for all steps (0.891), and 0.855 instead of 0.835 without a quarter of them."""
     adapter_rank: Annotated[int, Meta(ge=0)] | None = None
-    """Rank of the low-rank adapters that each slot has for the linear layers; 0 for none, None for a quarter of the
-    tokens' width, with which a ViT-S keeps 0.87 of 0.90 before it is trained (rank 64: 0.82, 40: 0.69)."""
+    """Rank of the low-rank adapters of each slot for the linear layers; 0 for none, None for a quarter of the tokens'
+    width, with which a ViT-S keeps an accuracy of 0.87 of 0.90 before training (rank 64: 0.82, rank 40: 0.69)."""
 
 
 class SharedTrunk(Method):
-    """One set of weights for the blocks of the largest band, taught by the initial model.
+    """One set of weights for the blocks of the largest band, with the initial model as the teacher.
 
-    If the initial model already shares its weights, there is no teacher and only the labels count.
+    If the initial model already shares its weights, there is no teacher, and training only uses the labels.
     """
 
     settings_type: ClassVar[type[msgspec.Struct]] = SharedSettings
     average = "ema"
     timm_rate = 4e-5
-    """The weights are fitted before the first step, and higher rates destroy that: with rank 96, a ViT-S has 0.892
-    after an epoch; at 1.5e-4 and ``conditioning_lr`` 3 it has 0.839, less than the 0.87 before training."""
+    """Low, because the weights are fitted before the first step and higher rates destroy the fit: with rank 96, a ViT-S
+    has an accuracy of 0.892 after an epoch; at 1.5e-4 and ``conditioning_lr`` 3, it has 0.839, less than the 0.87
+    before training."""
 
     def reshape(self, view: BlockView, bands: Bands, source: BlockView | None, *, trained: bool) -> Sequence[int]:
-        """Freeze the teacher and put one block into all places of the largest band."""
+        """Freeze the teacher, and put one block in all places of the largest band."""
         if view.shares_weights:
             return range(view.num_blocks)
         if not trained:
@@ -79,7 +80,7 @@ class SharedTrunk(Method):
         return places
 
     def attach(self, view: BlockView) -> None:
-        """Add norms, gates and adapters for each slot of the shared block."""
+        """Add norms, gates, and adapters for each slot of the shared block."""
         s, blocks, dim = self.settings, list(view.blocks), view.token_spec.dim
         rank = dim // 4 if s.adapter_rank is None else s.adapter_rank
         slots = SlotNorms(blocks, view.branches, dim, s.conditioning_lr, _repeated(view), rank)
@@ -100,14 +101,14 @@ class SharedTrunk(Method):
         slots.imitate(repeated[0], {slot: teacher.blocks[slot] for slot in repeated}, run)
 
     def draw(self, bands: Bands, seed: int, step: int, progress: float = 1.0) -> StepPlan:  # noqa: ARG002
-        """Return the trained order, or its beginning: peers that drop out leave the last slots without a block."""
+        """Return the trained order or its beginning, since the last slots have no block if peers drop out."""
         rng, num_blocks = step_rng(seed, step), bands.num_blocks
         early = rng.random() < self.settings.exits
         fewest = min(-(-3 * num_blocks // 4), num_blocks - 1)
         return StepPlan.plain(range(rng.randint(fewest, num_blocks - 1) if early else num_blocks))
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
-        """Return the criterion, plus the teacher's soft targets and the error of the tokens after each step."""
+        """Return the weighted sum of the criterion, the teacher's soft targets, and the token error after each step."""
         teacher = self.teacher
         if teacher is None:
             return super().loss(view, images, targets, plan, criterion)
@@ -132,7 +133,7 @@ class SharedTrunk(Method):
 
 
 def _repeated(view: BlockView) -> list[int]:
-    """Return the places of blocks that stand in several of them."""
+    """Return the places of blocks that occur in several places."""
     return [index for index, owner in enumerate(view.owners) if view.owners.count(owner) > 1]
 
 
