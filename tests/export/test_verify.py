@@ -1,5 +1,6 @@
 """Verification: right numbers pass, wrong numbers and exchanged parts are named."""
 
+import contextlib
 import dataclasses
 import hashlib
 import re
@@ -219,6 +220,18 @@ def test_a_loss_of_accuracy_is_named(exported, loaded):
         engines = {**chain.executor.engines, HEAD: Spoilt(chain.executor.engines[HEAD], lambda logits: -logits)}
         with pytest.raises(VerificationError, match=r"int8 answers 0.0000 of 20 held-out images .*PyTorch 1\.0"):
             verify_accuracy(view, Pipeline(exported, engines, chain.choice), Samples(images, labels), result)
+
+
+@pytest.mark.parametrize(("spread", "holds"), [(0.08, True), (0.3, False)])
+def test_int8_may_turn_logits_by_a_few_degrees(exported, loaded, spread, holds):
+    images = generated_images(loaded.record.image)
+    with Pipeline.open(exported, threads=1, provider="cpu") as chain:
+        head = Spoilt(chain.executor.engines[HEAD], lambda logits: logits * np.linspace(1 - spread, 1 + spread, 10))
+        turned = Pipeline(exported, {**chain.executor.engines, HEAD: head}, chain.choice)
+        refused = pytest.raises(VerificationError, match=r"the tolerance is 0\.99; export in fp16 or fp32")
+        with contextlib.nullcontext() if holds else refused:
+            found = verify_numbers(PartsView(loaded.view), turned, images, source="", precision="int8")
+            assert 0.99 < found.min_cosine < 0.999
 
 
 @pytest.mark.slow
