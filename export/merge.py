@@ -7,6 +7,7 @@ it. ``export --blocks-per-part`` groups blocks, and ``doctor --report`` times pa
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -110,3 +111,7 @@ def _append(whole: onnx.ModelProto, part: onnx.ModelProto, prefix: str, inputs: 
         fresh_tensor.CopyFrom(tensor)
         fresh_tensor.name = f"{prefix}.{tensor.name}"
     return names[output]
+
+
+if __name__ == "__main__":
+    write_pairs(Bundle.open(sys.argv[1]), Path(sys.argv[2]))

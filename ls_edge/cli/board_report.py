@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ls_edge.cli.command import DEGRADED
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import LinkError, printable
+from ls_edge.core.errors import LinkError, LsEdgeError, printable
 from ls_edge.core.files import write_output
 from ls_edge.device.facts import facts, kernel_messages
 from ls_edge.report.terminal import open_console
@@ -38,6 +38,8 @@ LIMIT_S = 900.0
 
 _START_S = 60.0
 """Seconds to wait until peers listen: a slow board takes several to import the modules."""
+_END_S = 20.0
+"""Seconds for a peer to leave, more than it takes to drain and to free the memory of a GPU."""
 _PYTHON = (sys.executable, "-m")
 _TRTEXEC = "/usr/src/tensorrt/bin/trtexec"
 
@@ -124,7 +126,11 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
         report.run("bench", folder)
         _run_pairs(report, bundle, Path(temporary) / "pairs")
         report.run("profile", folder, "--out", "profile.json", "--json")
-        _run_fleet(report, Path(temporary), bundle, data)
+        try:
+            _run_fleet(report, Path(temporary), bundle, data)
+        except LsEdgeError as error:  # without CURVE, for example
+            report.failed.append("peers")
+            report.add("peers", str(error))
         report.add("kernel messages", kernel_messages())
     return not report.failed
 
@@ -135,10 +141,10 @@ def _run_pairs(report: BoardReport, bundle: Bundle, folder: Path) -> None:
     if importlib.util.find_spec("onnx") is None or bundle.num_blocks < 2:
         report.add(title, "pairs need two blocks, and onnx to merge them: pip install onnx")
         return
-    from ls_edge.export.merge import write_pairs
-
-    write_pairs(bundle, folder)
-    report.program(title, "pairs", (*_PYTHON, "ls_edge", "bench", str(folder)))
+    # Merging takes the memory of a whole model, so it has a process and a limit, too.
+    merge = (*_PYTHON, "ls_edge.export.merge", str(bundle.folder.resolve()), str(folder))
+    bench = (*_PYTHON, "ls_edge", "bench", str(folder))
+    report.program(title, "pairs", ("sh", "-c", f"{shlex.join(merge)} && {shlex.join(bench)}"))
 
 
 def _trtexec(bundle: Bundle) -> tuple[str, ...]:
@@ -165,7 +171,11 @@ def _run_fleet(report: BoardReport, place: Path, bundle: Bundle, data: str | Non
             report.run("status", *to)
             if data is not None:
                 report.run("run", *to, "--bundle", folder, "--data", data, "--limit", "100", "--json")
+            for name in cluster.processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    cluster.terminate(name, _END_S)
     finally:
-        for name in ("a", "b"):
+        for name, peer in cluster.processes.items():
             with contextlib.suppress(OSError):
-                report.add(f"log of peer {name}", cluster.log_path(name).read_text(encoding="utf-8", errors="replace"))
+                log = cluster.log_path(name).read_text(encoding="utf-8", errors="replace")
+                report.add(f"log of peer {name}", log, f"Exit code {peer.returncode}.\n\n")

@@ -53,8 +53,9 @@ def errors(bundle: Bundle) -> None:
                 chains[build] = run(parts, image)
                 for split, dtype in (("a visit for each block", np.float32), ("float16 between blocks", np.float16)):
                     array = image
-                    for part in parts:
-                        array = run((part,), array.astype(dtype if part != STEM else np.float32).astype(np.float32))
+                    for slot, part in enumerate(parts, -1):
+                        given = array.astype(dtype if part != STEM else np.float32).astype(np.float32)
+                        array = run((part,), given, np.array([slot]))
                     chains[f"{build}, {split}"] = array
                 block = pipeline.executor.engines[0]
                 if not isinstance(block, TensorRTEngine):

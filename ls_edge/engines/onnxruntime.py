@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from ls_edge.core.errors import EngineError
+from ls_edge.core.errors import DeviceLost, EngineError
 from ls_edge.device import hardware
 from ls_edge.device.requirements import engine_advice
 from ls_edge.engines.cuda.memory import CudaWorkspace
+from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line, refuse_weights_elsewhere
 from ls_edge.engines.providers import (
     CPU,
@@ -223,6 +224,13 @@ class OnnxEngine:
         self._session = None
 
     def _failed(self, error: Exception) -> EngineError:
+        if self.workspace is None and memory_of(self.provider) == "cuda":
+            try:
+                cuda_runtime().call("cudaStreamSynchronize", 0, doing=f"running {self.part}")
+            except DeviceLost as lost:
+                return lost
+            except EngineError:
+                pass  # CUDA's own error does not stay, or its runtime is missing
         return EngineError(f"{self.part} failed on {self.provider}: {first_line(error)}")
 
     def _check_signature(self) -> None:

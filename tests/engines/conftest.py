@@ -116,6 +116,8 @@ def slot_bundle(tiny_bundle, made_once):
         loaded = load_run(tiny_bundle.parent / "run")
         torch.manual_seed(0)
         make_method("position", {}).attach(loaded.view)
+        for parameter in loaded.view.slots.parameters():  # untrained, slots make no difference
+            torch.nn.init.normal_(parameter, std=0.3)
         loaded.view.eval()
         export_run(dataclasses.replace(loaded, view=loaded.view), folder)
 

@@ -34,6 +34,14 @@ def test_each_part_is_compared_in_two_builds_with_and_without_graphs(tiny_bundle
         assert all(0 <= float(error) < 1e-5 for error in found.values())
 
 
+def test_blocks_run_at_their_slots_in_every_split_and_tensorrts_warnings_are_shown(slot_bundle):
+    done = numbers("errors", slot_bundle)
+    assert done.returncode == 0, done.stderr
+    assert "text='Make sure input slot has Int64 binding.'" in done.stderr
+    differences = re.findall(r"build, a visit for each block (\S+),", done.stdout)
+    assert [float(difference) < 1e-6 for difference in differences] == [True, True]
+
+
 def test_visits_are_timed_with_and_without_graphs(tiny_bundle, tmp_path, monkeypatch):
     monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
     done = numbers("visits", tiny_bundle, "spin")

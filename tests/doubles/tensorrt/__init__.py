@@ -207,6 +207,9 @@ class OnnxParser:
             self._errors.append(ParserError(str(error)))
             return False
         self._network.raw, self._network.inputs = model, _tensors(session.get_inputs())
+        for tensor in self._network.inputs:
+            if tensor.dtype == np.int64:  # ModelImporter.cpp of 10.0, as NVIDIA/TensorRT issue 3894 shows it
+                _Native._log(ILogger.Severity.WARNING, f"Make sure input {tensor.name} has Int64 binding.")
         return True
 
 
