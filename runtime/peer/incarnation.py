@@ -215,7 +215,7 @@ class Incarnation:
         log.info("listening", extra=extra)
         if self.setup.bundle is not None:
             threads.submit(self.executor.load)
-        leave_at = float("inf")
+        leave_at, broken = float("inf"), False
         try:
             while self._failure is None:
                 unread_for = READ_WITHIN_S if engine.is_ahead and not engine.stuck else 0.0
@@ -225,6 +225,8 @@ class Incarnation:
                 at_most = 0.0 if threads.has_short else _TICK_S if is_timed else MAX_WAIT_S
                 self.node.step(at_most, self._take_results, unread_for=unread_for)
                 self._do_other_work()
+                if engine.keeps_failing and not self.stops:  # a new process may get the memory that this one lacks
+                    broken, self.stops = True, 1
                 if self.stops and leave_at == float("inf"):
                     leave_at = time.monotonic() + _LEAVE_WITHIN
                     log.info("draining", extra={"peer": name, "held": len(self.machine.held)})
@@ -232,6 +234,9 @@ class Incarnation:
                 if self.stops > 1 or (self.stops and not self.machine.held) or time.monotonic() >= leave_at:
                     log.info("leaving", extra={"peer": name, "held": len(self.machine.held)})
                     self.node.leave("draining")
+                    if broken:
+                        *_, why = engine.failed_blocks.values()
+                        raise EngineError(f"all blocks of {name} keep failing, the last one: {why}")
                     return
                 if threads.has_short:
                     yield

@@ -100,6 +100,11 @@ class EngineQueue:
         return self.blocks.difference(self.failed_blocks) if self.failed_blocks else self.blocks
 
     @property
+    def keeps_failing(self) -> bool:
+        """Whether calls of every block keep failing."""
+        return bool(self.blocks) and all(self._failures[b] >= self.times.limits.failures for b in self.blocks)
+
+    @property
     def running(self) -> tuple[HeldRequest, ...]:
         """Requests of the running call, including ended ones."""
         return self._calls[0].batch if self._calls else ()

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from ls_edge.core.errors import DeviceLost, LsEdgeError
+from ls_edge.core.errors import DeviceLost, EngineError, LsEdgeError
 from ls_edge.runtime.peer.peer import TRANSITIONS, Outcome, Peer, Phase
 from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults, inject, write
@@ -94,6 +94,46 @@ def test_a_lost_gpu_ends_a_peer_although_its_setup_was_just_reloaded(write_peers
         source.submit(images(1)[0]).exception(30)
         error = ended.result(30)
     assert isinstance(error, DeviceLost)
+
+
+def test_a_peer_whose_blocks_all_keep_failing_ends_with_the_reason(write_peers, tiny_bundle, images):
+    """It would hold nothing for good; its supervisor starts it again, and it may have memory then."""
+    path = write_peers({"a": range(6)})
+    peer = Peer.open(path, "a", tiny_bundle)
+    ended = Future()
+
+    def serve():
+        try:
+            ended.set_result(peer.serve())
+        except LsEdgeError as error:
+            ended.set_exception(error)
+
+    open_really = peer.open_engines
+
+    class Failing:
+        def __init__(self, engine):
+            self._engine = engine
+
+        def __getattr__(self, name):
+            return getattr(self._engine, name)
+
+        def run(self, inputs):
+            if peer.snapshot.warm:
+                raise EngineError("out of memory")
+            return self._engine.run(inputs)
+
+    peer.open_engines = lambda *words: {block: Failing(engine) for block, engine in open_really(*words).items()}
+    threading.Thread(target=serve).start()
+    try:
+        with Source.open(path, tiny_bundle, budget_ms=1000) as source:
+            assert source.wait_ready(30) == ()
+            for _ in range(60):  # a request tries a few blocks
+                if not ended.done():
+                    source.submit(images(1)[0]).exception(30)
+            with pytest.raises(EngineError, match=r"^all blocks of a keep failing, the last one: out of memory$"):
+                ended.result(30)
+    finally:
+        peer.stop()
 
 
 class Reload:
