@@ -95,7 +95,7 @@ def _empty_cells(found: Similarity, _: Sequence[Sequence[int]]) -> str:
 
 
 SIMILARITY = MeasuredKind(
-    summary="similarity of tokens after each step (CKA), and of what blocks add",
+    summary="similarity of tokens after each step (CKA), and of additions",
     text="Linear centered kernel alignment of the pooled tokens after any two steps in trained order: 1 means equal "
     "except for rotation and scale.",
     measure=TokenAdditions,

@@ -134,7 +134,7 @@ def command(
     if local is not None and not options.is_typed("peers"):
         peers = None
     if (peers is None) == (local is None):
-        raise UsageError("name the peers with --peers FILE, or start some on this machine with --local N")
+        raise UsageError("name the peers with --peers FILE, or start some on this machine with --local N; one of them")
     file = None if peers is None else open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
     opened = None if bundle is None else Bundle.open(bundle)
     whole = open_data(data, "eval")
