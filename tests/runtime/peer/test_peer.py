@@ -60,55 +60,15 @@ def test_engines_that_do_not_load_end_a_peer_with_one_bundle(write_peers, tiny_b
         peer.serve()
 
 
-def test_a_lost_gpu_ends_a_peer_although_its_setup_was_just_reloaded(write_peers, tiny_bundle, images):
-    """Only a new process can use the GPU again, so the peer does not go back to another setup or bundle."""
-    path = write_peers({"a": range(6)})
-    peer = Peer.open(path, "a", tiny_bundle)
-    ended = Future()
-
-    def serve():
-        try:
-            peer.serve()
-        except LsEdgeError as error:
-            ended.set_result(error)
-
-    open_really = peer.open_engines
-
-    class Lost:
-        def __init__(self, engine):
-            self._engine = engine
-
-        def __getattr__(self, name):
-            return getattr(self._engine, name)
-
-        def run(self, inputs):
-            if peer.snapshot.warm:
-                raise DeviceLost("error 719")
-            return self._engine.run(inputs)
-
-    peer.open_engines = lambda *words: {block: Lost(engine) for block, engine in open_really(*words).items()}
-    threading.Thread(target=serve).start()
-    with Source.open(path, tiny_bundle, budget_ms=1000) as source:
-        assert source.wait_ready(30) == ()
-        peer._fallback = peer._setup
-        source.submit(images(1)[0]).exception(30)
-        error = ended.result(30)
-    assert isinstance(error, DeviceLost)
-
-
-def test_a_peer_whose_blocks_all_keep_failing_ends_with_the_reason(write_peers, tiny_bundle, images):
-    """It would hold nothing for good; its supervisor starts it again, and it may have memory then."""
-    path = write_peers({"a": range(6)})
-    peer = Peer.open(path, "a", tiny_bundle)
-    ended = Future()
+def served(peer, error):
+    """Start a peer whose engines raise ``error`` as soon as it is warm; return the future of its end."""
+    ended, open_really = Future(), peer.open_engines
 
     def serve():
         try:
             ended.set_result(peer.serve())
-        except LsEdgeError as error:
-            ended.set_exception(error)
-
-    open_really = peer.open_engines
+        except LsEdgeError as reason:
+            ended.set_exception(reason)
 
     class Failing:
         def __init__(self, engine):
@@ -119,11 +79,32 @@ def test_a_peer_whose_blocks_all_keep_failing_ends_with_the_reason(write_peers, 
 
         def run(self, inputs):
             if peer.snapshot.warm:
-                raise EngineError("out of memory")
+                raise error
             return self._engine.run(inputs)
 
     peer.open_engines = lambda *words: {block: Failing(engine) for block, engine in open_really(*words).items()}
     threading.Thread(target=serve).start()
+    return ended
+
+
+def test_a_lost_gpu_ends_a_peer_although_its_setup_was_just_reloaded(write_peers, tiny_bundle, images):
+    """Only a new process can use the GPU again, so the peer does not go back to another setup or bundle."""
+    path = write_peers({"a": range(6)})
+    peer = Peer.open(path, "a", tiny_bundle)
+    ended = served(peer, DeviceLost("error 719"))
+    with Source.open(path, tiny_bundle, budget_ms=1000) as source:
+        assert source.wait_ready(30) == ()
+        peer._fallback = peer._setup
+        source.submit(images(1)[0]).exception(30)
+        with pytest.raises(DeviceLost):
+            ended.result(30)
+
+
+def test_a_peer_whose_blocks_all_keep_failing_ends_with_the_reason(write_peers, tiny_bundle, images):
+    """It would hold nothing for good; its supervisor starts it again, and it may have memory then."""
+    path = write_peers({"a": range(6)})
+    peer = Peer.open(path, "a", tiny_bundle)
+    ended = served(peer, EngineError("out of memory"))
     try:
         with Source.open(path, tiny_bundle, budget_ms=1000) as source:
             assert source.wait_ready(30) == ()
