@@ -255,7 +255,8 @@ class Fleet:
         """Simulate all combinations of a grid that the file ``out`` lacks."""
         if self.asked.until is not None or self.asked.execute is not None:
             raise UsageError("--sweep has --seeds instead of --until, and no --execute; leave them out")
-        digest = hashlib.sha256(f"{self.problem} {self.costs}".encode()).hexdigest()[:16]
+        read = f"{self.problem} {self.costs} {read_losses(self.asked.churn)}"
+        digest = hashlib.sha256(read.encode()).hexdigest()[:16]
         document = SweepDocument(sweep, seeds, f"{msgspec.structs.asdict(self.asked)} {digest}", [])
         if out is not None:
             document = continued(document, out)

@@ -45,7 +45,7 @@ class ProfileOutcome(msgspec.Struct, frozen=True):
     watts: float | None = None
     """Mean power of a device, which is 0 while it is lost; None if the profile has no power."""
     battery_h: float | None = None
-    """Battery life in hours at that power."""
+    """Battery life in hours at the mean power while the device is up."""
 
 
 class Power(NamedTuple):
@@ -230,7 +230,7 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
         watts = hours = None
         if share is not None and up_share is not None and power.watts is not None and power.idle_watts is not None:
             watts = power.idle_watts * up_share + max(0.0, power.watts - power.idle_watts) * share
-            hours = power.battery_wh / watts if power.battery_wh is not None and watts else None
+            hours = power.battery_wh * up_share / watts if power.battery_wh is not None and watts else None
         joules += math.nan if watts is None else watts * seconds
         profiles[name] = ProfileOutcome(count // rounds, _rounded(share), _rounded(watts), _rounded(hours))
     skips = (

@@ -138,6 +138,11 @@ class Recorded(Protocol):
 Losses = Sequence[Churn | Recorded]
 
 
+def any_of(chances: Sequence[float]) -> float:
+    """Return the probability of at least one of several independent events."""
+    return 1 - math.prod(1 - chance for chance in chances)
+
+
 class Battery(NamedTuple):
     """Battery of a device."""
 

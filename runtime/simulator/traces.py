@@ -1,7 +1,7 @@
 """Recorded losses of devices: a CSV of ``device,time,up|down``, or an event trace of the Failure Trace Archive.
 
-The first site begins where the trace does, with its first devices. Each further one, and each repetition, begins at a
-random time with a random device; after the end comes the beginning.
+The first site starts at the beginning of the trace, with its first devices. Each further site, and each repetition,
+starts at a random time with a random device. A trace that ends is repeated.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import bisect
 import csv
 import itertools
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,44 +27,41 @@ _NAME, _EVENT, _START, _END = 4, 5, 6, 7
 
 @dataclass(frozen=True)
 class Trace:
-    """Losses of devices in the past."""
+    """Recorded losses of devices."""
 
     devices: tuple[tuple[tuple[float, str], ...], ...]
-    """Seconds from the beginning, and ``up`` or the kind of loss, of each device in the order of time."""
+    """States of each device, ``up`` or a kind of loss, and the seconds at which they begin: the first one at 0."""
     seconds: float
     outage_s: float
     """Mean time down."""
 
     @classmethod
     def read(cls, path: str | Path) -> Trace:
-        """Read a file; raise :class:`UsageError` with the line of what cannot be read."""
+        """Read a file; raise :class:`UsageError` that names the first line that cannot be read."""
         try:
             lines = read_file(Path(path), MOST_BYTES).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--churn {path}: cannot be read ({error}); give a CSV of device,time,up|down") from None
-        found: dict[str, list[tuple[float, str]]] = {}
+        found: dict[str, list[tuple[float, bool, str]]] = {}
         for number, line in enumerate(lines, 1):
-            if (
-                not line.strip()
-                or line.startswith("#")
-                or (not found and line.lower().replace('"', "").startswith("device,"))
-            ):
+            is_header = not found and re.match(r"\W*device\W+time\b", line, re.IGNORECASE)
+            if not line.strip() or line.startswith("#") or is_header:
                 continue
             try:
-                for device, time, state in _events(line):
+                for device, time, begins, state in _events(line):
                     if not device or not 0 <= time < 1e12:
                         raise ValueError
-                    found.setdefault(device, []).append((time, _STATES[state]))
+                    found.setdefault(device, []).append((time, begins, _STATES[state]))
             except (ValueError, LookupError, csv.Error):
                 raise UsageError(
                     f"--churn {path}:{number}: {line[:60]!r} is not device,time,state; times are seconds, states up, "
                     f"down or {', '.join(LOSSES)}, or give event_trace.tab of the Failure Trace Archive"
                 ) from None
-        times = [time for events in found.values() for time, _ in events]
+        times = [time for events in found.values() for time, *_ in events]
         if len(set(times)) < 2:
-            raise UsageError(f"--churn {path} has no two times; a trace needs losses over a while")
+            raise UsageError(f"--churn {path} has no two different times; a trace needs a beginning and an end")
         begin, seconds = min(times), max(times) - min(times)
-        devices = tuple(_changes(sorted((time - begin, state) for time, state in one)) for one in found.values())
+        devices = tuple(_changes(events, begin) for events in found.values())
         outages = [length for one in devices for length in _outages(one, seconds)]
         return cls(devices, seconds, sum(outages) / len(outages) if outages else 0.0)
 
@@ -77,47 +75,54 @@ class Trace:
 
     def _timeline(self, changes: Sequence[tuple[float, str]], start: float) -> Iterator[tuple[float, str]]:
         begin = bisect.bisect_right(changes, (start, "~"))
-        yield 0.0, changes[begin - 1][1] if begin else _before(changes)
-        offset = -start
-        while True:
-            for at, state in changes[begin:]:
-                yield at + offset, state
+        state, offset = changes[begin - 1][1], -start
+        yield 0.0, state
+        while len(changes) > 1:
+            for at, after in changes[begin:]:
+                if after != state:  # the trace may begin as it ended
+                    yield at + offset, after
+                state = after
             begin, offset = 0, offset + self.seconds
-            yield offset, _before(changes)
 
 
 def read_losses(texts: Sequence[str]) -> Losses:
-    """Read each ``--churn``: a file, or what :meth:`Churn.parse` reads."""
-    return tuple(Trace.read(text) if Path(text).suffix in (".csv", ".tab") else Churn.parse(text) for text in texts)
+    """Read each ``--churn``: a file, or a text for :meth:`Churn.parse`."""
+    return tuple(
+        Trace.read(text) if Path(text).suffix.lower() in (".csv", ".tab") else Churn.parse(text) for text in texts
+    )
 
 
-def _events(line: str) -> list[tuple[str, float, str]]:
+def _events(line: str) -> list[tuple[str, float, bool, str]]:
+    """Return the events of a line: device, time, whether the state begins there for certain, and the state.
+
+    After the end of an event of the Failure Trace Archive, the device is in the other state, unless the next event
+    says otherwise.
+    """
     if "\t" in line:
         fields = line.split("\t")
         state = {"1": "up", "0": "down"}[fields[_EVENT].strip()]
         after = "down" if state == "up" else "up"
-        return [(fields[_NAME], float(fields[_START]), state), (fields[_NAME], float(fields[_END]), after)]
+        return [(fields[_NAME], float(fields[_START]), True, state), (fields[_NAME], float(fields[_END]), False, after)]
     device, time, state = (part.strip() for part in next(csv.reader([line])))
-    return [(device, float(time), state.lower())]
+    return [(device, float(time), True, state.lower())]
 
 
-def _changes(events: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:
-    """Leave out events that change nothing; of several at the same time, the last one counts."""
-    last = dict(events)
+def _changes(events: Sequence[tuple[float, bool, str]], begin: float) -> tuple[tuple[float, str], ...]:
+    """Return the changes of a device since ``begin``; of several at the same time, the last line counts.
+
+    Before its first event, the device was in the other state.
+    """
+    last = {at - begin: state for at, _, state in sorted(events, key=lambda event: event[:2])}
+    first = "kill" if next(iter(last.values())) == "up" else "up"
+    states = {0.0: first} | last
     return tuple(
         (at, state)
-        for (at, state), before in zip(last.items(), [None, *last.values()], strict=False)
+        for (at, state), before in zip(states.items(), [None, *states.values()], strict=False)
         if state != before
     )
 
 
-def _before(changes: Sequence[tuple[float, str]]) -> str:
-    """Return the state before the first change: the other one."""
-    return "kill" if changes[0][1] == "up" else "up"
-
-
 def _outages(changes: Sequence[tuple[float, str]], seconds: float) -> Iterator[float]:
-    spans = [(0.0, _before(changes)), *changes, (seconds, "up")]
-    for (at, state), (end, _) in itertools.pairwise(spans):
+    for (at, state), (end, _) in itertools.pairwise([*changes, (seconds, "up")]):
         if state not in ("up", "slow") and end > at:
             yield end - at

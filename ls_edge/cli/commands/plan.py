@@ -28,9 +28,14 @@ from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import Objective, PlanningProblem
 from ls_edge.runtime.fleet.simulation.site_pool import process_pool
 from ls_edge.runtime.fleet.simulation.targets import FleetSearch, Target, answer_text, search_fleets
-from ls_edge.runtime.simulator.churn import Churn
+from ls_edge.runtime.simulator.churn import Churn, any_of
+from ls_edge.runtime.simulator.traces import read_losses
 
 PORT = 5555
+_WITH_TARGET = ("rate", "budget_ms", "max_skips")
+_WITHOUT_TARGET = (
+    "objective", "out", "peers", "overwrite", "replicas", "max_replicas", "loss_probability", "zones", "no_simulation",
+)  # fmt: skip
 _VERDICTS = {
     "single": "One device is best",
     "copies": "Independent copies of the whole model are best",
@@ -106,15 +111,16 @@ def command(
     With --target, finds the smallest fleet of devices like the profiles that reaches it, by formula and by simulation.
     """
     targets = [Target.parse(text) for text in target]
-    if traces := [text for text in churn if Path(text).suffix in (".csv", ".tab")]:
-        raise UsageError(f"--churn {traces[0]}: a trace is for simulate; give mean times, such as up=1h,down=3m")
-    losses = [Churn.parse(text) for text in churn]
+    losses = _churn(churn)
+    unused = [name for name in (_WITHOUT_TARGET if targets else _WITH_TARGET) if options.is_typed(name)]
+    if unused:
+        flag = "--" + unused[0].replace("_", "-")
+        why = "--target tries numbers of devices and copies" if targets else f"{flag} is for --target"
+        raise UsageError(f"{why}; leave {flag} out")
     chances = _losses(loss_probability)
     alone = [loss.loss for loss in losses if loss.zone == 1 and not loss.is_source]
-    if any(map(math.isnan, alone)):
-        raise UsageError("--churn up=battery is for simulate; give mean times, such as up=8h,down=2h")
-    if alone:
-        chances.setdefault("", 1 - math.prod(1 - loss for loss in alone))
+    if alone and chances.setdefault("", any_of(alone)) != any_of(alone):
+        raise UsageError("--churn and --loss-probability both give the probability of every device; leave one out")
     if peers is not None and out is None:
         raise UsageError("--peers has the addresses and keys for --out; give --out FILE as well")
     if out is not None and out.is_file() and not overwrite:
@@ -122,17 +128,19 @@ def command(
     opened = Bundle.open(bundle)
     profiles += more
     if targets:
-        if not losses or objective is not None or out is not None:
-            raise UsageError("--target needs --churn up=1h,down=3m, and neither --objective nor --out")
-        given = read_inputs(profiles, **inputs, losses=chances, zones=_zones(zones), objective="survival")
+        if not losses:
+            raise UsageError("--target needs --churn up=1h,down=3m")
+        given = read_inputs(profiles, **inputs, losses=chances, objective="survival")
         settings = FleetSettings(
             devices=1, requests=1, max_skips=max_skips, budget_ms=budget_ms, rate=rate,
             outage_s=max(loss.outage_s for loss in losses),
         )  # fmt: skip
-        _search(problem_of(opened, given), targets, settings, churn, as_json=as_json)
+        _search(problem_of(opened, given), targets, settings, churn, losses, as_json=as_json)
         return
-    if any(loss.zone > 1 for loss in losses):
-        raise UsageError("zones of --churn are for --target; with --objective, give --zones and --loss-probability")
+    if any(loss.zone > 1 or loss.is_source for loss in losses):
+        raise UsageError(
+            "zones and sources in --churn are for --target; with --objective, give --zones and --loss-probability"
+        )
     if objective is None:
         raise UsageError("give --objective latency, throughput, energy or survival, or --target 0.999 with --churn")
     known = None if peers is None else load_peers(peers)  # reports mistakes with line and column
@@ -174,6 +182,7 @@ def _search(
     targets: Sequence[Target],
     settings: FleetSettings,
     churn: Sequence[str],
+    losses: Sequence[Churn],
     *,
     as_json: bool,
 ) -> None:
@@ -183,7 +192,7 @@ def _search(
             problem,
             targets,
             settings,
-            [Churn.parse(text) for text in churn],
+            losses,
             executor=pool,
             on_step=lambda text: progress(0, 1, f"simulating {text}"),
         )
@@ -222,6 +231,15 @@ def _search(
     print_table(table, console)
     for line in assumptions:
         console.print(f"assumed: {line}")
+
+
+def _churn(texts: Sequence[str]) -> list[Churn]:
+    losses = [loss for loss in read_losses(texts) if isinstance(loss, Churn)]
+    if len(losses) < len(texts):
+        raise UsageError("a trace as --churn is for simulate; give mean times, such as up=1h,down=3m")
+    if any(math.isnan(loss.up) for loss in losses):
+        raise UsageError("--churn up=battery is for simulate; give mean times, such as up=8h,down=2h")
+    return losses
 
 
 def _losses(texts: tuple[str, ...]) -> dict[str, float]:

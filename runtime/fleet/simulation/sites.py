@@ -23,7 +23,7 @@ from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationConte
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import requests_at_once
-from ls_edge.runtime.simulator.churn import Battery, Churn, Losses
+from ls_edge.runtime.simulator.churn import Battery, Churn, Losses, any_of
 
 SITE_SIZE = 16
 """Devices per site. All peers of a site exchange their states, so the time grows with the square."""
@@ -112,9 +112,10 @@ def plan_site(
     """Return the problem of a site with a copy of each chosen device, its placement, and the profile of each device.
 
     Further devices of a profile are called ``NAME-2`` and so on. Measured links apply to a site without copies;
-    otherwise a link takes the average of the links of both profiles. The largest zones of ``churn`` are
-    devices that follow each other, and none holds a block twice. With ``exactly``, no block has more than ``replicas``
-    holders, and the placement is the one that survives most losses.
+    otherwise a link takes the average of the links of both profiles. The largest zones of ``churn`` are consecutive
+    devices, and no zone holds a block twice; devices of smaller zones count as lost independently, so no probability
+    of survival is too high. With ``exactly``, no block has more than ``replicas`` holders, and the placement is the one
+    most likely to survive.
     """
     devices: list[PlannedDevice] = []
     kinds: dict[str, str] = {}
@@ -131,10 +132,16 @@ def plan_site(
         kinds[name] = kind
     same = len(devices) == len(problem.devices) and not (copies - Counter(range(len(problem.devices))))
     site = dataclasses.replace(problem, devices=tuple(devices), links_ms=problem.links_ms if same else {})
-    zoned = max((loss for loss in churn if isinstance(loss, Churn)), key=lambda loss: loss.zone, default=None)
-    if zoned is not None and zoned.zone > 1:
-        devices = [dataclasses.replace(one, zone=f"zone-{i // zoned.zone + 1}") for i, one in enumerate(devices)]
-        losses = {str(device.zone): zoned.loss for device in devices}
+    zoned = [loss for loss in churn if isinstance(loss, Churn) and loss.zone > 1]
+    if zoned:
+        size = max(loss.zone for loss in zoned)
+        apart = [loss.loss for loss in zoned if loss.zone < size]
+        devices = [
+            dataclasses.replace(one, zone=f"zone-{i // size + 1}", loss=any_of([one.loss, *apart]))
+            for i, one in enumerate(devices)
+        ]
+        together = any_of([loss.loss for loss in zoned if loss.zone == size])
+        losses = {str(device.zone): together for device in devices}
         site = dataclasses.replace(site, devices=tuple(devices), zone_losses=losses)
     least = REPLICAS if replicas is None else replicas
     site = dataclasses.replace(site, replicas=least)

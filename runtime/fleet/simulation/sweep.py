@@ -1,4 +1,4 @@
-"""A grid of simulations: each combination of values, with several seeds, on any executor; an ended grid continues."""
+"""A grid of simulations: all combinations of values, each with several seeds, on any executor; it can be resumed."""
 
 from __future__ import annotations
 
@@ -72,34 +72,36 @@ def run_sweep(
     ``prepared`` are the sites of each of :func:`combinations`. Each seed is a run of all sites with random numbers of
     its own, and they count together. All of them are tasks of ``executor`` from the beginning.
     """
-    known = {tuple(cell.values.items()): cell for cell in document.cells}
+    known = {_key(cell.values): cell.summary for cell in document.cells}
     wanted = combinations(document.sweep)
     waits: dict[int, Callable[[], list[SiteOutcome]]] = {}
     for number, (values, (sites, _)) in enumerate(zip(wanted, prepared, strict=True)):
-        if tuple(values.items()) not in known:
+        if _key(values) not in known:
             seeded = _with_seeds(sites, document.seeds)
             if executor is None:
                 waits[number] = partial(simulate_sites, seeded)
             else:
                 waits[number] = partial(submit_sites(seeded, executor), lambda _done: None)
-    cells: list[Cell] = []
-    for number, values in enumerate(wanted):
+
+    def found() -> SweepDocument:
+        cells = [Cell(values, known[_key(values)]) for values in wanted if _key(values) in known]
+        return msgspec.structs.replace(document, cells=cells)
+
+    for number, wait in waits.items():
         on_step(number, len(prepared))
-        wait = waits.pop(number, None)
-        cell = (
-            known[tuple(values.items())]
-            if wait is None
-            else Cell(values, summarize_simulation(wait(), prepared[number].context))
-        )
-        cells.append(cell)
+        known[_key(wanted[number])] = summarize_simulation(wait(), prepared[number].context)
         if path is not None:
-            write_output(path, msgspec.json.encode(msgspec.structs.replace(document, cells=cells)).decode() + "\n")
+            write_output(path, msgspec.json.encode(found()).decode() + "\n")
     on_step(len(prepared), len(prepared))
-    return msgspec.structs.replace(document, cells=cells)
+    return found()
+
+
+def _key(values: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(values.items())
 
 
 def continued(document: SweepDocument, path: Path) -> SweepDocument:
-    """Add the combinations that a file has; raise :class:`UsageError` if it is of other settings."""
+    """Add the cells of a file; raise :class:`UsageError` if it has other settings, or cells of other values."""
     if not path.exists():
         return document
     try:
@@ -108,6 +110,10 @@ def continued(document: SweepDocument, path: Path) -> SweepDocument:
         raise UsageError(f"{path} is not a sweep that can be continued ({error}); name another file") from None
     if (before.settings, before.seeds) != (document.settings, document.seeds):
         raise UsageError(f"{path} is a sweep with other settings; name another file, or remove it")
+    wanted = set(map(_key, combinations(document.sweep)))
+    if others := [cell.values for cell in before.cells if _key(cell.values) not in wanted]:
+        values = ", ".join(f"{key}={value}" for key, value in others[0].items())
+        raise UsageError(f"{path} has results of {values}, which would be lost; name another file, or add the values")
     return msgspec.structs.replace(document, cells=before.cells)
 
 

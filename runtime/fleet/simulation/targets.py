@@ -1,9 +1,9 @@
 """The smallest fleet that reaches a target: chosen by formula, confirmed by simulation.
 
 Fleets are tried in the order of their cost: the number of devices, then the number of copies of each block. The formula
-is the probability that each block has a holder, or gets one back within the budget, which also has room for what runs
-again after a loss. Each fleet that it does not rule
-out is simulated until the interval of what is asked for lies on one side of the target.
+is the probability that the source is up, that each block has a holder or gets one back within the budget, and that the
+budget has room for blocks that run again after a loss. Fleets that it does not rule out are simulated until the
+interval lies on one side of the target.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ls_edge.runtime.fleet.planning.scoring import requests_at_once
 from ls_edge.runtime.fleet.planning.survival import completed_share
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, Site, plan_site
-from ls_edge.runtime.simulator.churn import Losses
+from ls_edge.runtime.simulator.churn import Churn
 
 SHOWN = 3
 """Number of fleets that reach the target, after which no larger ones are tried."""
@@ -93,7 +93,7 @@ class FleetChoice(msgspec.Struct, frozen=True, kw_only=True):
     throughput: float
     """Images per second by formula, while no device is lost."""
     formula: float
-    """Share of whole answers by formula."""
+    """Share of whole answers by formula (:func:`formula_share`)."""
     whole: ShareEstimate
     answered: ShareEstimate
     latency_ms: Latency | None
@@ -120,7 +120,7 @@ def search_fleets(
     problem: PlanningProblem,
     targets: Sequence[Target],
     settings: FleetSettings,
-    churn: Losses,
+    churn: Sequence[Churn],
     *,
     executor: Executor | None = None,
     on_step: Callable[[str], None] = lambda _text: None,
@@ -144,7 +144,7 @@ def search_fleets(
                 break
             is_planned = True
             # A device without blocks makes this a smaller fleet, which was tried before.
-            if not all(placement.values()) or _is_ruled_out(own, placement, targets, settings):
+            if not all(placement.values()) or _is_ruled_out(own, placement, targets, settings, churn):
                 continue
             on_step(f"{counted(size, 'device')}, {counted(replicas, 'copy', 'copies')} of each block")
             found.append(judge_fleet(own, placement, kinds, targets, settings, churn, executor))
@@ -157,15 +157,16 @@ def search_fleets(
     return found
 
 
-def formula_share(problem: PlanningProblem, placement: Placement, budget_s: float, down_s: float) -> float:
+def formula_share(problem: PlanningProblem, placement: Placement, budget_s: float, churn: Sequence[Churn]) -> float:
     """Return the probability of a whole answer, without queues.
 
-    Each block has a holder, or gets one back in time, and each board on the way is up for as long as the request is
-    there, or the budget has room to run its blocks again elsewhere.
+    The source is up, each block has a holder or gets one back in time, and each board on the way is up for as long as
+    it holds the request, or the budget has room to run its blocks again elsewhere.
 
-    Times are exponential: the first of ``k`` lost holders is back within ``t`` with ``1 - exp(-k t / down)``. Counts
-    outages of a single block; those of several at once last longer. A copy of the tokens is kept, so what a lost board
-    has run is lost, but nothing before; losses at two boards on the way count as if each had the spare time alone.
+    Times are exponential: a holder that was lost for ``down`` on average is still lost after ``t`` with
+    ``exp(-t / down)``. Counts outages of a single block; those of several at once last longer. A copy of the tokens is
+    kept, so a lost board loses only what it ran itself; losses of two boards on the way count as if each had the spare
+    time alone.
     """
     found = estimate(problem, placement)
     assert found.latency_ms is not None
@@ -178,11 +179,14 @@ def formula_share(problem: PlanningProblem, placement: Placement, budget_s: floa
         times = {name: problem.processes[name].part_ms(part) / 1e3 for name in held if name in visits}
         if times:
             visits[min(times, key=times.__getitem__)] += min(times.values())
-    losses = {name: problem.processes[name].loss for name in visits}
-    return (1 - (1 - found.whole_share) * math.exp(-problem.replicas * spare_s / down_s)) * math.prod(
-        completed_share(down_s * (1 - losses[name]) / losses[name], run_s, spare_s + run_s)
-        for name, run_s in visits.items()
-        if losses[name]
+    share = math.prod((1 - one.loss) * math.exp(-found.latency_ms / 1e3 / one.up) for one in churn if one.is_source)
+    boards = [one for one in churn if one.loss and not one.is_source]
+    if not boards:
+        return share
+    late = sum(one.loss * math.exp(-spare_s / one.down) for one in boards) / sum(one.loss for one in boards)
+    up_s = 1 / sum(1 / one.up for one in boards)
+    return (share * (1 - (1 - found.whole_share) * late**problem.replicas)) * math.prod(
+        completed_share(up_s, run_s, spare_s + run_s) for run_s in visits.values()
     )
 
 
@@ -216,12 +220,16 @@ def _evidence(targets: Sequence[Target], one: FleetChoice) -> str:
 
 
 def _is_ruled_out(
-    problem: PlanningProblem, placement: Placement, targets: Sequence[Target], settings: FleetSettings
+    problem: PlanningProblem,
+    placement: Placement,
+    targets: Sequence[Target],
+    settings: FleetSettings,
+    churn: Sequence[Churn],
 ) -> bool:
     """Return whether a fleet misses a target by far according to the formulas."""
     if settings.rate is not None and throughput_of(problem, placement) < settings.rate:
         return True
-    missed = 1 - formula_share(problem, placement, settings.budget_ms / 1e3, settings.outage_s)
+    missed = 1 - formula_share(problem, placement, settings.budget_ms / 1e3, churn)
     return any(target.kind == "whole" and missed > _RULED_OUT * (1 - target.value) for target in targets)
 
 
@@ -231,7 +239,7 @@ def judge_fleet(
     kinds: dict[str, str],
     targets: Sequence[Target],
     settings: FleetSettings,
-    churn: Losses,
+    churn: Sequence[Churn],
     executor: Executor | None,
 ) -> FleetChoice:
     """Simulate a fleet until the interval of what is asked for lies on one side of the targets."""
@@ -254,7 +262,7 @@ def judge_fleet(
         copies=sum(len(blocks) for blocks in placement.values()),
         watts=None if None in watts else round(sum(one for one in watts if one is not None), 6),
         throughput=round(throughput_of(problem, placement), 6),
-        formula=round(formula_share(problem, placement, settings.budget_ms / 1e3, settings.outage_s), 9),
+        formula=round(formula_share(problem, placement, settings.budget_ms / 1e3, churn), 9),
         whole=whole,
         answered=answered,
         latency_ms=latency,

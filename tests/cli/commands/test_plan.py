@@ -1,6 +1,7 @@
 """``ls-edge plan``: from profiles of devices to a peers.yaml, with latencies that a simulation confirms."""
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,6 +12,8 @@ from ls_edge.core.bundle import Bundle, bundle_id_of, interface_of
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.profile import LinkFit, LinksDocument, LinkTimes, load_profile
 from ls_edge.runtime.protocol.codecs import wire_bytes
+
+TRACE = Path(__file__).parents[3] / "examples" / "traces" / "home.csv"
 
 
 @pytest.fixture
@@ -362,8 +365,17 @@ def test_churn_is_the_loss_probability_of_every_device(command, bundle, profile)
     ("flags", "message"),
     [
         ((), "give --objective latency, throughput, energy or survival, or --target 0.999 with --churn"),
-        (("--target", "0.9"), "--target needs --churn up=1h,down=3m, and neither --objective nor --out"),
-        (("--target", "0.9", "--churn", "home.csv"), "--churn home.csv: a trace is for simulate; give mean times"),
+        (("--target", "0.9"), "--target needs --churn up=1h,down=3m"),
+        (("--target", "0.9", "--churn", "none.csv"), "--churn none.csv: cannot be read"),
+        (("--target", "0.9", "--churn", TRACE), "a trace as --churn is for simulate; give mean times"),
+        (("--target", "0.9", "--objective", "latency"), "--target tries numbers of devices and copies; leave --obj"),
+        (("--target", "0.9", "--churn", "up=1h,down=3m", "--max-replicas", 2), "leave --max-replicas out"),
+        (("--target", "0.9", "--churn", "up=1h,down=3m", "--zones", "x=a"), "leave --zones out"),
+        (("--target", "0.9", "--churn", "up=1h,down=3m", "--loss-probability", "0.1"), "leave --loss-probability out"),
+        (("--objective", "latency", "--rate", 3), "--rate is for --target; leave --rate out"),
+        (("--objective", "latency", "--max-skips", 3), "--max-skips is for --target; leave --max-skips out"),
+        (("--objective", "survival", "--churn", "up=9h,down=3m,of=source"), "zones and sources in --churn are for"),
+        (("--objective", "survival", "--churn", "up=9h,down=1h", "--loss-probability", "0.2"), "leave one out"),
         (("--target", "2", "--churn", "up=1h,down=3m"), "--target '2' cannot be read; write 0.999"),
     ],
 )

@@ -172,6 +172,20 @@ def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, 
     assert "replicas=1, up 1s: " in text, "the chart's description has each cell"
 
 
+def test_a_sweep_does_not_continue_with_another_trace(command, bundle, profile, tmp_path):
+    trace, out = tmp_path / "trace.csv", tmp_path / "sweep.json"
+    flags = (
+        "--bundle", bundle, "--profiles", profile, "--devices", 2, "--requests", 4, "--jobs", 1, "--churn", trace,
+        "--sweep", "replicas=1", "--out", out,
+    )  # fmt: skip
+    trace.write_text("a,0,up\na,9,down\n", encoding="utf-8")
+    assert command("simulate", *flags)[0] == 0
+    trace.write_text("a,0,up\na,8,down\na,9,up\n", encoding="utf-8")
+    code, _, errors = command("simulate", *flags)
+    assert code == 2
+    assert "sweep.json is a sweep with other settings; name another file, or remove it" in errors
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -36,7 +36,10 @@ def write(tmp_path):
 
 def test_a_csv_is_read_in_the_order_of_time(write):
     trace = Trace.read(write(CSV))
-    assert trace.devices == (((0.0, "up"), (8.0, "stop"), (9.0, "kill"), (10.0, "up")), ((4.0, "kill"), (7.0, "up")))
+    assert trace.devices == (
+        ((0.0, "up"), (8.0, "stop"), (9.0, "kill"), (10.0, "up")),
+        ((0.0, "up"), (4.0, "kill"), (7.0, "up")),
+    )
     assert (trace.seconds, trace.outage_s) == (20.0, pytest.approx((1 + 1 + 3) / 3))
     assert read_losses([str(write(CSV)), "up=1m,down=1s"]) == (trace, Churn(60.0, 1.0))
 
@@ -54,9 +57,41 @@ def test_an_event_trace_of_the_failure_trace_archive_is_read(write):
     trace = Trace.read(write("\n".join(lines), "event_trace.tab"))
     assert trace.devices == (
         ((0.0, "up"), (30.0, "kill"), (40.0, "up"), (100.0, "kill")),
-        ((10.0, "up"), (100.0, "kill")),
+        ((0.0, "kill"), (10.0, "up"), (100.0, "kill")),
     )
     assert trace.outage_s == 10.0, "the end of the trace is no loss"
+
+
+def test_events_that_follow_each_other_may_have_the_same_state_in_any_order_of_lines(write):
+    rows = [f"1\t2\t3\t4\tn1\t{up}\t{at}\t{at + 10}" for at, up in ((0, 1), (10, 0), (20, 0), (30, 1), (40, 1))]
+    for lines in (rows, rows[::-1]):
+        (changes,) = Trace.read(write("\n".join(lines), "event_trace.tab")).devices
+        assert changes == ((0.0, "up"), (10.0, "kill"), (30.0, "up"), (50.0, "kill"))
+
+
+def test_of_several_lines_with_the_same_time_the_last_one_counts(write):
+    assert Trace.read(write("a,0,up\na,5,up\na,5,down\na,9,up\n")).devices[0][1] == (5.0, "kill")
+    assert Trace.read(write("a,0,up\na,5,down\na,5,up\na,9,up\n")).devices == (((0.0, "up"),),)
+
+
+def test_only_a_header_is_left_out(write):
+    assert len(Trace.read(write("Device; time; state\ndevice,1,up\ndevice-2,4,down\n")).devices) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "losses"),
+    [
+        ("a,0,up\na,100,up\n", 0),
+        ("a,0,up\na,90,down\na,95,up\na,100,up\n", 2),
+        ("a,0,down\na,10,up\na,90,down\na,100,down\n", 3),
+    ],
+    ids=["always up", "up at both ends", "down at both ends"],
+)
+def test_the_beginning_after_the_end_is_no_loss(write, text, losses):
+    sim = Simulation({"x": (0,)}, blocks=1)
+    churn = ChurnProcess(sim, [Trace.read(write(text))], ["x"], random.Random(0))
+    sim.run(205.0)
+    assert sum(churn.losses.values()) == losses
 
 
 def test_devices_are_lost_when_they_were(write):
@@ -99,8 +134,8 @@ def test_further_sites_begin_at_other_times_and_devices(write):
         ("a,nan,up\n", "is not device,time,state"),
         (",1,up\n", ":1: ',1,up' is not device,time,state"),
         ("a\tb\n", "is not device,time,state"),
-        ("a,1,up\nb,1,down\n", "has no two times"),
-        ("", "has no two times"),
+        ("a,1,up\nb,1,down\n", "has no two different times"),
+        ("", "has no two different times"),
     ],
 )
 def test_unusable_traces_are_one_line(write, text, message):

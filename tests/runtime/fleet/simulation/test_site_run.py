@@ -84,6 +84,19 @@ def test_power_and_battery_follow_from_the_share_of_computing(make_problem, summ
     assert (summary.profiles["b"].watts, summary.energy_mj) == (None, None)
 
 
+def test_a_battery_lasts_as_long_in_the_summary_as_between_two_losses(make_problem, summarize):
+    """0.1 Wh at 36 W are ten seconds; charging takes twenty, so a board is up a third of the time."""
+    (board,) = make_problem(0.0).devices
+    problem = dataclasses.replace(
+        make_problem(0.0), devices=(dataclasses.replace(board, watts=36.0, idle_watts=36.0, battery_wh=0.1),)
+    )
+    summary = summarize(problem, churn=[Churn.parse("up=battery,down=20s")], devices=1, requests=2000, rate=2.0)
+    assert summary.losses.count == pytest.approx(summary.seconds / 30, rel=0.1)
+    assert summary.losses.up_share == pytest.approx(1 / 3, rel=0.1)
+    assert summary.profiles["a"].watts == pytest.approx(36 * summary.losses.up_share, rel=1e-4)
+    assert summary.profiles["a"].battery_h == pytest.approx(10 / 3600, abs=1e-6)
+
+
 def test_a_source_that_is_slower_than_the_devices_limits_throughput(make_problem, summarize):
     summary = summarize(make_problem(1.0, 1.0, source_ms=5.0), devices=2, requests=200)
     assert summary.throughput == pytest.approx(200.0, rel=0.03)

@@ -8,7 +8,8 @@ import pytest
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.evaluation.simulation_summary import WHOLE, FleetSettings
-from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
+from ls_edge.runtime.fleet.planning.survival import whole_share
+from ls_edge.runtime.fleet.simulation.sites import plan_site, simulation_context, sites_of
 from ls_edge.runtime.simulator.churn import Churn
 
 
@@ -73,6 +74,14 @@ def test_holders_of_a_block_are_in_different_zones_of_a_site(make_problem):
     for block in range(4):
         holders = [name for name, blocks in site.placement.items() if block in blocks]
         assert len({zone_of[name] for name in holders}) == len(holders) >= 2
+
+
+def test_the_losses_of_all_zones_count(make_problem):
+    """One board: its zone is lost for two reasons, or a larger zone with it."""
+    churn = [Churn(9.0, 1.0, zone=2), Churn(4.0, 1.0, zone=2), Churn(3.0, 1.0, zone=4)]
+    for losses, expected in ((churn[:2], 0.9 * 0.8), (churn, 0.9 * 0.8 * 0.75)):
+        site, placement, _ = plan_site(make_problem(2.0), 1, (0,), churn=losses, exactly=True)
+        assert whole_share(site, placement) == pytest.approx(expected)
 
 
 def test_a_slow_source_sends_images_to_devices_with_stem_and_head(make_problem, simulate):

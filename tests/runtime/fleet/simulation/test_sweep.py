@@ -63,11 +63,30 @@ def test_a_file_continues_with_what_it_lacks(prepare, tmp_path):
     again = run_sweep(continued(asked, path), prepare(), path=path)
     assert again.cells[0].summary.retries == 12345, "not simulated again"
     assert again.cells[1:] == found.cells[1:]
+    swapped = msgspec.structs.replace(asked, sweep=dict(reversed(SWEEP.items())))
+    assert len(continued(swapped, path).cells) == 4
+    with pytest.raises(UsageError, match="has results of replicas=2, requests=20, which would be lost"):
+        continued(msgspec.structs.replace(asked, sweep=SWEEP | {"replicas": ["1"]}), path)
     with pytest.raises(UsageError, match="is a sweep with other settings; name another file"):
         continued(msgspec.structs.replace(asked, settings="other"), path)
     path.write_text("{}")
     with pytest.raises(UsageError, match="is not a sweep that can be continued"):
         continued(asked, path)
+
+
+def test_an_interrupted_file_keeps_the_cells_that_it_had(prepare, tmp_path):
+    path = tmp_path / "sweep.json"
+    asked = SweepDocument(SWEEP, 1, "same", [])
+    found = run_sweep(asked, prepare())
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, cells=found.cells[3:])))
+
+    def interrupt(number, _total):
+        if number:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(continued(asked, path), prepare(), path=path, on_step=interrupt)
+    assert msgspec.json.decode(path.read_bytes(), type=SweepDocument).cells == [found.cells[0], found.cells[3]]
 
 
 @pytest.mark.parametrize(

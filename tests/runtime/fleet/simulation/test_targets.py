@@ -109,9 +109,24 @@ HALVES = {**dict.fromkeys("abc", tuple(range(6))), **dict.fromkeys("def", tuple(
 
 def test_the_formula_knows_that_a_budget_may_be_too_short():
     problem = boards(WHOLE, 12)
-    assert formula_share(problem, WHOLE, 0.9, SHORT.down) == 0.0
-    assert formula_share(problem, WHOLE, 1.001, SHORT.down) == pytest.approx(math.exp(-0.1), abs=1e-3)
-    assert formula_share(problem, WHOLE, 30.0, SHORT.down) == pytest.approx(1.0)
+    assert formula_share(problem, WHOLE, 0.9, [SHORT]) == 0.0
+    assert formula_share(problem, WHOLE, 1.001, [SHORT]) == pytest.approx(math.exp(-0.1), abs=1e-3)
+    assert formula_share(problem, WHOLE, 30.0, [SHORT]) == pytest.approx(1.0)
+
+
+def test_the_formula_knows_every_loss():
+    """Boards that are lost for two reasons, and a source; a long budget has room for everything but a lost source."""
+    problem = boards(WHOLE, 12)
+    source = Churn(90.0, 10.0, is_source=True)
+    assert formula_share(problem, WHOLE, 30.0, [source]) == pytest.approx(0.9 * math.exp(-1 / 90))
+    assert formula_share(problem, WHOLE, 30.0, [SHORT, source]) == pytest.approx(0.9 * math.exp(-1 / 90))
+    both = formula_share(problem, WHOLE, 1.001, [SHORT, Churn(5.0, 0.1)])
+    assert both == pytest.approx(math.exp(-1 / 10 - 1 / 5), abs=2e-3)
+    (board,) = boards({"a": range(12)}, 12).devices
+    alone = dataclasses.replace(problem, replicas=1, devices=(dataclasses.replace(board, loss=0.5, block_ms=0.0),))
+    churn = [Churn(4.0, 1.0), Churn(6.0, 3.6)]
+    late = (0.2 * math.exp(-1) + 0.375 * math.exp(-1 / 3.6)) / 0.575
+    assert formula_share(alone, {"a": tuple(range(12))}, 1.0, churn) == pytest.approx(1 - 0.5 * late, rel=1e-3)
 
 
 class Restarting(Simulation):
@@ -153,7 +168,7 @@ def test_the_formula_of_restarts_agrees_with_the_simulation(placement, make, mon
     )
     site = Site(0, problem, placement, {name: name for name in placement}, 400, 64, 0.1, settings, [SHORT])
     misses = int((simulate_site(site).states == FAILED).sum())
-    expected = 1 - formula_share(problem, placement, 1.5, SHORT.down)
+    expected = 1 - formula_share(problem, placement, 1.5, [SHORT])
     if make is Restarting:
         expected = 1 - completed_share(SHORT.up, 1.0, 1.5) * whole_share(problem, placement)
     assert misses == pytest.approx(400 * expected, abs=3 * math.sqrt(400 * expected) + 1)
