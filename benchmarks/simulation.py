@@ -74,7 +74,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 def _sites(devices: int, rate: float, requests: int, capacity: int = 12) -> list[Site]:
     problem = PlanningProblem((dataclasses.replace(BOARD, capacity=capacity),), 12, source=SOURCE)
-    settings = FleetSettings(devices=devices, requests=requests, rate=rate, max_skips=3, outage_s=CHURN.outage_s)
+    settings = FleetSettings(devices=devices, requests=requests, rate=rate, max_skips=3, outage_s=CHURN.down)
     return sites_of(problem, settings, churn=[CHURN])[0]
 
 

@@ -41,7 +41,7 @@ from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, simulation_context, sites_of
 from ls_edge.runtime.fleet.simulation.sweep import Prepared, combinations, continued, parse_sweep, run_sweep
 from ls_edge.runtime.routing.policies import find_policy
-from ls_edge.runtime.simulator.traces import read_losses
+from ls_edge.runtime.simulator.churn import read_losses
 from ls_edge.runtime.source.settings import Settings as SourceSettings
 from ls_edge.runtime.source.settings import check_policy
 
@@ -189,7 +189,7 @@ class Fleet:
             self.problem.num_blocks
         )
         churn = read_losses(asked.churn)
-        outage_s = max((loss.outage_s for loss in churn), default=0.0)
+        outage_s = max((loss.down for loss in churn), default=0.0)
         shared = {name: value for name, value in msgspec.structs.asdict(asked).items() if name in _SHARED}
         shared["execute"] = asked.execute or 0
         settings = FleetSettings(**{**shared, "max_skips": skips}, outage_s=outage_s)

@@ -13,18 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple
 
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
+from ls_edge.runtime.simulator.traces import LOSSES, Trace
 
-LOSSES = {
-    "kill": "its process is killed; the others see it immediately",
-    "stop": "it is stopped, or its link is silent; heartbeats find it",
-    "hang": "its engine does not return; only the deadline of a hop finds it",
-    "drain": "it leaves cleanly: it takes no new requests and hands over its own",
-    "slow": "its engine takes longer, as when it is hot or does other work",
-}
 _NUMBERS = ("shape", "zone", "times")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_S = 366 * 24 * 3600.0
@@ -52,11 +47,6 @@ class Churn:
     times: float = 3.0
     """Factor by which the engine of a ``slow`` device takes longer."""
     is_source: bool = False
-
-    @property
-    def outage_s(self) -> float:
-        """Mean time down."""
-        return self.down
 
     @property
     def loss(self) -> float:
@@ -124,18 +114,14 @@ def _within(text: str, key: str, value: str, least: float, most: float, *, whole
     return number
 
 
-class Recorded(Protocol):
-    """Losses that happened."""
-
-    @property
-    def outage_s(self) -> float:
-        """Mean time down."""
-
-    def timelines(self, devices: int, site: int, rng: random.Random) -> Iterator[Iterator[tuple[float, str]]]:
-        """Yield the losses of each device of a site: seconds from the start, and ``up`` or a kind of loss."""
+Losses = Sequence[Churn | Trace]
 
 
-Losses = Sequence[Churn | Recorded]
+def read_losses(texts: Sequence[str]) -> Losses:
+    """Read each ``--churn``: a file, or a text for :meth:`Churn.parse`."""
+    return tuple(
+        Trace.read(text) if Path(text).suffix.lower() in (".csv", ".tab") else Churn.parse(text) for text in texts
+    )
 
 
 def any_of(chances: Sequence[float]) -> float:
@@ -194,22 +180,29 @@ class ChurnProcess:
                 for members in [(SOURCE,)] if loss.is_source else zones:
                     _Drawn(self, cause, loss, members, rng)
 
-    def lose(self, members: Sequence[str], kind: str, cause: int, times: float = 1.0) -> list[str]:
-        """Take devices down, and return those that were up."""
+    def lose(
+        self,
+        members: Sequence[str],
+        kind: str,
+        cause: int,
+        times: float = Churn.times,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take devices down, or slow them by ``times``; call ``then`` when those that drain have left."""
         found = [name for name in members if name not in self._idle]
         if kind == "slow":
             self.losses[kind] += len(found)
             for name in found:
                 self._slow[name, cause] = times
                 self._set_pace(name)
-            return []
-        return [name for name in found if self._go_down(name, kind, cause)]
+        lost = [name for name in found if kind != "slow" and self._go_down(name, kind, cause)]
+        self._leave(lost, self.sim.now, then)
 
-    def leave(self, members: Sequence[str], at_most: float, then: Callable[[], None]) -> None:
-        """End draining processes as soon as all of them hold nothing."""
+    def _leave(self, members: Sequence[str], since: float, then: Callable[[], None]) -> None:
+        """End draining processes as soon as all of them hold nothing, or after the limit for that."""
         left = [name for name in members if self.down.get(name) == "drain"]
-        if self.sim.now < at_most and not all(map(self.sim.is_idle, left)):
-            self.sim.at(_LOOK_EVERY_S, lambda: self.leave(left, at_most, then))
+        if any(not self.sim.is_idle(name) for name in left) and self.sim.now < since + self.sim.settings.limits.drain:
+            self.sim.at(_LOOK_EVERY_S, lambda: self._leave(left, since, then))
             return
         for name in left:
             self.sim.kill(name)
@@ -276,11 +269,8 @@ class ChurnProcess:
 
         def happen() -> None:
             self.bring_back((name,), cause)
-            if kind == "drain":
-                drained = self.lose((name,), kind, cause)
-                self.leave(drained, self.sim.now + self.sim.settings.limits.drain, lambda: None)
-            elif kind != "up":
-                self.lose((name,), kind, cause, Churn.times)
+            if kind != "up":
+                self.lose((name,), kind, cause)
             self._replay(name, cause, timeline)
 
         if at <= self.sim.now - self._begun:
@@ -315,12 +305,7 @@ class _Drawn:
 
     def _lose(self) -> None:
         (kind,) = self._rng.choices(list(self._churn.weights), list(self._churn.weights.values()))
-        process = self._process
-        lost = process.lose(self._members, kind, self._cause, self._churn.times)
-        if kind == "drain":
-            process.leave(lost, process.sim.now + process.sim.settings.limits.drain, self._return_later)
-        else:
-            self._return_later()
+        self._process.lose(self._members, kind, self._cause, self._churn.times, self._return_later)
 
     def _return_later(self) -> None:
         self._at(self._rng.expovariate(1 / self._churn.down), self._end)

@@ -17,8 +17,10 @@ from pathlib import Path
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import read_file
-from ls_edge.runtime.simulator.churn import LOSSES, Churn, Losses
 
+LOSSES = ("kill", "stop", "hang", "drain", "slow")
+"""Kinds of losses: a killed process, a stopped one or a silent link, an engine that does not return, a process that
+leaves cleanly, and an engine that takes longer."""
 MOST_BYTES = 200_000_000
 _STATES = {"up": "up", "down": "kill", **{kind: kind for kind in LOSSES}}
 _NAME, _EVENT, _START, _END = 4, 5, 6, 7
@@ -32,7 +34,7 @@ class Trace:
     devices: tuple[tuple[tuple[float, str], ...], ...]
     """States of each device, ``up`` or a kind of loss, and the seconds at which they begin: the first one at 0."""
     seconds: float
-    outage_s: float
+    down: float
     """Mean time down."""
 
     @classmethod
@@ -83,13 +85,6 @@ class Trace:
                     yield at + offset, after
                 state = after
             begin, offset = 0, offset + self.seconds
-
-
-def read_losses(texts: Sequence[str]) -> Losses:
-    """Read each ``--churn``: a file, or a text for :meth:`Churn.parse`."""
-    return tuple(
-        Trace.read(text) if Path(text).suffix.lower() in (".csv", ".tab") else Churn.parse(text) for text in texts
-    )
 
 
 def _events(line: str) -> list[tuple[str, float, bool, str]]:

@@ -28,8 +28,7 @@ from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import Objective, PlanningProblem
 from ls_edge.runtime.fleet.simulation.site_pool import process_pool
 from ls_edge.runtime.fleet.simulation.targets import FleetSearch, Target, answer_text, search_fleets
-from ls_edge.runtime.simulator.churn import Churn, any_of
-from ls_edge.runtime.simulator.traces import read_losses
+from ls_edge.runtime.simulator.churn import Churn, any_of, read_losses
 
 PORT = 5555
 _WITH_TARGET = ("rate", "budget_ms", "max_skips")
@@ -133,7 +132,7 @@ def command(
         given = read_inputs(profiles, **inputs, losses=chances, objective="survival")
         settings = FleetSettings(
             devices=1, requests=1, max_skips=max_skips, budget_ms=budget_ms, rate=rate,
-            outage_s=max(loss.outage_s for loss in losses),
+            outage_s=max(loss.down for loss in losses),
         )  # fmt: skip
         _search(problem_of(opened, given), targets, settings, churn, losses, as_json=as_json)
         return

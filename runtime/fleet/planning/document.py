@@ -30,7 +30,6 @@ class Expected(Estimates, frozen=True):
 
     placement: dict[str, tuple[ShownPart, ...]] | None = None
     device: str | None = None
-    simulated_whole_share: float | None = None
 
 
 class PlanDocument(msgspec.Struct, frozen=True):
@@ -170,7 +169,6 @@ def _expected(candidate: Candidate) -> Expected:
         policy=estimates.policy,
         placement=_shown(candidate.placement) or None,
         device=formula.route[0] if is_single else None,
-        simulated_whole_share=None if simulated is None else simulated.whole_share,
     )
 
 

@@ -1,13 +1,11 @@
-"""Results of a placement by simulation, with the routing machines themselves and the times of the problem.
+"""Estimates of a placement by simulation, with the real routing machines and the times of the problem.
 
 The formulas of ``estimates.py`` ignore queues, credits, and that a holder knows only what others report. Here, requests
-run in simulated time: one after the other for latency, many at the same time for throughput and energy, and one for
-each of several random sets of lost devices.
+run in simulated time: one after the other for latency, many at the same time for throughput and energy.
 """
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Sequence
 
@@ -15,7 +13,6 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.fleet.planning.estimates import Estimates, throughput_of
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
-from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
 
 MOST_DEVICES = 16
@@ -31,8 +28,6 @@ do not count, since some devices are idle then."""
 _AT_ONCE, _MOST_AT_ONCE = 4, 64
 """Concurrent requests for the source and for each device and image of its batches, and their maximum, which is the
 default of a source."""
-_DRAWS = 40
-"""Draws of lost devices: the standard error of a share of 0.9 is 0.05. More takes longer."""
 _CONTROL_S = 0.0002
 """Time of messages without tokens."""
 _BUDGET_S = 600.0
@@ -45,10 +40,7 @@ def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
 
 
 def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str) -> Estimates:
-    """Run requests through a placement; the same problem and placement give the same results.
-
-    The share of whole answers is over several draws of lost devices; None without losses.
-    """
+    """Run requests through a placement; the same problem and placement give the same results."""
     latency = _latency(simulation_of(problem, placement, _SEED), policy)
     sim = simulation_of(problem, placement, _SEED, on_average=True)
     at_once = requests_at_once(problem, placement)
@@ -58,13 +50,11 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
     busy_ms = {SOURCE: source_ms, **{name: 1e3 * seconds / answers for name, seconds in sim.busy.items()}}
     watts = {name: process.watts for name, process in problem.processes.items() if busy_ms.get(name)}
     energy = sum(busy_ms[name] * power for name, power in watts.items() if power is not None)
-    lossy = any(device.loss for device in problem.devices) or any(problem.zone_losses.values())
     return Estimates(
         policy=policy,
         latency_ms=round(latency * 1e3 + source_ms, 4),
         throughput=round(min(throughput, 1e3 / source_ms if source_ms else throughput), 4),
         energy_mj=None if None in watts.values() else round(energy, 4),
-        whole_share=_whole_share(problem, placement, policy) if lossy else None,
     )
 
 
@@ -158,33 +148,6 @@ def _throughput(sim: Simulation, expected: float, policy: str, at_once: int) -> 
     ends = sorted(sim.ended[request] for request in requests)
     low, high = len(ends) // 5, len(ends) - len(ends) // 5 - 1
     return (high - low) / max(ends[high] - ends[low], 1e-9), len(requests)
-
-
-def _whole_share(problem: PlanningProblem, placement: Placement, policy: str) -> float:
-    """Return the fraction of requests that all blocks ran on, each with another draw of lost devices."""
-    rng = random.Random(_SEED)
-    slowest = max(device.block_ms for device in problem.devices)
-    budget = max(0.5, 20 * (problem.source_ms({}) + problem.num_blocks * slowest) / 1e3)
-    whole = 0
-    states: dict[frozenset[str], bool] = {}
-    for _ in range(_DRAWS):
-        lost_zones = {zone for zone, loss in sorted(problem.zone_losses.items()) if rng.random() < loss}
-        lost = frozenset(d.name for d in problem.devices if rng.random() < d.loss or d.zone in lost_zones)
-        if lost not in states:
-            states[lost] = _is_whole(problem, placement, policy, lost, budget)
-        whole += states[lost]
-    return whole / _DRAWS
-
-
-def _is_whole(problem: PlanningProblem, placement: Placement, policy: str, lost: frozenset[str], budget: float) -> bool:
-    """Return whether all blocks run on a request while these devices are lost."""
-    sim = simulation_of(problem, placement, _SEED)
-    for name in sorted(lost):
-        if name in sim.processes:
-            sim.kill(name)
-    request = sim.submit(policy=policy, budget=budget, max_skips=0)
-    sim.settle(budget + 1)
-    return any(isinstance(outcome, Complete) for outcome in sim.outcomes[request])
 
 
 def best_policy(estimates: Sequence[Estimates], objective: Objective) -> Estimates:

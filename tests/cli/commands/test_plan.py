@@ -169,7 +169,6 @@ def test_energy_and_survival_are_objectives(command, bundle, profile):
         "--max-replicas", "2", "--loss-probability", "0.1",
     )  # fmt: skip
     assert found["formula"]["whole_share"] == pytest.approx(0.99)
-    assert found["expected"]["simulated_whole_share"] == pytest.approx(0.99, abs=0.06)
     assert found["recommendation"] == "single"
     assert found["winner"] == "copies"  # all three boards have the whole model, not two of them each block
     assert found["baselines"]["copies"]["whole_share"] == pytest.approx(0.999)

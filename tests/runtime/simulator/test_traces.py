@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ls_edge.core.errors import UsageError
-from ls_edge.runtime.simulator.churn import Churn, ChurnProcess
+from ls_edge.runtime.simulator.churn import Churn, ChurnProcess, read_losses
 from ls_edge.runtime.simulator.simulation import Simulation
-from ls_edge.runtime.simulator.traces import Trace, read_losses
+from ls_edge.runtime.simulator.traces import Trace
 
 CSV = """# three losses
 device,time,state
@@ -40,7 +40,7 @@ def test_a_csv_is_read_in_the_order_of_time(write):
         ((0.0, "up"), (8.0, "stop"), (9.0, "kill"), (10.0, "up")),
         ((0.0, "up"), (4.0, "kill"), (7.0, "up")),
     )
-    assert (trace.seconds, trace.outage_s) == (20.0, pytest.approx((1 + 1 + 3) / 3))
+    assert (trace.seconds, trace.down) == (20.0, pytest.approx((1 + 1 + 3) / 3))
     assert read_losses([str(write(CSV)), "up=1m,down=1s"]) == (trace, Churn(60.0, 1.0))
 
 
@@ -59,7 +59,7 @@ def test_an_event_trace_of_the_failure_trace_archive_is_read(write):
         ((0.0, "up"), (30.0, "kill"), (40.0, "up"), (100.0, "kill")),
         ((0.0, "kill"), (10.0, "up"), (100.0, "kill")),
     )
-    assert trace.outage_s == 10.0, "the end of the trace is no loss"
+    assert trace.down == 10.0, "the end of the trace is no loss"
 
 
 def test_events_that_follow_each_other_may_have_the_same_state_in_any_order_of_lines(write):
