@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,16 +18,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from packaging.requirements import Requirement
+
 from ls_edge.device import hardware
 from ls_edge.device.requirements import (
     ORT_BUILDS,
-    Requirement,
     compiler_problem,
     engine_advice,
     installed,
     numbers,
     requirements,
-    too_new,
+    satisfied,
 )
 
 Status = Literal["ok", "warn", "bad"]
@@ -117,20 +119,16 @@ def _extra(extra: str, wanted: list[Requirement]) -> Iterator[Finding]:
                 yield _package(item, needed=False)
     if absent and (is_wanted or extra in _PURPOSE):
         detail = f"{', '.join(item.name for item in absent)} not installed; needed {_PURPOSE.get(extra, 'with it')}"
-        yield Finding("warn" if is_wanted else "ok", extra, detail, f"pip install {' '.join(map(str, absent))}")
+        yield Finding("warn" if is_wanted else "ok", extra, detail, f"pip install {shlex.join(map(str, absent))}")
 
 
 def _package(item: Requirement, *, needed: bool) -> Finding:
-    version = installed(item.name)
+    version, command = installed(item.name), f"pip install {shlex.quote(str(item))}"
     if version is None:
-        return Finding("bad", item.name, "not installed", f"pip install {item}")
-    problem = ""
-    if too_new(item, version):
-        problem = f", and {item.below} is too new"
-    elif numbers(version) < numbers(item.least):
-        problem = f", older than {item.least}"
-    fix = f"pip install {item}" if problem else None
-    return judged(item.name, f"{version}{problem}", fix, "bad" if needed else "warn")
+        return Finding("bad", item.name, "not installed", command)
+    if satisfied(item):
+        return Finding("ok", item.name, version)
+    return Finding("bad" if needed else "warn", item.name, f"{version}; {item.specifier} is required", command)
 
 
 @dataclass(frozen=True)

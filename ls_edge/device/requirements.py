@@ -9,14 +9,17 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import platform
 import re
+import shlex
 import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+from packaging.requirements import Requirement
 
 from ls_edge.core.errors import UsageError, lacking
 from ls_edge.device import hardware
@@ -55,18 +58,6 @@ MODULES = {
 """Modules that :func:`require` checks, by extra."""
 
 
-class Requirement(NamedTuple):
-    """A required package with its lowest version and the first version that is too new, or empty strings for any."""
-
-    name: str
-    least: str
-    below: str = ""
-
-    def __str__(self) -> str:
-        bounds = [sign + bound for sign, bound in ((">=", self.least), ("<", self.below)) if bound]
-        return f"'{self.name}{','.join(bounds)}'" if bounds else self.name
-
-
 def install_command(*extras: str) -> str:
     """Return ``pip install ...`` with the packages of ``extras`` that are missing or have an unsuitable version.
 
@@ -75,7 +66,7 @@ def install_command(*extras: str) -> str:
     known = requirements()
     wanted = list(dict.fromkeys(item for extra in extras if extra != "cpu" for item in known.get(extra, ())))
     absent = [item for item in wanted if not satisfied(item)] or wanted
-    steps = [f"pip install {' '.join(map(str, absent))}"] if absent else []
+    steps = [f"pip install {shlex.join(map(str, absent))}"] if absent else []
     if "cpu" in extras and not any(installed(build) for build in ORT_BUILDS):
         steps.append(engine_advice())
     return ", and ".join(steps)
@@ -112,29 +103,22 @@ def engine_advice() -> str:
 def requirements() -> dict[str, list[Requirement]]:
     """Return the requirements of each extra, and of the core under an empty name; empty if ls-edge is not installed."""
     try:
-        lines = importlib.metadata.requires("ls-edge") or []
+        about = importlib.metadata.metadata("ls-edge")
     except importlib.metadata.PackageNotFoundError:
         return {}
-    direct: dict[str, list[Requirement]] = {"": []}
-    includes: dict[str, list[str]] = {}
-    for line in lines:
-        match = re.match(r"([A-Za-z0-9._-]+)(?:\[([\w,-]+)\])?([^;]*)(?:;.*extra\s*==\s*[\"']([\w-]+)[\"'])?", line)
-        if match is None:
-            continue
-        extra = match[4] or ""
-        bounds = dict(re.findall(r"(>=|<(?!=))\s*([0-9.]+)", match[3]))
-        if match[1].lower() == "ls-edge":
-            includes.setdefault(extra, []).extend((match[2] or "").split(","))
-        else:
-            direct.setdefault(extra, []).append(Requirement(match[1], bounds.get(">=", ""), bounds.get("<", "")))
+    every = [Requirement(line) for line in about.get_all("Requires-Dist", [])]
 
-    def whole(extra: str, above: tuple[str, ...] = ()) -> Iterator[Requirement]:
-        for other in includes.get(extra, ()):
-            if other not in above:
-                yield from whole(other, (*above, extra))
-        yield from direct.get(extra, ())
+    def of(extra: str) -> Iterator[Requirement]:
+        for item in every:
+            if item.marker is None or not item.marker.evaluate({"extra": extra}):
+                continue
+            if item.name == "ls-edge":
+                yield from itertools.chain.from_iterable(map(of, sorted(item.extras)))
+            else:
+                yield Requirement(f"{item.name}{item.specifier}")
 
-    return {extra: list(dict.fromkeys(whole(extra))) for extra in {**direct, **includes}}
+    core = [item for item in every if item.marker is None]
+    return {"": core, **{extra: list(dict.fromkeys(of(extra))) for extra in about.get_all("Provides-Extra", [])}}
 
 
 def installed(name: str) -> str | None:
@@ -146,16 +130,11 @@ def installed(name: str) -> str | None:
 
 
 def satisfied(item: Requirement) -> bool:
-    """Return whether a distribution is installed in a version within the bounds."""
+    """Return whether a distribution is installed in a version within the bounds, of which any build counts."""
     version = installed(item.name)
-    return version is not None and numbers(version) >= numbers(item.least) and not too_new(item, version)
-
-
-def too_new(item: Requirement, version: str) -> bool:
-    """Return whether a version is at or above the first one that is too new."""
-    return bool(item.below) and numbers(version) >= numbers(item.below)
+    return version is not None and item.specifier.contains(".".join(map(str, numbers(version))))
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version, for comparison with a bound."""
+    """Return the first three numbers of a version, for comparison with another one."""
     return tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])

@@ -72,7 +72,7 @@ def test_the_onnxruntime_build_for_the_machine_is_kept(install_only, monkeypatch
 def test_packages_that_are_missing_or_old_are_named_with_the_fix(install_only):
     install_only({**CORE, "torch": "2.15.0+cu130", "timm": "0.9.1", "pyzmq": "25.1"})
     found = pairs(diagnostics.check_packages())
-    assert (found["pyzmq"].status, found["pyzmq"].detail) == ("bad", "25.1, older than 26.0")
+    assert (found["pyzmq"].status, found["pyzmq"].detail) == ("bad", "25.1; >=26.0 is required")
     assert (found["torch"].status, found["torch"].detail) == ("ok", "2.15.0+cu130")
     assert found["timm"].status == "warn"
     assert found["train"].status == "warn"

@@ -64,12 +64,20 @@ def test_bounds_are_read_for_an_extra_with_a_hyphen(install_only):
     found = requirements.requirements()
     assert all(item.name not in ("nvidia-cuda-runtime-cu12", "tensorrt-cu12") for item in found[""])
     (tensorrt, runtime) = found["tensorrt-cu12"]
-    assert (tensorrt.name, tensorrt.least, tensorrt.below) == ("tensorrt-cu12", "10.3", "12")
-    assert str(runtime) == "'nvidia-cuda-runtime-cu12>=12.6,<13'"
+    assert (tensorrt.name, str(tensorrt.specifier)) == ("tensorrt-cu12", "<12,>=10.3")
+    assert str(runtime) == "nvidia-cuda-runtime-cu12<13,>=12.6"
     install_only({"nvidia-cuda-runtime-cu12": "13.0.1"})
     assert not requirements.satisfied(runtime)
     install_only({"nvidia-cuda-runtime-cu12": "12.9.79"})
     assert requirements.satisfied(runtime)
+
+
+def test_a_build_for_a_board_counts_as_its_release(install_only):
+    """NVIDIA's wheels for a Jetson have versions such as 2.5.0a0+872d972e41.nv24.8."""
+    (torch,) = (item for item in requirements.requirements()["train"] if item.name == "torch")
+    least = str(torch.specifier).removeprefix(">=")
+    install_only({"torch": f"{least}.0a0+872d972e41.nv24.8"})
+    assert requirements.satisfied(torch)
 
 
 def test_an_extra_has_the_requirements_of_those_it_includes():
