@@ -7,7 +7,7 @@ runs of one request at a time, and its throughput with runs of several.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,20 @@ class ComparedDocument(msgspec.Struct, frozen=True):
     """Blocks of each peer of a plan or run; None if unknown."""
 
 
-class PlannedAgainstMeasured(msgspec.Struct, frozen=True):
-    """One quantity of a plan and of a run of the same bundle."""
+class Comparison(msgspec.Struct, frozen=True):
+    """One quantity of a run, and of a plan or a measurement of one device with the same bundle."""
 
-    plan: str
     run: str
+    other: str
+    """Document of the plan, or of one device: a run through one peer, a profile, or a benchmark."""
     figure: str
     """``latency_ms`` or ``throughput``."""
-    planned: float
     measured: float
+    """Value of the run."""
+    value: float
+    """Value of the other document."""
     ratio: float
+    """Run over the other document."""
 
 
 class NotCompared(msgspec.Struct, frozen=True):
@@ -64,27 +68,13 @@ class NotCompared(msgspec.Struct, frozen=True):
     reason: str
 
 
-class FleetAgainstAlone(msgspec.Struct, frozen=True):
-    """One quantity of a run through a fleet and of one device alone with the same bundle."""
-
-    run: str
-    alone: str
-    """Document with the measurement of one device: a run through one peer, a profile, or a benchmark."""
-    figure: str
-    """``latency_ms`` or ``throughput``."""
-    fleet: float
-    one: float
-    ratio: float
-    """Fleet over one device."""
-
-
 class SideBySide(msgspec.Struct, frozen=True):
     """Document of ``ls-edge report --json``."""
 
     rows: list[ComparedDocument]
-    planned_against_measured: list[PlannedAgainstMeasured]
-    not_compared: list[NotCompared] = []
-    fleet_against_alone: list[FleetAgainstAlone] = []
+    planned_against_measured: list[Comparison]
+    fleet_against_alone: list[Comparison]
+    not_compared: list[NotCompared]
 
 
 def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
@@ -95,37 +85,29 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
         for name, one in zip(distinct_names(paths), documents, strict=True)
         for row in _KINDS[type(one)][1](one, name)
     ]
-    runs = [row for row in rows if row.kind == "run"]
-    found = SideBySide(rows, [], [], [])
-    for plan, run in itertools.product((row for row in rows if row.kind == "plan"), runs):
-        if run.bundle_id == plan.bundle_id:
-            if reason := _difference(plan.placement or {}, run.placement or {}) or _other_load(run, plan):
-                found.not_compared.append(NotCompared(plan.name, run.name, reason))
-            else:
-                found.planned_against_measured.extend(
-                    PlannedAgainstMeasured(plan.name, run.name, figure, planned, measured, round(measured / planned, 4))
-                    for figure, measured, planned in _quantities(run, plan)
-                )
+    plans, runs = ([row for row in rows if row.kind == kind] for kind in ("plan", "run"))
     by_one = [run for run in runs if len(run.placement or ()) == 1]
     alone = [row for row in rows if row.kind in ("profile", "bench") or row in by_one]
-    for run, one in itertools.product((run for run in runs if run not in by_one), alone):
-        if one.bundle_id is None or one.bundle_id != run.bundle_id:
+    found = SideBySide(rows, [], [], [])
+    pairs = [(run, plan, found.planned_against_measured) for plan, run in itertools.product(plans, runs)]
+    pairs += [(run, one, found.fleet_against_alone) for run in runs if run not in by_one for one in alone]
+    for run, other, compared in pairs:
+        if other.bundle_id is None or other.bundle_id != run.bundle_id:
             continue
-        if reason := _other_load(run, one):
-            found.not_compared.append(NotCompared(one.name, run.name, reason))
+        if reason := (_difference(other, run) if other.kind == "plan" else "") or _other_load(run, other):
+            found.not_compared.append(NotCompared(other.name, run.name, reason))
         else:
-            found.fleet_against_alone.extend(
-                FleetAgainstAlone(run.name, one.name, figure, fleet, single, round(fleet / single, 4))
-                for figure, fleet, single in _quantities(run, one)
-            )
+            compared += _compare(run, other)
     return found
 
 
-def _quantities(run: ComparedDocument, other: ComparedDocument) -> list[tuple[str, float, float]]:
-    """Return the quantity to compare a run by, with both values: latency for one request at a time, else throughput."""
+def _compare(run: ComparedDocument, other: ComparedDocument) -> list[Comparison]:
+    """Compare the latency of a run of one request at a time, and the throughput of any other run."""
     figure = "latency_ms" if run.at_once == 1 else "throughput"
     measured, value = getattr(run, figure), getattr(other, figure)
-    return [(figure, measured, value)] if measured is not None and value else []
+    if measured is None or not value:
+        return []
+    return [Comparison(run.name, other.name, figure, measured, value, round(measured / value, 4))]
 
 
 def _other_load(run: ComparedDocument, other: ComparedDocument) -> str:
@@ -138,16 +120,17 @@ def _other_load(run: ComparedDocument, other: ComparedDocument) -> str:
     return f"{flight}; run with --concurrency {other.at_once}" if (run.at_once or 0) < (other.at_once or 0) else ""
 
 
-def _difference(planned: Mapping[str, Sequence[ShownPart]], run: Mapping[str, Sequence[ShownPart]]) -> str:
+def _difference(plan: ComparedDocument, run: ComparedDocument) -> str:
     """Return the difference between the placements of a plan and a run, or an empty string."""
-    for name in sorted({*planned, *run}):
-        if name not in run:
+    planned, used = plan.placement or {}, run.placement or {}
+    for name in sorted({*planned, *used}):
+        if name not in used:
             return f"the plan has peer {name}, which the run did not use"
         if name not in planned:
             return f"the run used peer {name}, which has no blocks in the plan"
-        if set(planned[name]) != set(run[name]):
+        if set(planned[name]) != set(used[name]):
             return (
-                f"{name} has blocks {format_ranges(planned[name])} in the plan, {format_ranges(run[name])} in the run"
+                f"{name} has blocks {format_ranges(planned[name])} in the plan, {format_ranges(used[name])} in the run"
             )
     return ""
 

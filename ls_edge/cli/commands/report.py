@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ls_edge.api.comparison import ComparedDocument, SideBySide, evaluations_with_freedom, side_by_side
+from ls_edge.api.comparison import ComparedDocument, Comparison, SideBySide, evaluations_with_freedom, side_by_side
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
@@ -23,7 +23,7 @@ _QUANTITIES: dict[str, tuple[str, str, int, Callable[[float], str]]] = {
 """Name, word for the best, direction of a sort by it, and text of each quantity."""
 _NAMES = {"latency_ms": "latency", "throughput": "throughput"}
 _COLUMNS = ("", "what", ">accuracy", ">latency", ">images / s", ">energy", "of")
-_PAIR_COLUMNS = ("plan", "run", "value", ">planned", ">measured", ">ratio")
+_PAIR_COLUMNS = ("run", "plan", "value", ">measured", ">planned", ">ratio")
 _ALONE_COLUMNS = ("run", "alone", "value", ">fleet", ">alone", ">ratio")
 
 
@@ -53,14 +53,7 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     """
     found = side_by_side(files)
     free = [] if freedom is None else evaluations_with_freedom(files)
-    pairs = [
-        (pair.plan, pair.run, *_pair_text(pair.figure, pair.planned, pair.measured, pair.ratio))
-        for pair in found.planned_against_measured
-    ]
-    alone = [
-        (pair.run, pair.alone, *_pair_text(pair.figure, pair.fleet, pair.one, pair.ratio))
-        for pair in found.fleet_against_alone
-    ]
+    pairs, alone = ([*map(_cells, each)] for each in (found.planned_against_measured, found.fleet_against_alone))
     try:
         if freedom is not None:
             from ls_edge.report.charts import freedom_figure, write_svg
@@ -90,11 +83,11 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
 def answer_text(found: SideBySide) -> str:
     """Summarize the documents in a sentence for each pair, or for each quantity that can be compared."""
     sentences = [
-        f"{pair.run} has {pair.ratio:.2f} times the {_NAMES[pair.figure]} of {pair.alone}, one device."
+        f"{pair.run} has {pair.ratio:.2f} times the {_NAMES[pair.figure]} of {pair.other}, one device."
         for pair in found.fleet_against_alone
     ]
     sentences += [
-        f"{pair.run} has {pair.ratio:.2f} times the {_NAMES[pair.figure]} that {pair.plan} expects."
+        f"{pair.run} has {pair.ratio:.2f} times the {_NAMES[pair.figure]} that {pair.other} expects."
         for pair in found.planned_against_measured
     ]
     if sentences:
@@ -138,6 +131,6 @@ def rows_text(found: SideBySide) -> list[tuple[str, ...]]:
     return cells
 
 
-def _pair_text(figure: str, one: float, other: float, ratio: float) -> tuple[str, ...]:
-    shown, name = (show_ms, "latency") if figure == "latency_ms" else (show, "images / s")
-    return name, shown(one), shown(other), f"{ratio:.2f}"
+def _cells(pair: Comparison) -> tuple[str, ...]:
+    shown, name = (show_ms, "latency") if pair.figure == "latency_ms" else (show, "images / s")
+    return pair.run, pair.other, name, shown(pair.measured), shown(pair.value), f"{pair.ratio:.2f}"
