@@ -97,7 +97,7 @@ class Batches:
         *,
         augment: str,
         on_skipped: Callable[[str], None],
-        on_decoded: Callable[[int], None] = lambda _: None,
+        on_decoded: Callable[[], None] = lambda: None,
         context: DistributedContext = DistributedContext(),  # noqa: B008 - frozen
         pin: bool = False,
     ) -> None:
@@ -191,11 +191,11 @@ class Batches:
     def _pinned(self, pixels: Tensor, labels: Tensor) -> Batch:
         return (pixels.pin_memory(), labels.pin_memory()) if self._pin else (pixels, labels)
 
-    def _keep(self, on_decoded: Callable[[int], None]) -> None:
+    def _keep(self, on_decoded: Callable[[], None]) -> None:
         good: list[tuple[Tensor, int]] = []
         with ThreadPoolExecutor(2, thread_name_prefix="decode") as pool:
             for pixels, label, why in pool.map(self._set.__getitem__, range(len(self._set)), chunksize=64):
-                on_decoded(1)
+                on_decoded()
                 if pixels is None:
                     self._on_skipped(why)
                 else:

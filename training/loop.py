@@ -292,7 +292,7 @@ class _Training:
         config, images = self.config, self.images.images
         rows, held = split(self.images, config.data.validation, config.seed)
         kind = choose_augment(config.data.augment, config.data.source, self.record.image)
-        self.reporter.decoding(len(images))
+        self.reporter.begin("reading images", len(images))
 
         def make(chosen: Sequence[int], augment: str) -> Batches:
             return Batches(
@@ -301,7 +301,7 @@ class _Training:
                 config,
                 augment=augment,
                 on_skipped=self._skip,
-                on_decoded=self.reporter.decoded,
+                on_decoded=self.reporter.advance,
                 context=self.context,
                 pin=self.task.view.device.type == "cuda",
             )
@@ -358,16 +358,17 @@ class _Training:
                     values.update(curves(self.task.evaluated, self.task.bands, looked_at, self.config.seed))
                 if write is not None:
                     write(values, epoch)
-                self.reporter.finished(metrics)
+                self.reporter.on_epoch(metrics, self.config.epochs)
 
     def _epoch(self, epoch: int, train_batches: Batches, held: Batches) -> Epoch:
         begin = time.perf_counter()
         before = self.progress
-        self.reporter.started(epoch, self.config.epochs, train_batches.steps())
+        epochs, steps = self.config.epochs, train_batches.steps()
+        self.reporter.begin(f"epoch {epoch}/{epochs}", epochs * steps, (epoch - 1) * steps)
         seed_epoch(self.config.seed + (self.context.rank << 20), epoch)
         kept = f"{self.out} keeps {'the initial model' if before.best_epoch is None else 'the last good checkpoint'}"
         try:
-            train_loss, lr, seen, cost = self.task.epoch(epoch, train_batches, self.reporter.stepped)
+            train_loss, lr, seen, cost = self.task.epoch(epoch, train_batches, self.reporter.advance)
         except TrainingStopped as error:
             raise TrainingStopped(f"{error}; {kept}") from None
         trained = time.perf_counter() - begin

@@ -97,34 +97,18 @@ class Reporter:
         on_warning: OnWarning,
         on_note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.warn, self.note = on_warning, on_note
-        self._on_epoch, self._on_progress = on_epoch, on_progress
-        self._done = self._total = self._epochs = 0
+        self.warn, self.note, self.on_epoch = on_warning, on_note, on_epoch
+        self._on_progress = on_progress
+        self._done = self._total = 0
         self._title = ""
 
-    def decoding(self, images: int) -> None:
-        """Note the number of images to read."""
-        self._done, self._total, self._title = 0, images, "reading images"
-        self._tell(0, self._title)
+    def begin(self, title: str, total: int, done: int = 0) -> None:
+        """Note the start of ``total`` images or steps, of which some are ``done``."""
+        self._title, self._total, self._done = title, total, done
+        self._on_progress(done, total, title)
 
-    def decoded(self, images: int) -> None:
-        """Count images that were read."""
-        self._tell(images, self._title)
-
-    def started(self, epoch: int, epochs: int, steps: int) -> None:
-        """Note the start of an epoch."""
-        self._epochs, self._title = epochs, f"epoch {epoch}/{epochs}"
-        self._done, self._total = (epoch - 1) * steps, epochs * steps
-        self._tell(0, self._title)
-
-    def stepped(self, loss: float | None) -> None:
-        """Count a step; ``loss`` is the mean loss so far if it was computed."""
-        self._tell(1, self._title if loss is None else f"{self._title}  loss {loss:.3f}")
-
-    def finished(self, metrics: Epoch) -> None:
-        """Report an epoch."""
-        self._on_epoch(metrics, self._epochs)
-
-    def _tell(self, more: int, text: str) -> None:
-        self._done += more
+    def advance(self, loss: float | None = None) -> None:
+        """Count an image or a step; ``loss`` is the mean loss so far if it was computed."""
+        self._done += 1
+        text = self._title if loss is None else f"{self._title}  loss {loss:.3f}"
         self._on_progress(self._done, self._total, text)
