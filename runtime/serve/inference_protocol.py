@@ -1,8 +1,8 @@
 """Requests and responses of the Open Inference Protocol, version 2: JSON, and the binary tensor data extension.
 
 Specification: Open Inference Protocol (open-inference-protocol, ``inference_rest.md``); the extensions are those of
-Triton Inference Server (``extension_binary_data.md``, ``extension_classification.md``). A model has three inputs, of
-which a request gives one: ``image`` (encoded files), ``pixels`` (RGB), or ``input`` (what the model takes).
+Triton Inference Server (``extension_binary_data.md``, ``extension_classification.md``). A model has three inputs, and
+a request gives one of them: ``image`` (encoded files), ``pixels`` (RGB), or ``input`` (what the model takes).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ T = TypeVar("T")
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics")
 ONLY_VERSION = "1"
-"""Version that clients ask for who know no other."""
+"""Version that clients request by default."""
 MAX_BATCH = 256
-"""Limit of images in a request."""
+"""Maximum number of images in a request."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
-"""HTTP header: the length of the JSON document in front of binary tensors."""
+"""HTTP header with the length of the JSON document that precedes binary tensors."""
 _OUTPUTS = ("logits", "probabilities", "label")
 _WORDS = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "a boolean", "array": "an array",
     "object": "an object",
 }  # fmt: skip
-"""Names of types in JSON, by those of msgspec."""
+"""JSON names of the types that msgspec mentions in errors."""
 _STAGES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 _NOT_FINITE = re.compile(rb"(?<=[\[,\s])-?(NaN|Infinity)(?=[\],\s])")
-"""Values that JSON has no words for, as Python and JavaScript libraries write them."""
+"""Non-finite numbers, which JSON does not have, as Python and JavaScript libraries write them."""
 _SHOWN = 64
-"""Limit of a client's value in an error, in characters."""
+"""Maximum length of a client's value in an error, in characters."""
 
 _Name = Annotated[str, Meta(max_length=1024)]
 _Side = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -53,8 +53,8 @@ _Size = Annotated[int, Meta(ge=0, le=1 << 31)] | Annotated[str, Meta(pattern="^[
 
 
 class _TensorParameters(msgspec.Struct, frozen=True):
-    binary_data_size: _Size | None = None  # of an input
-    binary_data: bool | None = None  # of an output, as the next one
+    binary_data_size: _Size | None = None  # of inputs
+    binary_data: bool | None = None  # of outputs, like the next one
     classification: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
     shared_memory_region: msgspec.Raw = msgspec.Raw()
 
@@ -65,7 +65,7 @@ class _Input(msgspec.Struct, frozen=True):
     datatype: Annotated[str, Meta(max_length=16)]
     parameters: _TensorParameters | None = None
     data: msgspec.Raw = msgspec.Raw()
-    """JSON of the values, flat or nested; empty without."""
+    """Values as JSON, flat or nested; empty if they are missing."""
 
 
 class _Output(msgspec.Struct, frozen=True):
@@ -76,11 +76,11 @@ class _Output(msgspec.Struct, frozen=True):
 class _Parameters(msgspec.Struct, frozen=True):
     binary_data_output: bool | None = None
     timeout: Annotated[int, Meta(ge=0, le=1 << 62)] | None = None
-    """Microseconds; 0 for none (Triton)."""
+    """Microseconds; 0 means none, as in Triton."""
 
 
 class InferRequest(msgspec.Struct, frozen=True):
-    """Document of a request."""
+    """JSON document of a request."""
 
     inputs: Annotated[list[_Input], Meta(min_length=1, max_length=8)]
     id: _Name | None = None
@@ -102,14 +102,14 @@ def timeout_of(body: bytes, json_length: int | None) -> int:
 
 
 def parse_request(body: bytes, json_length: int | None) -> tuple[InferRequest, bytes]:
-    """Return the document of a request and the binary data behind it; raise :class:`DataError`."""
+    """Return the document of a request and the binary data that follow it; raise :class:`DataError`."""
     length = len(body) if json_length is None else json_length
     if length > len(body):
         raise DataError(f"{HEADER_LENGTH} is {length} and the body has {len(body)} bytes; send the whole body")
     request = _decoded(body[:length], InferRequest, "the request")
     for output in request.outputs or ():
         if output.name not in _OUTPUTS:
-            raise DataError(f"output {shown(output.name)} is not known; use logits, probabilities or label")
+            raise DataError(f"unknown output {shown(output.name)}; use logits, probabilities or label")
     for tensor in (*request.inputs, *(request.outputs or ())):
         if tensor.parameters is not None and bytes(tensor.parameters.shared_memory_region) not in (b"", b"null"):
             raise DataError(f"tensor {shown(tensor.name)} is in shared memory, which is not supported; use the body")
@@ -117,7 +117,7 @@ def parse_request(body: bytes, json_length: int | None) -> tuple[InferRequest, b
 
 
 def _decoded(content: bytes, kind: type[T], name: str) -> T:
-    """Decode JSON; raise :class:`DataError` in the words of JSON."""
+    """Decode JSON; raise :class:`DataError` that names types as JSON does."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (RecursionError, UnicodeDecodeError) as error:
@@ -125,7 +125,7 @@ def _decoded(content: bytes, kind: type[T], name: str) -> T:
         raise DataError(f"{name} is not valid: {why}") from None
     except msgspec.DecodeError as error:
         infinite = _NOT_FINITE.sub(b"1e39", content)
-        if infinite != content:  # an infinite float32, which is refused with the name of its image
+        if infinite != content:  # now infinite as float32, which is refused with the name of its image
             return _decoded(infinite, kind, name)
         why = re.sub(
             r"`([a-z |]+)`", lambda match: " or ".join(_WORDS.get(w, w) for w in match[1].split(" | ")), str(error)
@@ -157,7 +157,7 @@ def metadata(bundle: Bundle) -> dict[str, Any]:
 
 
 def configuration(bundle: Bundle) -> dict[str, Any]:
-    """Return the document of ``v2/models/MODEL/config``, as Triton's model configuration extension has it."""
+    """Return the document of ``v2/models/MODEL/config``, in the format of Triton's model configuration extension."""
     found = metadata(bundle)
 
     def tensor(one: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -179,12 +179,12 @@ def configuration(bundle: Bundle) -> dict[str, Any]:
 
 
 def version_of(bundle: Bundle) -> str:
-    """Return the version that a bundle has as a model: the beginning of its id."""
+    """Return the model version of a bundle: the beginning of its id."""
     return bundle.manifest.bundle_id[:16]
 
 
 def statistics(bundle: Bundle, found: Statistics) -> dict[str, Any]:
-    """Return the statistics of a model, as Triton's statistics extension has them."""
+    """Return the statistics of a model, in the format of Triton's statistics extension."""
     stages = {stage: found.stages.get(stage, [0, 0.0]) for stage in _STAGES}
     return {
         "name": bundle.manifest.model,
@@ -207,8 +207,8 @@ def images_of(
 ) -> list[np.ndarray]:
     """Return the images of a request as float32 ``[3, H, W]``; raise :class:`DataError`.
 
-    ``size`` is the height and width that the model takes, ``preprocess`` that of the source, for encoded images and
-    pixels.
+    ``size`` is the height and width of the model's input; ``preprocess`` is the source's function for encoded images
+    and pixels.
     """
     if len(request.inputs) != 1:
         names = ", ".join(shown(one.name) for one in request.inputs)
@@ -217,7 +217,7 @@ def images_of(
     kinds = {"image": ("BYTES", "[N]"), "pixels": ("UINT8", "[N, H, W, 3]")}
     kinds["input"] = ("FP32", f"[N, 3, {size[0]}, {size[1]}]")
     if given.name not in kinds:
-        raise DataError(f"input {shown(given.name)} is not known; use image, pixels or input")
+        raise DataError(f"unknown input {shown(given.name)}; use image, pixels or input")
     datatype, shape = kinds[given.name]
     if given.datatype != datatype:
         raise DataError(f"input {given.name} has the datatype {shown(given.datatype)}; use {datatype}")
@@ -238,11 +238,13 @@ def images_of(
         return [preprocess(file, f"image {index}") for index, file in enumerate(files)]
     assert raw is not None
     try:
-        return [preprocess(raw, "image 0")]  # the file alone, as OpenVINO Model Server's documents send it
+        return [
+            preprocess(raw, "image 0")
+        ]  # a file without its length, as in the documentation of OpenVINO Model Server
     except DataError as error:
         (length,) = struct.unpack_from("<I", raw.ljust(4, b"\0"))
         raise DataError(
-            f"{error}; if its first 4 bytes are its length, they say {length} bytes and {max(0, len(raw) - 4)} follow"
+            f"{error}; if the first 4 bytes are its length, they say {length} bytes, but {max(0, len(raw) - 4)} follow"
         ) from None
 
 
@@ -278,12 +280,12 @@ def _array(given: _Input, raw: bytes | None, dtype: np.dtype[Any]) -> np.ndarray
         raise DataError(f"input {given.name} of shape {given.shape} needs {count} numbers and has {values.size}")
     if dtype.kind == "u" and not ((values >= 0) & (values <= 255) & (values == np.floor(values))).all():
         raise DataError(f"the data of input {given.name} are not whole numbers from 0 to 255")
-    with np.errstate(over="ignore"):  # infinity is refused with the image's name
+    with np.errstate(over="ignore"):  # infinity is refused later, with the name of the image
         return values.astype(dtype).reshape(given.shape)
 
 
 def _values_of(given: _Input, kind: Any) -> Any:
-    """Return the values of an input, as nested as they are given."""
+    """Return the values of an input, nested as in the request."""
     content = bytes(given.data)
     opening = re.match(rb"[\[\s]*", content)
     for _ in range(min(max(1, content.count(b"[", 0, opening.end() if opening else 0)), 8)):
@@ -292,7 +294,7 @@ def _values_of(given: _Input, kind: Any) -> Any:
 
 
 def _files(given: _Input, count: int) -> list[bytes]:
-    """Return encoded images, which JSON holds in base64."""
+    """Return the encoded images, which are base64 strings in JSON."""
     texts = [text for one in _values_of(given, str) for text in (one if isinstance(one, list) else [one])]
     if len(texts) != count:
         raise DataError(f"input image has {len(texts)} elements and a batch of {count}")
@@ -300,14 +302,14 @@ def _files(given: _Input, count: int) -> list[bytes]:
         return [base64.b64decode("".join(text.split()), validate=True) for text in texts]
     except (TypeError, ValueError):
         raise DataError(
-            "the data of input image are not texts in base64; encode the files, or send them binary"
+            "the data of input image are not base64 strings; encode the files, or send them as binary data"
         ) from None
 
 
 def _elements(raw: bytes, count: int) -> list[bytes] | None:
-    """Return the elements of BYTES, each of which follows its length, 4 bytes with the lowest first.
+    """Return the elements of a BYTES tensor, each preceded by its length in 4 bytes, little-endian.
 
-    Return None for one element whose length is not there.
+    Return None for a single element without its length.
     """
     found: list[bytes] = []
     at = 0
@@ -320,15 +322,15 @@ def _elements(raw: bytes, count: int) -> list[bytes] | None:
     if count == 1:
         return None
     raise DataError(
-        f"the binary data of input image are not {count} elements, each behind its length of 4 bytes: the lengths of "
-        f"the first {len(found)} lead to byte {at} of {len(raw)}"
+        f"the binary data of input image are not {count} elements, each preceded by its length in 4 bytes: the lengths "
+        f"of the first {len(found)} lead to byte {at} of {len(raw)}"
     )
 
 
 def response_of(
     request: InferRequest, bundle: Bundle, answers: Sequence[Answer], notes: Sequence[str]
 ) -> tuple[bytes, int | None]:
-    """Return the body of a response, and the length of its document if binary tensors follow it."""
+    """Return the body of a response, and the length of its JSON document if binary tensors follow it."""
     wanted = request.outputs or [_Output(name) for name in _OUTPUTS]
     outputs: list[dict[str, Any]] = []
     binary: list[bytes] = []
@@ -370,14 +372,14 @@ def _values(output: _Output, answers: Sequence[Answer]) -> tuple[str, list[int],
 
 
 def _classification(name: str, answer: Answer, top: int) -> Iterable[str]:
-    """Yield ``VALUE:INDEX:CLASS`` of the likeliest classes."""
+    """Yield ``VALUE:INDEX:CLASS`` for each of the most likely classes."""
     values = answer.logits if name == "logits" else answer.probabilities
     for index in np.argsort(-answer.logits, kind="stable")[:top]:
         yield f"{values[index]:f}:{index}:{answer.classes[index]}"
 
 
 def _parameters_of(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return how the answers came about; lists are JSON in a string, because values must be scalar."""
+    """Return how the answers were computed; lists are JSON strings, because parameters must be scalars."""
     records = [answer.record for answer in answers]
     return {
         "degraded": any(answer.degraded for answer in answers),

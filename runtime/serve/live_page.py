@@ -1,4 +1,4 @@
-"""The page at ``/``: one file that shows peers, links and answers as they happen, by server-sent events."""
+"""The page at ``/``, which shows peers, links and answers live through server-sent events."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.results import Answer
 
 MAX_WATCHERS = 16
-"""Limit of pages that are open at the same time."""
+"""Maximum number of pages that are open at the same time."""
 _RECENT = 60
-"""Number of answers that a page shows when it is opened."""
+"""Number of recent answers that a page shows when it opens."""
 _MINUTE_S = 60
 """Seconds that the numbers and the chart of the page cover."""
 _MOST_ENDS = 60_000
-"""Requests that are remembered for them: those of a minute at a thousand a second."""
+"""Maximum number of requests kept for them: a minute at a thousand a second."""
 _INTERVAL_S = 0.5
 """Interval of events, in seconds."""
 
@@ -43,23 +43,23 @@ class LivePage:
         self._access = access
         self._html = files("ls_edge.runtime.serve").joinpath("page.html").read_text(encoding="utf-8")
         self._run = secrets.token_hex(8)
-        """Different after each start, so that pages know that the numbers of answers begin again."""
+        """Id of this start, so that pages notice when the numbers of answers begin again."""
         self._numbers = itertools.count(1)
         self._recent: deque[tuple[Answer, int]] = deque(maxlen=_RECENT)
         self._began = time.monotonic()
         self._ends: deque[tuple[float, float, bool]] = deque(maxlen=_MOST_ENDS)
-        """Time, latency in ms, and whether it is degraded, of each request; the latency of a failed one is NaN."""
+        """Time, latency in ms (NaN after a failure), and whether it was degraded, for each request."""
         self.watchers = 0
-        """Pages that follow events."""
+        """Number of pages that receive events."""
 
     def note(self, *answers: Answer) -> None:
-        """Show answers on the pages that are open."""
+        """Show answers on all open pages."""
         self._recent.extend(zip(answers, self._numbers, strict=False))
         now = time.monotonic()
         self._ends.extend((now, answer.latency_ms, answer.degraded) for answer in answers)
 
     def counting(self, handle: Handler) -> Handler:
-        """Return ``handle``, whose requests count as failed if the server cannot answer them."""
+        """Return ``handle`` with its server errors counted as failed requests."""
 
         async def counted(request: web.BaseRequest, **path: str) -> web.StreamResponse:
             try:
@@ -72,7 +72,7 @@ class LivePage:
         return counted
 
     def last_minute(self) -> dict[str, Any]:
-        """Return counts and quantiles of the last minute, in all and by full seconds ago."""
+        """Return counts and quantiles of the last minute, in total and by second."""
         now = time.monotonic()
         while self._ends and now - self._ends[0][0] > _MINUTE_S:
             self._ends.popleft()
@@ -84,7 +84,7 @@ class LivePage:
         return {"seconds": min(_MINUTE_S, now - self._began), **_summary(everything), "series": series}
 
     async def show(self, _request: web.BaseRequest) -> web.Response:
-        """Return the page, which loads nothing else and calls this server alone."""
+        """Return the page, which loads no other file and contacts only this server."""
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:; "
@@ -97,10 +97,10 @@ class LivePage:
         )
 
     async def events(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Send the state, and the answers since the event before, until the server stops or the token is revoked."""
+        """Send the state and the answers since the previous event, until the server stops or the token is revoked."""
         if self.watchers >= MAX_WATCHERS:
-            raise Refusal(503, f"{MAX_WATCHERS} pages are open, the limit; close one", RETRY_AFTER)
-        # nginx would collect events for some seconds.
+            raise Refusal(503, f"{MAX_WATCHERS} pages are open, which is the limit; close one", RETRY_AFTER)
+        # Otherwise, nginx would buffer events for several seconds.
         headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         if request.method == "HEAD":
             return web.Response(headers=headers)

@@ -1,6 +1,6 @@
 """Prometheus metrics of a peer or source.
 
-They are computed on request from counts and snapshots that the process keeps anyway, and from the sensors of the
+They are computed on request from counts and snapshots that the process keeps in any case, and from the sensors of the
 device. Label values come from ``peers.yaml``, this package, the bundle and the kernel, never from the network.
 """
 
@@ -82,7 +82,9 @@ class SourceCollector(Collector):
         """Yield every metric."""
         source = self._source
         counts, snapshot = source.counts, source.snapshot
-        listed = source.name if source.peers.source(source.name) is not None else ""  # else it is random at each start
+        listed = (
+            source.name if source.peers.source(source.name) is not None else ""
+        )  # otherwise it is random at each start
         yield _build("source", listed, source.bundle.manifest.bundle_id)
         for name, text, value in (
             ("requests_submitted", "Submitted images.", counts.submitted),
@@ -114,7 +116,7 @@ class SourceCollector(Collector):
 
 
 class SuccessiveCollector(Collector):
-    """Metrics of collectors that follow one another: counts are those of all, other values those of the latest."""
+    """Metrics of successive collectors: the sums of their counts, and all other values of the latest one."""
 
     def __init__(self, *collectors: Collector) -> None:
         self._collectors = collectors
@@ -135,11 +137,11 @@ class SuccessiveCollector(Collector):
                     yield metric
 
     def add(self, collector: Collector) -> None:
-        """Take a collector that follows the others."""
+        """Append a collector, now the latest one."""
         self._collectors = (*self._collectors, collector)
 
     def merge(self) -> None:
-        """Keep the counts of all collectors but the latest, which have ended."""
+        """Keep only the counts of the collectors before the latest one, which have ended."""
         *before, latest = self._collectors
         self._collectors = (_Ended(list(SuccessiveCollector(*before).collect())), latest)
 
@@ -153,14 +155,14 @@ class _Ended(Collector):
 
 
 class DeviceCollector(Collector):
-    """Power, energy, temperatures and throttling of the device, as far as it has sensors."""
+    """Power, energy, temperatures and throttling of a device that has sensors for them."""
 
     def __init__(self, sensors: Sensors) -> None:
         """Read ``sensors`` on request."""
         self._sensors = sensors
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that the device has sensors for."""
+        """Yield the metrics for which the device has sensors."""
         sensors = self._sensors
         state = sensors.state()
         energy = {**sensors.energy_uj(), **sensors.gpu_energy_uj()}
@@ -172,7 +174,7 @@ class DeviceCollector(Collector):
         yield _by_label(
             GaugeMetricFamily(f"{name}_temperature_celsius", "Temperature.", labels=labels), state.temperatures_c
         )
-        text = "1 if the device is slowed down now, by heat or power."
+        text = "1 if heat or a power limit slows the device down now."
         yield GaugeMetricFamily(f"{name}_throttled", text, value=float(bool(state.throttled)))
 
 
@@ -225,7 +227,7 @@ def _dropped(counts: Mapping[str, int]) -> Iterator[Metric]:
 
 
 def _by_label(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
-    """Return a family with a value for each value of its label."""
+    """Return a family with the value of each label."""
     for label, value in values.items():
         family.add_metric([label], value)
     return family

@@ -1,4 +1,4 @@
-"""Places for requests that are worked on, and the queue of those that wait for one."""
+"""Places for requests in progress, and the queue of requests that wait for a place."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import time
 from ls_edge.runtime.serve.http.replies import Refusal
 
 _DEVIATIONS = 4
-"""Mean deviations beyond the mean time in a place that have to be left for a request, as in RFC 6298."""
+"""Mean deviations, beyond the mean service time, that a request needs until its deadline; as in RFC 6298."""
 _RECENT = 8
-"""Number of requests over which times are averaged."""
+"""Number of requests over which service times are averaged."""
 
 
 class Places:
-    """A number of places. Methods run on one event loop.
+    """A limited number of places; used by one event loop.
 
-    The request with the earliest deadline gets the next place. One that could not be answered by its deadline gets
-    none: under a load beyond the capacity, the places would otherwise be taken by requests whose answers come too late.
-    Clients that are refused are told to return one after the other: all of them at the same time would take the
-    processor from those in the queue, again and again.
+    The request with the earliest deadline gets the next place. A request that can hardly be answered by its deadline
+    gets none: under overload, requests whose answers come too late would otherwise occupy the places. Refused clients
+    are told to return one after the other: together, they would repeatedly take the processor from the requests in
+    the queue.
     """
 
     def __init__(self, count: int, queue: int) -> None:
-        """Give ``count`` places; at most ``queue`` requests wait for one."""
+        """Provide ``count`` places, for which at most ``queue`` requests wait."""
         self.count = self._free = count
         self.queue = queue
         self._waiting: list[tuple[float, int, asyncio.Future[bool]]] = []
@@ -46,7 +46,7 @@ class Places:
         if len(self._waiting) >= self.queue:
             ahead = self.queue + next(self._refusals)
             retry_s = max(1, math.ceil(ahead * self._mean_s / self.count))
-            message = f"{self.count} images are being answered and {self.queue} wait, the limit; try again"
+            message = f"{self.count} images are being answered and {self.queue} wait, which is the limit; try again"
             raise Refusal(503, message, {"Retry-After": f"{retry_s}"})
         place = asyncio.get_running_loop().create_future()
         entry = deadline, next(self._numbers), place
@@ -54,7 +54,9 @@ class Places:
         try:
             await asyncio.wait((place,), timeout=deadline - time.monotonic())
             if not place.done() or not place.result():
-                raise Refusal(504, "the budget ended before the image had its turn; give it more time, or send fewer")
+                raise Refusal(
+                    504, "the budget ended while the image waited for its turn; give it more time, or send fewer"
+                )
         except BaseException:
             if not place.done():
                 self._waiting.remove(entry)
@@ -63,10 +65,10 @@ class Places:
             raise
 
     def give_back(self, used_s: float = 0.0, *, is_answered: bool = False) -> None:
-        """Give a place back after ``used_s`` seconds; without an answer, it would have been used for longer."""
+        """Return a place after ``used_s`` seconds; without an answer, the request would have needed longer."""
         error = used_s - self._mean_s
         if is_answered or error > 0:
-            error = error if is_answered else min(error, self._mean_s)  # which may have another cause
+            error = error if is_answered else min(error, self._mean_s)  # it may have had another cause
             self._mean_s += error / _RECENT
             self._deviation_s += (abs(error) - self._deviation_s) / _RECENT
         while self._waiting:

@@ -22,11 +22,11 @@ class ScrapeServer:
     """Server of a registry on its own threads, started by the constructor; a context manager."""
 
     def __init__(self, listener: socket.socket, registry: CollectorRegistry, cores: EngineCores | None = None) -> None:
-        """Serve on a listening socket and take ownership of it. The threads stay off ``cores``, those of the engine."""
+        """Serve on a listening socket and take ownership of it. The threads avoid the engine's cores."""
         self.url = url_of(listener) + "/metrics"
         self._server = _Server(listener)
         self._server.set_app(make_wsgi_app(registry))
-        with (cores or EngineCores()).others():  # where the threads that are started here stay
+        with (cores or EngineCores()).others():  # threads started here stay on these cores
             self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
             self._thread.start()
 
@@ -37,7 +37,7 @@ class ScrapeServer:
         self.close()
 
     def close(self) -> None:
-        """Close the port; connections end with their requests."""
+        """Close the port; open connections end with their requests."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -66,7 +66,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self._places = threading.BoundedSemaphore(MAX_SCRAPE_CONNECTIONS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection on its own thread; close it if there are too many."""
+        """Serve a connection on its own thread, or close it if there are too many."""
         if self._places.acquire(blocking=False):
             super().process_request(request, client_address)
         else:

@@ -1,7 +1,7 @@
-"""Images in, answers out: the source behind ``ls-edge serve``, its limits, and its exchange for another one.
+"""Service behind ``ls-edge serve``: images in, answers out, through a source that can be replaced.
 
-Methods run on the event loop of the server unless they say otherwise. At most ``max_inflight`` requests are worked on
-at the same time, and a limited number waits for that, so memory is bounded.
+Methods run on the server's event loop unless they say otherwise. At most ``max_inflight`` requests are in progress, and
+a limited number waits, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
 
 DECODERS = 2
-"""Large images that are decoded at the same time, whatever ``--concurrency`` is; each may need half a gigabyte."""
+"""Maximum number of large images decoded at the same time, for any ``--concurrency``; each may need half a gigabyte."""
 OVER_BUDGET_S = 2.0
-"""Seconds over the budget after which a request is abandoned here."""
+"""Seconds after the end of its budget until a request is abandoned."""
 _TOO_LATE = "the budget ended before the image was decoded; give it more time"
 _POLL_S = 0.01
-"""Interval of checks for the end of requests, in seconds."""
+"""Interval of checks whether requests have ended, in seconds."""
 _STATUS_OF: dict[type[RequestError], int] = {
     Overloaded: 503,
     SourceClosed: 503,
@@ -52,22 +52,22 @@ _STATUS_OF: dict[type[RequestError], int] = {
     NotFinite: 502,
     ModelMismatch: 502,
 }
-"""Status by class of error; 500 for others."""
+"""Status by class of error; 500 for all others."""
 
 Decode = Callable[[Callable[[], None]], Sequence[np.ndarray]]
-"""Function that decodes images; it gets a function that it calls before it decodes a large one."""
+"""Function that decodes images; it calls its argument before it decodes a large one."""
 
 
 @dataclass(eq=False)
 class _Backend:
     source: Source
     requests: int = 0
-    """Requests that use it."""
+    """Number of requests that use it."""
 
 
 @dataclass
 class Statistics:
-    """Counts and times of inference requests, as in Triton's statistics extension."""
+    """Counts and times of inference requests, for Triton's statistics extension."""
 
     images: int = 0
     last_s: float = 0.0
@@ -86,7 +86,7 @@ class Service:
     """Answers images through a source."""
 
     def __init__(self, source: Source, *, holder_wait_s: float, queue: int) -> None:
-        """``holder_wait_s`` limits the time that an image waits for missing holders, ``queue`` how many wait."""
+        """Let images wait ``holder_wait_s`` for missing holders, and at most ``queue`` requests wait for a place."""
         self._backend = _Backend(source)
         self._lock = threading.Lock()
         self._holder_wait_s = holder_wait_s
@@ -154,13 +154,13 @@ class Service:
         }
 
     def stop(self) -> None:
-        """Refuse new images; the others are finished. Any thread may call it."""
+        """Refuse new images, and finish the others. Any thread may call it."""
         self.is_stopping = True
 
     def exchange(self, source: Source, timeout: float) -> None:
-        """Use another source for new requests, wait for those of the one before, and close that one.
+        """Use another source for new requests; close the previous one after its requests have ended, or ``timeout`` s.
 
-        Any thread other than the server's may call it.
+        Any thread but the server's may call it.
         """
         self._sources.add(SourceCollector(source))
         with self._lock:
@@ -172,13 +172,13 @@ class Service:
         self._sources.merge()
 
     def close(self) -> None:
-        """End the decoders, and close the source."""
+        """Stop the decoders, and close the source."""
         self._decoders.shutdown(wait=False, cancel_futures=True)
         self.source.close()
 
     @contextlib.asynccontextmanager
     async def place(self, end: float) -> AsyncIterator[Source]:
-        """Wait for one of the places for requests until ``end``; raise :class:`Refusal` if there is none."""
+        """Wait until ``end`` for a place for a request; raise :class:`Refusal` if there is none."""
         if self.is_stopping:
             raise Refusal(503, "the server is stopping", RETRY_AFTER)
         began = time.monotonic()
@@ -203,9 +203,9 @@ class Service:
             self.statistics.add("success" if is_answered else "fail", time.monotonic() - began)
 
     async def answer(self, source: Source, decode: Decode, end: float) -> list[Answer]:
-        """Return the answers to the images of ``decode``, which runs on a decoder's thread, until ``end``.
+        """Return the answers to the images that ``decode`` returns on a decoder's thread; wait until ``end``.
 
-        Expected errors become :class:`Refusal`. If the task is cancelled, because the client has gone away, stop the
+        Expected errors become :class:`Refusal`. If the task is cancelled because the client has gone away, stop the
         work on the images.
         """
         began = decoded = time.monotonic()
@@ -226,7 +226,7 @@ class Service:
                     future.add_done_callback(wake)
 
         def wake(_: object) -> None:
-            # Only for the last answer: the loop would take the interpreter from the thread of the source.
+            # Only for the last answer: otherwise the loop would take the interpreter from the source's thread.
             if all(future.done() for future in futures) and not loop.is_closed():
                 loop.call_soon_threadsafe(end_wait)
 
@@ -234,7 +234,7 @@ class Service:
             if not ended.done():
                 ended.set_result(None)
 
-        # Submitting on the decoder's thread saves a change of threads.
+        # Submitting on the decoder's thread saves a switch of threads.
         submitting = self._decoders.submit(submit)
         submitting.add_done_callback(wake)
         try:
@@ -264,7 +264,7 @@ class Service:
         with contextlib.ExitStack() as turn:
 
             def wait_turn() -> None:
-                turn.close()  # of the image before
+                turn.close()  # for the previous image
                 if not self._large_images.acquire(timeout=max(0.0, end - time.monotonic())):
                     raise BudgetExceeded(_TOO_LATE)
                 turn.callback(self._large_images.release)
@@ -272,7 +272,7 @@ class Service:
             return decode(wait_turn)
 
     def _wait_for_holders(self, source: Source, end: float) -> float:
-        """Return the seconds that are left."""
+        """Wait for missing holders, and return the seconds that are left."""
         missing = source.wait_ready(min(self._holder_wait_s, end - time.monotonic()), may_miss=source.max_skips)
         if not source.may_skip(missing):
             raise Refusal(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)

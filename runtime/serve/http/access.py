@@ -1,4 +1,4 @@
-"""Access to ``ls-edge serve``: bearer tokens, the hosts and pages that browsers name, and addresses of clients."""
+"""Access to ``ls-edge serve``: bearer tokens, ``Host`` and ``Origin``, and client addresses."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ls_edge.core.peers_file import is_loopback_host
 from ls_edge.runtime.serve.http.replies import Refusal
 
 MIN_TOKEN = 16
-"""Least length of a token, in characters."""
+"""Minimum length of a token, in characters."""
 OPEN_PATHS = ("/", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")
-"""Paths without a token: health for load balancers and probes, and the page, which has no data and asks for one."""
+"""Paths without a token: health for load balancers and probes, and the page, which has no data and asks for a token."""
 _ALLOWED = "Authorization, Content-Type"
 _EXPOSED = "Inference-Header-Content-Length, Retry-After, X-Request-ID, traceparent"
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?", re.ASCII)
@@ -28,7 +28,7 @@ _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?", re.ASC
 
 
 def read_tokens(path: Path) -> tuple[bytes, ...]:
-    """Return the tokens of ``--token-file``, one a line; lines that are empty or begin with ``#`` are left out."""
+    """Return the tokens of ``--token-file``, one a line; ignore empty lines and lines that begin with ``#``."""
     try:
         lines = [line.strip() for line in read_file(path, 1 << 16).decode("ascii").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -44,7 +44,7 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
 
 
 class Access:
-    """Decides about requests by their headers."""
+    """Checks of requests by their headers."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Access:
         origins: Sequence[str] = (),
         proxies: Sequence[str] = (),
     ) -> None:
-        """``loopback_only`` refuses other names of the host than ``hosts``, unless there are tokens.
+        """With ``loopback_only`` and without tokens, refuse host names other than ``hosts`` and those of the loopback.
 
-        A page that a browser of this machine shows can point its own host name at 127.0.0.1 (DNS rebinding).
-        Pages of ``origins`` may use this server in a browser. ``proxies`` are addresses or networks whose
-        ``X-Forwarded-For`` is believed.
+        A page in a browser on this machine can point its own host name at 127.0.0.1 (DNS rebinding). Pages of
+        ``origins`` may use this server in a browser. ``proxies`` are addresses or networks whose
+        ``X-Forwarded-For`` is trusted.
         """
         self._token_file = token_file
         self._tokens: tuple[bytes, ...] = ()
@@ -87,7 +87,7 @@ class Access:
         name = _split(f"//{host}")[1]
         if self._loopback_only and host and name not in self._hosts and not is_loopback_host(name):
             raise Refusal(
-                403, "this server does not answer to that host name; behind a proxy, use --allow-host or --token-file"
+                403, "this server does not accept that host name; behind a proxy, use --allow-host or --token-file"
             )
         origin = headers.get("Origin")
         if request.method == "POST" and origin is not None:
@@ -98,31 +98,31 @@ class Access:
             raise Refusal(401, "send a token: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
 
     def headers_for(self, origin: str | None) -> dict[str, str]:
-        """Return the headers that let a page of another site read a response."""
+        """Return the headers that let pages of another site read a response."""
         if origin not in self._origins:
             return {"Vary": "Origin"} if self._origins else {}
         return {
             "Vary": "Origin",
             "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Credentials": "true",  # of a proxy; this server has no cookies
+            "Access-Control-Allow-Credentials": "true",  # for a proxy's cookies; this server has none
             "Access-Control-Expose-Headers": _EXPOSED,
         }
 
     def preflight_of(self, request: web.BaseRequest) -> web.Response | None:
-        """Return the answer to a browser that asks what a page of another site may send; None if it does not ask."""
+        """Return the response to a CORS preflight request; None for any other request."""
         if request.method != "OPTIONS" or request.headers.get("Origin") not in self._origins:
             return None
         asked = request.headers.get("Access-Control-Request-Headers")
         headers = {
             "Access-Control-Allow-Methods": "GET, HEAD, POST",
-            # Any header: the libraries of pages add theirs, such as tracestate, Cache-Control, X-Requested-With.
+            # Any header: libraries of pages add their own, such as tracestate, Cache-Control, X-Requested-With.
             "Access-Control-Allow-Headers": _ALLOWED if asked is None else f"{_ALLOWED}, {asked}",
             "Access-Control-Max-Age": "600",
         }
         return web.Response(status=204, headers=headers)
 
     def client_of(self, request: web.BaseRequest) -> str:
-        """Return the address of a client: of the last one on the way that is not a trusted proxy."""
+        """Return the address of a client: the last address on the path that is not a trusted proxy."""
         client = request.remote or ""
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ()))
         with contextlib.suppress(ValueError):  # not an address

@@ -1,4 +1,4 @@
-"""Bodies of requests: their limits of size and time, their encodings, and forms."""
+"""Request bodies: limits of size and time, content encodings, and forms."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ls_edge.runtime.serve.http.connection import CONTINUE, RECEIVE_S
 from ls_edge.runtime.serve.http.replies import Refusal
 
 MAX_FIELDS = 16
-"""Limit of fields in a form."""
+"""Maximum number of fields in a form."""
 _IN_MEMORY = 512 << 10
-"""Bytes of a body that are kept in memory; the rest is kept on disk until its image has a place."""
+"""Maximum size of a body in memory; a larger one is on disk until its image has a place."""
 _CHUNK = 64 << 10
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""Content encodings, and how zlib is told of them."""
+"""Window bits for zlib by content encoding."""
 
 
 class BodyReader:
-    """Reads bodies of at most ``most`` bytes, before and after they are decompressed."""
+    """Reader of bodies of at most ``most`` bytes, both compressed and decompressed."""
 
     def __init__(self, most: int, receive_s: float = RECEIVE_S) -> None:
         self._most = most
@@ -62,22 +62,22 @@ class BodyReader:
         received = size = 0
         while part := await request.content.readany():
             if not received and encoding == "deflate" and part[0] & 15 != zlib.DEFLATED:
-                unpack = zlib.decompressobj(-zlib.MAX_WBITS)  # without the header of zlib, as some clients send it
+                unpack = zlib.decompressobj(-zlib.MAX_WBITS)  # raw deflate, as some clients send it
             received += len(part)
             if unpack is not None:
                 try:
                     part = unpack.decompress(part, self._most + 1 - size)
                 except zlib.error:
-                    raise Refusal(400, f"the body is not {encoding}, which Content-Encoding announces") from None
+                    raise Refusal(400, f"the body is not valid {encoding}, which Content-Encoding announces") from None
             size += len(part)
             if max(received, size) > self._most:
                 raise self._too_large
             body.write(part)
         if unpack is not None and (not unpack.eof or unpack.unused_data):
-            raise Refusal(400, f"the body is not one whole stream of {encoding}")
+            raise Refusal(400, f"the body is not a single complete {encoding} stream")
 
     async def _read_form(self, request: web.BaseRequest, body: IO[bytes]) -> None:
-        """Write the only file of a form; its other fields are left out."""
+        """Write the only file of a form, and ignore its other fields."""
         files = fields = received = 0
         try:
             parts = await request.multipart()

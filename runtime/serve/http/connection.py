@@ -1,8 +1,8 @@
-"""One HTTP connection: limits on the time that it waits for its client, around aiohttp's protocol.
+"""HTTP connection: time limits for its client, around aiohttp's protocol.
 
-aiohttp parses requests, sends responses, and limits lines, headers and pipelines. It does not limit the time of a
-client that does not read, it closes an idle connection although a request has begun, and it forgets a client that
-closes only its own side.
+aiohttp parses requests, sends responses, and limits lines, headers and pipelines. But it waits indefinitely for a
+client that does not read, closes an idle connection even if a request has begun, and drops a client that closes only
+its own side.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from dataclasses import dataclass, field
 from aiohttp import HttpVersion11, web
 
 IDLE_S = 75.0
-"""Time between two requests, in seconds; proxies keep connections for 60 s."""
+"""Maximum time between two requests, in seconds; proxies keep connections for 60 s."""
 RECEIVE_S = 60.0
-"""Time for a client to send the header of a request, to send a body, or to read a response, in seconds."""
+"""Maximum time to receive a header, to receive a body, or to wait for a client to read a response, in seconds."""
 HANDSHAKE_S = 10.0
-"""Time for a client to agree on TLS, in seconds."""
+"""Maximum time of a TLS handshake, in seconds."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TOO_SLOW = (
     b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 72\r\n\r\n"
     b'{"error": "the header of the request was not complete; send it faster"}\n'
 )
 _LAST_S = 0.25
-"""Time for a request that was received to begin, before a connection is closed that takes no others, in seconds."""
+"""Time for a received request to begin before a connection that accepts no further ones is closed, in seconds."""
 _CLOSE_S = 0.5
 """Time for a client to confirm the end of a TLS connection, in seconds; asyncio waits for 30 s."""
 _PROBE_S = 0.05
-"""Time until a client that closed its side is checked again, in seconds; doubled after each check."""
+"""Time until a client that has closed its side is checked again, in seconds; doubled after each check."""
 
 
 @dataclass(eq=False)
 class Connections:
-    """Connections of a server, the least recently used one first, and their limits."""
+    """Connections of a server, the least recently used first, and their limits."""
 
     most: int
     idle_s: float = IDLE_S
@@ -47,7 +47,7 @@ class Connections:
     """Set when a connection ends."""
 
     def add(self, connection: Connection | Handshake) -> bool:
-        """Add a connection, in the place of an idle one if there are too many; return False if there is no place."""
+        """Add a connection, if necessary in place of an idle one; return False at the limit."""
         if len(self.open) >= self.most and (idle := next((one for one in self.open if one.is_idle), None)):
             idle.abort()
         has_place = len(self.open) < self.most
@@ -56,24 +56,24 @@ class Connections:
         return has_place
 
     def remove(self, connection: Connection | Handshake) -> None:
-        """Remove a connection that ends."""
+        """Remove a connection that has ended."""
         self.open.pop(connection, None)
         self.changed.set()
 
 
 class Handshake(asyncio.Protocol):
-    """Connection until its client has agreed on TLS; asyncio's own TLS server tells of it only after that."""
+    """Connection during its TLS handshake; asyncio's own TLS server reports a connection only afterwards."""
 
     is_idle = True
 
     def __init__(self, connect: Callable[[], Connection], connections: Connections, tls: ssl.SSLContext) -> None:
-        """Pass the connection on to that of ``connect``."""
+        """Hand the connection to the protocol that ``connect`` returns."""
         self._connect, self._connections, self._tls = connect, connections, tls
         self._early = b""
         """Data that came with the end of the handshake."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection; close it if there are too many."""
+        """Begin the handshake, or close the connection if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if self._connections.add(self):
@@ -82,7 +82,7 @@ class Handshake(asyncio.Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes."""
+        """Keep bytes for the connection."""
         self._early += data
 
     def abort(self) -> None:
@@ -99,7 +99,7 @@ class Handshake(asyncio.Protocol):
             transport = await start_tls(
                 self._transport, self, self._tls, server_side=True, ssl_handshake_timeout=seconds
             )
-        if transport is None or self not in self._connections.open:  # the client or abort has ended it
+        if transport is None or self not in self._connections.open:  # ended by the client or by abort
             self.abort()
             return
         self._connections.remove(self)
@@ -111,7 +111,7 @@ class Handshake(asyncio.Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """Passes every event to aiohttp's protocol. The application says when a request begins and ends."""
+    """Connection that passes every event to aiohttp's protocol; the application reports when requests begin and end."""
 
     def __init__(self, http: asyncio.Protocol, connections: Connections) -> None:
         self._http = http
@@ -119,40 +119,40 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None
         self._has_begun = False
-        """Whether a part of a header was received."""
+        """Whether part of a header has been received."""
         self._request: web.BaseRequest | None = None
-        """Request that the application answers."""
+        """Request that the application is answering."""
         self._has_response_begun = False
         self._is_paused = False
         """Whether the client does not read."""
         self._is_last = False
-        """Whether the connection takes no more requests than it has received."""
+        """Whether the connection accepts no further requests."""
         self._is_half_closed = False
         self._is_whole = True
-        """Whether the latest request was received whole; else the rest of its body follows, and no request."""
+        """Whether the latest request was received completely; otherwise the rest of its body comes next."""
         self._body = 0
-        """Bytes received behind the header of the latest request."""
+        """Bytes received after the header of the latest request."""
 
     # What the application calls.
 
     def begin(self, request: web.BaseRequest) -> None:
-        """Note that the application answers a request."""
+        """Record that the application begins to answer a request."""
         self._request, self._has_begun, self._has_response_begun = request, False, False
         self._set_timer()
         self._probe_later()
 
     def respond(self) -> None:
-        """Note that the response begins."""
+        """Record that the response begins."""
         self._has_response_begun = True
 
     def end(self) -> bool:
-        """Note that the request is answered; return whether another one may follow."""
+        """Record that the request is answered; return whether another one may follow."""
         request, self._request = self._request, None
         self._is_whole = request is not None and request.content.is_eof()
         # aiohttp ignores an upgrade, and drops what it has read together with the end of such a request.
         is_alone = request is None or "Upgrade" not in request.headers or self._body == (request.content_length or 0)
         if self in self._connections.open:
-            self._connections.open[self] = self._connections.open.pop(self)  # as the last
+            self._connections.open[self] = self._connections.open.pop(self)  # now the most recently used
         self._set_timer()
         return self._is_whole and is_alone
 
@@ -164,7 +164,7 @@ class Connection(asyncio.Protocol):
         return self._request is None and not self._has_begun
 
     def end_after_requests(self) -> None:
-        """Close the connection when all requests that were received are answered."""
+        """Close the connection once all received requests are answered."""
         self._is_last = True
         self._set_timer()
 
@@ -176,26 +176,26 @@ class Connection(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection; close it if there are too many."""
+        """Pass a new connection on, or close it if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if not self._connections.add(self):
             self._http = asyncio.Protocol()  # which does nothing
             transport.abort()
             return
-        transport.set_write_buffer_limits(1, 0)  # pause_writing then tells of every client that does not read
+        transport.set_write_buffer_limits(1, 0)  # so that pause_writing reports every client that does not read
         self._http.connection_made(transport)
         self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove a connection; aiohttp cancels the request."""
+        """Remove the connection; aiohttp cancels its request."""
         self._stop_timer()
         self._request = None
         self._connections.remove(self)
         self._http.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; the time of a header starts with its first byte."""
+        """Pass bytes on; the time limit of a header starts with its first byte."""
         if self.is_idle and self._is_whole:
             self._has_begun, self._body = True, -len(data.partition(b"\r\n\r\n")[0]) - 4
             self._set_timer()
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
         self._http.data_received(data)
 
     def eof_received(self) -> bool:
-        """Keep a connection whose client may still read; asyncio cannot do so with TLS."""
+        """Keep the connection open, since its client may still read; asyncio cannot do so with TLS."""
         if self._transport.get_extra_info("sslcontext") is not None:
             return False
         self._is_half_closed = True
@@ -251,9 +251,9 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(seconds, self._probe, self._request, seconds)
 
     def _probe(self, request: web.BaseRequest | None, seconds: float) -> None:
-        """Find out whether a client that closed its side still reads; if not, the system resets the connection.
+        """Check whether a client that has closed its side still reads; if not, the system resets the connection.
 
-        Only data shows that. It is an interim response, which clients ignore.
+        Only sending data shows that: an interim response, which clients ignore.
         """
         if request is None or request is not self._request or self._has_response_begun:
             return

@@ -10,7 +10,7 @@ from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import is_ipv6
 
 MAX_SCRAPE_CONNECTIONS = 16
-"""Limit of connections to ``--metrics``; further ones are closed immediately."""
+"""Limit of connections to ``--metrics``; others are closed immediately."""
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]/@\s]+):(\d{1,5})", re.ASCII)
 
 

@@ -1,4 +1,4 @@
-"""Responses of ``ls-edge serve`` that are JSON, and refusals."""
+"""JSON responses and refusals of ``ls-edge serve``."""
 
 from __future__ import annotations
 

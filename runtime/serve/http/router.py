@@ -1,4 +1,4 @@
-"""Rules for every request: its path and method, access, headers, ids, counts, the access log, and errors."""
+"""Steps that all requests share: path, method, access, headers, ids, counts, the access log, and errors."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})", re.ASCII)
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Buckets of the times of requests."""
+"""Histogram buckets for durations of requests."""
 _HEADERS = web.RequestKey("headers", dict)
-"""Key of the headers of a response in its request."""
+"""Key under which a request holds the headers of its response."""
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
-"""Function of a request, and of the parameters of its path by name."""
+"""Function that gets a request, and the parameters of its path by name."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A path, with parameters such as ``{model}``, and what answers it. ``GET`` includes ``HEAD``.
+    """A path, with parameters such as ``{model}``, and its handler. ``GET`` includes ``HEAD``.
 
-    Parameters may have slashes, as names of models on the Hub do; the first route that fits a path answers it.
+    Parameters may contain slashes, as names of models on the Hub do; the first route that matches a path is used.
     """
 
     method: str
@@ -44,7 +44,7 @@ class Route:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods, in the order of the alphabet."""
+        """Allowed methods, in alphabetical order."""
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
@@ -54,7 +54,7 @@ class Router:
     def __init__(
         self, routes: Sequence[Route], access: Access, registry: CollectorRegistry, *, access_log: bool
     ) -> None:
-        """Write a line for each request with ``access_log``."""
+        """With ``access_log``, log each request."""
         self._routes = [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>.+)", route.path)), route) for route in routes]
         self._access = access
         self._access_log = access_log
@@ -64,7 +64,7 @@ class Router:
         )
         self._seconds = Histogram(
             "ls_edge_http_request_seconds",
-            "From the header of a request to its answer.",
+            "Time from the header of a request to its response.",
             ["path"],
             registry=registry,
             buckets=BUCKETS_S,
@@ -92,7 +92,7 @@ class Router:
             path = path if route is None else route.path
             response = await self._answer(request, route, parameters)
             status = response.status
-        except ConnectionError:  # the client has gone away
+        except ConnectionError:  # the client is gone
             raise asyncio.CancelledError from None
         except Exception:
             self._failures += 1
@@ -149,7 +149,7 @@ class Router:
 
 
 def _check_framing(request: web.BaseRequest) -> None:
-    """Raise :class:`Refusal` for a request whose end a proxy may see elsewhere."""
+    """Raise :class:`Refusal` for a request that a proxy may delimit in another way (request smuggling)."""
     coding = request.headers.getall("Transfer-Encoding", ())
     close = {"Connection": "close"}
     if request.version not in (HttpVersion10, HttpVersion11):
@@ -168,7 +168,7 @@ def _connection_of(request: web.BaseRequest) -> Connection:
 
 
 async def begin_response(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Send the header of a response whose body follows piece by piece."""
+    """Send the header of a response whose body is streamed."""
     response.headers.update(request[_HEADERS])
     _connection_of(request).respond()
     await response.prepare(request)

@@ -1,4 +1,4 @@
-"""HTTP server of ``ls-edge serve``: aiohttp on a thread of its own, and its certificate."""
+"""HTTP server of ``ls-edge serve``: aiohttp on its own thread, and the TLS certificate."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ls_edge.runtime.serve.http.listener import url_of
 from ls_edge.runtime.serve.http.replies import HEADERS, Refusal
 
 MAX_LINE, MAX_HEADERS = 16 << 10, 64
-"""Limits of a line of a header, in bytes, and of their number."""
+"""Maximum size of a header line in bytes, and maximum number of headers."""
 MAX_IDLE_CONNECTIONS = 512
-"""Connections in addition to those whose images are being answered or wait."""
+"""Connections in addition to one for each request that is in progress or waits."""
 _QUOTED = re.compile(r""":?\s*((bytearray\()?b['"]|\n).*""", re.DOTALL)
 _END_S = 1.0
-"""Time for the thread to end, in seconds."""
+"""Maximum time for the thread to end, in seconds."""
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -44,7 +44,7 @@ class HttpServer:
         tls: Certificate | None = None,
         cores: EngineCores | None = None,
     ) -> None:
-        """Serve on a listening socket and take ownership of it. The thread stays off ``cores``, those of the engine."""
+        """Serve on a listening socket and take ownership of it. The thread avoids the engine's cores."""
         self.url = url_of(listener, "https" if tls else "http")
         self._listener = listener
         self._handler = handler
@@ -52,7 +52,7 @@ class HttpServer:
         self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
-        with (cores or EngineCores()).others():  # where the threads that are started here stay
+        with (cores or EngineCores()).others():  # threads started here stay on these cores
             self._thread = threading.Thread(target=self._run, name="http", daemon=True)
             self._thread.start()
 
@@ -74,7 +74,7 @@ class HttpServer:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """End all connections and the thread."""
+        """Abort all connections, and end the thread."""
         self._call(self._abort)
         self._thread.join(_END_S)
 
@@ -96,7 +96,7 @@ class HttpServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        # Any client can make aiohttp log; what matters is answered or counted.
+        # Any client can make aiohttp write log lines; what matters is in responses and metrics.
         silent = logging.Logger("silent", logging.CRITICAL + 1)
         http = functools.partial(
             _Http, web.Server(self._handler, handler_cancellation=True), loop=self._loop, logger=silent,
@@ -120,12 +120,12 @@ class HttpServer:
 
 
 class _Http(web.RequestHandler):
-    """aiohttp's protocol, which refuses malformed HTTP as other requests are refused."""
+    """aiohttp's protocol, with the usual response to malformed HTTP."""
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Return the response; the end of the message of aiohttp quotes the bytes."""
+        """Return the response, without the bytes of the client that aiohttp's message quotes."""
         super().handle_error(request, status, exc, message)  # raises ConnectionError if a response has begun
         why = _QUOTED.sub("", message or "")[:200].strip(". ")
         response = Refusal(status, f"the request is not valid HTTP: {why}", HEADERS).response()
@@ -134,16 +134,16 @@ class _Http(web.RequestHandler):
 
 
 class Certificate:
-    """TLS certificate and key of a server, which can be read again while it runs."""
+    """TLS certificate and key of a server, which can reload them."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raise :class:`UsageError` if the files cannot be used."""
         self._files = certificate, key
         self.context = self._read()
-        """Context of new connections."""
+        """Context for new connections."""
 
     def reload(self) -> None:
-        """Read the files again; raise :class:`UsageError` and keep what there was if they cannot be used."""
+        """Read the files again; raise :class:`UsageError` and keep the previous ones if they cannot be used."""
         self.context = self._read()
 
     def _read(self) -> ssl.SSLContext:

@@ -71,10 +71,10 @@ def test_image_gets_what_one_process_computes(shared, bundle, kind):
         ("?budget_ms=10001", "budget_ms '10001': use"),
         ("?budget_ms=1e3", "budget_ms '1e3': use"),
         ("?logits=yes", "logits 'yes': use 0 or 1"),
-        ("?Top=1", "parameter 'Top' is not known; use top, budget_ms or logits"),
+        ("?Top=1", "unknown parameter 'Top'; use top, budget_ms or logits"),
         ("?top=1&budget_ms=9&top=1", "a parameter is given twice; give each once"),
-        ("?x=" + "y" * 5000, "parameter 'x' is not known"),
-        ("?" + "&".join(f"a{n}=1" for n in range(50)), "parameter 'a0' is not known"),
+        ("?x=" + "y" * 5000, "unknown parameter 'x'"),
+        ("?" + "&".join(f"a{n}=1" for n in range(50)), "unknown parameter 'a0'"),
         ("?top=%1b%5b31m", r"top '\\x1b[31m': use"),
     ],
 )
@@ -368,7 +368,7 @@ def test_requests_beyond_concurrency_and_queue_or_budget_are_refused(slow, bundl
 
     first, (second, (refused, live)) = together(lambda: server.predict(picture()), later)
     assert first[0] == second[0] == 200
-    assert refused == (503, {"error": "1 images are being answered and 1 wait, the limit; try again"})
+    assert refused == (503, {"error": "1 images are being answered and 1 wait, which is the limit; try again"})
     assert live == 200
     assert server.get("/status")[1]["waited_ms"] > 0
     status, answer = server.predict(picture(), "?budget_ms=100")

@@ -201,9 +201,9 @@ def test_errors_name_what_a_client_did_wrong(client):
     for inputs, outputs, model, status, words in (
         ([small], None, "tiny", "400", "cannot decode image 0"),
         ([wrong], None, "tiny", "400", "has the shape [1, 3, 2, 2]; use [N, 3, 16, 16]"),
-        ([other], None, "tiny", "400", "input 'cat' is not known; use image, pixels or input"),
+        ([other], None, "tiny", "400", "unknown input 'cat'; use image, pixels or input"),
         ([small, wrong], None, "tiny", "400", "give one of image, pixels and input"),
-        ([encoded()], [triton.InferRequestedOutput("x")], "tiny", "400", "output 'x' is not known"),
+        ([encoded()], [triton.InferRequestedOutput("x")], "tiny", "400", "unknown output 'x'"),
         ([encoded()], None, "another", "404", "model 'another' is not found; this server has tiny"),
     ):
         with pytest.raises(InferenceServerException) as caught:
@@ -262,7 +262,7 @@ def one(name, shape, datatype, **more):
         (one("image", [-1], "BYTES", data=["x"]), "the request is not valid"),
         (one("image", [0], "BYTES", data=[]), "a batch of 0"),
         (one("image", [999999], "BYTES", data=[]), "a batch of 999999"),
-        (one("image", [1], "BYTES", data=["?"]), "not texts in base64"),
+        (one("image", [1], "BYTES", data=["?"]), "not base64 strings"),
         (one("image", [1], "BYTES"), "neither data nor binary_data_size"),
         (one("image", [1], "FP32", data=[1]), "use BYTES"),
         (one("input", [1, 3], "FP32", data=[1]), "use [N, 3, 16, 16]"),

@@ -348,9 +348,9 @@ def test_page_says_why_an_image_has_no_answer(front, browser, status, kind, text
 
 
 def test_page_says_why_it_has_no_news(front, browser):
-    front.replace("/events", 503, "application/json", b'{"error": "16 pages are open, the limit; close one"}')
+    front.replace("/events", 503, "application/json", b'{"error": "16 pages are open, which is the limit; close one"}')
     browser.show("http://{}:{}/".format(*front.address), 1280, 900)
-    browser.wait_for(f"{STATE}.includes('16 pages are open, the limit')")
+    browser.wait_for(f"{STATE}.includes('16 pages are open, which is the limit')")
     front.replace("/events", 504, "text/html", b"<html></html>")
     browser.wait_for(f"{STATE}.includes('504 the proxy gave up')")
     front.restore("/events")

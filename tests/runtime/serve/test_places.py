@@ -95,7 +95,7 @@ def test_request_whose_deadline_comes_first_gets_no_place():
     async def scenario():
         places = Places(1, 10)
         await places.take(later(30))
-        with pytest.raises(Refusal, match="the budget ended before the image had its turn") as caught:
+        with pytest.raises(Refusal, match="the budget ended while the image waited") as caught:
             await places.take(later(0.01))
         assert caught.value.status == 504
         assert places.waiting == 0
