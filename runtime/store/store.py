@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import re
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -37,6 +38,9 @@ from ls_edge.runtime.change.record import TRIAL_STARTS, AppliedFile, Before, Sto
 from ls_edge.runtime.store.files import FileStore, digest_of, is_file
 
 log = logging.getLogger("ls_edge.runtime")
+
+_OWN = re.compile(r"\.?[0-9a-f]{64}(\.|\Z)")
+"""Names of files that a store writes; others in its folder belong to the user."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -262,7 +266,7 @@ class Store(FileStore):
         return ""
 
     def _collect(self, offered: set[str]) -> None:
-        """Remove all files that none of the offered, the active and the previous bundle needs."""
+        """Remove files of the store that none of the offered, the active and the previous bundle needs."""
         record = self.record
         before = record.before or Before(None, None)
         keep = {*offered, *(f"{digest}.part" for digest in offered)}
@@ -273,5 +277,5 @@ class Store(FileStore):
                 with contextlib.suppress(BundleError):
                     keep |= {part.sha256 for _, part in self.open(manifest).manifest.part_names()}
         for path in self._files.iterdir():
-            if path.name not in keep:
+            if path.name not in keep and _OWN.match(path.name) and not path.is_dir():
                 path.unlink(missing_ok=True)

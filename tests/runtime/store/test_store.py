@@ -141,6 +141,22 @@ def test_the_previous_bundle_is_kept_and_older_ones_are_removed(store, tiny_bund
     assert hashlib.sha256(b"third").hexdigest() in kept
 
 
+def test_files_of_others_stay_in_the_folder_of_a_store(store, tiny_bundle):
+    """A folder that had files named ``files/`` lost them at the first push, and a folder in it made pushes fail."""
+    files = store.folder / "files"
+    ours = [files / ("0" * 64), files / f"{'1' * 64}.part", files / f".{'2' * 64}.77.part"]
+    theirs = [files / "thesis.tex", files / "photo.part", files / ".nfs0001"]
+    for path in (*ours, *theirs):
+        path.write_text("content")
+    (files / "backup").mkdir()
+    (files / ("3" * 64)).mkdir()
+    manifest, _ = fill(store, tiny_bundle)
+    store.switch(manifest)
+    assert not [path.name for path in ours if path.exists()]
+    assert all(path.read_text() == "content" for path in theirs)
+    assert (files / "backup").is_dir()
+
+
 def test_a_bundle_that_never_becomes_warm_is_given_up(tmp_path, tiny_bundle, changed):
     store = Store(tmp_path / "store", BLOCKS)
     first, _ = fill(store, tiny_bundle)
