@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.closing import Closing
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.files import replacing
 from ls_edge.core.parts import shown_parts
@@ -353,7 +354,7 @@ def _escaped(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-class TraceWriter:
+class TraceWriter(Closing):
     """Writer of a trace during a run, with one line per request.
 
     An error such as a full disk does not end the run: :attr:`problem` has the reason, complete lines remain in the
@@ -372,12 +373,6 @@ class TraceWriter:
             raise UsageError(f"cannot write the trace {path}: {error.strerror}; give another path") from None
         self._plain = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
         self._size = 0
-
-    def __enter__(self) -> TraceWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def write(self, record: RequestRecord) -> None:
         """Append a record; do nothing after a problem."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.engines.engine import Engine
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Pipeline:
+class Pipeline(Closing):
     """Stem, blocks and head of a bundle as engines; created by :meth:`open`."""
 
     def __init__(self, bundle: Bundle, engines: Mapping[int, Engine], choice: EngineChoice) -> None:
@@ -86,12 +87,6 @@ class Pipeline:
     def close(self) -> None:
         """Free the engines."""
         self.executor.close()
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _checked(self, index: int) -> int:
         if not 0 <= index < self.num_blocks:

@@ -109,7 +109,16 @@ class Sender(Client):
 
     def results(self) -> Mapping[str, PushResult]:
         """Return the result for each peer so far."""
-        return {name: _result(target) for name, target in self._targets.items()}
+        return {
+            name: PushResult(
+                parts=one.last.parts if one.last else 0,
+                bytes=one.last.size if one.last else 0,
+                sent_bytes=one.sent,
+                state=StoreState.FAILED.value if one.failure else one.last.state if one.last else "unreachable",
+                reason=one.failure or None,
+            )
+            for name, one in self._targets.items()
+        }
 
     # The steps.
 
@@ -263,18 +272,6 @@ class Sender(Client):
 def _progress(stored: Stored) -> tuple[object, ...]:
     """Return the fields that change while a peer makes progress."""
     return stored.state, stored.manifest, stored.missing, stored.built, stored.step
-
-
-def _result(target: Target) -> PushResult:
-    last = target.last
-    state = StoreState.FAILED.value if target.failure else last.state if last is not None else "unreachable"
-    return PushResult(
-        parts=last.parts if last is not None else 0,
-        bytes=last.size if last is not None else 0,
-        sent_bytes=target.sent,
-        state=state,
-        reason=target.failure or None,
-    )
 
 
 def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 
+from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerState
@@ -32,8 +32,6 @@ _FLUSH_S = 0.02
 """Seconds that :meth:`Client.close` gives libzmq's thread to write the last messages."""
 
 _NO_REASON = NoLink("", "")
-
-Self = TypeVar("Self", bound="Client")
 
 
 @dataclass(eq=False)
@@ -116,7 +114,7 @@ class Session:
         return PeerState.ALIVE, note
 
 
-class Client:
+class Client(Closing):
     """Context manager with a session for each peer of a file; used by one thread."""
 
     def __init__(
@@ -145,12 +143,6 @@ class Client:
             tokens_frame=tokens_frame,
             curve=curve_of(peers, self._hello.name, keys),
         )
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Send BYE to every peer that has answered, so that it drops the work of this process, and close the links."""

@@ -10,6 +10,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from ls_edge.core.closing import Closing
 from ls_edge.device.worker import introduce_thread
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS, url_of
@@ -18,7 +19,7 @@ SCRAPE_SILENCE_S = 10.0
 """Seconds without a byte after which a connection to ``--metrics`` is closed."""
 
 
-class ScrapeServer:
+class ScrapeServer(Closing):
     """Server of a registry on its own threads, started by the constructor; a context manager."""
 
     def __init__(self, listener: socket.socket, registry: CollectorRegistry, cores: EngineCores | None = None) -> None:
@@ -29,12 +30,6 @@ class ScrapeServer:
         with (cores or EngineCores()).others():  # threads started here stay on these cores
             self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
             self._thread.start()
-
-    def __enter__(self) -> ScrapeServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the port; open connections end with their requests."""

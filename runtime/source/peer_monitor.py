@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from msgspec.structs import replace
-
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerEvent, PeerReport, PeerState, Rejection
 from ls_edge.runtime.routing.source.source_rules import SourceMachine
@@ -187,10 +185,6 @@ class PeerMonitor:
         peers = {
             peer.name: _view(peer, neighbors.get(peer.name), now, known.get(peer.name)) for peer in self._peers.peers
         }
-        for name, view in peers.items():
-            before = known.get(name)
-            is_new = before is None or before.state is not view.state
-            peers[name] = replace(view, since=now if before is None or is_new else before.since)
         return SourceSnapshot(
             peers=MappingProxyType(peers),
             needed=self._needed,
@@ -206,11 +200,11 @@ class PeerMonitor:
 
 
 def _view(peer: PeerConfig, n: Neighbor | None, now: float, known: PeerView | None) -> PeerView:
+    before = known or PeerView(name=peer.name, blocks=peer.blocks, since=now)
+    latest, state = (before, None) if n is None else (n.hello, n.state)
     if n is None:
-        lost = PeerView(name=peer.name, blocks=peer.blocks)
-        return lost if known is None else replace(lost, engine=known.engine, bundle_id=known.bundle_id)
-    state = n.state
-    if state is None or not state.warm:
+        found = PeerState.LOST
+    elif state is None or not state.warm:
         found = PeerState.COLD
     elif state.stuck:
         found = PeerState.STUCK
@@ -222,10 +216,11 @@ def _view(peer: PeerConfig, n: Neighbor | None, now: float, known: PeerView | No
         name=peer.name,
         blocks=peer.blocks,
         state=found,
-        engine=n.hello.engine,
-        bundle_id=n.hello.bundle_id,
+        engine=latest.engine,
+        bundle_id=latest.bundle_id,
         warm=state is not None and state.warm,
-        credits=n.reported_credits,
+        credits=None if n is None else n.reported_credits,
         reaches=() if state is None else state.reaches,
         queue=None if state is None else state.queue,
+        since=before.since if before.state is found else now,
     )

@@ -18,12 +18,12 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.closing import Closing
 from ls_edge.core.errors import SourceClosed, UsageError
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile, load_peers
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ls_edge.runtime.transport.outbox import LinkCounts
 
 
-class Source:
+class Source(Closing):
     """Submission of images to peers. Create it with :meth:`open`; close it, or use it in a ``with`` statement."""
 
     def __init__(
@@ -186,14 +186,6 @@ class Source:
             name=name,
             on_event=on_event,
         )
-
-    def __enter__(self) -> Source:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def submit(
         self, image: Image, *, name: str = "", label: int | None = None, budget_ms: float | None = None

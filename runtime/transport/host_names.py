@@ -32,8 +32,6 @@ class HostNameResolver:
         self._wanted: set[str] = set()
         self._began: dict[str, float] = {}
         """Time at which the latest look-up of each name with a thread began."""
-        self._told: dict[str, int] = {}
-        """Seconds that :meth:`slow` last reported, by name."""
         self._found: deque[tuple[str, tuple[str, ...], str]] = deque()
         self._waker = Waker()
         self._waker.asleep = True
@@ -64,15 +62,12 @@ class HostNameResolver:
         return bool(self._began)
 
     def slow(self) -> list[tuple[str, str]]:
-        """Return the names whose look-up has taken another whole second, each with a line that says so."""
-        now, slow = time.monotonic(), []
+        """Return the names whose look-up has taken longer than a second, each with a line that says so."""
+        now = time.monotonic()
         with self._lock:
-            for name, began in self._began.items():
-                seconds = int(now - began)
-                if seconds >= 1 and self._told.get(name) != seconds:
-                    self._told[name] = seconds
-                    slow.append((name, f"still looking up {_host_and_port(self._addresses[name])[0]} ({seconds} s)"))
-        return slow
+            seconds = {name: int(now - began) for name, began in self._began.items() if now - began >= 1}
+        hosts = {name: _host_and_port(self._addresses[name])[0] for name in seconds}
+        return [(name, f"still looking up {hosts[name]} ({took} s)") for name, took in seconds.items()]
 
     def close(self) -> None:
         """Stop after the current look-ups."""

@@ -79,13 +79,10 @@ class Inbox:
 
     def _act(self, event: Incoming, message: Message, tokens: zmq.Frame | None) -> None:
         name = self._linked.name_of.get(event.link)
-        if (
-            name is None
-            or name in self._linked.guests
-            or type(message) not in _ROUTED
-            or self._linked.user_of[event.link] != event.user
-        ):
-            self._act_outside_routing(event, message)
+        if name is not None and self._linked.user_of[event.link] != event.user:
+            name = None  # another connection has its routing id now
+        if name is None or name in self._linked.guests or type(message) not in _ROUTED:
+            self._act_outside_routing(event, message, name)
         elif isinstance(message, Run):
             assert tokens is not None
             self._feed(self._arrived(name, message, tokens))
@@ -95,16 +92,11 @@ class Inbox:
         else:
             self._feed(Received(name, message))
 
-    def _act_outside_routing(self, event: Incoming, message: Message) -> None:
-        link = event.link
+    def _act_outside_routing(self, event: Incoming, message: Message, name: str | None) -> None:
         if isinstance(message, (Hello, Welcome)):
             self._handshake.on_greeting(event, message)
-            return
-        name = self._linked.name_of.get(link)
-        if name is not None and self._linked.user_of[link] != event.user:  # another connection has its routing id now
-            name = None
-        if isinstance(message, Complaint):
-            self._handshake.on_complaint(link, name or event.user, message)
+        elif isinstance(message, Complaint):
+            self._handshake.on_complaint(event.link, name or event.user, message)
         elif name is None:
             self._drop(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
         elif isinstance(message, Bye):

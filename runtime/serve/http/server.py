@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError
 from ls_edge.device.worker import introduce_thread
 from ls_edge.runtime.peer.cores import EngineCores
@@ -32,7 +33,7 @@ _END_S = 1.0
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class HttpServer:
+class HttpServer(Closing):
     """Server that answers requests with a handler, started by the constructor; a context manager."""
 
     def __init__(
@@ -55,12 +56,6 @@ class HttpServer:
         with (cores or EngineCores()).others():  # threads started here stay on these cores
             self._thread = threading.Thread(target=self._run, name="http", daemon=True)
             self._thread.start()
-
-    def __enter__(self) -> HttpServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def is_alive(self) -> bool:
@@ -139,14 +134,12 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raise :class:`UsageError` if the files cannot be used."""
         self._files = certificate, key
-        self.context = self._read()
+        self.context: ssl.SSLContext
         """Context for new connections."""
+        self.reload()
 
     def reload(self) -> None:
         """Read the files again; raise :class:`UsageError` and keep the previous ones if they cannot be used."""
-        self.context = self._read()
-
-    def _read(self) -> ssl.SSLContext:
         certificate, key = self._files
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["http/1.1"])
@@ -158,4 +151,4 @@ class Certificate:
                 f"--tls-cert {certificate} and --tls-key {key} cannot be used ({why}); give a PEM certificate chain "
                 "and its key without a password"
             ) from None
-        return context
+        self.context = context
