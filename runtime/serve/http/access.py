@@ -84,8 +84,9 @@ class Access:
         """Raise :class:`Refusal` for a request that is not allowed."""
         headers = request.headers
         host = headers.get("Host", "")
-        name = _split(f"//{host}")[1]
-        if self._loopback_only and host and name not in self._hosts and not is_loopback_host(name):
+        name = _split(f"//{host}")[1].removesuffix(".")
+        is_loopback = is_loopback_host(name) or name.endswith(".localhost")  # RFC 6761
+        if self._loopback_only and host and name not in self._hosts and not is_loopback:
             raise Refusal(
                 403, "this server does not accept that host name; behind a proxy, use --allow-host or --token-file"
             )

@@ -1,5 +1,7 @@
 """Tokens, host names, pages of other sites, and addresses of clients behind proxies."""
 
+import contextlib
+
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
@@ -7,6 +9,7 @@ from multidict import CIMultiDict
 
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.serve.http.access import Access
+from ls_edge.runtime.serve.http.replies import Refusal
 from tests.browser import Browser, needs_browser
 from tests.runtime.serve.serving import TOKENS, Server, bearer, picture, status_of
 
@@ -97,6 +100,26 @@ def test_client_is_the_last_address_that_is_not_a_trusted_proxy(proxies, remote,
     headers = CIMultiDict([("X-Forwarded-For", value) for value in forwarded])
     access = Access(loopback_only=True, proxies=proxies)
     assert access.client_of(make_mocked_request("GET", "/", headers).clone(remote=remote)) == client
+
+
+@pytest.mark.parametrize(
+    ("host", "is_allowed"),
+    [
+        ("localhost:8080", True),
+        ("LOCALHOST.:8080", True),
+        ("edge.localhost:8080", True),
+        ("edge.localhost.", True),
+        ("[::1]:8080", True),
+        ("edge-localhost:8080", False),
+        ("localhost.evil.example", False),
+        (".", False),
+    ],
+)
+def test_names_of_the_loopback_need_no_flag(host, is_allowed):
+    """Browsers and curl resolve ``edge.localhost`` to the loopback without asking a name server."""
+    request = make_mocked_request("GET", "/status", {"Host": host})
+    with contextlib.nullcontext() if is_allowed else pytest.raises(Refusal, match="does not accept that host name"):
+        Access(loopback_only=True).check(request)
 
 
 @pytest.mark.parametrize("proxy", ["edge.example", "10.0.0.0/33", "", "10.0.0.1:80"])
