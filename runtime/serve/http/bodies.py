@@ -10,8 +10,9 @@ from typing import IO
 from aiohttp import BodyPartReader, HttpVersion11, web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from ls_edge.core.logs import LoggedCounts
 from ls_edge.runtime.serve.http.connection import CONTINUE, RECEIVE_S
-from ls_edge.runtime.serve.http.replies import Refusal
+from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
 
 MAX_FIELDS = 16
 """Maximum number of fields in a form."""
@@ -28,6 +29,7 @@ class BodyReader:
     def __init__(self, most: int, receive_s: float = RECEIVE_S) -> None:
         self._most = most
         self._receive_s = receive_s
+        self._faults = LoggedCounts()
         self._too_large = Refusal(413, f"the body has more than {most} bytes; send a smaller one")
 
     async def read(self, request: web.BaseRequest, *, form: bool = False) -> IO[bytes]:
@@ -54,6 +56,10 @@ class BodyReader:
                 raise Refusal(408, f"the body was not complete after {self._receive_s:g} s; send it faster") from None
             if isinstance(error, web.RequestPayloadError):
                 raise Refusal(400, "the body is not valid: its chunks or its length are wrong") from None
+            if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+                self._faults.note("disk", "cannot store the body of a request", why=str(error))
+                why = "the server has no room to store the body; free space in its temporary folder, or set TMPDIR"
+                raise Refusal(503, why, RETRY_AFTER) from None
             raise
         return body
 

@@ -56,8 +56,8 @@ def test_other_encodings_are_refused(address, ask, encoding):
 @pytest.mark.parametrize(
     ("encoding", "body", "words"),
     [
-        ("gzip", PLAIN, "the body is not gzip"),
-        ("deflate", gzip.compress(PLAIN, mtime=0), "the body is not deflate"),
+        ("gzip", PLAIN, "the body is not valid gzip"),
+        ("deflate", gzip.compress(PLAIN, mtime=0), "the body is not valid deflate"),
         ("gzip", gzip.compress(PLAIN, mtime=0)[:-9], "is not a single complete"),
         ("gzip", gzip.compress(PLAIN, mtime=0) + b"more", "is not a single complete"),
         ("gzip", b"", "is not a single complete"),
@@ -104,3 +104,23 @@ def test_client_that_waits_for_100_gets_a_refusal_instead_of_it(address):
         reply = expecting(address, *given)
         assert int(reply.split()[1]) == status
         assert b"Connection: close" in reply
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_body_without_room_on_the_disk_is_named(serve_routes, ask, small_disk, monkeypatch, caplog, is_missing):
+    """A container with a read-only root answered "the server failed to answer" to every photo of half a megabyte."""
+    bodies = BodyReader(8 << 20, 30.0)
+
+    async def size(request):
+        with await bodies.read(request) as body:
+            return web.Response(text=str(body.seek(0, 2)))
+
+    address, folder = serve_routes([("POST", "/", size)]), small_disk(1)
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "none" if is_missing else folder))
+    status, headers, reply = ask(address, "POST", "/", bytes(3 << 20))
+    assert (status, headers["Retry-After"]) == (503, "1")
+    assert b"the server has no room to store the body" in reply
+    assert "cannot store the body of a request" in caplog.text
+    assert ask(address, "POST", "/", bytes(1 << 10))[0] == 200
+    monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
+    assert ask(address, "POST", "/", bytes(3 << 20))[2] == b"3145728"
