@@ -97,7 +97,7 @@ class BodyReader:
                     if received > self._most:
                         raise self._too_large
                     if is_file:
-                        body.write(chunk)
+                        body.write(part.decode(chunk))
         except (ValueError, AssertionError, LookupError, RuntimeError, BadHttpMessage):
             raise Refusal(400, "the form cannot be read; send one file in multipart/form-data") from None
         if not files:

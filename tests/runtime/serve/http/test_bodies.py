@@ -1,5 +1,6 @@
 """Bodies of requests: encodings, limits before and after decompression, and expectations."""
 
+import base64
 import gzip
 import socket
 import zlib
@@ -104,6 +105,32 @@ def test_client_that_waits_for_100_gets_a_refusal_instead_of_it(address):
         reply = expecting(address, *given)
         assert int(reply.split()[1]) == status
         assert b"Connection: close" in reply
+
+
+@pytest.mark.parametrize(
+    ("coding", "packed", "status"),
+    [
+        ("base64", base64.b64encode(PLAIN), 200),
+        ("Base64", base64.encodebytes(PLAIN), 200),
+        ("binary", PLAIN, 200),
+        ("uuencode", PLAIN, 400),
+    ],
+)
+def test_file_of_a_form_is_decoded(serve_routes, ask, coding, packed, status):
+    """Clients made for mail, and curl with ``;encoder=base64``, encode the parts of a form."""
+    bodies = BodyReader(MOST, 30.0)
+
+    async def echo(request):
+        with await bodies.read(request, form=True) as body:
+            body.seek(0)
+            return web.Response(body=body.read())
+
+    headers = f'Content-Disposition: form-data; name="f"; filename="f"\r\nContent-Transfer-Encoding: {coding}'
+    form = b"--x\r\n" + headers.encode() + b"\r\n\r\n" + packed + b"\r\n--x--\r\n"
+    address = serve_routes([("POST", "/", echo)])
+    found, _, reply = ask(address, "POST", "/", form, {"Content-Type": "multipart/form-data; boundary=x"})
+    assert found == status
+    assert reply == PLAIN if status == 200 else b"the form cannot be read" in reply
 
 
 @pytest.mark.parametrize("is_missing", [True, False])
