@@ -185,7 +185,7 @@ def test_a_second_training_into_the_same_folder_is_refused(tmp_path):
     refusals = []
 
     class Intruder(Silent):
-        def finished(self, metrics):
+        def finished(self, metrics, epochs):
             for flags in ({}, {"overwrite": True}, {"resume": True}):
                 with pytest.raises(LsEdgeError) as caught:
                     train(settings(epochs=1), out, reporter=Silent(), **flags)
@@ -342,7 +342,7 @@ def test_a_run_is_not_resumed_on_changed_data(tmp_path, change):
     config = settings(str(data), model="vit_digits", epochs=3, batch_size=4)
 
     class Stops(Silent):
-        def finished(self, metrics):
+        def finished(self, metrics, epochs):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -86,7 +86,7 @@ def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
     assert not torch.equal(logits(tmp_path / "whole"), logits(tmp_path / "plain"))
 
     class Stops(Silent):
-        def finished(self, metrics):
+        def finished(self, metrics, epochs):
             if metrics.epoch == 2:
                 raise KeyboardInterrupt
 

@@ -6,26 +6,21 @@ import msgspec
 import torch
 
 from ls_edge.training.config import read_config
+from ls_edge.training.progress import Reporter
 from ls_edge.training.runs.checkpoint import load_run
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0}
 
 
-class Silent:
+class Silent(Reporter):
     """A reporter that keeps warnings and epochs."""
 
     def __init__(self):
-        self.warnings = []
-        self.epochs = []
+        self.warnings, self.epochs = [], []
+        super().__init__(self.finished, lambda *_: None, self.warnings.append)
 
-    def warn(self, text):
-        self.warnings.append(text)
-
-    def finished(self, metrics):
+    def finished(self, metrics, _epochs):
         self.epochs.append(metrics)
-
-    def __getattr__(self, name):
-        return lambda *_: None
 
 
 def settings(data="digits", *, optim=None, args=None, **flags):

@@ -258,7 +258,7 @@ def test_a_run_has_the_weights_once_and_loads(shared_runs):
 
 def test_a_run_resumes_to_the_same_bits_and_continues_with_labels(shared_runs, tmp_path):
     class Stops(Silent):
-        def finished(self, metrics):
+        def finished(self, metrics, epochs):
             raise KeyboardInterrupt
 
     config, _ = read_config(None, {
