@@ -54,6 +54,12 @@ def test_copies_do_not_block_the_only_way_home_of_their_requests():
     play(Course(World(held=held, blocks=8, credits=1, links=tuple(star("abcd", random.Random()))), ()))
 
 
+def test_peers_that_need_one_another_do_not_refuse_one_another_forever():
+    """An offer freed a credit, which was gone again when the offer was refused and the tokens of the other arrived."""
+    held = {"a": (1, 2, 3, 4, 5, 7), "b": (0, 2, 3, 5, 6, 7)}
+    play(Course(World(held=held, blocks=8, credits=1, block_s={"a": 0.02, "b": 0.001}, seed=3), ()))
+
+
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_a_state_that_changes_nothing_may_end_a_turn_early(seed, monkeypatch):
     """Without the short way, courses have the same answers after the same number of events."""

@@ -10,27 +10,31 @@ from ls_edge.runtime.routing.state.neighbors import owner_of
 
 _NOT_HELD = (Stage.NEW, Stage.ENDED)
 _HANDED_ON = (Stage.OFFERED, Stage.CUSTODY)
+_BEGINS_WORK = (Stage.QUEUED, Stage.JOINING)
 
 
-def counted(before: Stage, after: Stage) -> tuple[int, int] | None:
-    """Return the change of the numbers of copies and of held requests in a transition, if there is one."""
-    copies = (after in _HANDED_ON) - (before in _HANDED_ON)
-    held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
-    return (copies, held) if copies or held else None
+def may_count(before: Stage, after: Stage) -> bool:
+    """Return whether a transition may change the number of copies or of held requests."""
+    if before in _NOT_HELD or after in _NOT_HELD or after is Stage.AWAY:
+        return True
+    return before is Stage.WAITING and after in (*_HANDED_ON, *_BEGINS_WORK)
 
 
 @dataclass
 class Credits:
     """Counts of held requests, updated by each transition, and the room that is left for senders.
 
-    A request *works* until it is sent to the next holder; from then on it is a copy, and so is one that only passes on
-    its way home. Sources share the credits of a peer equally, and peers that send work of unknown sources are among
-    them; half of the credits are reserved for transfers between peers.
+    A request *works* until it is first sent to a next holder; from then on it is a copy, unless another block is to run
+    here, and so is one that only passes on its way home. An offer that is refused must not take back the credit that it
+    has freed: two peers that need one another would refuse each other forever.
+
+    Sources share the credits of a peer equally, and peers that send work of unknown sources are among them; half of the
+    credits are reserved for transfers between peers.
     """
 
     limits: Limits = field(repr=False)
     copies: int = 0
-    """Number of requests in the stages ``OFFERED`` and ``CUSTODY``, and of those that came on their way home."""
+    """Number of requests that were sent to a next holder, and of those that came on their way home."""
     working: int = 0
     working_of: dict[str, int] = field(default_factory=dict)
     """Number of working requests by account: their source, or the peer that they came from if that is not linked."""
@@ -43,11 +47,20 @@ class Credits:
     last_let_in: dict[str, float] = field(default_factory=dict, compare=False)
     """Time of the last direct transfer by source; aliases count as one source."""
 
-    def moved(self, request: HeldRequest, change: tuple[int, int]) -> None:
-        """Update the counts for a transition."""
-        copies, held = change
-        if request.upstream is not None and not request.relay and request.upstream != request.owner:
-            copies = held  # it came on its way home: no block has to run here
+    def moved(self, request: HeldRequest, before: Stage) -> None:
+        """Update the counts for a transition of ``request`` from the stage ``before``."""
+        after, was_copy = request.stage, request.is_copy
+        held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
+        is_waiting_copy = was_copy and after is Stage.WAITING
+        request.is_copy = (
+            after in _HANDED_ON or is_waiting_copy or (after is not Stage.ENDED and request.passes_through)
+        )
+        copies = request.is_copy - was_copy
+        if copies or held:
+            self.count(request, copies, held)
+
+    def count(self, request: HeldRequest, copies: int, held: int) -> None:
+        """Add to the numbers of copies and of held requests."""
         self.copies += copies
         works = held - copies
         is_direct = request.upstream == request.owner

@@ -17,7 +17,7 @@ import msgspec
 from ls_edge.core.parts import STEM
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
-from ls_edge.runtime.routing.state.credits import Credits, counted
+from ls_edge.runtime.routing.state.credits import Credits, may_count
 from ls_edge.runtime.routing.state.events import Forward
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, OpenWave, Stage, require
 from ls_edge.runtime.routing.state.neighbors import owner_of
@@ -138,8 +138,8 @@ class Custody:
             leave(request, to)
         request.story.append((self._turn.now, before, to, why))
         request.stage = to
-        if step.change is not None:
-            self.credits.moved(request, step.change)
+        if step.may_count:
+            self.credits.moved(request, before)
         step.make(self, request, detail)
 
     def _wait(self, request: HeldRequest, _: None) -> None:
@@ -319,7 +319,9 @@ class Custody:
         for transfer, request in self.held.items():
             stage = request.stage
             on_its_way = stage in (Stage.OFFERED, Stage.CUSTODY)
-            counts.moved(request, (int(on_its_way), 1))
+            counts.count(request, int(request.is_copy), 1)
+            may_be_copy = on_its_way or request.passes_through or stage is Stage.WAITING
+            require(on_its_way <= request.is_copy <= may_be_copy, "counted as a copy or not", request)
             offers[request.downstream] += stage is Stage.OFFERED
             require(request.transfer == transfer, "held under another transfer", request)
             require((stage, Stage.ENDED) in TRANSITIONS, "in a stage without an end", request)
@@ -351,8 +353,8 @@ class Step:
     make: Callable[..., None]
     """Method of :class:`Custody` that makes the transition."""
     when: str
-    change: tuple[int, int] | None = None
-    """Change of the numbers of copies and of held requests, if there is one."""
+    may_count: bool = True
+    """Whether it may change the number of copies or of held requests."""
 
 
 TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
@@ -394,4 +396,4 @@ TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
 }
 """All transitions; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` lists them."""
 for _pair, _step in TRANSITIONS.items():
-    _step.change = counted(*_pair)
+    _step.may_count = may_count(*_pair)

@@ -114,6 +114,8 @@ class HeldRequest(msgspec.Struct, eq=False):
     """Name whose share of the credits it uses."""
     relay: str = ""
     """Peer that sent it, unless that is its source or it was on its way home."""
+    is_copy: bool = False
+    """Whether it counts as a copy, not as work; see ``Credits``."""
     downstream: str = ""
     sent: TransferId | None = None
     """Latest transfer to a next holder."""
@@ -159,6 +161,11 @@ class HeldRequest(msgspec.Struct, eq=False):
     """In its source: process that returned it from a holder out of the source's reach."""
     story: deque[tuple[float, Stage, Stage, str]] = msgspec.field(default_factory=lambda: deque(maxlen=STORY))
     """Latest transitions: time, from, to, reason."""
+
+    @property
+    def passes_through(self) -> bool:
+        """Whether it came on its way home, so that no block has to run here."""
+        return self.upstream is not None and not self.relay and self.upstream != self.owner
 
     @property
     def request(self) -> RequestId:

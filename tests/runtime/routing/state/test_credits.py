@@ -1,16 +1,13 @@
 """Credits: what a peer holds, and how much more it accepts from whom."""
 
-import pytest
-
 from ls_edge.runtime.protocol.messages import Accept, Refuse, Release
-from ls_edge.runtime.routing.state.credits import Credits, counted
+from ls_edge.runtime.routing.state.credits import Credits, may_count
 from ls_edge.runtime.routing.state.events import Forward
 from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
 from ls_edge.runtime.routing.state.limits import Limits
 from tests.runtime.routing.driver import BY_X, new_peer, run_of, transfer
 
 LIMITS = Limits(credits=8, custody=16)
-WORKS = counted(Stage.NEW, Stage.WAITING)
 
 
 def held(upstream, owner, account=None, relay=""):
@@ -24,23 +21,36 @@ def holding(*requests):
     """Credits of a peer at which these requests wait."""
     found = Credits(LIMITS)
     for request in requests:
-        found.moved(request, WORKS)
+        found.count(request, int(request.passes_through), 1)
     return found
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "change"),
-    [
-        (Stage.NEW, Stage.WAITING, (0, 1)),
-        (Stage.WAITING, Stage.OFFERED, (1, 0)),
-        (Stage.OFFERED, Stage.CUSTODY, None),
-        (Stage.OFFERED, Stage.WAITING, (-1, 0)),
-        (Stage.CUSTODY, Stage.ENDED, (-1, -1)),
-        (Stage.QUEUED, Stage.RUNNING, None),
-    ],
-)
-def test_a_request_works_until_it_is_offered_and_is_a_copy_from_then_on(before, after, change):
-    assert counted(before, after) == change
+def goes_through(counts, request, *stages):
+    """Copies and working requests after each of the stages."""
+    found = []
+    for stage in stages:
+        before, request.stage = request.stage, stage
+        if may_count(before, stage):
+            counts.moved(request, before)
+        found.append((counts.copies, counts.working))
+    return found
+
+
+def test_a_request_works_until_it_is_offered_and_is_a_copy_from_then_on():
+    work = (Stage.WAITING, Stage.QUEUED, Stage.RUNNING, Stage.WAITING)
+    counts, request = Credits(LIMITS), held("laptop", "laptop")
+    assert goes_through(counts, request, *work) == [(0, 1)] * 4
+    assert goes_through(counts, request, Stage.OFFERED, Stage.CUSTODY) == [(1, 0)] * 2
+    assert goes_through(counts, request, Stage.ENDED) == [(0, 0)]
+    assert counts == Credits(LIMITS)
+
+
+def test_a_refused_offer_does_not_take_back_the_credit_that_it_freed():
+    counts, request = Credits(LIMITS), held("laptop", "laptop")
+    goes_through(counts, request, Stage.WAITING, Stage.OFFERED)
+    assert goes_through(counts, request, Stage.WAITING, Stage.OFFERED, Stage.WAITING) == [(1, 0)] * 3
+    assert goes_through(counts, request, Stage.QUEUED, Stage.RUNNING) == [(0, 1)] * 2  # nobody else could run it
+    assert goes_through(counts, request, Stage.ENDED) == [(0, 0)]
 
 
 def test_counts_return_to_zero_with_the_last_request():
@@ -50,7 +60,7 @@ def test_counts_return_to_zero_with_the_last_request():
     assert (counts.working_from_owner, counts.held_from_owner) == (1, 1)
     assert (counts.working_of, counts.held_from) == ({"laptop": 2, "b": 1}, {"b": 2})
     for request in requests:
-        counts.moved(request, counted(Stage.WAITING, Stage.ENDED))
+        counts.count(request, 0, -1)
     assert counts == Credits(LIMITS)
 
 
@@ -63,7 +73,7 @@ def test_accounts_share_the_credits_equally():
     counts = holding(*[held("laptop", "laptop")] * 3)
     assert counts.room("laptop") == LIMITS.credits - 3
     assert counts.room("phone") == LIMITS.credits // 2
-    counts.moved(held("phone", "phone"), WORKS)
+    counts.count(held("phone", "phone"), 0, 1)
     assert (counts.room("laptop"), counts.room("phone")) == (1, 3)
 
 
