@@ -135,7 +135,7 @@ def test_a_single_split_only_wraps_the_classes(tmp_path, part):
         ("My Data Train", "My Data Test"), ("set/v2/train", "set/v2/test"),
     ],
 )  # fmt: skip
-def test_what_the_names_of_splits_share_and_what_wraps_them_does_not_count(tmp_path, names):
+def test_shared_words_and_wrapping_folders_do_not_hide_splits(tmp_path, names):
     train, test = sorted(names, key=lambda name: "rain" not in name)
     files = {f"{test}/{name}": content for name, content in renamed("").items()}
     write_folder(tmp_path / "a", {**files, f"{train}/x/1.png": b"x", f"{train}/y/1.png": b"y"})
@@ -330,7 +330,7 @@ def test_classes_with_one_folder_of_a_name_are_classes(tmp_path):
     assert open_data(str(tmp_path), "train").classes == ("n01", "n02", "n03")
 
 
-def test_what_is_left_out_is_counted_by_reason(tmp_path, capsys):
+def test_ignored_files_are_counted_by_reason(tmp_path, capsys):
     top = write_folder(tmp_path / "d", {
         "cat/1.png": b"x", "cat/2.JFIF": b"x", "dog/3.jpe": b"x", "dog/4.heic": b"x", "dog/5.HEIC": b"x", "dog/6": b"x",
         "dog/7.png": b"", "stray.png": b"x", "@eaDir/8.png": b"x", "$RECYCLE.BIN/9.png": b"x", "lost+found/1.png": b"x",

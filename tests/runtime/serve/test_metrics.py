@@ -169,7 +169,7 @@ def test_errors_and_canceled_requests_are_counted(file, tiny_bundle, images):
         assert found["ls_edge_source_missing_blocks"] == 6
 
 
-def test_what_strangers_send_is_counted_by_constant_reasons(file, peers, wait_until):
+def test_messages_of_strangers_are_counted_by_constant_reasons(file, peers, wait_until):
     import zmq
 
     context = zmq.Context()
