@@ -300,13 +300,13 @@ class Neighbors:
     def forget_transfers(self, n: Neighbor) -> None:
         """Forget the transfers to a process whose link has ended, and count a link on which some got no reply.
 
-        That happens where packets of their size do not pass.
+        That happens where packets of their size do not pass. A link that ends sooner was cut for another reason.
         """
-        lost = [transfer for transfer, (to, _) in self._unanswered.items() if to == n.name]
-        if not lost:
-            return
+        lost = {transfer: at for transfer, (to, at) in self._unanswered.items() if to == n.name}
         for transfer in lost:
             del self._unanswered[transfer]
+        if self.now - min(lost.values(), default=self.now) < self.limits.hop_floor:
+            return
         incarnation, count = self.cuts.pop(n.name, (0, 0))
         self.cuts[n.name] = n.hello.incarnation, (count + 1 if incarnation == n.hello.incarnation else 1)
         if len(self.cuts) > MAX_UNANSWERED:

@@ -443,6 +443,7 @@ def test_a_source_whose_links_end_each_time_is_sent_its_tokens_through_others_an
         peer.gets("laptop", run_of(transfer(number), remaining=(0,)))
         peer.computes_next()
         assert peer.sent(Forward, "laptop")
+        peer.passes(Limits().hop_floor)
         peer(NeighborDown("laptop", "silent"))
         assert peer.sent(Forward, "b")
     assert any("MTU" in note.why for note in peer.said if isinstance(note, Note))
@@ -455,6 +456,17 @@ def test_a_source_whose_links_end_each_time_is_sent_its_tokens_through_others_an
     peer.passes(Limits().suspect_most)
     peer.gets("laptop", run_of(transfer(10)))
     assert peer.sent(Accept, "laptop")
+
+
+def test_links_that_come_and_go_under_tokens_are_used_again(peer):
+    peer.meets("b", (2, 3), reaches=("laptop",))
+    for number in range(2 * CUTS):
+        peer.meets("laptop", role="source")
+        peer.gets("laptop", run_of(transfer(number), remaining=(0,)))
+        peer.computes_next()
+        assert peer.sent(Forward, "laptop")
+        peer(NeighborDown("laptop", "reset"))
+        assert peer.sent(Forward, "b")
 
 
 def test_a_neighbor_that_came_back_as_a_new_process_has_lost_what_it_held(peer):
