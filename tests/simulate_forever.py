@@ -22,6 +22,7 @@ import msgspec
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import LsEdgeError
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.change.planner import Goal, Plan, plan_change
 from ls_edge.runtime.change.progress import Seen, next_instruction
 from ls_edge.runtime.routing.state.custody import InvalidTransition
@@ -40,6 +41,8 @@ LIAR_LIES = (
 """Lies in well-formed messages; the others are for the checks of messages, which the simulation leaves out."""
 _LATE_S = 1e-3
 _SETTLE_S = 0.5
+_THIN = 0.2
+"""Fraction of the courses in which the source has neither stem nor head."""
 _SPARSE = 0.4
 """Fraction of the courses in which some processes have no link to one another."""
 _MEET_S = 3.0
@@ -69,6 +72,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     """A fleet."""
 
     held: dict[str, tuple[int, ...]]
+    """Parts by peer. If a peer holds the stem, the source is thin."""
     blocks: int
     cuts: tuple[int, ...] = ()
     """Blocks with which a band begins."""
@@ -132,8 +136,10 @@ def draw(seed: int) -> Course:
     """Return the course of a seed."""
     rng = random.Random(seed)
     names = "abcdef"[: rng.randint(2, 6)]
-    blocks = rng.randint(2, 8)
-    held = {name: tuple(sorted(rng.sample(range(blocks), rng.randint(1, blocks)))) for name in names}
+    blocks, thin = rng.randint(2, 8), rng.random() < _THIN
+    held = {name: _parts(rng, blocks, thin) for name in names}
+    if thin:
+        held[names[0]] = tuple(sorted({*held[names[0]], STEM, HEAD}))
     world = World(
         held=held,
         blocks=blocks,
@@ -146,27 +152,34 @@ def draw(seed: int) -> Course:
         seed=rng.getrandbits(32),
         liar=rng.choice(LIAR_LIES) if rng.random() < 0.2 else "",
     )
-    steps = tuple(_steps(rng, names, blocks, rng.randint(3, 40)))
+    steps = tuple(_steps(rng, names, blocks, thin, rng.randint(3, 40)))
     if rng.random() < _SPARSE:
         links = tuple(rng.choice(SHAPES)(names, rng))
         world = msgspec.structs.replace(world, links=links, latency=rng.choice((0.001, 0.001, 0.02, 0.2)))
     return Course(world, steps)
 
 
-def _steps(rng: random.Random, names: str, blocks: int, count: int) -> Iterator[Step]:
+def _parts(rng: random.Random, blocks: int, thin: bool) -> tuple[int, ...]:
+    """Return parts that a peer holds: some blocks, and for thin sources perhaps the stem or the head."""
+    ends = [part for part in (STEM, HEAD) if thin and rng.random() < 0.5]
+    return tuple(sorted((*rng.sample(range(blocks), rng.randint(1, blocks)), *ends)))
+
+
+def _steps(rng: random.Random, names: str, blocks: int, thin: bool, count: int) -> Iterator[Step]:
     faults = rng.sample(("kill", "stop", "hang", "drain", "cut", "change", "apply"), rng.randint(0, 7))
     for _ in range(count):
         kind = rng.choice(("submit", "submit", "wait", "wait", *faults))
         name = rng.choice(names)
         if kind == "submit":
             budget = rng.choice((0.05, 0.5, 2.0, 2.0))
-            yield (kind, rng.choice(POLICIES), rng.randint(1, 6), rng.randint(0, 3), rng.randint(1, 4), budget)
+            policy, via_source = rng.choice(POLICIES), rng.random() < 0.1
+            yield kind, policy, rng.randint(1, 6), rng.randint(0, 3), rng.randint(1, 4), budget, via_source
         elif kind == "wait":
             yield kind, rng.choice((0.0005, 0.003, 0.02, 0.1, 0.4, 1.5))
         elif kind == "change":
-            yield kind, name, tuple(sorted(rng.sample(range(blocks), rng.randint(1, blocks))))
+            yield kind, name, _parts(rng, blocks, thin)
         elif kind == "apply":
-            yield kind, *((one, tuple(sorted(rng.sample(range(blocks), rng.randint(1, blocks))))) for one in names)
+            yield kind, *((one, _parts(rng, blocks, thin)) for one in names)
         elif kind == "cut":
             yield kind, name, rng.choice([other for other in (SOURCE, *names) if other != name])
         else:
@@ -180,6 +193,9 @@ class _Play:
         self.world = world
         self.bands = Bands(world.blocks, world.cuts)
         limits = Limits(credits=world.credits, custody=2 * world.credits)
+        self.parts = sorted(
+            (*range(world.blocks), *((STEM, HEAD) if any(STEM in held for held in world.held.values()) else ()))
+        )
         self.held = dict(world.held)
         """Blocks of each peer now."""
         self.ran = {name: set(blocks) for name, blocks in world.held.items()}
@@ -212,10 +228,12 @@ class _Play:
         kind, *rest = step
         self._continue()
         if kind == "submit":
-            policy, count, skips, waves, budget = rest
+            policy, count, skips, waves, budget, via_source = rest
             for _ in range(count):
                 due = self.sim.now + budget
-                request = self.sim.submit(policy=policy, max_skips=skips, waves_wanted=waves, budget=budget)
+                request = self.sim.submit(
+                    policy=policy, max_skips=skips, waves_wanted=waves, budget=budget, via_source=via_source
+                )
                 self.asked[request] = (policy, skips, due)
         elif kind == "wait":
             self.sim.run(*rest)
@@ -326,10 +344,11 @@ class _Play:
         assert not self.bands.fault(itinerary.arrangement, itinerary.remaining), f"request {request} left its bands"
         if not isinstance(outcome, Complete):
             return False
-        assert sorted([*order, *itinerary.skipped]) == list(range(self.world.blocks)), f"request {request} lacks blocks"
+        assert sorted([*order, *itinerary.skipped]) == self.parts, f"request {request} lacks blocks"
         assert outcome.tokens == tuple(order), f"request {request} is not what its arrangement computes"
         assert all(b in self.ran[h] for w in itinerary.waves for t in w for b, h in t), "a block ran elsewhere"
-        assert policy != "sequential" or order == sorted(order), f"request {request} ran in the order {order}"
+        blocks = [part for part in order if part in range(self.world.blocks)]
+        assert policy != "sequential" or blocks == sorted(blocks), f"request {request} ran in the order {order}"
         return True
 
     def _recover(self) -> None:
@@ -343,10 +362,10 @@ class _Play:
                 self.sim.kill(name)
             self.sim.restart(name)
         self.sim.run(_MEET_S if self.world.links else 0.3)
-        if {block for blocks in self.held.values() for block in blocks} != set(range(self.world.blocks)):
+        if {part for parts in self.held.values() for part in parts} != set(self.parts):
             return
         for _ in range(3):
-            self.do(("submit", "sequential", 1, 0, 1, 5.0 + _PATIENCE * self.world.latency))
+            self.do(("submit", "sequential", 1, 0, 1, 5.0 + _PATIENCE * self.world.latency, False))
         self.sim.settle()
         for request in itertools.islice(reversed(self.asked), 3):
             assert self._check(request), f"request {request} failed in a mended fleet"

@@ -127,6 +127,8 @@ class Simulation(Clock):
         """Start all processes; ``settings`` are the other fields of :class:`SimulationSettings`."""
         super().__init__()
         self.settings = given = SimulationSettings(peers, **settings)
+        self.is_thin = any(STEM in held for held in peers.values())
+        """Whether the source has neither stem nor head, since peers hold them."""
         self.network = Network(given.latency, given.transfers, given.wire)
         each = given.block_seconds
         self.block_seconds = dict(each) if isinstance(each, Mapping) else dict.fromkeys(peers, each)
@@ -154,7 +156,7 @@ class Simulation(Clock):
         """Submit an image; ``more`` are further fields of its itinerary. Its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
         order = find_policy(policy).wanted_order(self.settings.model.bands, self.settings.seed, request)
-        if any(STEM in held for held in self.settings.peers.values()):
+        if self.is_thin:
             order = (STEM, *order, HEAD)
         itinerary = Itinerary(SOURCE, policy, order, max_skips, **{"waves_wanted": 2, **more})
         self.outcomes[request] = []
