@@ -90,20 +90,12 @@ class Applier(Pusher):
 
     def look(self) -> Change:
         """Compare the running fleet with the file; raise :class:`UsageError` if the file does not fit the bundle."""
-        self.wait_until(
-            lambda: all(one.stored or one.complaint or one.no_link.final for one in self.sessions.values()),
-            self._connect_s,
-        )
+        missing = self._wait_for_answers()
         listed = {peer.name for peer in self._new.peers}
-        silent = {name: one for name, one in self.sessions.items() if one.stored is None}
-        missing = {
-            name: one.complaint or one.no_link.why or f"nobody has answered at {one.peer.address}"
-            for name, one in silent.items()
-        }
         welcomes = {
-            name: one.welcome for name, one in self.sessions.items() if name not in silent and one.welcome is not None
+            name: one.welcome for name, one in self.sessions.items() if name not in missing and one.welcome is not None
         }
-        for name in silent:
+        for name in missing:
             self._targets.pop(name, None)
         if not welcomes:
             whys = "; ".join(f"{name}: {why}" for name, why in missing.items())

@@ -70,7 +70,7 @@ class LinkProber(Client):
         Raise :class:`LinkError` if no peer can be used.
         """
         end = time.monotonic() + wait
-        self.wait_until(lambda: all(s.is_warm or s.complaint or s.no_link.final for s in self.sessions.values()), wait)
+        self.wait_until(lambda: all(s.is_warm or s.has_refused for s in self.sessions.values()), wait)
         ready = [name for name, session in self.sessions.items() if session.is_warm]
         faults = {name: str(session.judge()[1]) for name, session in self.sessions.items() if not session.is_warm}
         if not ready:

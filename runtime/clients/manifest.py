@@ -70,7 +70,7 @@ def fetch_model(
                 log.warning("waiting for a model", extra={"why": whys})
                 tell_at = now + TELL_EVERY_S
             came_s = peers.heartbeat.transfer_s(sum(len(one.raw) for one in fetches.values()))
-            are_final = all(one.no_link.final or one.complaint for one in client.sessions.values())
+            are_final = all(one.has_refused for one in client.sessions.values())
             if now > began + wait_s + came_s or are_final:
                 raise LinkError(
                     f"no peer of {peers.path} has sent the manifest of its model ({whys}); start a peer, or give "

@@ -19,9 +19,9 @@ from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeerConfig, PeersFile
-from ls_edge.runtime.clients.session import Client, source_name
+from ls_edge.runtime.clients.session import Client, Session, source_name
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Chunk, FileVersion, Hello, Offer, Stored, StoreState, Want
+from ls_edge.runtime.protocol.messages import Chunk, FileVersion, Offer, Stored, StoreState, Want
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 
@@ -97,15 +97,13 @@ class Sender(Client):
         chosen = [peers.peer(one) for one in only] or peers.peers
         self._targets = {peer.name: Target(peer) for peer in peers.peers if peer in chosen}
         super().__init__(peers, keys, _name_of(peers, keys), "pusher")
+        observer = msgspec.structs.replace(self._hello, role="observer")
+        self._hellos |= dict.fromkeys(self.sessions.keys() - self._targets.keys(), observer)
         self._wait, self._connect_s = wait, connect
         self._on_change, self._on_warning = on_change, on_warning
         self._warned: set[str] = set()
         self._file: FileVersion | None = None
         """The ``peers.yaml`` to offer with the bundle, if any."""
-
-    def hello_to(self, name: str) -> Hello:
-        """Return the HELLO for a peer: as a pusher if it gets the bundle, otherwise as an observer."""
-        return self._hello if name in self._targets else msgspec.structs.replace(self._hello, role="observer")
 
     def results(self) -> Mapping[str, PushResult]:
         """Return the result for each peer so far."""
@@ -138,25 +136,22 @@ class Sender(Client):
         return digest, len(raw)
 
     def _connect(self) -> None:
-        """Wait until all peers have admitted this process."""
+        """Wait until all peers have admitted this process; raise :class:`PushError` if one has not."""
+        silent = self._wait_for_answers()
+        for name, why in silent.items():
+            self._targets[name].failure = why
+        if silent:  # name one for which waiting is useless, if there is one, instead of one that is just starting
+            worst = max(silent, key=lambda name: self.sessions[name].has_refused)
+            raise PushError(f"{worst}: {silent[worst]}; nothing was changed")
 
-        def is_over() -> bool:
-            sessions = [self.sessions[name] for name in self._targets]
-            return all(one.stored for one in sessions) or any(one.complaint or one.no_link.final for one in sessions)
+    def _wait_for_answers(self) -> dict[str, str]:
+        """Wait until all peers have admitted or refused this process; return why some have not admitted it."""
 
-        self.wait_until(is_over, self._connect_s)
-        for name, target in self._targets.items():
-            session = self.sessions[name]
-            if session.stored is None:
-                target.failure = (
-                    session.complaint or session.no_link.why or f"nobody has answered at {target.peer.address}"
-                )
-        failed = [name for name, target in self._targets.items() if target.failure]
-        if failed:  # name one for which waiting is useless, if there is one, instead of one that is just starting
-            worst = max(
-                failed, key=lambda name: bool(self.sessions[name].complaint or self.sessions[name].no_link.final)
-            )
-            raise PushError(f"{worst}: {self._targets[worst].failure}; nothing was changed")
+        def asked() -> dict[str, Session]:
+            return {name: self.sessions[name] for name in self._targets}
+
+        self.wait_until(lambda: all(one.stored or one.has_refused for one in asked().values()), self._connect_s)
+        return {name: one.why_silent for name, one in asked().items() if one.stored is None}
 
     def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
         """Offer the bundle to all peers in the order of the file, and answer their requests until all have it."""

@@ -60,6 +60,16 @@ class Session:
         """Whether the peer has answered and is warm."""
         return self.up and self.welcome is not None and self.state is not None and self.state.warm
 
+    @property
+    def has_refused(self) -> bool:
+        """Whether the peer has refused this process, so that waiting is useless."""
+        return bool(self.complaint) or self.no_link.final
+
+    @property
+    def why_silent(self) -> str:
+        """Reason why the peer has not answered."""
+        return self.complaint or self.no_link.why or f"nobody has answered at {self.peer.address} yet"
+
     def is_hopeless(self, began: float) -> bool:
         """Return whether further waiting is useless, for a client that began to wait at ``began``."""
         found, is_late = self.no_link, time.monotonic() > began + GIVE_UP_S
@@ -91,7 +101,7 @@ class Session:
         peer, welcome, state = self.peer, self.welcome, self.state
         if not self.up:
             lost = PeerState.REFUSED if self.no_link.refused else PeerState.LOST
-            return lost, self.no_link.why or f"nobody has answered at {peer.address} yet"
+            return lost, self.why_silent
         if self.complaint:
             return PeerState.REFUSED, self.complaint
         if welcome is None or state is None:
@@ -135,6 +145,7 @@ class Client(Closing):
         self.peers = peers
         self.sessions = {peer.name: Session(peer) for peer in peers.peers}
         self._hello = Hello(new_alias(owner), role, new_incarnation(), wire.MINOR, *model)
+        self._hellos = dict.fromkeys(self.sessions, self._hello)
         self._links = Links(
             {peer.name: peer.address for peer in peers.peers},
             bind=None,
@@ -182,11 +193,7 @@ class Client(Closing):
         """Send HELLO."""
         session = self.sessions[name]
         session.greeted_at, session.waiting = time.monotonic(), True
-        self.send(name, self.hello_to(name))
-
-    def hello_to(self, name: str) -> Hello:  # noqa: ARG002
-        """Return the HELLO for a peer."""
-        return self._hello
+        self.send(name, self._hellos[name])
 
     def _receive(self, name: str, event: LinkEvent) -> Sequence[wire.Message]:
         session = self.sessions[name]

@@ -101,7 +101,7 @@ class Observer(Client):
     def _send_large(self, name: str, session: Session) -> None:
         """Send a greeting that fills several packets, and ask for as much of the manifest."""
         awaited = {Welcome.__name__}
-        self._links.send(Link(dialed=name), [framing.encode_padded(self.hello_to(name), LARGE)])
+        self._links.send(Link(dialed=name), [framing.encode_padded(self._hellos[name], LARGE)])
         if session.welcome is not None and len(session.welcome.bundle_id) == 64:
             self.send(name, Want(bytes.fromhex(session.welcome.bundle_id), 0, LARGE))
             awaited.add(Chunk.__name__)
@@ -138,10 +138,7 @@ class Observer(Client):
         Wait at most ``seconds``.
         """
         found = self._ask(list(self.sessions), Inspect(), seconds)
-        return {
-            name: MTU if name in self.small_only else self._unreached(name, one) if isinstance(one, str) else one.rows
-            for name, one in found.items()
-        }
+        return {name: one if isinstance(one, str) else one.rows for name, one in found.items()}
 
     def profile(self, name: str, duration: float, seconds: float) -> bytes:
         """Make a peer time its engines for ``duration`` seconds at each batch size; return its JSON document.
@@ -171,7 +168,7 @@ class Observer(Client):
             )
 
         self.wait_until(has_all, seconds)
-        return {name: self.sessions[name].findings or _silence(self.sessions[name]) for name in names}
+        return {name: self.sessions[name].findings or self._why_no_findings(name) for name in names}
 
     def view(self) -> Mapping[str, PeerStatus]:
         """Return the status of each peer as far as it is known."""
@@ -224,9 +221,13 @@ class Observer(Client):
         blocks = f" ({name_blocks(welcome.blocks)}; here {name_blocks(here)})" if are_other else ""
         return f"it runs {which} peers.yaml{number}{blocks}; see 'ls-edge apply {self.peers.path} --dry-run'"
 
-    def _unreached(self, name: str, why: str) -> str:
-        through = self._reached_through(name)
-        return f"{why}; it is reached through {', '.join(through)}" if through else why
+    def _why_no_findings(self, name: str) -> str:
+        session, through = self.sessions[name], ", ".join(self._reached_through(name))
+        if name in self.small_only:
+            return MTU
+        if session.has_refused or not session.up:
+            return session.why_silent + (f"; it is reached through {through}" if through else "")
+        return "it has not answered; is its check still running, or is it an older version of ls-edge?"
 
     def _reached_through(self, name: str) -> tuple[str, ...]:
         return tuple(
@@ -252,10 +253,3 @@ def unreached_text(lacking: Mapping[str, Sequence[str]]) -> str:
         f"{pairs}. Give these machines the same peers.yaml, with the key that each peer uses and an address that the "
         "others can reach, and restart their peers; the log of a peer says why a link failed"
     )
-
-
-def _silence(session: Session) -> str:
-    """Return the reason why a peer has not reported findings."""
-    if session.complaint or not session.up:
-        return session.complaint or session.no_link.why or f"nobody has answered at {session.peer.address} yet"
-    return "it has not answered; is its check still running, or is it an older version of ls-edge?"
