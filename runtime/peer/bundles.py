@@ -258,7 +258,7 @@ class StoredBundle:
             return setup
         held = self._store.held(setup.bundle)
         if missing := set(setup.entry.blocks) - set(held):
-            lacking = f"its store lacks {name_blocks(missing)}; send them with 'ls-edge push'"
+            lacking = f"its store lacks {name_blocks(missing)}; push the bundle again, with 'ls-edge push'"
             if not held:
                 raise BundleError(lacking)
             self.installer.lacking = lacking
@@ -266,7 +266,10 @@ class StoredBundle:
         return replace(setup, entry=msgspec.structs.replace(setup.entry, blocks=held))
 
     def give_up(self, error: LsEdgeError) -> None:
-        """Go back to the previous bundle, or wait for a push; raise an error that is not the bundle's fault."""
+        """Go back to the previous bundle, serve the intact parts of this one, or wait for a push.
+
+        Raise an error that is not the bundle's fault.
+        """
         if self.installer.is_switching:  # it was not the active bundle that failed
             return
         record = self._store.record
@@ -274,7 +277,7 @@ class StoredBundle:
         is_ours = isinstance(error, (BundleError, UsageError)) or record.trial_starts is not None
         if not is_ours or (isinstance(error, LinkError) and not is_file_new):
             raise error
-        self._is_broken = not self._store.give_up(str(error))
+        self._is_broken = not self._store.give_up(str(error)) and not self._store.drop_damaged()
 
 
 def _free_memory() -> Iterator[float]:

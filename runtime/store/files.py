@@ -145,6 +145,6 @@ def digest_of(path: Path) -> str:
 def is_file(path: Path, digest: str) -> bool:
     """Return whether ``path`` is a plain file with this SHA-256."""
     try:
-        return not path.is_symlink() and digest_of(path) == digest
+        return not path.is_symlink() and path.is_file() and digest_of(path) == digest
     except OSError:
         return False

@@ -178,6 +178,14 @@ class Store(FileStore):
                     self._write(self.record)
             return not fault
 
+    def drop_damaged(self) -> bool:
+        """Remove the damaged parts of the served bundle; return whether there were any and others are left."""
+        with contextlib.suppress(BundleError, OSError):
+            if (bundle := self.open_active()) is not None:
+                held = [bundle.part(part_name(part)).sha256 for part in self.held(bundle)]
+                return 0 < sum(self._holds(digest) for digest in held) < len(held)
+        return False
+
     # Offered bundles. One thread at a time.
 
     def want(

@@ -44,7 +44,7 @@ def test_a_changed_entry_keeps_the_blocks_that_the_store_has(tmp_path, tiny_bund
             wait_until(lambda: (found := observer.look(1.0)["a"]).blocks == (1, 2, 3) and found.warm, timeout=30)
             seen = observer.look(1.0)["a"]
             assert seen.state == PeerState.ALIVE
-            assert "its store lacks block 4; send them with 'ls-edge push'" in seen.reason
+            assert "its store lacks block 4; push the bundle again, with 'ls-edge push'" in seen.reason
             one = push(peers, tiny_bundle)["a"]
             block = Bundle.open(tiny_bundle).manifest.parts.blocks[4]
             assert (one.state, one.sent_bytes) == ("active", block.bytes)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 
@@ -139,6 +140,17 @@ def test_the_previous_bundle_is_kept_and_older_ones_are_removed(store, tiny_bund
     assert set(names[1:]) < kept
     assert names[0] not in kept
     assert hashlib.sha256(b"third").hexdigest() in kept
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_only_plain_files_are_read(store, tiny_bundle, make):
+    """A pipe in the place of a manifest kept the peer from starting, and from ending on SIGTERM."""
+    manifest, _ = fill(store, tiny_bundle)
+    store.switch(manifest)
+    (store.folder / "files" / manifest).unlink()
+    make(store.folder / "files" / manifest)
+    with pytest.raises(BundleError, match="is missing or damaged; push the bundle again"):
+        store.open_active()
 
 
 def test_files_of_others_stay_in_the_folder_of_a_store(store, tiny_bundle):

@@ -271,7 +271,8 @@ def test_a_peer_with_a_damaged_only_bundle_waits_for_a_push(fleet, tiny_bundle, 
     with fleet() as peers:
         push_to(peers, tiny_bundle)
         peers.terminate("a")
-        flip(peers.store("a"), tiny_bundle)
+        for block in BLOCKS:
+            flip(peers.store("a"), tiny_bundle, Bundle.open(tiny_bundle).manifest.parts.blocks[block].sha256)
         peers.start("a")
         found = ls_edge_status(peers)
         assert (found["state"], found["warm"]) == ("cold", False)
@@ -279,6 +280,21 @@ def test_a_peer_with_a_damaged_only_bundle_waits_for_a_push(fleet, tiny_bundle, 
         assert "there is no previous bundle to go back to" in found["reason"]
         push_to(peers, tiny_bundle)
         assert status_of(peers).reason is None
+
+
+def test_a_flipped_bit_in_a_block_costs_only_that_block(fleet, tiny_bundle):
+    """The other blocks of the board were gone, too, until somebody pushed the bundle again."""
+    with fleet() as peers:
+        push_to(peers, tiny_bundle)
+        peers.terminate("a")
+        flip(peers.store("a"), tiny_bundle)
+        peers.start("a")
+        found = status_of(peers)
+        assert found.blocks == (4,)
+        assert found.reason == "its store lacks block 1; push the bundle again, with 'ls-edge push'"
+        push_to(peers, tiny_bundle)
+        found = status_of(peers)
+        assert (found.blocks, found.reason) == (BLOCKS, None)
 
 
 @pytest.fixture
