@@ -69,7 +69,12 @@ def test_a_state_that_changes_nothing_may_end_a_turn_early(seed, monkeypatch):
 
 
 def test_peers_whose_blocks_change_lose_no_request():
-    changes = [("submit", "nearest", 3, 1, 1, 2.0), ("change", "a", (1, 2)), ("wait", 0.02), ("change", "b", (0,))]
+    changes = [
+        ("submit", "nearest", 3, 1, 1, 2.0, False),
+        ("change", "a", (1, 2)),
+        ("wait", 0.02),
+        ("change", "b", (0,)),
+    ]
     world = World(held={"a": (0, 1), "b": (2,), "c": (0, 1, 2)}, blocks=3)
     assert play(Course(world, (*changes, *changes[:1]))).answered == 6
 
@@ -78,7 +83,7 @@ def test_the_blocks_of_a_fleet_change_in_the_order_of_apply(monkeypatch):
     """In the order of the names, the only holder of a block would switch first."""
     held = {"a": (0, 1), "b": (2,), "c": (0,)}
     wanted = (("a", (2,)), ("b", (0, 1)), ("c", (0, 1)))
-    steps = (("apply", *wanted), *[("submit", "nearest", 2, 0, 1, 2.0), ("wait", 0.1)] * 4)
+    steps = (("apply", *wanted), *[("submit", "nearest", 2, 0, 1, 2.0, False), ("wait", 0.1)] * 4)
     playing = simulate_forever._Play(World(held=held, blocks=3), FaultySimulation)
     for step in steps:
         playing.do(step)
@@ -93,7 +98,7 @@ def test_another_change_ends_the_change_of_a_fleet():
     apply = ("apply", ("a", (0, 1, 3, 4)), ("b", (2, 4)))
     changes = (("change", "b", (1,)), ("change", "a", (0, 1, 3, 4)), apply, ("change", "a", (0, 1, 2, 4)))
     world = World(held={"a": (0, 1, 2, 3, 4), "b": (0, 1, 2, 3, 4)}, blocks=5)
-    play(Course(world, (*changes, ("submit", "sequential", 1, 1, 1, 2.0))))
+    play(Course(world, (*changes, ("submit", "sequential", 1, 1, 1, 2.0, False))))
 
 
 def test_the_search_says_what_it_did(capsys):
