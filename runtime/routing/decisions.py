@@ -333,7 +333,9 @@ class Decisions:
     def _has_no_source(self, request: HeldRequest) -> bool:
         """Return whether this process was the first to hold a request, but never heard of its source.
 
-        While such work waited for a way home, it took the room of tokens that have one.
+        While such work waited for a way home, it took the room of tokens that have one. After a restart it may be the
+        work of a source that links again in a moment. No guarantee needs it: the source has seen the link to this
+        process end, and has sent its own copy again.
         """
         source, visits = request.itinerary.source, request.itinerary.visits
         is_first = not visits or visits[0].holder == self._turn.name

@@ -247,37 +247,39 @@ class Custody:
     def _patience(self, request: HeldRequest, holder: str, since: float, end: float) -> float:
         """Return the seconds from ``since`` for which a holder may keep tokens without another block.
 
-        An idle holder in sight would have run one soon, and its announcements alone extend nothing. One that leads to
-        processes without a link to this one may have handed the tokens to them.
+        A holder in sight may take as long as its queue and the remaining blocks explain; what it announces counts only
+        within a multiple of measured times. A holder that leads to processes without a link to this one may have handed
+        the tokens to them.
         """
         neighbors, limits = self._turn.neighbors, self._turn.limits
-        n, most = neighbors.get(holder), limits.keep_share * max(0.0, end - since)
-        if neighbors.is_beyond(holder) or (n is not None and neighbors.leads_beyond(n)):
-            return most
-        left, deadline = len(request.itinerary.remaining), neighbors.hop_deadline(holder)
-        work = left * neighbors.usual_call(holder)
+        n, share = neighbors.get(holder), limits.keep_share * max(0.0, end - since)
         if n is None:
-            return min(most, max(limits.away_floor, deadline + work))
-        wait = 0.0 if n.is_silent else n.wait_us / 1e6
+            return share if neighbors.reach(holder) else min(share, limits.away_floor)
+        if neighbors.leads_beyond(n):
+            return share
+        left, deadline = len(request.itinerary.remaining), neighbors.hop_deadline(holder)
+        wait, work = 0.0 if n.is_silent else n.wait_us / 1e6, left * neighbors.usual_call(holder)
         longest = max(limits.away_floor, deadline + min(wait, limits.credits * work) + work)
         announced = wait + (left * n.block_us + neighbors.slowest_us) / 1e6
-        return min(most, longest, deadline + limits.hop_factor * announced)
+        return min(longest, deadline + limits.hop_factor * announced)
 
     def counts_until(self, request: HeldRequest, end: float) -> float:
         """Return the time until which PROGRESS of the next holder counts without another block.
 
-        It counts without end, until ``keep_until``, for a holder that may wait for what this process cannot see: for
-        images to be decoded, or for credits, having no link to the source.
+        That is ``keep_until`` for a holder that may wait for events that this process cannot see: it decodes images, or
+        waits for credits without a link to the source.
         """
         limits, itinerary, n = self._turn.limits, request.itinerary, self._turn.neighbors.by_name[request.downstream]
         is_source, reaches = request.trail is not None, () if n.state is None else n.state.reaches
         if STEM in itinerary.remaining or request.returning or not (is_source or itinerary.source in reaches):
-            return INFINITY
+            return request.keep_until
         until = request.ran_at + self._patience(request, n.name, request.ran_at, end)
         reported = request.most_done - itinerary.blocks_done
         if reported and not (is_source and reported == len(itinerary.remaining)):  # it hands the tokens on
             until += limits.hop_most + limits.transfer
-        request.counts_until = max(request.counts_until, until)  # a queue becomes shorter while the request waits in it
+        # A queue becomes shorter while the request waits in it.
+        request.counts_until = max(request.counts_until, until)
+        request.keep_until = max(request.keep_until, request.counts_until)
         return request.counts_until
 
     def extend(self, request: HeldRequest, end: float) -> None:

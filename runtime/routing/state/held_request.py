@@ -128,7 +128,7 @@ class HeldRequest(msgspec.Struct, eq=False):
     hop_at: float = INFINITY
     """Deadline for progress of the next holder."""
     keep_until: float = INFINITY
-    """Deadline for another block of the next holder."""
+    """Deadline for another block of the next holder, unless PROGRESS extends it."""
     keep_end: float = INFINITY
     """Deadline of the next holder, whatever it reports."""
     counts_until: float = 0.0

@@ -148,6 +148,23 @@ def test_requests_that_wait_in_long_queues_are_not_sent_again(policy):
     assert {outcome(sim, request).attempts for request in requests} == {1}
 
 
+@pytest.mark.parametrize("policy", ["nearest", "parallel"])
+def test_budgets_that_slow_peers_just_meet_are_not_wasted_on_branches(policy):
+    """Queues of half a second took half of the budget: requests were sent again, and their engine calls lost."""
+    front, back = (0, 1, 2, 3), (4, 5, 6, 7)
+    placement = {"a": front, "b": front, "c": back, "d": back}
+    sim = FaultySimulation(placement, blocks=8, block_seconds=0.04)
+    sim.run(0.3)
+    requests = []
+    while len(requests) < 60:
+        waiting = [request for request in requests if not sim.outcomes[request]]
+        requests += [sim.submit(policy=policy, budget=1.0) for _ in range(8 - len(waiting))]
+        sim.run(0.01)
+    sim.settle()
+    answered = [request for request in requests if isinstance(outcome(sim, request), Complete)]
+    assert len(answered) >= 0.9 * len(requests)
+
+
 def test_a_relative_of_a_deadlock_two_full_peers_that_need_each_other():
     """Each holds all it may and wants to send to the other: waiting is bounded and ends at the source."""
     sim = FaultySimulation({"a": [0, 2], "b": [1, 3]}, blocks=4, limits=Limits(credits=1, custody=1))

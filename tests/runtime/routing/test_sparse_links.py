@@ -179,6 +179,28 @@ def test_a_peer_in_the_middle_that_is_killed_and_comes_back():
     assert {type(outcome) for outcome in outcomes(sim)} == {Complete}
 
 
+def test_tokens_that_come_home_before_the_source_of_a_restarted_peer_are_not_missed():
+    """The first holder drops them, since it has not heard of their source; the source sent its own copy again."""
+    sim = line_of({"a": (0, 1), "b": tuple(range(2, 8))}, "b")
+    request = sim.submit(budget=3.0)
+    while not sim.busy["b"]:
+        sim.run(0.001)
+    sim.kill("a")
+    sim.restart("a")
+    sim.cut(SOURCE, "a")
+    began = sim.now
+    sim.run(6 * SLOW_S + 0.1)
+    assert [note.why for _, name, note in sim.notes if (name, note.what) == ("a", "dropped")] == [
+        "its source was never linked"
+    ]
+    sim.restore(SOURCE, "a")
+    settle(sim)
+    (outcome,) = sim.outcomes[request]
+    assert isinstance(outcome, Complete)
+    assert outcome.attempts == 2
+    assert sim.ended[request] - began < 2.5 * 6 * SLOW_S
+
+
 def test_tokens_of_a_canceled_request_are_not_offered_repeatedly_to_the_only_way_home():
     peer = new_peer()
     peer.meets("b", [2], reaches=("laptop",))
