@@ -149,7 +149,7 @@ def show_nines(share: float) -> str:
     missing = 100 * (1 - share)
     if missing < 1e-7:
         return "100 %"
-    return f"{100 * share:.{min(6, max(1, 1 - math.floor(math.log10(missing))))}f} %"
+    return f"{100 * share:.{max(1, 1 - math.floor(math.log10(missing)))}f} %"
 
 
 def show_nines_range(low: float, high: float) -> str:

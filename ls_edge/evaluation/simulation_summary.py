@@ -173,6 +173,8 @@ class SiteOutcome:
     hops: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
+    has_outage: bool = False
+    """Whether a device or the source was lost or slow at some time, the beginning included."""
     busy_s: dict[str, float] = field(default_factory=dict)
     """Total engine time of the devices, by profile."""
     power: dict[str, Power] = field(default_factory=dict)

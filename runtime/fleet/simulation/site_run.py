@@ -96,6 +96,7 @@ class _SiteRun:
         outcome.seconds = float((outcome.submitted_s + outcome.latency_s).max())
         if churn is not None:
             outcome.losses = churn.losses
+            outcome.has_outage |= bool(churn.losses)
             for at, change in churn.changes:
                 if at - self._start <= outcome.seconds:
                     outcome.up.append((at - self._start, outcome.up[-1][1] + change))
@@ -120,6 +121,7 @@ class _SiteRun:
             on_source=self._set_source,
         )
         self._sim.run(_SETTLE_S)
+        self._outcome.has_outage = bool(churn.losses)
         churn.losses.clear()
         churn.changes.clear()
         return churn

@@ -11,8 +11,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -28,7 +30,7 @@ from ls_edge.runtime.fleet.planning.scoring import requests_at_once
 from ls_edge.runtime.fleet.planning.survival import completed_share
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, Site, plan_site
-from ls_edge.runtime.simulator.churn import Churn
+from ls_edge.runtime.simulator.churn import Churn, any_of
 
 SHOWN = 3
 """Number of fleets that reach the target, after which no larger ones are tried."""
@@ -40,7 +42,11 @@ _WAITS = 1.0
 """Requests per mean outage without ``--rate``: more of them share their outages."""
 _RULED_OUT = 4.0
 """Multiple of the allowed misses beyond which a fleet is not simulated."""
-_KINDS = {"whole": "get a whole answer", "answered": "get an answer", "p99": "of latency at the 99th percentile"}
+_KINDS = {"whole": "get a whole answer", "answered": "get an answer", "p99": ""}
+_LEAST_OUTAGES = 4
+"""Runs with outages from which on an interval of the latency counts, as for shares."""
+_RARE = 0.001
+"""Share of the time with an outage up to which outages do not change a 99th percentile."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -76,13 +82,16 @@ class Latency(msgspec.Struct, frozen=True):
 
     p99: float
     low: float
-    high: float
+    high: float | None
+    """None if too few outages were seen to tell."""
 
 
 class FleetChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A fleet, what it costs, and what it reaches."""
 
     devices: int
+    zones: int
+    """Zones of these devices; 0 if no zone is lost as a whole."""
     replicas: int
     """Copies of each block."""
     placement: dict[str, tuple[ShownPart, ...]]
@@ -132,6 +141,7 @@ def search_fleets(
     if settings.rate is None and any(target.kind == "p99" for target in targets):
         raise UsageError("a target of latency depends on the load; give --rate IMAGES, too")
     found: list[FleetChoice] = []
+    tried: list[list[list[tuple[int, ...]]]] = []
     refused: UsageError | None = None
     is_planned = False
     for size in range(len(problem.devices), SITE_SIZE + 1):
@@ -143,18 +153,34 @@ def search_fleets(
                 refused = error
                 break
             is_planned = True
-            # A device without blocks makes this a smaller fleet, which was tried before.
-            if not all(placement.values()) or _is_ruled_out(own, placement, targets, settings, churn):
+            fleet = _held(own, placement)
+            if fleet in tried or _is_ruled_out(own, placement, targets, settings, churn):
                 continue
+            tried.append(fleet)
             on_step(f"{counted(size, 'device')}, {counted(replicas, 'copy', 'copies')} of each block")
             found.append(judge_fleet(own, placement, kinds, targets, settings, churn, executor))
-            if found[-1].verdict == "met":
+            if _may_reach(found[-1], targets):
                 break
-        if sum(one.verdict == "met" for one in found) == SHOWN:
+        if sum(_may_reach(one, targets) for one in found) == SHOWN:
             break
     if refused is not None and not is_planned:
         raise refused
     return found
+
+
+def _held(problem: PlanningProblem, placement: Placement) -> list[list[tuple[int, ...]]]:
+    """Return the blocks of devices by zone; without its idle devices, a fleet may be one that was tried."""
+    zones: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for device in problem.devices:
+        if blocks := placement[device.name]:
+            zones[device.zone or device.name].append(blocks)
+    return sorted(map(sorted, zones.values()))
+
+
+def _may_reach(one: FleetChoice, targets: Sequence[Target]) -> bool:
+    """Return whether a fleet meets the targets by simulation, or by formula if the simulation leaves them open."""
+    by_formula = all(one.formula >= target.value for target in targets if target.kind != "p99")
+    return one.verdict == "met" or (one.verdict == "open" and by_formula)
 
 
 def formula_share(problem: PlanningProblem, placement: Placement, budget_s: float, churn: Sequence[Churn]) -> float:
@@ -195,21 +221,25 @@ def answer_text(targets: Sequence[Target], found: Sequence[FleetChoice]) -> str:
     asked = " and ".join(target.text for target in targets)
     best = next((one for one in found if one.verdict == "met"), None)
     if best is None:
-        close = next((one for one in found if one.verdict == "open"), None)
-        if close is None:
+        is_open = [one for one in found if one.verdict == "open"]
+        if not is_open:
             return f"no fleet of up to {SITE_SIZE} devices reaches {asked}"
-        return f"whether {counted(close.devices, 'device')} reach {asked} is undecided: {_evidence(targets, close)}"
+        close = next((one for one in is_open if _may_reach(one, targets)), is_open[0])
+        return f"whether {asked} is reached by {counted(close.devices, 'device')} is open: {_evidence(targets, close)}"
     held = counted(best.replicas, "copy", "copies")
-    return f"{counted(best.devices, 'device')} with {held} of each block reach {asked}: {_evidence(targets, best)}"
+    where = f" in {counted(best.zones, 'zone')}" if best.zones else ""
+    reach = f"reach{'es' if best.devices == 1 else ''} {asked}"
+    return f"{counted(best.devices, 'device')}{where} with {held} of each block {reach}: {_evidence(targets, best)}"
 
 
 def _evidence(targets: Sequence[Target], one: FleetChoice) -> str:
     said: list[str] = []
     for target in targets:
         if target.kind == "p99":
-            if one.latency_ms is not None:
-                low, high = show_ms(one.latency_ms.low), show_ms(one.latency_ms.high)
-                said.append(f"p99 {show_ms(one.latency_ms.p99)}, 95 % interval {low} to {high}")
+            if (found := one.latency_ms) is not None:
+                interval = f"95 % interval {show_ms(found.low)} to {show_ms(found.high)}"
+                unsure = "without enough outages to tell the p99 with them"
+                said.append(f"p99 {show_ms(found.p99)}, {unsure if found.high is None else interval}")
             continue
         share = one.whole if target.kind == "whole" else one.answered
         said.append(
@@ -243,22 +273,26 @@ def judge_fleet(
     executor: Executor | None,
 ) -> FleetChoice:
     """Simulate a fleet until the interval of what is asked for lies on one side of the targets."""
-    used = [device for device in problem.devices if placement.get(device.name)]
+    used = {device.name: device for device in problem.devices if placement[device.name]}
     own = msgspec.structs.replace(settings, devices=len(problem.devices), replicas=problem.replicas, until=None)
     rate = settings.rate or _WAITS / settings.outage_s
     held = {name: tuple(blocks) for name, blocks in placement.items()}
     site = Site(0, problem, held, kinds, REQUESTS, requests_at_once(problem, placement), rate, own, churn)
 
+    lost = [one.down / (one.up + one.down) for one in churn for _ in used]
+    observe = partial(_observe, settings=own, is_rare=any_of(lost) <= _RARE)
+
     def grow(outcomes: Sequence[SiteOutcome]) -> float:
-        return 2.0 if _verdict(targets, _observe(outcomes, own)) == "open" else 1.0
+        return 2.0 if _verdict(targets, observe(outcomes)) == "open" else 1.0
 
     outcomes = simulate_fleet([site], executor, grow=grow, most=MOST_RUNS)
-    whole, answered, latency = _observe(outcomes, own)
-    watts = [device.watts for device in used]
+    whole, answered, latency = observe(outcomes)
+    watts = [device.watts for device in used.values()]
     return FleetChoice(
-        devices=len(problem.devices),
+        devices=len(used),
+        zones=len({device.zone for device in used.values()} - {None}),
         replicas=problem.replicas,
-        placement={name: shown_parts(parts) for name, parts in placement.items()},
+        placement={name: shown_parts(placement[name]) for name in used},
         copies=sum(len(blocks) for blocks in placement.values()),
         watts=None if None in watts else round(sum(one for one in watts if one is not None), 6),
         throughput=round(throughput_of(problem, placement), 6),
@@ -274,7 +308,7 @@ def judge_fleet(
 _Observed = tuple[ShareEstimate, ShareEstimate, Latency | None]
 
 
-def _observe(outcomes: Sequence[SiteOutcome], settings: FleetSettings) -> _Observed:
+def _observe(outcomes: Sequence[SiteOutcome], settings: FleetSettings, *, is_rare: bool) -> _Observed:
     states = np.concatenate([outcome.states for outcome in outcomes])
     batches = Batches.of(outcomes, settings.outage_s)
     taken = np.concatenate([outcome.latency_s for outcome in outcomes]) * 1e3
@@ -285,7 +319,9 @@ def _observe(outcomes: Sequence[SiteOutcome], settings: FleetSettings) -> _Obser
     if interval is None:
         return shares[0], shares[1], None
     p99 = float(np.quantile(taken[states != FAILED], 0.99))
-    return shares[0], shares[1], Latency(*(round(ms, 6) for ms in (p99, *interval)))
+    is_known = is_rare or sum(one.has_outage for one in outcomes) >= _LEAST_OUTAGES
+    high = round(interval.high, 6) if is_known else None
+    return shares[0], shares[1], Latency(round(p99, 6), round(interval.low, 6), high)
 
 
 def _verdict(targets: Sequence[Target], observed: _Observed) -> str:
@@ -298,7 +334,7 @@ def _verdict_on(target: Target, observed: _Observed) -> str:
     if target.kind == "p99":
         if latency is None or latency.low > target.value:
             return "missed"
-        return "met" if latency.high <= target.value else "open"
+        return "met" if latency.high is not None and latency.high <= target.value else "open"
     share = whole if target.kind == "whole" else answered
     if share.high < target.value:
         return "missed"

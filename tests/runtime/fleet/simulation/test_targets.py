@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import msgspec
 import pytest
 
 from ls_edge.core.errors import UsageError
@@ -10,9 +11,16 @@ from ls_edge.evaluation.simulation_summary import FAILED, FleetSettings
 from ls_edge.runtime.fleet.planning import scoring
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.survival import completed_share, whole_share
+from ls_edge.runtime.fleet.simulation import targets
 from ls_edge.runtime.fleet.simulation.site_run import simulate_site
 from ls_edge.runtime.fleet.simulation.sites import Site
-from ls_edge.runtime.fleet.simulation.targets import Target, answer_text, formula_share, search_fleets
+from ls_edge.runtime.fleet.simulation.targets import (
+    REQUESTS,
+    Target,
+    answer_text,
+    formula_share,
+    search_fleets,
+)
 from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.simulator.churn import Churn
 from ls_edge.runtime.simulator.simulation import Simulation
@@ -25,14 +33,16 @@ CHURN = Churn(9.0, 1.0)
 def search(make_problem):
     """Return the fleets of one kind of board that are simulated for a target."""
 
-    def run(*targets, capacity=4, **settings):
+    def run(*targets, capacity=4, churn=CHURN, names="a", **settings):
         (board,) = make_problem(2.0, capacity=capacity).devices
-        problem = dataclasses.replace(make_problem(2.0), devices=(dataclasses.replace(board, loss=0.1),))
+        loss = churn.loss if churn.zone == 1 else 0.0
+        boards = tuple(dataclasses.replace(board, loss=loss, name=name) for name in names)
+        problem = dataclasses.replace(make_problem(2.0), devices=boards)
         asked = FleetSettings(
             **{"devices": 1, "requests": 1, "budget_ms": 100.0, "outage_s": CHURN.down, "seed": 1, **settings}
         )
         wanted = [Target.parse(text) for text in targets]
-        found = search_fleets(problem, wanted, asked, [CHURN])
+        found = search_fleets(problem, wanted, asked, [churn])
         return found, answer_text(wanted, found)
 
     return run
@@ -74,6 +84,45 @@ def test_a_target_of_latency_needs_a_load_and_counts_the_queue(search):
     assert [(one.devices, one.verdict) for one in found][-1][1] == "met"
     assert found[0].verdict == "missed"
     assert "p99 " in answer
+
+
+def test_a_latency_without_outages_says_nothing_about_them(search, monkeypatch):
+    """A board is lost for a tenth of the time; a few seconds of requests see that in some runs only."""
+    monkeypatch.setattr(targets, "MOST_RUNS", 4)
+    monkeypatch.setattr(targets, "SITE_SIZE", 1)
+    found, _ = search("p99=25ms", rate=20.0)
+    assert found[0].verdict != "met"
+    assert found[0].requests > REQUESTS, "one run was not enough"
+    rare, _ = search("p99=25ms", rate=20.0, churn=Churn(1e7, 1.0))
+    assert [(one.devices, one.verdict, one.requests) for one in rare] == [(1, "met", REQUESTS)]
+    latency = msgspec.structs.replace(rare[0].latency_ms, high=None)
+    unsure = msgspec.structs.replace(rare[0], latency_ms=latency, verdict="open")
+    assert "without enough outages to tell the p99 with them" in answer_text([Target("p99", 25.0)], [unsure])
+
+
+def test_a_target_that_no_simulation_can_confirm_stays_open_with_the_formula(search, monkeypatch):
+    monkeypatch.setattr(targets, "MOST_RUNS", 1)
+    monkeypatch.setattr(targets, "SHOWN", 2)
+    found, answer = search("0.999")
+    first, second = found[-2:]
+    assert (first.verdict, second.verdict, second.devices) == ("open", "open", first.devices + 1)
+    assert first.formula >= 0.999
+    assert all(one.formula < 0.999 for one in found[:-2])
+    assert answer.startswith(f"whether whole=0.999 is reached by {first.devices} devices is open: ")
+
+
+def test_a_zone_holds_one_copy(search):
+    """Two boards of a zone are lost together, so copies are in different zones, and a zone may have an idle board."""
+    found, answer = search("0.96", churn=Churn(9.0, 1.0, zone=2))
+    met = next(one for one in found if one.verdict == "met")
+    assert (met.devices, met.zones, met.replicas, len(met.placement)) == (2, 2, 2, 2)
+    assert answer.startswith("2 devices in 2 zones with 2 copies of each block reach whole=0.96: ")
+
+
+def test_a_fleet_may_be_smaller_than_the_number_of_profiles(search):
+    found, answer = search("0.5", names="ab")
+    assert [one.devices for one in found] == [1, 2, 3]
+    assert answer.startswith("1 device with 1 copy of each block reaches whole=0.5: ")
 
 
 def test_boards_without_room_for_the_model_are_refused(search):
