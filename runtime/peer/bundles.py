@@ -1,4 +1,4 @@
-"""The next bundle of a peer: a given one, or the active bundle of its store."""
+"""The next bundle of a peer with a store, and its engines."""
 
 from __future__ import annotations
 
@@ -36,43 +36,6 @@ MEMORY_PER_BYTE = 4
 for each byte of its float32 blocks, at batch sizes 1 and 8."""
 OPEN_WITHIN_S = 60.0
 """Limit on opening the next engines, half of the time for which a push waits without progress."""
-
-
-class GivenBundle:
-    """A bundle that never changes."""
-
-    installer: Installer | None = None
-    """Receiver of pushed bundles."""
-
-    def __init__(self, bundle: Bundle | None) -> None:
-        self._bundle = bundle
-
-    def next(self) -> Bundle | None:
-        """Return the bundle."""
-        return self._bundle
-
-    def adopt(self, setup: PeerSetup) -> PeerSetup:
-        """Return the setup, because only a store has an applied file."""
-        return setup
-
-    def read_again(self, setup: PeerSetup) -> PeerSetup:
-        """Read ``peers.yaml`` and the secret key again, with the same errors as the first time."""
-        return setup.using(*read_again(setup.peers, setup.keys, setup.entry.name))
-
-    def limited(self, setup: PeerSetup) -> PeerSetup:
-        """Return the setup, because a given bundle has all parts."""
-        return setup
-
-    def opened_for(self, _setup: PeerSetup) -> BlockExecutor | None:
-        """Return None, because no engines are opened before they are needed."""
-        return None
-
-    def give_up(self, error: LsEdgeError) -> None:
-        """Raise the error, because there is no other bundle."""
-        raise error
-
-    def close(self) -> None:
-        """Do nothing; there is nothing to close."""
 
 
 class StoredBundle:

@@ -25,7 +25,7 @@ from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_pee
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.opening import EngineChoice, OnChoice, announce, open_block_engines
-from ls_edge.runtime.peer.bundles import GivenBundle, StoredBundle
+from ls_edge.runtime.peer.bundles import StoredBundle
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.executor import BlockExecutor
@@ -33,8 +33,9 @@ from ls_edge.runtime.peer.incarnation import Incarnation
 from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
+from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
-from ls_edge.runtime.transport.keys import KeyPair, load_secret
+from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again
 from ls_edge.runtime.transport.node import Node
 
 _P = TypeVar("_P", bound="Peer")
@@ -79,7 +80,9 @@ class Peer:
         self._setup = PeerSetup(peers, entry, keys, EngineCores.of(peers, entry), settings or PeerSettings())
         self._fallback: PeerSetup | None = None
         """The last setup with which the peer was warm; None if that is the present one."""
-        self._bundles: GivenBundle | StoredBundle = GivenBundle(bundle)
+        self._given = bundle
+        self._stored: StoredBundle | None = None
+        """Bundles of the store; None for a peer that only serves the given bundle."""
         self._incarnation: Incarnation | None = None
         self._failure: LsEdgeError | None = None
         """The error of the last phase that failed."""
@@ -88,7 +91,7 @@ class Peer:
             raise UsageError(f"{entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
         if store is None:
             with contextlib.suppress(AddressMissing):  # serve() waits for it
-                self._incarnation = self._listen(bundle)
+                self._incarnation = self._listen()
             return
         if not any(source.may_push for source in peers.sources):
             raise UsageError(
@@ -97,8 +100,8 @@ class Peer:
             )
         opened = Store(store, entry.blocks)
         with self.cores.others():  # the thread of the installer stays on them
-            self._bundles = StoredBundle(opened, self._setup, lambda: self._setup, self._use, self._executor_of)
-        self._setup = self._bundles.adopt(self._setup)
+            self._stored = StoredBundle(opened, self._setup, lambda: self._setup, self._use, self._executor_of)
+        self._setup = self._stored.adopt(self._setup)
         opened.blocks = self.entry.blocks
         opened.begin()
 
@@ -194,7 +197,8 @@ class Peer:
             while phase != "left":
                 phase = TRANSITIONS[phase, steps[phase]()]
         finally:
-            self._bundles.close()
+            if self._stored is not None:
+                self._stored.close()
 
     def reload(self) -> None:
         """Read ``peers.yaml`` and the secret key again; if that fails, log the reason and keep the previous ones.
@@ -204,7 +208,10 @@ class Peer:
         """
         before = self._setup
         try:
-            setup = self._bundles.read_again(before)
+            if self._stored is None:
+                setup = before.using(*read_again(before.peers, before.keys, self.name))
+            else:
+                setup = self._stored.read_again(before)
             setup.of_model(self._running.setup.bundle)
         except LsEdgeError as error:
             log.warning("not reloaded", extra={"peer": self.name, "why": str(error)})
@@ -226,8 +233,7 @@ class Peer:
         is_told = False
         while self._stops < 1:
             try:
-                self._setup = self._bundles.adopt(self._setup)
-                self._incarnation = self._listen(self._bundles.next())
+                self._incarnation = self._listen()
             except LsEdgeError as error:
                 is_missing = isinstance(error, AddressMissing)
                 waits = is_missing and self._incarnation is None  # after a switch, the previous address exists
@@ -266,11 +272,13 @@ class Peer:
     def _revert(self) -> Outcome:
         """Go back to the setup or the bundle before; raise an error that is not their fault."""
         assert self._failure is not None
-        if self._fallback is None:
-            self._bundles.give_up(self._failure)
-        else:
+        if self._fallback is not None:
             log.warning("not reloaded", extra={"peer": self.name, "why": str(self._failure)})
             self._setup, self._fallback = self._fallback, None
+        elif self._stored is not None:
+            self._stored.give_up(self._failure)
+        else:
+            raise self._failure
         return "stopped" if self._stops else "changed"
 
     def _settle(self) -> None:
@@ -280,7 +288,7 @@ class Peer:
 
     def open_engines(self, setup: PeerSetup, on_choice: OnChoice) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it; called on the engine's thread. Raise the library's errors."""
-        entry, installer = setup.entry, self._bundles.installer
+        entry, installer = setup.entry, self._installer
         assert setup.bundle is not None
         return open_block_engines(
             setup.bundle,
@@ -316,10 +324,19 @@ class Peer:
         assert self._incarnation is not None, "the peer of a store begins with serve()"
         return self._incarnation
 
-    def _listen(self, bundle: Bundle | None) -> Incarnation:
-        setup = self._setup.of_model(bundle)
-        if bundle is not None:
+    @property
+    def _installer(self) -> Installer | None:
+        return None if self._stored is None else self._stored.installer
+
+    def _listen(self) -> Incarnation:
+        """Listen with the given bundle, or with the active bundle of the store."""
+        if self._stored is not None:
+            self._setup = self._stored.adopt(self._setup)
+        setup = self._setup.of_model(self._given if self._stored is None else self._stored.next())
+        if setup.bundle is not None:
             setup.peers.check_codecs(CODECS)
-        setup = self._bundles.limited(setup)
-        executor = self._bundles.opened_for(setup) or self._executor_of(setup)
-        return Incarnation(setup, executor, self._bundles.installer)
+        opened = None
+        if self._stored is not None:
+            setup = self._stored.limited(setup)
+            opened = self._stored.opened_for(setup)
+        return Incarnation(setup, opened or self._executor_of(setup), self._installer)

@@ -304,8 +304,8 @@ def test_a_board_that_lies_cannot_prevent_its_removal_nor_use_up_the_versions(fl
     peers = fleet({"a": "0-5", "b": "0-5", "c": "0-5"})
     peers.kill("c")
     liar = Peer(peers.file, "c", store=peers.store("c"), keys=load_secret(peers.secret_key("c")))
-    liar._bundles.installer.receive = lambda *_: None
-    liar._bundles.installer.files = Lies(liar._bundles.installer.files)
+    liar._stored.installer.receive = lambda *_: None
+    liar._stored.installer.files = Lies(liar._stored.installer.files)
     thread = threading.Thread(target=liar.serve)
     thread.start()
     try:

@@ -374,8 +374,8 @@ def test_engines_of_the_next_bundle_are_warm_before_the_switch_if_memory_allows(
     with Hand(file, keys) as hand:  # this pusher leaves before the switch
         wait_until(greeted(hand))
         wait_until(serve_files(hand, tiny_bundle, honest), timeout=30)
-        assert (peer._bundles._opened is None) == (not fits)
-    wait_until(lambda: peer._bundles._opened is None)
+        assert (peer._stored._opened is None) == (not fits)
+    wait_until(lambda: peer._stored._opened is None)
 
 
 def test_next_engines_that_hang_hold_up_no_push(
