@@ -16,10 +16,10 @@ from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
 from ls_edge.cli.output import note_model
-from ls_edge.core.errors import LsEdgeError, UsageError
+from ls_edge.core.errors import LinkError, LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import is_loopback_host
-from ls_edge.core.text import short_id
+from ls_edge.core.text import name_blocks, short_id
 from ls_edge.device.requirements import require
 from ls_edge.runtime.source.source import Source
 
@@ -142,7 +142,13 @@ def command(
 
         def reload_source() -> None:
             source = open_source(_READY_WITHIN_S)
-            source.wait_ready(_READY_WITHIN_S, may_miss=source.max_skips)
+            missing = source.wait_ready(_READY_WITHIN_S, may_miss=source.max_skips)
+            if service.is_ready and not source.may_skip(missing):
+                source.close()
+                raise LinkError(
+                    f"no peer of {peers} has offered {name_blocks(missing)} to this source within "
+                    f"{_READY_WITHIN_S:.0f} s; correct the file, or send SIGHUP again once its peers are up"
+                )
             service.exchange(source, settings["budget_ms"] / 1e3 + _SEND_WITHIN_S)
 
         parts = {f"{peers} and the bundle": reload_source}

@@ -130,6 +130,8 @@ class Connection(asyncio.Protocol):
         self._is_half_closed = False
         self._is_whole = True
         """Whether the latest request was received completely; otherwise the rest of its body comes next."""
+        self._body = 0
+        """Bytes received after the header of the latest request."""
 
     # What the application calls.
 
@@ -148,11 +150,11 @@ class Connection(asyncio.Protocol):
         request, self._request = self._request, None
         self._is_whole = request is not None and request.content.is_eof()
         # aiohttp ignores an upgrade, and drops what it has read together with the end of such a request.
-        is_upgrade = request is not None and "Upgrade" in request.headers
+        is_alone = request is None or "Upgrade" not in request.headers or self._body == (request.content_length or 0)
         if self in self._connections.open:
             self._connections.open[self] = self._connections.open.pop(self)  # now the most recently used
         self._set_timer()
-        return self._is_whole and not is_upgrade
+        return self._is_whole and is_alone
 
     # What the server calls.
 
@@ -195,8 +197,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass bytes on; the time limit of a header starts with its first byte."""
         if self.is_idle and self._is_whole:
-            self._has_begun = True
+            self._has_begun, self._body = True, -len(data.partition(b"\r\n\r\n")[0]) - 4
             self._set_timer()
+        self._body += len(data)
         self._http.data_received(data)
 
     def eof_received(self) -> bool:

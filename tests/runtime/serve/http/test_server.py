@@ -143,9 +143,12 @@ def test_peers_are_read_again_without_losing_a_request(tmp_path, bundle, ls_edge
                 local.path.write_text(content)
                 server.process.send_signal(signal.SIGHUP)
                 wait_until(lambda names=names: set(server.get("/status")[1]["peers"]) == names)
-            local.path.write_text("peers: 3\n")  # what cannot be used is left alone
-            server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "not reloaded" in server.process.stderr.readline())
+            elsewhere = re.sub(r"127\.0\.0\.1", "127.0.0.9", text)
+            for content in ("peers: 3\n", elsewhere):  # what cannot be used is left alone
+                local.path.write_text(content)
+                server.process.send_signal(signal.SIGHUP)
+                wait_until(lambda: "not reloaded" in server.process.stderr.readline())
+            assert server.get("/status")[1]["ready"]
         finally:
             over.set()
             for thread in threads:
