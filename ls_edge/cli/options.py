@@ -24,8 +24,6 @@ from ls_edge.runtime.routing.policies import POLICIES, find_policy
 WAIT_S = 5.0
 """Default of ``--wait``: time for holders that are starting."""
 
-FILE = click.Path(path_type=Path)
-FOLDER = click.Path(path_type=Path, file_okay=False)
 MAX_IMAGES, MAX_BATCH, MAX_THREADS = 10_000_000, 65_536, 1024
 HTML, SVG, JSON_FILE = "<!doctype html.*ls-edge", "<svg", r"\s*\{"
 """Patterns of the first characters of files that commands write; see :func:`output`."""
@@ -35,6 +33,20 @@ ENGINES = ("auto", "onnx", "tensorrt")
 
 Option = Callable[[Any], Any]
 """A decorator that adds an option to a command."""
+
+
+class FilePath(click.Path):
+    """Path that is not empty: the value of an unset variable would mean the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; fail if it is empty."""
+        if value == "":
+            self.fail("the path is empty; name a file or folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = FilePath(path_type=Path)
+FOLDER = FilePath(path_type=Path, file_okay=False)
 
 
 class Number(click.FloatRange):

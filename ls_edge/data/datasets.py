@@ -270,10 +270,13 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
             raise DataError(f"{source} has frames but no classes, which training needs; give class folders of images")
         return _of_frames(source)
     path = Path(source)
-    if not path.exists():
-        raise DataError(f"{source}: no such folder or tar; check the path, or write 'digits' for the embedded images")
+    if not source or not path.exists():  # an empty path would be the working folder
+        name = source or repr(source)
+        raise DataError(f"{name}: no such folder or tar; check the path, or write 'digits' for the embedded images")
     if path.is_dir():
         return _in_listing(read_folder(path), source, part, is_tar=False)
+    if not path.is_file():  # opening a pipe would wait for a writer
+        raise DataError(f"{source} is neither a folder nor a file, but a pipe or a device; give a folder or a tar")
     if path.suffix.lower() in EXTENSIONS or is_image(path):
         return _image_set(Listing({path.name: ImageFile(source, path.stat().st_size)}), source, "all", part)
     return _in_listing(read_tar(path), source, part, is_tar=True)

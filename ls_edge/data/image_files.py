@@ -36,6 +36,12 @@ _COMPRESSIONS: dict[bytes, Callable[[bytes], bytes]] = {
     b"BZh": bz2.decompress,
     b"\xfd7zXZ\x00": lzma.decompress,
 }
+_OTHER_ARCHIVES = {
+    b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf": "7z archive",
+    b"Rar!": "rar archive",
+    b"\x28\xb5\x2f\xfd": "file compressed by zstandard",
+}
 _IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 _TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 _SYSTEM_FOLDERS = frozenset(
@@ -127,8 +133,8 @@ def read_folder(top: Path) -> Listing:
 def read_tar(path: Path) -> Listing:
     """List the content of a plain or compressed tar; raise :class:`DataError` if it is damaged or truncated."""
     try:
-        if read_image(path, 0, 4) == b"PK\x03\x04":
-            raise DataError(f"{path} is a zip, which cannot be read in place; extract it and give the folder")
+        if kind := _OTHER_ARCHIVES.get(read_image(path, 0, 4)):
+            raise DataError(f"{path} is a {kind}, which cannot be read in place; extract it and give the folder")
         return _walk(_read_archive(ImageFile(str(path), path.stat().st_size)))
     except _DAMAGED as error:
         raise DataError(f"{path} is neither a folder nor a whole tar ({error}); check it or copy it again") from None

@@ -38,12 +38,12 @@ def expand_argument(given: str) -> Iterator[ImageInput]:
         yield ImageInput(given)
     elif given == "-":
         yield ImageInput("-", lambda: read_whole(sys.stdin.buffer, "standard input"))
+    elif not given or not Path(given).exists():  # an empty path would be the working folder
+        yield ImageInput(given, error=DataError("no such file or folder; check the path"))
     elif Path(given).is_dir():
         yield from _folder(given)
-    elif Path(given).exists():
-        yield ImageInput(given, lambda: read_any(given, given))
     else:
-        yield ImageInput(given, error=DataError("no such file or folder; check the path"))
+        yield ImageInput(given, lambda: read_any(given, given))
 
 
 def _folder(given: str) -> Iterator[ImageInput]:

@@ -158,3 +158,23 @@ def test_every_output_is_checked_before_any_work(name):
                     option.callback(None, option, Path(place))
         if option.name == "as_json":
             assert option.callback is not None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "", "--data", "digits"),
+        ("train", "--data", "digits", "--out", ""),
+        ("export", "", "--out", "bundle"),
+        ("predict", "--bundle", "", "cat.png"),
+        ("keys", "new", "orin-0", "--out", ""),
+        ("report", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_working_folder(command, tmp_path, monkeypatch, words):
+    """A shell passes an unset variable in quotes as an empty text."""
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = command(*words)
+    assert code == 2
+    assert "the path is empty; name a file or folder" in errors
+    assert not list(tmp_path.iterdir())

@@ -21,6 +21,7 @@ from ls_edge.data.datasets import (
     open_data,
     read_classes,
 )
+from ls_edge.data.image_inputs import expand_argument
 from tests.data.folders import FILES, NAMES, write_folder, write_tar
 
 
@@ -199,6 +200,31 @@ def test_a_zip_is_refused_with_what_to_do(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("cat/1.png", b"x")
     assert "is a zip, which cannot be read in place; extract it" in failure(tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [(b"7z\xbc\xaf\x27\x1c", "7z archive"), (b"Rar!\x1a\x07", "rar archive"), (b"\x28\xb5\x2f\xfd", "zstandard")],
+)
+def test_archives_that_cannot_be_read_are_named(tmp_path, start, kind):
+    (tmp_path / "a.tar").write_bytes(start + bytes(600))
+    assert f"{kind}, which cannot be read in place; extract it" in failure(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("name", ["images", "images.tar", "image.png"])
+def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    assert "but a pipe or a device" in failure(tmp_path / name)
+    assert "but a pipe or a device" in failure("/dev/null")
+
+
+def test_an_empty_path_is_not_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "cat").mkdir()
+    Image.new("RGB", (2, 2)).save(tmp_path / "cat" / "1.png")
+    monkeypatch.chdir(tmp_path)
+    assert "'': no such folder" in failure("")
+    (given,) = expand_argument("")
+    assert "no such file" in str(given.error)
 
 
 def test_folders_and_tars_without_images_are_refused(tmp_path):
