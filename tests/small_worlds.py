@@ -46,6 +46,7 @@ from ls_edge.runtime.routing.state.events import (
 )
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE, join_tuples
+from tests.faults.consistency import validate
 
 BUDGET_S = 1.0
 BLOCK_US = 1000
@@ -111,7 +112,7 @@ class World:
         machine = self.machines[name]
         self.contents.pop(name, None)
         instructions = machine.handle_all((event,), self.now)
-        machine.validate()
+        validate(machine)
         for one in instructions:
             self._execute(name, one)
 

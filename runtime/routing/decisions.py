@@ -50,9 +50,6 @@ class Rules(Protocol):
     def finish(self) -> float:
         """Finish a turn; return when the next one is due if no event comes first, or infinity."""
 
-    def check(self) -> None:
-        """Check the state of the rules; see ``Machine.validate``."""
-
 
 class Stay(NamedTuple):
     """Continue to wait as before."""

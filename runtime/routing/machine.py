@@ -140,11 +140,6 @@ class Machine(Generic[R]):
         """Return the time of the next ``Tick`` if no event comes before; None without one."""
         return None if self._next == INFINITY else self._next
 
-    def validate(self) -> None:
-        """Raise ``held_request.InvalidState`` if internal state is inconsistent. Tests call it after each turn."""
-        self.custody.check()
-        self.rules.check()
-
     # Replies of the next holder: it accepts the request, refuses it, works on it, passes it on.
 
     def on_received(self, event: Received) -> None:

@@ -11,6 +11,7 @@ from ls_edge.runtime.routing.state.events import (
     Unsendable,
 )
 from ls_edge.runtime.simulator.simulation import Simulation
+from tests.faults.consistency import validate
 
 _TOGETHER = (Arrived, Received, NeighborState, Computed)
 """Events that a process may handle together, as a node handles those of one turn of its loop."""
@@ -103,7 +104,7 @@ def _validate_after_each_event(machine):
 
     def checked(events, now):
         instructions = handle_all(events, now)
-        machine.validate()
+        validate(machine)
         return instructions
 
     machine.handle_all = checked

@@ -52,7 +52,7 @@ from ls_edge.runtime.routing.state.events import (
     Unsendable,
     Warm,
 )
-from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, require
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.neighbors import owner_of
 
@@ -375,16 +375,6 @@ class PeerRules:
             announcer.ride_along()
         at = min(engine.next_start, announcer.due, orphans.next)
         return min(at, self._drain_until) if turn.now < self._drain_until else at
-
-    def check(self) -> None:
-        """Check the open waves, and the requests of the engine; see ``Machine.validate``."""
-        self.joins.check()
-        held, engine = self._custody.held.values(), self.engine
-        queued = sorted(id(request) for request in held if request.stage is Stage.QUEUED)
-        require(sorted(map(id, engine.queued)) == queued, "the engine's queue differs")
-        for request in held:
-            given = any(one is request for one in engine.given)
-            require(given == (request.stage is Stage.RUNNING), "on the engine or not", request)
 
 
 PeerMachine = Machine[PeerRules]

@@ -27,7 +27,7 @@ from ls_edge.runtime.routing.policies.wave_planner import plan_wave
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Arrived
-from ls_edge.runtime.routing.state.held_request import HeldRequest, OpenTrack, OpenWave, PlannedTrack, Stage, require
+from ls_edge.runtime.routing.state.held_request import HeldRequest, OpenTrack, OpenWave, PlannedTrack, Stage
 from ls_edge.runtime.routing.state.turn import Turn
 
 
@@ -207,16 +207,3 @@ class WaveJoiner:
         if left and it.on_straggler == "skip" and len(it.skipped) + len(left) <= it.max_skips:
             request.itinerary = it.skip(left)
         self._custody.decide_again(request, "all tracks have ended")
-
-    def check(self) -> None:
-        """Check the open waves; see ``Machine.validate``."""
-        held = self._custody.held.values()
-        for request in held:
-            require((request.wave is not None) == (request.stage is Stage.JOINING), "joining or not", request)
-        parts = {id(request.open_track) for request in held if request.open_track is not None}
-        waves = [request.wave for request in held if request.wave is not None]
-        tracks = [track for wave in waves for track in wave.tracks]
-        require(parts == {id(track) for track in tracks if track.row is None}, "open tracks and held tokens differ")
-        for wave in waves:
-            is_open = wave.request.wave is wave and not all(track.row is not None for track in wave.tracks)
-            require(is_open, "a wave should be closed", wave.request)

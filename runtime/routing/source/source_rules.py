@@ -57,7 +57,7 @@ from ls_edge.runtime.routing.state.events import (
     Tick,
     Unsendable,
 )
-from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, Trail, require
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, Trail
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.turn import Turn
 
@@ -399,11 +399,6 @@ class SourceRules:
                 if n.hello.role == "peer":
                     turn.send(n.name, cancel)
         return self._ended.cancel_at
-
-    def check(self) -> None:
-        """Check the copies of the requests; see ``Machine.validate``."""
-        copies = {request.copy.transfer: request.copy for request in self.requests.values()}
-        require(copies == self._machine.held, "requests and held copies differ")
 
 
 SourceMachine = Machine[SourceRules]

@@ -7,7 +7,6 @@ transitions, each with the method of :class:`Custody` that makes it; :meth:`Cust
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
 from ls_edge.runtime.routing.state.credits import Credits, may_count
 from ls_edge.runtime.routing.state.events import Forward
-from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, OpenWave, Stage, require
+from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, OpenWave, Stage
 from ls_edge.runtime.routing.state.neighbors import owner_of
 from ls_edge.runtime.routing.state.timers import Timers
 from ls_edge.runtime.routing.state.turn import Turn
@@ -313,31 +312,6 @@ class Custody:
             if request.stage is Stage.AWAY and trail is not None and name in (trail.before, trail.holder):
                 found.append((request, trail.before if name == trail.holder else trail.holder))
         return sorted(found, key=lambda pair: pair[0].tie_break)
-
-    def check(self) -> None:
-        """Check the held requests; see ``Machine.validate``."""
-        require(not self.waiting.ready, "requests are left to be decided")
-        counts, offers, neighbors = Credits(self._turn.limits), Counter[str](), self._turn.neighbors
-        for transfer, request in self.held.items():
-            stage = request.stage
-            on_its_way = stage in (Stage.OFFERED, Stage.CUSTODY)
-            counts.count(request, int(request.is_copy), 1)
-            may_be_copy = on_its_way or request.passes_through or stage is Stage.WAITING
-            require(on_its_way <= request.is_copy <= may_be_copy, "counted as a copy or not", request)
-            offers[request.downstream] += stage is Stage.OFFERED
-            require(request.transfer == transfer, "held under another transfer", request)
-            require((stage, Stage.ENDED) in TRANSITIONS, "in a stage without an end", request)
-            require(on_its_way == (self.sent.get(request.sent or transfer) is request), "sent or not", request)
-            require(not on_its_way or request.downstream in neighbors.by_name, "no holder has it", request)
-            require(stage is not Stage.WAITING or not request.downstream, "waits downstream", request)
-            require(request.check_at < INFINITY and self.timers.has_entry(request), "its time never comes", request)
-        require(counts == self.credits, f"counts are {self.credits}")
-        for n in neighbors:
-            require(n.offers == offers[n.name], f"{n.offers} offers to {n.name}, {offers[n.name]} are on their way")
-        for sent, request in self.sent.items():
-            is_held = self.held.get(request.transfer) is request
-            require(request.sent == sent and is_held, "sent under another transfer, or not held", request)
-        self.waiting.check(self.held.values())
 
 
 def _with_visit(itinerary: Itinerary, request: HeldRequest, name: str, now: float) -> Itinerary:

@@ -178,16 +178,6 @@ class HeldRequest(msgspec.Struct, eq=False):
         return "\n".join([f"request {self.request.hex()[:8]}, transfer {self.transfer.hop}:", *lines])
 
 
-class InvalidState(Exception):
-    """Internal state is inconsistent. Raised only by ``Machine.validate``."""
-
-
-def require(holds: bool, what: str, request: HeldRequest | None = None) -> None:
-    """Raise :class:`InvalidState` with the request's story unless ``holds``."""
-    if not holds:
-        raise InvalidState(f"{what}\n{request.history()}" if request else what)
-
-
 @dataclass(eq=False)
 class PlannedTrack:
     """Blocks for one holder."""

@@ -97,7 +97,3 @@ class Timers(Generic[T]):
         for request in due:  # unless its time is changed, it comes up again
             self.set(request, request.check_at)
         return sorted(due, key=lambda request: request.number)
-
-    def has_entry(self, request: T) -> bool:
-        """Return whether a request will be due in time."""
-        return any(at == request.timer_at <= request.check_at and one is request for at, _, one in self._heap)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage, require
+from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
 
 
 class WaitingRequests:
@@ -95,18 +95,6 @@ class WaitingRequests:
                 counts[request.account] += 1
             waiting.sort(key=lambda one: (ranks[one.number], self._last_turn.get(one.account, 0)))
         return waiting[: max(0, most)]
-
-    def check(self, held: Collection[HeldRequest]) -> None:
-        """Check that the index lists exactly the waiting requests; see ``Machine.validate``."""
-        known = {request.number for request in held}
-        for request in held:
-            waits = {name for name, those in self._for_credit.items() if request.number in those}
-            require(waits == set(request.waits_for), "listed as waiting for others", request)
-            is_listed = bool(waits) or request.number in self._for_change
-            require(is_listed == (request.stage is Stage.WAITING), "waiting or not", request)
-        for name, those in self._for_credit.items():
-            require(bool(those) and those.keys() <= known, f"waiting for {name}, but not held")
-        require(self._for_change.keys() <= known, "waiting for a change, but not held")
 
     def _remove_from(self, name: str, request: HeldRequest) -> None:
         waiting = self._for_credit[name]

@@ -28,6 +28,7 @@ from ls_edge.runtime.routing.state.events import (
     Warm,
 )
 from ls_edge.runtime.routing.state.limits import Limits
+from tests.faults.consistency import validate
 
 BLOCKS = 4
 ALL_BY_A = ((tuple((block, "a") for block in range(BLOCKS)),),)
@@ -84,7 +85,7 @@ class Driver:
         self.now += after
         self.said = self.machine.handle_all(events, self.now)
         self.calls.extend(said for said in self.said if isinstance(said, Compute))
-        self.machine.validate()
+        validate(self.machine)
         return self.said
 
     def meets(self, name, blocks=(), *, role="peer", incarnation=1, **state):

@@ -11,6 +11,7 @@ from ls_edge.runtime.routing.peer.peer_rules import PeerRules
 from ls_edge.runtime.routing.state.events import Complete, Fail
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
+from tests.faults.consistency import validate
 from tests.faults.simulation import FaultySimulation
 
 BLOCKS = 6
@@ -139,7 +140,7 @@ class Faults(RuleBasedStateMachine):
         for process in self.sim.processes.values():
             if process.alive and not process.stopped:
                 assert not process.machine.held
-                process.machine.validate()
+                validate(process.machine)
         self.recovers()
 
     def recovers(self):

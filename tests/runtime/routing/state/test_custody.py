@@ -12,8 +12,9 @@ from ls_edge.runtime.protocol.messages import Accept, Release
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.custody import TRANSITIONS, InvalidTransition
 from ls_edge.runtime.routing.state.events import Compute, Event, Forward
-from ls_edge.runtime.routing.state.held_request import InvalidState, Stage
+from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.routing.state.limits import Limits
+from tests.faults.consistency import InvalidState, validate
 from tests.runtime.routing.driver import BY_X, Driver, new_peer, run_of, submits
 
 
@@ -84,7 +85,7 @@ def test_books_that_do_not_agree_are_found(count):
     counts = peer.machine.custody.credits
     setattr(counts, count, getattr(counts, count) + 1)
     with pytest.raises(InvalidState, match="counts are"):
-        peer.machine.validate()
+        validate(peer.machine)
 
 
 def test_offers_that_are_counted_wrong_are_found():
@@ -92,17 +93,17 @@ def test_offers_that_are_counted_wrong_are_found():
     peer.meets("b", [2, 3])
     peer.machine.neighbors.get("b").offers += 1
     with pytest.raises(InvalidState, match="1 offers to b, 0 are"):
-        peer.machine.validate()
+        validate(peer.machine)
 
 
 def test_a_request_that_waits_and_is_listed_nowhere_is_found():
     source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
     submits(source, 0)
-    source.machine.validate()
+    validate(source.machine)
     (request,) = source.machine.held.values()
     source.machine.custody.waiting.remove(request)
     with pytest.raises(InvalidState, match="waiting or not"):
-        source.machine.validate()
+        validate(source.machine)
 
 
 def test_a_release_ahead_of_its_accept_settles_the_offer_once():

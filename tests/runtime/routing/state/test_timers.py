@@ -33,7 +33,7 @@ def test_a_request_that_was_swept_out_can_be_set_again():
         timers.end(timer, 0)
     timers.set(paused, 5.0)
     assert timers.next == 5.0
-    assert timers.has_entry(paused)
+    assert timers.due(5.0) == [paused]
 
 
 def test_a_request_comes_up_again_until_its_time_is_changed():
