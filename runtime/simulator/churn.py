@@ -2,7 +2,7 @@
 
 Losses are drawn (:class:`Churn`) or recorded (:mod:`ls_edge.runtime.simulator.traces`); several are independent. Drawn
 times up are exponential or Weibull, times down exponential. A simulation starts in the steady state: a device is
-down with probability ``down / (up + down)``, and has been up for as long as those that one meets by chance.
+down with probability ``down / (up + down)``, and the start falls at a random moment of its time up.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_S = 366 * 24 * 3600.0
 _LEAST_S = 1e-3
 _LOOK_EVERY_S = 0.05
-"""Interval between two looks at draining devices."""
+"""Interval at which draining devices are checked."""
 _EMPTY_S = 1.0
-"""Seconds of computing for which the charge of an empty battery is enough."""
+"""Remaining seconds of computing at which a battery counts as empty."""
 
 
 @dataclass(frozen=True)
 class Churn:
-    """Losses of devices, or of the source; times in seconds."""
+    """Random losses of devices, or of the source; times in seconds."""
 
     up: float
-    """Mean time until a device is lost; NaN if its battery decides."""
+    """Mean time until a device is lost; NaN if that depends on its battery."""
     down: float
-    """Mean time until it is back and warm; the time of charging for a battery."""
+    """Mean time until it is back and warm; for a battery, the charging time."""
     weights: dict[str, float] = field(default_factory=lambda: {"kill": 1.0})
     """Relative frequency of each kind of :data:`LOSSES`."""
     shape: float = 1.0
     """Shape of the Weibull distribution of times up: below 1, devices that were just repaired fail more often."""
     zone: int = 1
-    """Devices that follow each other and are lost together: those of a switch, a power strip, an access point."""
+    """Number of consecutive devices that are lost together, such as those of a switch or power strip."""
     times: float = 3.0
     """Factor by which the engine of a ``slow`` device takes longer."""
     is_source: bool = False
@@ -153,21 +153,21 @@ class ChurnProcess:
         site: int = 0,
         on_source: Callable[[bool], None] = lambda _up: None,
     ) -> None:
-        """``names`` are the devices in the order of zones, ``idle`` those without blocks, which nobody misses."""
+        """Start the losses of ``names``, in the order of zones; ``idle`` devices hold no blocks and are never lost."""
         self.sim = sim
         self._begun = sim.now
         self._on_source = on_source
         self._idle = frozenset(idle)
         self.losses: Counter[str] = Counter()
-        """Number of losses by kind, or ``source``, including devices that were down from the start."""
+        """Number of losses by kind, or ``source``, including devices that are down at the start."""
         self.down: dict[str, str] = {}
-        """Kind of loss by device that is down."""
+        """Kind of loss of each device that is down."""
         self.changes: list[tuple[float, int]] = []
         """Times and changes (1 or -1) of the number of devices that are up, in order."""
         self._causes: dict[str, set[int]] = {name: set() for name in (*names, SOURCE)}
-        """Losses for which each device is down."""
+        """Indices of the losses that keep each device down."""
         self._slow: dict[tuple[str, int], float] = {}
-        """Factor by device and loss that slows it."""
+        """Slowdown by device and index of the loss."""
         for cause, loss in enumerate(losses):
             if not isinstance(loss, Churn):
                 for name, timeline in zip(names, loss.timelines(len(names), site, rng), strict=True):
@@ -209,7 +209,7 @@ class ChurnProcess:
         then()
 
     def bring_back(self, members: Sequence[str], cause: int) -> None:
-        """Take a cause away, and bring back the devices that have no other."""
+        """End a loss, and bring back the devices that no other loss keeps down."""
         for name in members:
             if self._slow.pop((name, cause), None) is not None:
                 self._set_pace(name)
@@ -234,14 +234,10 @@ class ChurnProcess:
         self.down[name] = kind
         self.losses[kind] += 1
         self.changes.append((self.sim.now, -1))
-        if kind == "kill":
-            self.sim.kill(name)
-        elif kind == "stop":
-            self.sim.stop(name)
-        elif kind == "hang":
+        if kind == "hang":
             self.sim.hang_engine(name, hangs=True)
         else:
-            self.sim.drain(name)
+            getattr(self.sim, kind)(name)  # kill, stop, or drain
         return True
 
     def _come_back(self, name: str) -> None:
@@ -261,7 +257,7 @@ class ChurnProcess:
             self.sim.restart(name)
 
     def _replay(self, name: str, cause: int, timeline: Iterator[tuple[float, str]]) -> None:
-        """Let the next loss or return happen, and those after it."""
+        """Schedule the next loss or return, which schedules the one after it."""
         change = next(timeline, None)
         if change is None:
             return
@@ -293,7 +289,7 @@ class _Drawn:
             self._at(self._first_up(), self._lose)
 
     def _first_up(self) -> float:
-        """Return the rest of a time up that is met by chance, so longer than usual."""
+        """Return the rest of the time up at the start, a random moment, which more likely falls into a long time up."""
         shape = self._churn.shape
         if shape == 1:
             return self._rng.expovariate(1 / self._churn.up)
@@ -312,15 +308,11 @@ class _Drawn:
 
     def _end(self) -> None:
         self._process.bring_back(self._members, self._cause)
-        is_usual = self._churn.shape == 1
-        rng, mean = self._rng, self._churn.up
-        self._at(
-            rng.expovariate(1 / mean) if is_usual else rng.weibullvariate(self._scale, self._churn.shape), self._lose
-        )
+        self._at(self._rng.weibullvariate(self._scale, self._churn.shape), self._lose)
 
 
 class _Discharge:
-    """Losses of a device whose battery is empty, and then charged; it starts with a random charge."""
+    """Losses of a device whose battery runs out and is then charged; it starts with a random charge."""
 
     def __init__(
         self, process: ChurnProcess, cause: int, churn: Churn, name: str, battery: Battery, rng: random.Random

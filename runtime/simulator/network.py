@@ -1,4 +1,4 @@
-"""Simulated time, and the arrival of messages over simulated links."""
+"""Simulated time, and arrivals of messages over simulated links."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class Network:
     """Links between all processes; times in seconds."""
 
     latency: float
-    """Time of a message without tokens."""
+    """Transfer time of a message without a payload."""
     transfers: Callable[[str, str], float] | None
-    """Time of tokens from one process to another; None for :attr:`latency`."""
+    """Transfer time of tokens by sender and receiver; None for :attr:`latency`."""
     wire: Mapping[str, float]
-    """Time for which tokens occupy the link of a process, in each direction separately."""
+    """Time for which tokens occupy the link of a process, separately for each direction."""
     _sends_until: dict[str, float] = field(default_factory=dict)
     _receives_until: dict[str, float] = field(default_factory=dict)
     _arrives_at: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Arrival of the latest payload by sender and receiver; later messages do not overtake it."""
+    """Arrival of the latest payload by sender and receiver, which later messages do not overtake."""
     carried: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    """Payloads so far, relative to tokens, by sender and receiver."""
+    """Total size of payloads, relative to tokens, by sender and receiver."""
 
     def arrival(self, now: float, sender: str, to: str, size: float) -> float:
-        """Return the arrival of a message that is sent now.
+        """Return the arrival time of a message that is sent now.
 
-        A payload waits until the links of both ends are free; other messages only do not overtake earlier ones.
-        ``size`` is the size of the payload relative to tokens, 0 without a payload.
+        A payload waits until the links of both ends are free. No message overtakes an earlier payload. ``size`` is the
+        size of the payload relative to tokens, 0 without a payload.
         """
         at = now + self.latency
         if self.transfers is None:
@@ -50,13 +50,13 @@ class Network:
 
 
 class Clock:
-    """Simulated time in seconds, from 0; actions due at the same time run in the order of their scheduling."""
+    """Simulated time in seconds, from 0; actions due at the same time run in the order they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._counter = itertools.count()
         self._number: float = math.inf
-        """Number of the running action; infinite between them, when all that was due has run."""
+        """Number of the running action; infinite between actions."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, delay: float, action: Callable[[], None]) -> None:
@@ -67,13 +67,13 @@ class Clock:
         heapq.heappush(self._heap, (at, number, action))
 
     def run_next(self) -> None:
-        """Let time pass until the next action, and run it."""
+        """Advance to the next action and run it."""
         self.now, self._number, action = heapq.heappop(self._heap)
         action()
         self._number = math.inf
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance by ``seconds``, running all actions that become due."""
         end = self.now + seconds
         while self._heap and self._heap[0][0] <= end:
             self.run_next()

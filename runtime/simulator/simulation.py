@@ -1,11 +1,11 @@
-"""A source, peers and their links in simulated time: the routing machines, without processes or sockets.
+"""A source, peers and their links in simulated time: the real routing machines, without processes or sockets.
 
-Plans and simulated fleets use it; tests add link faults (``tests/faults/simulation.py``). Tokens are the tuple of the
+Used by plans and simulated fleets; tests add link faults (``tests/faults/simulation.py``). Tokens are the tuple of the
 blocks that ran on them, so an answer shows its origin. Messages between two processes keep their order and arrive
 ``latency`` seconds later; messages in flight when a process goes down are lost. Tokens may take longer (``transfers``)
-and occupy the links of both ends for a while (``wire``). A STATE that can only inform later decisions is no event: it
-waits until its receiver handles something else, which first reads what has arrived, as of the time of its arrival. So
-every decision is the same as with events.
+and occupy the links of both ends for a while (``wire``). A STATE that can only inform later decisions is not an event:
+its receiver reads it, as of its arrival time, before it handles the next event. So all decisions are the same as with
+an event for each STATE.
 
 Codecs, serialization and engines are not simulated.
 """
@@ -76,7 +76,7 @@ class Process:
     engine_hangs: bool = False
     inbox: list[Event] = field(default_factory=list)
     mail: list[tuple[float, int, Process, NeighborState]] = field(default_factory=list)
-    """STATE messages to read before the next event: a heap of arrival, number of the action, sender and message."""
+    """STATE messages to read before the next event: a heap of arrival time, action number, sender and message."""
     events: deque[tuple[Event, ...]] = field(default_factory=deque)
     """Groups of events to handle, in order; the events of a group are handled together."""
     hung_calls: list[Computed] = field(default_factory=list)
@@ -97,7 +97,7 @@ class SimulationSettings:
     bands: Bands | None = None
     costs: OrderCosts | None = None
     limits: Limits = field(default_factory=Limits)
-    """Limits of every process. If they are the defaults, the credits of a peer follow from its ``max_batch``."""
+    """Limits of every process. With the defaults, the credits of a peer depend on its ``max_batch``."""
     max_batch: int | Mapping[str, int] = 1
     block_seconds: float | Mapping[str, float] = 0.005
     engine_seconds: Callable[[str, Sequence[int], int], float] | None = None
@@ -110,7 +110,7 @@ class SimulationSettings:
     image_share: float = 1.0
     """Size of an image, relative to its tokens."""
     logits_share: float = 1.0
-    """Size of its logits, relative to its tokens."""
+    """Size of logits, relative to tokens."""
     detection: float = 0.35
     """Time until heartbeats detect a stopped process."""
 
@@ -124,7 +124,7 @@ class Simulation(Clock):
     """A source called ``source`` and its peers in simulated time."""
 
     def __init__(self, peers: Mapping[str, Sequence[int]], **settings: Any) -> None:
-        """Start all processes; ``settings`` are the other fields of :class:`SimulationSettings`."""
+        """Start all processes; ``settings`` are further fields of :class:`SimulationSettings`."""
         super().__init__()
         self.settings = given = SimulationSettings(peers, **settings)
         self.is_thin = any(STEM in held for held in peers.values())
@@ -133,12 +133,12 @@ class Simulation(Clock):
         each = given.block_seconds
         self.block_seconds = dict(each) if isinstance(each, Mapping) else dict.fromkeys(peers, each)
         self.busy = dict.fromkeys(peers, 0.0)
-        """Seconds of the engine calls of each peer so far."""
+        """Total engine time of each peer, in seconds."""
         self.slowness = dict.fromkeys(peers, 1.0)
-        """Factor by which the engine of each peer takes longer than usual."""
+        """Factor by which the engine of each peer is slower than usual."""
         self.outcomes: dict[int, list[Complete | Fail]] = {}
         self.ended: dict[int, float] = {}
-        """Time of the outcome by request."""
+        """Time of the outcome, by request."""
         self.on_end: Callable[[Complete | Fail], None] = lambda _outcome: None
         self.notes: list[tuple[float, str, Note]] = []
         self._requests = itertools.count()
@@ -153,7 +153,7 @@ class Simulation(Clock):
     # Interface of tests and planning.
 
     def submit(self, *, policy: str = "nearest", budget: float = 5.0, max_skips: int = 0, **more: Any) -> int:
-        """Submit an image; ``more`` are further fields of its itinerary. Its outcome appears in :attr:`outcomes`."""
+        """Submit an image, whose outcome will be in :attr:`outcomes`; ``more`` are further fields of its itinerary."""
         request = next(self._requests)
         order = find_policy(policy).wanted_order(self.settings.model.bands, self.settings.seed, request)
         if self.is_thin:
@@ -181,7 +181,7 @@ class Simulation(Clock):
         self._start(name)
 
     def stop(self, name: str) -> None:
-        """Suspend a process; heartbeats find it after :attr:`SimulationSettings.detection`."""
+        """Suspend a process; heartbeats detect that after :attr:`SimulationSettings.detection`."""
         process = self.processes[name]
         self._read(process)
         process.stopped = True
@@ -208,7 +208,7 @@ class Simulation(Clock):
         self._greet(name)
 
     def hang_engine(self, name: str, *, hangs: bool) -> None:
-        """Make the engine of a peer hang, or let it answer the calls of that time."""
+        """Make the engine of a peer hang, or let it return its pending calls."""
         process = self.processes[name]
         process.engine_hangs = hangs
         if not hangs:
@@ -217,20 +217,20 @@ class Simulation(Clock):
                 self._feed(name, call)
 
     def drain(self, name: str) -> None:
-        """Make a peer accept no new work and leave when it holds nothing."""
+        """Make a peer accept no new requests, and leave when it holds none."""
         self._feed(name, Drain())
 
     def is_idle(self, name: str) -> bool:
-        """Return whether a peer holds nothing, so that it may leave."""
+        """Return whether a peer holds no requests, so that it may leave."""
         return not self.processes[name].machine.held
 
     def run(self, seconds: float) -> None:
-        """Let time pass, and let all processes read what has arrived."""
+        """Advance by ``seconds``, and let all processes read the messages that have arrived."""
         super().run(seconds)
         self._read_all()
 
     def settle(self, at_most: float = 60.0) -> None:
-        """Let time pass until every request has its outcome."""
+        """Advance until every request has its outcome."""
         end = self.now + at_most
         while self.source.rules.requests and self.now < end:
             self.run(0.05)
@@ -276,7 +276,7 @@ class Simulation(Clock):
             self._feed(at, NeighborDown(name, why))
 
     def _deliver(self, sender: str, to: str, event: Event, size: float = 0.0) -> None:
-        """Deliver an event with a payload of ``size``, unless the link or one of the processes is gone by then."""
+        """Deliver an event with a payload of ``size``, unless the link or a process is gone when it arrives."""
         a, b = self.processes[sender], self.processes[to]
         if a.stopped or not self._linked(sender, to):
             return
@@ -296,7 +296,7 @@ class Simulation(Clock):
         return a.name in b.machine.neighbors.by_name or b.stopped or isinstance(event, NeighborUp)
 
     def _matters(self, process: Process, event: NeighborState) -> bool:
-        """Return whether a STATE is an event of its own."""
+        """Return whether a STATE needs an event of its own."""
         return process.machine.may_act_on(event)
 
     def _read(self, process: Process) -> None:
@@ -317,7 +317,7 @@ class Simulation(Clock):
             self._read(process)
 
     def _deliver_what_matters(self, process: Process) -> None:
-        """Make events of the STATE messages that matter since the state of their receiver has changed."""
+        """Schedule events for the STATE messages that matter now that the state of their receiver has changed."""
         for entry in [entry for entry in process.mail if self._matters(process, entry[3])]:
             process.mail.remove(entry)
             heapq.heapify(process.mail)
@@ -416,5 +416,5 @@ class Simulation(Clock):
 
 
 def join_tuples(start: tuple[int, ...], outs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the blocks that ran before the wave, then those that each track added."""
+    """Return the blocks that ran before the wave, then the blocks that each track added."""
     return (*start, *(block for out in outs for block in out[len(start) :]))
