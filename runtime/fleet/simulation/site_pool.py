@@ -1,4 +1,4 @@
-"""Runs of many sites, in this process, in several, or by any executor."""
+"""Simulation of many sites, in this process, in several, or by any executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ls_edge.runtime.fleet.simulation.site_run import simulate_site
 from ls_edge.runtime.fleet.simulation.sites import Site
 
 MOST_ROUNDS = 1000
-"""Rounds of :func:`simulate_fleet`, so that a fleet that hardly ever fails has an end."""
+"""Maximum rounds of :func:`simulate_fleet`, which ends also for a fleet that hardly ever fails."""
 
 
 def simulate_sites(
@@ -35,30 +35,30 @@ def simulate_sites(
     process ends unexpectedly.
     """
     total = sum(site.requests for site in sites)
-    if executor is not None:
-        return submit_sites(sites, executor)(lambda done: on_step(done, total))
-    found: list[SiteOutcome] = []
-    done = 0
-    for site in sites:
-        found.append(simulate_site(site, lambda over, before=done: on_step(before + over, total)))  # type: ignore[misc]
-        done += site.requests
-    return found
+    return submit_sites(sites, executor)(lambda done: on_step(done, total))
 
 
-def submit_sites(sites: Sequence[Site], executor: Executor) -> Callable[[Callable[[int], None]], list[SiteOutcome]]:
-    """Submit all sites, and return a function that waits for their outcomes and reports the ended requests."""
+def submit_sites(
+    sites: Sequence[Site], executor: Executor | None
+) -> Callable[[Callable[[int], None]], list[SiteOutcome]]:
+    """Submit all sites, and return a function that waits for their outcomes and reports the number of ended requests.
+
+    Without an executor, that function runs the sites in this process.
+    """
+    if executor is None:
+        return functools.partial(_run_here, sites)
     # In the main thread, an interrupt would leave a process half started, which then fails or never ends.
     with ThreadPoolExecutor(1) as starter:
         submitted = starter.submit(lambda: [executor.submit(simulate_site, site) for site in sites]).result()
 
     def wait(on_step: Callable[[int], None]) -> list[SiteOutcome]:
-        numbers = {future: number for number, future in enumerate(submitted)}
+        requests = {future: site.requests for future, site in zip(submitted, sites, strict=True)}
         done = 0
         on_step(done)
         try:
-            for future in as_completed(numbers):
+            for future in as_completed(requests):
                 future.result()
-                done += sites[numbers[future]].requests
+                done += requests[future]
                 on_step(done)
             return [future.result() for future in submitted]
         except BrokenProcessPool:
@@ -69,6 +69,15 @@ def submit_sites(sites: Sequence[Site], executor: Executor) -> Callable[[Callabl
     return wait
 
 
+def _run_here(sites: Sequence[Site], on_step: Callable[[int], None]) -> list[SiteOutcome]:
+    found: list[SiteOutcome] = []
+    done = 0
+    for site in sites:
+        found.append(simulate_site(site, lambda over, before=done: on_step(before + over)))  # type: ignore[misc]
+        done += site.requests
+    return found
+
+
 def simulate_fleet(
     sites: Sequence[Site],
     executor: Executor | None = None,
@@ -77,13 +86,13 @@ def simulate_fleet(
     grow: Callable[[Sequence[SiteOutcome]], float] | None = None,
     most: int = MOST_ROUNDS,
 ) -> list[SiteOutcome]:
-    """Run all sites, and again until ``grow`` returns 1, or for ``most`` rounds.
+    """Run all sites, and repeat that until ``grow`` returns 1, or for ``most`` rounds.
 
-    ``grow`` returns the factor by which the outcomes so far should become more; by default it asks for those with which
-    the interval is as narrow as :attr:`FleetSettings.until`. Each round has its own random numbers. How many are run
-    does not depend on the executor.
+    ``grow`` returns the factor by which the number of outcomes should grow; by default, it grows until the interval is
+    as narrow as :attr:`FleetSettings.until`. Each round has its own random numbers. The number of rounds does not
+    depend on the executor.
     """
-    wants = functools.partial(_narrower, sites[0].settings) if grow is None else grow
+    wants = grow or functools.partial(_narrower, sites[0].settings)
     outcomes: list[SiteOutcome] = []
     rounds, wanted = 0, 1
     while rounds < wanted:
@@ -111,7 +120,7 @@ def process_pool(jobs: int) -> Iterator[Executor | None]:
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _follow_parent)
     try:
         yield pool
-    except BaseException:  # the outcomes of running sites are no longer needed
+    except BaseException:  # nobody needs the outcomes of running sites any more
         for process in multiprocessing.active_children():
             process.terminate()
         raise

@@ -1,8 +1,8 @@
 """Requests of one site in simulated time, and their outcomes.
 
 Runs the routing machines of peers and sources, with the times of engines and links from profiles. Without a rate,
-requests run in a closed loop: a number of them are in flight, and the next is submitted when one ends. With a rate,
-they arrive at random times (a Poisson process) and wait if too many are in flight.
+a fixed number of requests is in flight, and the next one is submitted when one ends (a closed loop). With a rate,
+requests arrive at random times (a Poisson process) and wait if too many are in flight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ls_edge.runtime.simulator.churn import ChurnProcess
 from ls_edge.runtime.source.arrivals import poisson_arrivals
 
 _SETTLE_S = 1.0
-"""Simulated seconds between the first losses and the first request: until heartbeats have found who is down."""
+"""Simulated seconds before the first request, in which heartbeats detect the devices that are down at the start."""
 _REPORT_EVERY = 50
 _BUDGET_OVER = "BudgetExceeded"
 SOURCE_LOST = "SourceLost"
@@ -35,8 +35,8 @@ def simulate_site(
 ) -> SiteOutcome:
     """Simulate the requests of one site; the same site gives the same outcome.
 
-    ``on_step`` is called from time to time with the number of requests that have ended. ``arrivals`` are the times of
-    requests that were recorded; without them, they are drawn.
+    ``on_step`` is called repeatedly with the number of requests that have ended. ``arrivals`` are recorded times of
+    requests; by default, they are drawn.
     """
     return _SiteRun(site).run(on_step, arrivals)
 
@@ -54,7 +54,7 @@ class _SiteRun:
         self._waiting: deque[int] = deque()
         """Requests that wait because too many are in flight."""
         self._sent: list[int] = []
-        """Number of the request by its number in the simulation."""
+        """Number of the request, by its number in the simulation."""
         self._open: dict[int, None] = {}
         """Requests that have not ended."""
         self._has_source = True
@@ -148,7 +148,7 @@ class _SiteRun:
             self._sim.at(self._budget_s, lambda: self._expire(number))
 
     def _set_source(self, up: bool) -> None:
-        """Let all requests of a lost source fail; one that is back in a closed loop submits again."""
+        """Fail all requests of a lost source; in a closed loop, a source that returns submits again."""
         self._has_source = up
         if up:
             is_loop = self._site.rate is None and self._sim.now >= self._start
@@ -175,7 +175,7 @@ class _SiteRun:
             self._close(number, FAILED, _BUDGET_OVER)
 
     def _begin(self, number: int) -> None:
-        """Run stem and head, one request after the other, then send the tokens; the time of the head is spent first."""
+        """Run stem and head, one request at a time, then send the tokens; the time of the head counts in advance."""
         now = self._sim.now
         left = self._budget_s - (now - self._start - float(self._outcome.submitted_s[number]))
         self._source_free = max(now, self._source_free) + self._source_s
@@ -212,7 +212,7 @@ class _SiteRun:
         self._close(number, DEGRADED if skipped else WHOLE)
 
     def _keep_order(self, order: Arrangement) -> None:
-        """Keep the order of an answer, or let it replace a kept one, so that all are as likely to stay."""
+        """Keep a uniform sample of the orders of all answers (reservoir sampling)."""
         self._answers += 1
         if len(self._outcome.orders) < self._kept:
             self._outcome.orders.append(order)

@@ -1,4 +1,4 @@
-"""A fleet in simulated time: sites of devices that come and go, each with a source.
+"""A simulated fleet: sites of devices that come and go, each with a source.
 
 A site is a source and the devices of its ``peers.yaml``, all linked to each other. Sites are independent, so a large
 fleet is many small simulations, which may run in several processes.
@@ -26,9 +26,9 @@ from ls_edge.runtime.fleet.planning.scoring import requests_at_once
 from ls_edge.runtime.simulator.churn import Battery, Churn, Losses, any_of
 
 SITE_SIZE = 16
-"""Devices per site. All peers of a site exchange their states, so the time grows with the square."""
+"""Devices per site. All peers of a site exchange their states, so the cost grows with the square."""
 REPLICAS = 2
-"""Holders of a block if memory has room for them; with one holder, each loss costs blocks."""
+"""Default number of holders of a block, if memory allows; with a single holder, each loss costs blocks."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Site:
     problem: PlanningProblem
     placement: dict[str, tuple[int, ...]]
     kinds: dict[str, str]
-    """Name of the profile by device."""
+    """Name of the profile, by device."""
     requests: int
     concurrency: int
     rate: float | None
@@ -59,13 +59,14 @@ def sites_of(
 ) -> tuple[list[Site], list[str]]:
     """Divide a fleet into sites of about equal size, plan each for throughput, and list the assumptions.
 
-    ``problem`` has a device for each profile, and the devices of the fleet repeat them in turn, so all sites are
-    similar. Raise :class:`UsageError` if a site has no room for the model.
+    ``problem`` has one device for each profile; the fleet repeats them in turn, so all sites are similar. Raise
+    :class:`UsageError` if a site has no room for the model.
     """
     count = len(problem.devices)
     if settings.devices < count:
         raise UsageError(
-            f"--devices {settings.devices} is less than there are profiles ({count}); raise it, or leave profiles out"
+            f"--devices {settings.devices} is less than the number of profiles ({count}); raise it, or leave profiles "
+            "out"
         )
     if any(isinstance(loss, Churn) and math.isnan(loss.up) for loss in churn):
         for device in problem.devices:
@@ -89,12 +90,12 @@ def sites_of(
             sites.append(Site(site, own, placement, named, requests, at_once, rate, settings, churn, costs))
     assumed: list[str] = []
     if number > 1:
-        assumed.append(f"{number:,} sites of up to {site_size} devices, each with a source of its own (--site-size)")
+        assumed.append(f"{number:,} sites of up to {site_size} devices, each with its own source (--site-size)")
     if len(sites) < number:
-        assumed.append(f"{number - len(sites):,} sites have no request and are left out")
+        assumed.append(f"{number - len(sites):,} sites have no requests and are left out")
     if problem.links_ms and not all(site.problem.links_ms for site in sites):
         assumed.append(
-            "a link takes as long as the links of both profiles did on average: sites have several devices of a profile"
+            "each link takes the mean time of the links of both profiles: sites have several devices with a profile"
         )
     if not churn:
         assumed.append("no device is lost (--churn)")
@@ -109,7 +110,7 @@ def plan_site(
     churn: Losses = (),
     exactly: bool = False,
 ) -> tuple[PlanningProblem, dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return the problem of a site with a copy of each chosen device, its placement, and the profile of each device.
+    """Return the problem of a site with a copy of each chosen device, its placement, and each device's profile name.
 
     Further devices of a profile are called ``NAME-2`` and so on. Measured links apply to a site without copies;
     otherwise a link takes the average of the links of both profiles. The largest zones of ``churn`` are consecutive
@@ -159,7 +160,7 @@ def plan_site(
 
 
 def battery_of(device: PlannedDevice) -> Battery | None:
-    """Return the battery of a device; None if it has none, or its power is unknown."""
+    """Return the battery of a device; None if it has none or its power is unknown."""
     if device.battery_wh is None or device.idle_watts is None or not device.watts:
         return None
     return Battery(3600 * device.battery_wh, device.idle_watts, max(device.watts, device.idle_watts))

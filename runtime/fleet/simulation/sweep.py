@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from ls_edge.evaluation.simulation_summary import (
     SweepDocument,
     summarize_simulation,
 )
-from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites, submit_sites
+from ls_edge.runtime.fleet.simulation.site_pool import submit_sites
 from ls_edge.runtime.fleet.simulation.sites import Site
 
 MOST_CELLS = 1000
@@ -67,21 +66,17 @@ def run_sweep(
     executor: Executor | None = None,
     on_step: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> SweepDocument:
-    """Simulate all combinations that ``document`` lacks; write ``path`` after each.
+    """Simulate all combinations that ``document`` lacks, and write ``path`` after each.
 
-    ``prepared`` are the sites of each of :func:`combinations`. Each seed is a run of all sites with random numbers of
-    its own, and they count together. All of them are tasks of ``executor`` from the beginning.
+    ``prepared`` has the sites of each of :func:`combinations`. Each seed is a run of all sites with its own random
+    numbers; the runs of a combination count together. All of them are submitted to ``executor`` at the start.
     """
     known = {_key(cell.values): cell.summary for cell in document.cells}
     wanted = combinations(document.sweep)
-    waits: dict[int, Callable[[], list[SiteOutcome]]] = {}
+    waits: dict[int, Callable[[Callable[[int], None]], list[SiteOutcome]]] = {}
     for number, (values, (sites, _)) in enumerate(zip(wanted, prepared, strict=True)):
         if _key(values) not in known:
-            seeded = _with_seeds(sites, document.seeds)
-            if executor is None:
-                waits[number] = partial(simulate_sites, seeded)
-            else:
-                waits[number] = partial(submit_sites(seeded, executor), lambda _done: None)
+            waits[number] = submit_sites(_with_seeds(sites, document.seeds), executor)
 
     def found() -> SweepDocument:
         cells = [Cell(values, known[_key(values)]) for values in wanted if _key(values) in known]
@@ -89,7 +84,7 @@ def run_sweep(
 
     for number, wait in waits.items():
         on_step(number, len(prepared))
-        known[_key(wanted[number])] = summarize_simulation(wait(), prepared[number].context)
+        known[_key(wanted[number])] = summarize_simulation(wait(lambda _done: None), prepared[number].context)
         if path is not None:
             write_output(path, msgspec.json.encode(found()).decode() + "\n")
     on_step(len(prepared), len(prepared))

@@ -33,15 +33,15 @@ from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, Site, plan_site
 from ls_edge.runtime.simulator.churn import Churn, any_of
 
 SHOWN = 3
-"""Number of fleets that reach the target, after which no larger ones are tried."""
+"""Number of fleets that reach the target after which the search ends."""
 REQUESTS = 250
-"""Requests of a run; each further round has as many runs as all before it."""
+"""Requests of a run; each round doubles the number of runs."""
 MOST_RUNS = 64
-"""Runs after which a target that lies within the interval stays undecided."""
+"""Maximum number of runs; a target that is still within the interval remains open."""
 _WAITS = 1.0
-"""Requests per mean outage without ``--rate``: more of them share their outages."""
+"""Requests per mean outage without ``--rate``; more would share their outages."""
 _RULED_OUT = 4.0
-"""Multiple of the allowed misses beyond which a fleet is not simulated."""
+"""Multiple of the allowed misses beyond which the formula rules a fleet out."""
 _KINDS = {"whole": "get a whole answer", "answered": "get an answer", "p99": ""}
 _LEAST_OUTAGES = 4
 """Runs with outages from which on an interval of the latency counts, as for shares."""
@@ -50,7 +50,7 @@ _RARE = 0.001
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a fleet must reach."""
+    """A goal for a fleet."""
 
     kind: str
     """``whole`` and ``answered``: shares of the requests; ``p99``: latency of answers in milliseconds."""
@@ -73,7 +73,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The target as the command takes it."""
+        """The target as written on the command line."""
         return f"p99={self.value:g}ms" if self.kind == "p99" else f"{self.kind}={self.value:.9g}"
 
 
@@ -87,7 +87,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class FleetChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet, what it costs, and what it reaches."""
+    """A fleet with its cost and results."""
 
     devices: int
     zones: int
@@ -96,11 +96,11 @@ class FleetChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Copies of each block."""
     placement: dict[str, tuple[ShownPart, ...]]
     copies: int
-    """Blocks in the memory of all devices together."""
+    """Number of blocks in the memory of all devices together."""
     watts: float | None
-    """Power of all devices while they compute; None if the profiles do not say."""
+    """Power of all devices while they compute; None if a profile has none."""
     throughput: float
-    """Images per second by formula, while no device is lost."""
+    """Images per second while no device is lost, by formula."""
     formula: float
     """Share of whole answers by formula (:func:`formula_share`)."""
     whole: ShareEstimate
@@ -217,7 +217,7 @@ def formula_share(problem: PlanningProblem, placement: Placement, budget_s: floa
 
 
 def answer_text(targets: Sequence[Target], found: Sequence[FleetChoice]) -> str:
-    """Return the cheapest fleet that reaches the targets, and how sure that is, in a sentence."""
+    """Return a sentence about the cheapest fleet that reaches the targets and the uncertainty of that."""
     asked = " and ".join(target.text for target in targets)
     best = next((one for one in found if one.verdict == "met"), None)
     if best is None:
@@ -256,7 +256,7 @@ def _is_ruled_out(
     settings: FleetSettings,
     churn: Sequence[Churn],
 ) -> bool:
-    """Return whether a fleet misses a target by far according to the formulas."""
+    """Return whether a fleet misses a target by far, according to the formulas."""
     if settings.rate is not None and throughput_of(problem, placement) < settings.rate:
         return True
     missed = 1 - formula_share(problem, placement, settings.budget_ms / 1e3, churn)
@@ -272,7 +272,7 @@ def judge_fleet(
     churn: Sequence[Churn],
     executor: Executor | None,
 ) -> FleetChoice:
-    """Simulate a fleet until the interval of what is asked for lies on one side of the targets."""
+    """Simulate a fleet until the intervals lie on one side of the targets."""
     used = {device.name: device for device in problem.devices if placement[device.name]}
     own = msgspec.structs.replace(settings, devices=len(problem.devices), replicas=problem.replicas, until=None)
     rate = settings.rate or _WAITS / settings.outage_s

@@ -36,13 +36,13 @@ def test_measured_links_apply_only_to_the_measured_devices(make_problem):
     assert len(assumed) == 1
     (site,), assumed = sites_of(problem, FleetSettings(devices=3, requests=1))
     assert site.problem.links_ms == {}
-    assert "on average" in assumed[0]
+    assert "mean time of the links" in assumed[0]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"devices": 1}, "--devices 1 is less than there are profiles .2.; raise it"),
+        ({"devices": 1}, "--devices 1 is less than the number of profiles .2.; raise it"),
         ({"devices": 2, "replicas": 2}, "a site of 2 devices: 4 blocks with 2 holders each are 8 copies.*--site-size"),
     ],
 )
