@@ -47,12 +47,3 @@ def test_energy_fills_the_most_economical_devices():
     hungry, frugal = PlannedDevice("hungry", 1.0, 9, watts=9.0), PlannedDevice("frugal", 3.0, 4, watts=1.0)
     found = best_placement(PlanningProblem((hungry, frugal), 6), "energy", 1)
     assert (len(found.placement["hungry"]), len(found.placement["frugal"]), found.is_exact) == (2, 4, True)
-
-
-def test_survival_is_proven_for_few_devices_only():
-    def plan(count):
-        devices = tuple(PlannedDevice(f"d{number}", 1.0, 2, loss=0.1) for number in range(count))
-        return best_placement(PlanningProblem(devices, 4), "survival", 1)
-
-    assert plan(4).is_exact
-    assert not plan(8).is_exact

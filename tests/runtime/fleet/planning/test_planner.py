@@ -125,7 +125,7 @@ def test_plans_of_200_random_instances_are_as_good_as_brute_force(objective):
         planned = plan_placement(problem, objective)
         best = brute_force(problem, objective)
         assert planned.best.formula.value(objective) == pytest.approx(best, rel=1e-9), (seed, planned)
-        assert planned.is_exact, seed
+        assert planned.is_exact == (objective != "survival"), seed
         check(problem, planned.best.placement, planned.best.replicas)
 
 
