@@ -11,7 +11,7 @@ Orders are Python integers because an order in a CUDA tensor would cost one sync
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -227,12 +227,16 @@ class BlockView(nn.Module):
                         "made with another pooling; use --set model.args.global_pool="
                         f"{'avg' if pooling == 'fc_norm' else 'token'}"
                     )
-                raise ModelError(f"the checkpoint lacks {name!r}, which this model needs; it belongs to another model")
+                raise ModelError(
+                    f"the checkpoint lacks {name!r}, which this model needs; it is incomplete, or belongs to another "
+                    "model"
+                )
             if weights[name].shape != value.shape:
                 raise ModelError(
                     f"{name!r} is {list(weights[name].shape)} in the checkpoint, this model needs {list(value.shape)}; "
                     "it belongs to another model or image size"
                 )
+        check_values(weights, own)
         extra = next((name for name in weights if name not in own), None)
         if extra is not None:
             raise ModelError(f"the checkpoint has {extra!r}, which this model lacks; it belongs to another model")
@@ -274,3 +278,13 @@ class BlockView(nn.Module):
             return True
         prefix = 0 if getattr(self.model, "no_embed_class", False) else int(getattr(self.model, "num_prefix_tokens", 1))
         return any(math.isqrt(count) ** 2 == count for count in {found[1] - prefix, found[1]})
+
+
+def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise :class:`ModelError` for weights that a model with the weights ``own`` cannot use, but torch would load."""
+    for name, value in ((name, weights[name]) for name in own if name in weights):
+        if own[name].is_floating_point() and not value.is_floating_point():
+            kind = str(value.dtype).removeprefix("torch.")
+            raise ModelError(f"{name!r} is {kind} in the checkpoint; save weights that are not quantized, as floats")
+        if not torch.isfinite(value.float()).all():
+            raise ModelError(f"{name!r} has NaN or infinity in the checkpoint; use one from before training diverged")

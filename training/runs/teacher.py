@@ -24,6 +24,7 @@ from ls_edge.training.config import TeacherConfig
 from ls_edge.training.methods.base import soft_cross_entropy
 from ls_edge.training.models.flops import count_flops
 from ls_edge.training.models.small_models import create
+from ls_edge.training.models.view import check_values
 from ls_edge.training.precision import autocast, preserve_rng_state
 from ls_edge.training.runs.checkpoint import CONFIG, load_run
 from ls_edge.training.runs.foreign_checkpoint import read_foreign
@@ -153,7 +154,9 @@ def _load_weights(model: nn.Module, name: str, path: str) -> None:
     if not Path(path).is_file():
         raise RunError(f"--teacher-weights {path}: there is no such file; give a .safetensors or .pth file")
     try:
-        model.load_state_dict(read_foreign(path)[0])
+        weights = read_foreign(path)[0]
+        check_values(weights, model.state_dict())
+        model.load_state_dict(weights)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip().rstrip(".")
         raise ModelError(

@@ -134,3 +134,34 @@ def test_a_checkpoint_of_another_model_is_one_line(tmp_path):
         start(init=str(run), name="vit_cifar", args={})
     with pytest.raises(UsageError, match="exclude each other"):
         start(init=str(run), pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda value: value * torch.nan, "has NaN or infinity in the checkpoint"),
+        (lambda value: value / 0.0, "has NaN or infinity in the checkpoint"),
+        (lambda value: (10 * value).to(torch.int8), "is int8 in the checkpoint; save weights that are not quantized"),
+        (lambda value: value.to(torch.complex64), "is complex64 in the checkpoint"),
+    ],
+)
+def test_weights_without_a_meaning_are_refused(tmp_path, change, problem):
+    """torch would load them, and a model of NaN answers every image with the first class."""
+    path, name = tmp_path / "odd.safetensors", "blocks.1.mlp.fc1.weight"
+    good = start()
+    weights = good.view.weights()
+    write_tensors(path, {**weights, name: change(weights[name])})
+    with pytest.raises(ModelError, match=f"odd.safetensors: '{name}' {problem}"):
+        start(init=str(path))
+    run = save(tmp_path / "run", good)
+    write_tensors(run / "model.safetensors", {**weights, name: change(weights[name])})
+    with pytest.raises(RunError, match=f"run: '{name}' {problem}"):
+        load_run(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_another_precision_are_converted(tmp_path, dtype):
+    path, weights = tmp_path / "odd.safetensors", start().view.weights()
+    write_tensors(path, {name: value.to(dtype) for name, value in weights.items()})
+    found = start(init=str(path)).view.weights()
+    assert all(torch.equal(found[name], value.to(dtype).float()) for name, value in weights.items())

@@ -161,7 +161,15 @@ def test_a_convolutional_teacher_counts_in_the_cost(tmp_path, capsys):
 
 
 def test_teachers_that_do_not_load_are_refused_in_one_line(folder, tmp_path, capsys):
+    weights = safetensors.torch.load_file(folder / "resnet.safetensors")
+    weights["fc.weight"][0] = torch.nan
+    safetensors.torch.save_file(weights, tmp_path / "nan.safetensors")
     for settings, kind, text in (
+        (
+            {"model": "test_resnet", "weights": str(tmp_path / "nan.safetensors")},
+            ModelError,
+            "--teacher: 'fc.weight' has NaN",
+        ),
         ({"model": str(tmp_path)}, RunError, f"is not a run: it has no {CONFIG}"),
         ({"model": "resnet_x"}, ModelError, "--teacher: unknown model 'resnet_x'"),
         ({"model": "test_resnet", "weights": "no.pth"}, RunError, "no.pth: there is no such file"),
