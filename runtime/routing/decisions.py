@@ -403,9 +403,7 @@ class Decisions:
 
     def _wanted(self, request: HeldRequest) -> tuple[int, ...]:
         """Return the blocks that may run now."""
-        remaining = request.itinerary.remaining
-        may_reorder = policy_of(request.itinerary.policy).may_reorder
-        return self._turn.bands.permitted(remaining) if may_reorder else remaining[:1]
+        return policy_of(request.itinerary.policy).wanted(request.itinerary, self._turn.bands)
 
     def others_could_run(self, request: HeldRequest, without: Iterable[str]) -> bool:
         """Return whether another process has a block that may run now, or leads to one out of sight that has."""

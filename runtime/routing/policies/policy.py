@@ -74,12 +74,12 @@ class Policy:
         """Return the block to run here if that does not depend on other processes, else None."""
         if itinerary.track is None and not self.waits_for_next:
             return None
-        wanted = self._wanted(itinerary, local)
+        wanted = self.wanted(itinerary, local.model.bands)
         return RunHere(wanted[0]) if wanted[0] in local.blocks else None
 
-    def _wanted(self, itinerary: Itinerary, local: LocalNode) -> tuple[int, ...]:
+    def wanted(self, itinerary: Itinerary, bands: Bands) -> tuple[int, ...]:
         """Return the blocks that may run next, in the preferred order."""
-        return local.model.bands.permitted(itinerary.remaining) if self.may_reorder else itinerary.remaining[:1]
+        return bands.permitted(itinerary.remaining) if self.may_reorder else itinerary.remaining[:1]
 
     def next_step(
         self,
@@ -95,7 +95,7 @@ class Policy:
         With ``patient``, waiting for a credit is still better than another order. ``tie_break``, any number that is
         constant for a request, chooses between equal holders, so that they share the work.
         """
-        wanted = self._wanted(itinerary, local)
+        wanted = self.wanted(itinerary, local.model.bands)
         if itinerary.track is not None:  # the holder of a track runs it, or returns it
             return RunHere(wanted[0]) if wanted[0] in local.blocks else ReturnReason.UNREACHABLE
         choice = self.preferred_step(itinerary, local, candidates, patient=patient, tie_break=tie_break)
