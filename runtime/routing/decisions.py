@@ -134,7 +134,9 @@ class Decisions:
         candidates: Sequence[Neighbor] = ()
         step: Choice | Stay | None = self._after_too_many_hops(request) or policy.step_here(request.itinerary, local)
         if step is None:
-            candidates = self._with_keeper(request, self.reachable(request))
+            candidates, keeper = self.reachable(request), self.keeper_of(request)
+            if keeper:
+                candidates = [n.with_credit() if n.name == keeper else n for n in candidates]
             step = self._while_nobody_has_a_credit(request, local, candidates)
         if step is None:
             if request.avoid or request.itinerary.avoid:
@@ -184,9 +186,9 @@ class Decisions:
         choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
         if choice is ReturnReason.CREDIT:
             choice = self._past_full_holders(request, policy, local, candidates) or choice
-        if isinstance(choice, ReturnReason):
-            return self._while_others_advance(request, candidates, choice) or self._back_out(request, choice) or choice
-        return choice
+        if choice is ReturnReason.CREDIT and self._may_wait_on(request, candidates):
+            return Wait()
+        return self._back_out(request) or choice if choice is ReturnReason.UNREACHABLE else choice
 
     def _past_full_holders(
         self, request: HeldRequest, policy: Policy, local: LocalNode, candidates: Sequence[Neighbor]
@@ -197,16 +199,10 @@ class Decisions:
         choice = policy.next_step(request.itinerary, local, relays, patient=False) if relays else None
         return choice if isinstance(choice, SendTo) else None
 
-    def _while_others_advance(
-        self, request: HeldRequest, candidates: Sequence[Neighbor], reason: ReturnReason
-    ) -> Wait | None:
-        """Wait for a credit if no other process would find one sooner."""
-        return Wait() if reason is ReturnReason.CREDIT and self._may_wait_on(request, candidates) else None
-
-    def _back_out(self, request: HeldRequest, reason: ReturnReason) -> Choice | None:
+    def _back_out(self, request: HeldRequest) -> Choice | None:
         """Hand a request back to a process that may reach a holder unknown to the neighbors."""
         itinerary = request.itinerary
-        if reason is not ReturnReason.UNREACHABLE or itinerary.via_source or itinerary.track is not None:
+        if itinerary.via_source or itinerary.track is not None:
             return None
         way = self.way_out(request)
         n = self._neighbors.get(way) if way not in itinerary.relays else None
@@ -233,10 +229,6 @@ class Decisions:
         full mesh, sources leave them room instead.
         """
         return "" if request.owner in self._neighbors.by_name else request.relay and str(request.upstream)
-
-    def _with_keeper(self, request: HeldRequest, candidates: list[Neighbor]) -> list[Neighbor]:
-        keeper = self.keeper_of(request)
-        return [n.with_credit() if n.name == keeper else n for n in candidates] if keeper else candidates
 
     def _without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbor]) -> Sequence[Neighbor]:
         """Return the candidates without processes to avoid, if others can take the request."""
