@@ -143,7 +143,7 @@ class Custody:
 
     def _wait(self, request: HeldRequest, _: None) -> None:
         request.downstream, request.check_at = "", INFINITY
-        self.waiting.add(request)
+        self.waiting.wait_for(request)
 
     def _queue(self, request: HeldRequest, block: int) -> None:
         """Queue a request for the engine, which is to run ``block``."""

@@ -28,11 +28,7 @@ class WaitingRequests:
     def __bool__(self) -> bool:
         return bool(self._for_change or self._for_credit)
 
-    def add(self, request: HeldRequest) -> None:
-        """Make a request wait for any change of a neighbor."""
-        self._for_change[request.number] = request
-
-    def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...], *, or_change: bool) -> None:
+    def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...] = (), *, or_change: bool = False) -> None:
         """Make a waiting request wait for a credit of ``credit_of``, and with ``or_change`` for any change as well.
 
         Without names it waits for any change. It keeps its place in the queues that it is in already.
