@@ -76,6 +76,8 @@ class StateAnnouncer:
         """Whether a process has its own share of the credits, and :meth:`_far_blocks`; by name, both seldom change."""
         self._reach: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
         """Links and blocks of all neighbors, as in a STATE."""
+        self._near: list[Neighbor] = []
+        """Peers that may be handed tokens."""
         self._views_of: tuple[object, ...] = ()
         """Versions and processes on which these depend."""
         self._credits_before = 0
@@ -127,11 +129,10 @@ class StateAnnouncer:
 
     def state(self, name: str) -> State:
         """Return the STATE for a neighbor that greets on one more link, or for another process."""
-        near = self._turn.neighbors.candidates()
-        shared = self._shared(near)
+        shared = self._shared()
         if name not in self._turn.neighbors.by_name:
             return shared
-        state = self._state_for(name, shared, near)
+        state = self._state_for(name, shared)
         self._tell(name, state)
         return state
 
@@ -142,14 +143,13 @@ class StateAnnouncer:
         self._announced_at = now
         busy = self._has_users() or bool(self._held)
         self.due = now + limits.state_every if busy else INFINITY
-        near = turn.neighbors.candidates()
-        shared = self._shared(near)
+        shared = self._shared()
         for n in turn.neighbors:
             one = self._listener(n.name)
             is_user = one.used_at is not None
             due = one.told_at + (limits.state_every if is_user else limits.load_every)
             if urgent or not busy or now >= due or one.views is not self._views:
-                state = self._state_for(n.name, shared, near)
+                state = self._state_for(n.name, shared)
                 if not (urgent or is_user) and state == one.state:
                     continue
                 if _reach(state) != _reach(one.state):
@@ -196,11 +196,10 @@ class StateAnnouncer:
             self._send_to(sorted(set(names)))
 
     def _send_to(self, names: Iterable[str]) -> None:
-        near = self._turn.neighbors.candidates()
-        shared = self._shared(near)
+        shared = self._shared()
         for name in names:
             if name in self._turn.neighbors.by_name:
-                self._send(name, self._state_for(name, shared, near))
+                self._send(name, self._state_for(name, shared))
 
     def _send(self, name: str, state: State) -> None:
         self._tell(name, state)
@@ -239,13 +238,14 @@ class StateAnnouncer:
 
     # Contents of a STATE message.
 
-    def _shared(self, near: list[Neighbor]) -> State:
-        """Return the STATE for all neighbors, but for what differs between them; ``near`` may be handed tokens."""
+    def _shared(self) -> State:
+        """Return the STATE that is common to all neighbors."""
         rules, engine = self._rules, self._rules.engine
         neighbors = self._turn.neighbors
+        near = neighbors.candidates()
         views_of = (neighbors.reach_version, neighbors.reaches_version, engine.usable_blocks, near)
         if views_of != self._views_of:
-            self._views_of, self._views = views_of, {}
+            self._views_of, self._views, self._near = views_of, {}, near
             blocks = set[int]().union(*[n.blocks for n in near])
             self._reach = tuple(sorted(neighbors.by_name)), tuple(sorted(blocks))
         return State(
@@ -261,19 +261,19 @@ class StateAnnouncer:
             reach_blocks=self._reach[1],
         )
 
-    def _state_for(self, name: str, shared: State, near: list[Neighbor]) -> State:
+    def _state_for(self, name: str, shared: State) -> State:
         view = self._views.get(name)
         if view is None:
             neighbors = self._turn.neighbors
             has_share = neighbors.is_source(name) or neighbors.leads_beyond(neighbors.by_name[name])
-            view = self._views[name] = has_share, self._far_blocks(name, shared, near)
+            view = self._views[name] = has_share, self._far_blocks(name, shared)
         has_share, far = view
         credit = self._rules.credits_for(name) if has_share else shared.credits
         if credit == shared.credits and not far:
             return shared
         return msgspec.structs.replace(shared, credits=credit, far_blocks=far)
 
-    def _far_blocks(self, name: str, shared: State, near: Iterable[Neighbor]) -> tuple[tuple[int, ...], ...]:
+    def _far_blocks(self, name: str, shared: State) -> tuple[tuple[int, ...], ...]:
         """Return the blocks that are 2, 3, … links away by a way that does not begin at ``name``, nearest first.
 
         A neighbor gets neither blocks that it has reported itself nor blocks that others with links to it report to it.
@@ -283,7 +283,7 @@ class StateAnnouncer:
         known = {*shared.reach_blocks, *self._rules.engine.usable_blocks}
         if len(known) >= self._turn.bands.num_blocks + len(ENDS):
             return ()
-        states = [n.state for n in near if n.name != name and n.state is not None and name not in n.state.reaches]
+        states = [n.state for n in self._near if n.name != name and n.state is not None and name not in n.state.reaches]
         found: list[tuple[int, ...]] = []
         for distance in range(MAX_FAR):
             if distance == 0:
