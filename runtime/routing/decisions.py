@@ -45,7 +45,7 @@ class Rules(Protocol):
         """Handle a request that no reachable process can take."""
 
     def out_of_budget(self, request: HeldRequest) -> bool:
-        """End a request at the end of its budget, or send it home; return whether that was done."""
+        """End a request at the end of its budget, or send it home; return whether it did either."""
 
     def finish(self) -> float:
         """Finish a turn; return when the next one is due if no event comes first, or infinity."""
@@ -156,7 +156,7 @@ class Decisions:
     # Rules of a decision: each returns a step, or None for the next rule.
 
     def is_out_of_budget(self, request: HeldRequest) -> bool:
-        """End a request or send it home if its budget is over; return whether that was done."""
+        """End a request or send it home if its budget is over; return whether it did either."""
         return self._turn.now >= self._custody.budget_end(request) and self.rules.out_of_budget(request)
 
     def _after_too_many_hops(self, request: HeldRequest) -> ReturnReason | None:
@@ -168,7 +168,7 @@ class Decisions:
     def _while_nobody_has_a_credit(
         self, request: HeldRequest, local: LocalNode, candidates: Sequence[Neighbor]
     ) -> Stay | None:
-        """Let a request wait until its time has come, while no candidate has a credit."""
+        """Keep a request waiting until it is due, while no candidate has a credit."""
         if request.waiting_since is None or request.check_at <= self._turn.now or local.blocks:
             return None
         if any(n.credits > 0 for n in candidates):
@@ -223,7 +223,7 @@ class Decisions:
         return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
 
     def keeper_of(self, request: HeldRequest) -> str:
-        """Return the neighbor that takes tokens back without a credit, since they replace its copy; "" without one.
+        """Return the neighbor that takes tokens back without a credit, since they replace its copy, or "".
 
         Otherwise peers that need one another could fill up, each with tokens that wait for a credit of the other. In a
         full mesh, sources leave them room instead.
@@ -284,7 +284,7 @@ class Decisions:
     def send_home(self, request: HeldRequest) -> None:
         """Offer tokens to their source, to a neighbor that reaches it, or back along their path.
 
-        They are dropped if there is no such way for a while: their source has its own copy, if it exists.
+        Drop them if there is no such way for a while: if their source exists, it has its own copy.
         """
         now, limits, source = self._turn.now, self._limits, request.itinerary.source
         n, since = self._neighbors.get(source), request.waiting_since
@@ -322,9 +322,9 @@ class Decisions:
     def _has_no_source(self, request: HeldRequest) -> bool:
         """Return whether this process was the first to hold a request, but never heard of its source.
 
-        While such work waited for a way home, it took the room of tokens that have one. After a restart it may be the
-        work of a source that links again in a moment. No guarantee needs it: the source has seen the link to this
-        process end, and has sent its own copy again.
+        While such work waited for a way home, it took the room of tokens that have one. After a restart, the source may
+        be about to link again. No guarantee depends on these tokens: the source has seen its link to this process end,
+        and has sent its own copy again.
         """
         source, visits = request.itinerary.source, request.itinerary.visits
         is_first = not visits or visits[0].holder == self._turn.name
@@ -347,15 +347,16 @@ class Decisions:
     def _may_wait_on(self, request: HeldRequest, candidates: Iterable[Neighbor]) -> bool:
         """Return whether a request may wait longer for a credit than the usual time.
 
-        It may if this process has no link to the source, which then has no better choice, and the candidates make
-        progress. Otherwise two processes might wait for each other's credit; requests that go home make room.
+        It may if this process has no link to the source, which then has no better choice, and if the candidates make
+        progress. Without progress, two processes may be waiting for each other's credit; sending requests home makes
+        room.
         """
         if request.upstream is None or request.itinerary.source in self._neighbors.by_name:
             return False
         now = self._turn.now
         since = now if request.waiting_since is None else request.waiting_since
         until = since + self._limits.keep_share * (self._custody.budget_end(request) - since)
-        if not self._neighbors.reach(request.itinerary.source):  # perhaps nobody has sent it
+        if not self._neighbors.reach(request.itinerary.source):  # the source may not exist
             until = min(until, since + self._limits.hop_most)
         moved_at = max((n.moved_at for n in candidates), default=0.0)
         return now < min(until, max(since, moved_at) + self._limits.away_floor)
@@ -380,7 +381,7 @@ class Decisions:
     def _credit_wait(self, candidates: Iterable[Neighbor]) -> float:
         """Return how long to wait for the credit of a preferred holder.
 
-        On a slow link, that of a transfer in flight comes sooner than tokens that take another way.
+        On a slow link, a transfer in flight frees a credit sooner than tokens would arrive by another way.
         """
         slowest = max((n.usual_link_us for n in candidates), default=0.0) / 1e6
         return max(self._limits.credit_wait, min(slowest, self._limits.hop_most))
@@ -398,7 +399,7 @@ class Decisions:
         return policy_of(request.itinerary.policy).wanted(request.itinerary, self._turn.bands)
 
     def others_could_run(self, request: HeldRequest, without: Iterable[str]) -> bool:
-        """Return whether another process has a block that may run now, or leads to one out of sight that has."""
+        """Return whether another process has a block that may run now, or leads to a holder out of sight."""
         wanted, beyond = self._wanted(request), self._neighbors.leads_beyond
         others = [n for n in self.reachable(request) if n.name not in without]
         return any(not n.blocks.isdisjoint(wanted) or (n.leads_to(wanted) and beyond(n)) for n in others)

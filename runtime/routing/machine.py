@@ -123,7 +123,7 @@ class Machine(Generic[R]):
         if self._next <= turn.now:
             self._check_due()
         elif not (is_news or self.custody.waiting or turn.neighbors.reach_version != reach):
-            return []  # the load of a neighbor concerns nothing but later decisions
+            return []  # the load of a neighbor only matters to later decisions
         self.decisions.run()
         self._next = min(self.rules.finish(), self.custody.timers.next, self.decisions.next_look())
         return in_order(turn.instructions)
@@ -187,7 +187,7 @@ class Machine(Generic[R]):
             request.avoid[sender] = n.backoff_until
             if not busy:
                 self.avoid(request, sender, n.backoff_until)
-        elif busy and (request.returning or sender == self.decisions.keeper_of(request)):  # these need no credits
+        elif busy and (request.returning or sender == self.decisions.keeper_of(request)):  # neither needs a credit
             request.avoid[sender] = self.turn.now + self.limits.pause
         if request.returning and message.reason == RefuseReason.CANCELED:
             self.decisions.canceled_on_way_home(request, sender)

@@ -144,7 +144,7 @@ class EngineQueue:
         return max(0, calls * block_us // self.max_batch - over)
 
     def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
-        """Return the requests and blocks of the next call; None if there is to be none now."""
+        """Return the requests and blocks of the next call; None if no call should start now."""
         least = self.max_batch if self._calls else 1
         if self.is_ahead or len(self.queued) < least or self.stuck:
             return None
@@ -185,7 +185,7 @@ class EngineQueue:
         return self._calls.popleft().batch if self._calls else ()
 
     def take_back(self) -> tuple[HeldRequest, ...]:
-        """Take the requests of the calls after the running one back, and return them."""
+        """Take back the requests of all calls but the running one, and return them."""
         taken = tuple(request for call in list(self._calls)[1:] for request in call.batch)
         for call in list(self._calls)[1:]:
             call.batch = ()

@@ -22,7 +22,7 @@ class Orphans:
     def look_for(self) -> None:
         """Update which sources of held requests no linked process reaches.
 
-        A source that never was in reach counts only if the neighbors have no links to further processes.
+        A source that was never in reach counts only if the neighbors have no links to further processes.
         """
         turn, neighbors = self._turn, self._turn.neighbors
         sources = {request.itinerary.source for request in self._custody.held.values()} - {turn.name}

@@ -206,9 +206,10 @@ class PeerRules:
             turn.send(source, Moved(run.transfer, sender))
 
     def _copy_of(self, event: Arrived) -> HeldRequest | None:
-        """Return the copy that tokens replace: that of their last transfer, if it was from here.
+        """Return the copy that tokens replace: the one kept for their last transfer, if this process sent it.
 
-        Otherwise copies could fill a relay that is the only way home of these very requests, or to further blocks.
+        Without this, copies could fill a relay that is the only way home for their own requests, or the only way to
+        further blocks.
         """
         run, sender = event.run, event.sender
         if not run.returning and (
@@ -331,7 +332,7 @@ class PeerRules:
         self.announcer.lost(event.name)
 
     def _on_removed(self, event: Removed) -> None:
-        """Drop the requests of removed sources, and those that removed peers sent for sources without a link here."""
+        """Drop requests of removed sources, and those that removed peers sent for sources without a link here."""
         for request in list(self._custody.held.values()):
             is_theirs = owner_of(request.owner) in event.names or request.account in event.names
             if is_theirs and request.stage is not Stage.ENDED:  # the end of a wave ends its tracks

@@ -1,7 +1,8 @@
 """STATE messages of a peer: their contents by neighbor, and the times at which they are sent.
 
-A neighbor that gives this peer work is a *user*: it receives STATE every ``Limits.state_every``, so that it notices a
-peer that falls silent, and earlier together with another message, since each message alone wakes its receiver.
+A neighbor that gives this peer work is a *user*: it receives STATE every ``Limits.state_every``, so that it
+notices a peer that falls silent. If another message is due earlier, STATE is sent with it, since each separate message
+wakes its receiver.
 Any other neighbor receives one only when it differs from the last: soon where links or reachable blocks have changed,
 and once in ``Limits.load_every`` where only the load has. A fleet without requests therefore sends none.
 """
@@ -79,7 +80,7 @@ class StateAnnouncer:
         self._near: list[Neighbor] = []
         """Peers that may be handed tokens."""
         self._views_of: tuple[object, ...] = ()
-        """Versions and processes on which these depend."""
+        """Versions and processes that the views and the reach depend on."""
         self._credits_before = 0
         self._least_credits = 0
         """Fewest credits since the end of the last turn, as far as a message reported them."""
@@ -171,7 +172,7 @@ class StateAnnouncer:
         self._credits_before = self._least_credits = after
         without = [name for name, one in self._listeners.items() if one.has_credit is False] if after > least else ()
         if without:
-            # While the engine has work there is time to collect a few: a message for each would cost more than it wins.
+            # While the engine has work, a few credits are collected: a message for each would cost more than it gains.
             enough = limits.guaranteed if rules.engine.queued else 1
             self._send_to(name for name in sorted(without) if rules.credits_for(name) >= enough)
         elif after < before and (after <= 0 or after <= limits.reserved < before):
@@ -179,7 +180,7 @@ class StateAnnouncer:
             self._send_to(name for name in some if rules.credits_for(name) <= 0)
 
     def ride_along(self) -> None:
-        """Send STATE to users that get another message now, and had none for a while."""
+        """Send STATE with other messages of this turn, to users that have had none for a while."""
         since, names = self._turn.now - self._turn.limits.state_least, []
         for instruction in self._turn.instructions:
             if isinstance(instruction, (Send, Forward)):

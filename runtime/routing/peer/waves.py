@@ -9,7 +9,7 @@ A track ends with the tokens that come back, or without them: its holder is lost
 hop. When all tracks have ended, their additions are summed in track order (``ls_edge.core.arrangement.join``), and the
 request continues. Blocks that a track did not run remain for a later wave or the next holder; with ``skip`` in the
 itinerary they are skipped while skips are left. If the joiner dies, the keeper of the previous copy runs the wave
-again, and the holders drop their tracks, since the source of these is gone.
+again, and the holders drop their tracks, since their source is gone.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def plan_wave(
 ) -> tuple[list[PlannedTrack], list[PlannedTrack]]:
     """Return the tracks of the next wave of a request that ``name`` holds, its own first, and the unused candidates.
 
-    One track means that splitting does not pay off, none that ``name`` itself can run no block. The unused candidates
-    have suitable blocks but no track; their time is that of a single block.
+    A single track means that splitting does not pay off; no track means that ``name`` cannot run any block itself. The
+    unused candidates have suitable blocks but no track; their time is that of a single block.
     """
     remaining = local.model.bands.permitted(itinerary.remaining)
     tracks = _tracks(itinerary, remaining, name, local, _helpers(remaining, candidates))
@@ -52,7 +52,7 @@ def plan_wave(
         costs=local.model.costs,
         swaps=local.limits.swaps,
     )
-    assert assigned is not None  # the tracks themselves are one
+    assert assigned is not None  # the lengths come from an assignment
     for track, blocks in zip(used, assigned, strict=True):
         track.blocks = blocks
     for track in unused:
@@ -127,7 +127,7 @@ def _begun(itinerary: Itinerary, bands: Bands) -> int:
 
 
 def _size(ends: Sequence[int], waves: int, tracks: int) -> int:
-    """Return the number of blocks to run now: about an equal share of ``waves``, rounded so that all end earlier.
+    """Return the number of blocks to run now: about an equal share of ``waves``, rounded so that all end earliest.
 
     There are fewer waves if a wave would not have a block for every track.
     """

@@ -208,7 +208,7 @@ class SourceRules:
         if gained:
             _learn_from(itinerary, old, turn)
         elif itinerary.remaining:
-            if old.downstream not in ("", sender):  # the way out: perhaps others announce a holder that is gone
+            if old.downstream not in ("", sender):  # peers on the way out may announce a holder that is gone
                 old.avoid[old.downstream] = turn.now + turn.limits.pause
             if avoid == old.itinerary.avoid:
                 self._pass_over(old, sender)
@@ -307,8 +307,8 @@ class SourceRules:
     def _look_at_reach(self, event: Event | None = None) -> None:
         """Record which blocks are reachable, at or through neighbors that are not silent.
 
-        Until an event changes them, blocks count as reachable up to now; without an event, up to the previous check. If
-        a bundle is demanded, blocks behind neighbors do not count.
+        Blocks of the previous check count as reachable until now if an event may have changed them, otherwise until
+        that check. If the source demands a bundle, blocks behind neighbors do not count.
         """
         neighbors, until = self._turn.neighbors, self._looked_at if event is None else self._turn.now
         good = [n for n in neighbors if n.serves and not n.is_silent]
@@ -376,9 +376,10 @@ class SourceRules:
             self._machine.passed_on(copy, sender)
 
     def _on_silence(self, request: HeldRequest) -> None:
-        """Reroute an ``AWAY`` request without news, or kept for too long.
+        """Reroute an ``AWAY`` request without news for too long.
 
-        If its holder is out of reach, only the neighbor that it was sent to says so: the next branch avoids both.
+        If its holder is out of reach, this process knows that only from the neighbor that got the tokens. The next
+        branch avoids both.
         """
         holder, limits = self._by_id[request.request].trail.holder, self._turn.limits
         if holder in ("", request.downstream) or self._turn.neighbors.is_beyond(holder):
@@ -411,7 +412,7 @@ def _learn_from(itinerary: Itinerary, old: HeldRequest, turn: Turn) -> None:
         n = turn.neighbors.get(holder)
         if n is not None:
             n.reset_back_off()
-    slow_us = turn.limits.hop_floor * 1e6 / turn.limits.hop_factor  # faster processes need no longer deadline
+    slow_us = turn.limits.hop_floor * 1e6 / turn.limits.hop_factor  # faster processes do not need longer deadlines
     for visit in itinerary.visits:
         n = turn.neighbors.get(visit.holder)
         if n is not None and visit.blocks and visit.engine_us > slow_us * len(visit.blocks):

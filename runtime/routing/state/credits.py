@@ -28,8 +28,8 @@ class Credits:
     here, and so is one that only passes on its way home. An offer that is refused must not take back the credit that it
     has freed: two peers that need one another would refuse each other forever.
 
-    Sources share the credits of a peer equally, and peers that send work of unknown sources are among them; half of the
-    credits are reserved for transfers between peers.
+    Sources share the credits of a peer equally, and so do peers that send work of unknown sources. Half of the credits
+    are reserved for transfers between peers.
     """
 
     limits: Limits = field(repr=False)

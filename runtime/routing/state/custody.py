@@ -68,7 +68,10 @@ class Custody:
         self._on_end = stages[Stage.ENDED].on_due
 
     def hold(self, request: HeldRequest, why: str, copy: HeldRequest | None = None) -> None:
-        """Hold a new request, and decide it at the end of this turn; it counts for the account of its ``copy``."""
+        """Hold a new request, and decide it at the end of this turn.
+
+        If it replaces a ``copy``, it counts for the same account.
+        """
         request.number = next(self.timers.numbers)
         request.owner = request.itinerary.owner
         if request.upstream not in (None, request.owner) and not request.returning:
@@ -80,7 +83,7 @@ class Custody:
         self.decide_again(request, why)
 
     def account_of(self, owner: str, sender: str | None) -> str:
-        """Return whose share of the credits a request uses: that of its source, or of its sender if that is unknown.
+        """Return the account of a request: its source, or its sender if the source has no link here.
 
         Otherwise a member could use up all shares with work of sources that do not exist.
         """
@@ -98,7 +101,7 @@ class Custody:
     def wait(self, request: HeldRequest, why: str, until: float | None = None) -> None:
         """Make a request wait until a neighbor changes, until ``until``, or until its budget ends.
 
-        Without a time, the caller has to decide a request in this turn that was not waiting before.
+        Without a time, the caller has to decide the request in this turn if it was not waiting before.
         """
         if request.stage is not Stage.WAITING:
             self.transition(request, Stage.WAITING, why)
@@ -146,7 +149,7 @@ class Custody:
         self.waiting.wait_for(request)
 
     def _queue(self, request: HeldRequest, block: int) -> None:
-        """Queue a request for the engine, which is to run ``block``."""
+        """Queue a request for the engine, to run ``block``."""
         request.engine.block, request.engine.queued_at = block, self._turn.now
         self.timers.set(request, request.deadline)
         self.queued.append(request)

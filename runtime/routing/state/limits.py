@@ -54,7 +54,7 @@ class Limits:
     """Seconds after which a peer accepts a request of a linked source, however full it is. While a member floods peers
     in the name of the source, 1/4: tail -59 %, with more beyond the credits; x4: 4 of its 60 requests fail."""
     credit_wait: float = 0.25
-    """Wait for the credit of a preferred holder. 1/4: no effect; longer keeps the order at the price of time."""
+    """Wait for the credit of a preferred holder. 1/4: no effect; a longer wait keeps the order but costs time."""
     look_again: float = 0.05
     """Interval at which tokens that wait for a credit are decided again, and PROGRESS is sent to their keeper.
     x4: tail +6 % where sends fail."""
@@ -66,7 +66,7 @@ class Limits:
     skips, mean -6 %; x4: no skips, mean +30 %, tail +74 %."""
     suspect_base: float = 0.3
     suspect_most: float = 5.0
-    """First and longest suspicion; each doubles it. No effect, since progress ends one."""
+    """First and longest suspicion; each further one doubles the time. No effect, since progress ends one."""
     backoff_base: float = 0.02
     """Pause of offers after an unsendable transfer, or one that was refused or returned unchanged; these double it.
     1/4: no effect; x4: tail +14 % where sends fail."""
@@ -82,14 +82,14 @@ class Limits:
     """Time for which the source collects answered requests for one CANCEL. 1/4: 4 times the messages;
     x4: 3 % more engine calls where sends fail, tail +11 % with a liar that gives out copies."""
     state_every: float = 0.2
-    """Interval of STATE to neighbors that use this peer, if no other message takes it along.
+    """Interval of STATE to neighbors that use this peer, unless it is sent earlier with another message.
     1/4: tail -18 % with a slow peer, at twice the messages; x4: mean +7 % where sends fail."""
     state_least: float = 0.05
-    """Minimum time before a STATE that another message takes along, or that says that links or reachable blocks have
-    changed. 1/4: tail -10 %, at twice the messages; x4: mean +23 %, tail +41 % with a slow peer."""
+    """Minimum time before a STATE that is sent with another message, or that reports changed links or reachable blocks.
+    1/4: tail -10 %, at twice the messages; x4: mean +23 %, tail +41 % with a slow peer."""
     load_every: float = 1.0
-    """Interval of STATE to others while only the load changes; one that used nothing for this long is no user.
-    No effect on answers; each STATE costs a message."""
+    """Interval of STATE to other neighbors while only the load changes. A neighbor that used nothing for this long is
+    not a user. No effect on answers; each STATE costs a message."""
     way_back: float = 0.005
     """Time reserved for the hop back; the source adds the usual time of its head. No effect."""
     chain: float = 0.1
@@ -108,9 +108,9 @@ class Limits:
     """Requests in a row without finite outputs after which a block counts as failed. Where 3 % of the calls end so,
     1: 59 of 120 requests fail instead of 8; x4: no effect, but a block that never works is found later."""
     failures: int = 3
-    """Failed calls in a row after which a block counts as failed: memory that other programs took may come back."""
+    """Failed calls in a row after which a block counts as failed: memory that other programs used may become free."""
     holders_not_finite: int = 2
-    """Peers that must find values of a request not finite before it fails: one may lie, and each more runs it again."""
+    """Peers that must find values of a request not finite before it fails: one may lie, but each runs it again."""
     engine_calls: int = 2
     """Calls that an engine has: the running one and the next. With turns of 1 ms and calls of 2.4 ms, 1 answers 17 %
     less; 3 answer no more than 2, and close batches that others may join."""
@@ -121,7 +121,7 @@ class Limits:
     """Swaps of blocks between tracks that a plan looks at. For 12 blocks 128 find the whole saving in 0.2 to 0.35 ms,
     64 find 95 %; for 24 blocks 128 find 82 to 87 % and 512 all, in 1.2 ms."""
     clamp: float = 4.0
-    """A measured time counts as at most this many times the usual one, or as the one before if that was longer.
+    """A measured time counts as at most this many times the usual one, or as the previous time if that was longer.
     1/4: mean -11 %, tail -6 % with a slow peer, but one that became slow is noticed late."""
     fade: float = 20.0
     """Half-life of a measured transfer time, so that a link that was slow once is tried again. No effect."""

@@ -143,12 +143,12 @@ class Neighbor:
 
     @property
     def window_left(self) -> int:
-        """Number of further transfers that may be in flight; a slow link allows few, one that loses them none."""
+        """Number of further transfers that may be in flight; few on a slow link, none on one that loses tokens."""
         return 0 if self.loses_tokens else self._window - self.offers
 
     @property
     def loses_tokens(self) -> bool:
-        """Whether its links have ended each time that tokens were sent on them, and get none for a while."""
+        """Whether it gets no tokens for a while, since its links ended each time that tokens were sent on them."""
         return self.all.now < self.backoff_until and self.name in self.all.losing_tokens
 
     @property
@@ -242,7 +242,7 @@ class Neighbor:
         self.all.cuts.pop(self.name, None)
 
     def suspect(self) -> None:
-        """Count a strike, after a missed deadline. It has to earn longer deadlines again."""
+        """Count a missed deadline; longer deadlines have to be earned again."""
         limits, now = self.all.limits, self.all.now
         self.suspected_at = now
         self.suspected_until = now + min(limits.suspect_most, limits.suspect_base * 2**self.strikes)

@@ -67,8 +67,8 @@ class WaitingRequests:
     def use_room(self, room: Callable[[str], int], decide: Callable[[HeldRequest], None]) -> None:
         """Take a neighbor out of :attr:`may_have_room`, and decide requests that wait for it.
 
-        At most as many are decided as the neighbor has ``room`` for. Accounts take turns, so that none can make the
-        others wait; of each, the longest wait is first.
+        Decide at most as many as the neighbor has ``room`` for. Accounts take turns, so that none can make the others
+        wait; within an account, the longest wait comes first.
         """
         name, _ = self.may_have_room.popitem()
         passed: set[int] = set()  # numbers of those that were decided and still wait for it
